@@ -22,7 +22,7 @@ changed. What bounds that is one look at each file, or a request for a thousand 
 
 The comparison is of captions in Parquet files with a store of as many items: an idle night, 1 % changed and 0.5 % gone,
 scattered, the same 1 % again, and side by side. What bounds it is CPU a row; memory is that of one part
-(`embedder.ingest.hashed_rows`). The bytes written are told beside those of the changed rows.
+(`embedder.storage.hashed_rows`). The bytes written are told beside those of the changed rows.
 
 The log is that of a store with many publications, each of which added ten part files to both tables; the driver is the
 process of the command, while it embeds captions by a model of next to no work. The word index of hybrid search is built

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.engine.bottleneck import OperatorUse
@@ -22,7 +23,8 @@ from embedder.report.plan_review import review_run
 from embedder.report.schema import EventReport, OperatorReport, PlaceReport, Report
 from embedder.report.step_sums import cores_beside_steps, split_loads, steady_part, step_reports
 from embedder.sources.selection import LeftOut
-from embedder.store.journal import read_keys, stream_entries
+from embedder.store.finished import NO_PLACES, hashed, of_whole
+from embedder.store.journal import stream_entries, stream_keys
 from embedder.store.layout import Kind, utc_now
 from embedder.store.step_metrics import Measurement
 
@@ -237,11 +239,15 @@ def _ignored(model: Model, result: RunResult) -> dict[str, int]:
     """Count embedded items with a part that the model has no tower for, by the name of that part."""
     if len(model.config.towers) == 2:
         return {}
-    rows = read_keys(result.run.files, result.entries, "embeddings", ["item_id", "modality", "caption"])
     is_vision = model.config.text is None
-    rows = rows.filter(pc.is_valid(rows["caption"]) if is_vision else pc.not_equal(rows["modality"], "text"))
-    rows = rows.join(result.whole, ["item_id", "session"], join_type="left semi")
-    num = pc.count_distinct(rows["item_id"]).as_py()
+    parts = [part for entry in result.entries for part in entry.parts]
+    keys = stream_keys(result.run.files, parts, "embeddings", ["item_id", "modality", "caption"])
+
+    def with_ignored(rows: pa.Table) -> pa.Table:
+        return rows.filter(pc.is_valid(rows["caption"]) if is_vision else pc.not_equal(rows["modality"], "text"))
+
+    rows = of_whole(hashed(map(with_ignored, keys), NO_PLACES.schema), result.whole)
+    num = sum(pc.count_distinct(each["item_id"]).as_py() for each in rows)
     return {"captions" if is_vision else "images": num} if num else {}
 
 

@@ -14,7 +14,6 @@ All that fail are named together (`refusal`).
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunConfig
@@ -220,7 +219,7 @@ def are_too_many(result: RunResult, figure: float, limits: RunConfig) -> bool:
     """
     limit, has_embedded = limits.max_reject_fraction, result.num_items > result.num_rejected
     if result.published is None and result.whole.num_rows and not has_embedded and limit < 1:
-        return result.num_rejected > 0 or not pc.sum(result.whole["num_vectors"]).as_py()
+        return result.num_rejected > 0 or not result.num_vectors
     is_few = result.num_rejected < limits.min_rejects and limit > 0
     return figure > limit and not is_few
 

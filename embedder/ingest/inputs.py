@@ -17,15 +17,15 @@ from embedder.engine.model_folder import Model, open_model
 from embedder.engine.resources import check_cpus, check_gpus, requested
 from embedder.engine.user_steps.declared import check_columns
 from embedder.errors import ConfigError, SourceError
-from embedder.ingest.known_items import NOTHING_FINISHED
 from embedder.ingest.listed_items import ListedItems, listed_items
 from embedder.ingest.work import IngestOptions
 from embedder.quantities import counted
 from embedder.sources.listing import LISTING_SCHEMA, list_sources
 from embedder.sources.selection import LeftOut
+from embedder.storage.hashed_rows import HashedRows
 from embedder.store.files import StoreFiles, is_same_place
 from embedder.store.layout import STORE_FILE, Current, RunInfo, StoreInfo, read_current, read_record
-from embedder.store.runs import Run, finished_items, resumable_run
+from embedder.store.runs import FINISHED_ITEMS, Run, finished_items, resumable_run
 from embedder.store.store_info import served_info
 from shards.plan import ShardPlan
 
@@ -124,7 +124,7 @@ def as_of_now(inputs: Inputs) -> Inputs:
     return replace(inputs, listing=listing, seen=now, left_out=left_out)
 
 
-def unfinished_run(inputs: Inputs) -> tuple[Run | None, pa.Table]:
+def unfinished_run(inputs: Inputs) -> tuple[Run | None, HashedRows]:
     """Find the run that this one would go on with, and read its journal.
 
     Returns:
@@ -132,7 +132,7 @@ def unfinished_run(inputs: Inputs) -> tuple[Run | None, pa.Table]:
     """
     info = resumable(inputs)
     if info is None:
-        return None, NOTHING_FINISHED
+        return None, HashedRows((), FINISHED_ITEMS)
     run = Run(inputs.files, info, session="")
     finished = finished_items(run)
     return (run if finished.num_rows else None), finished

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.ingest.diff import KNOWN, REJECTED_BEFORE
-from embedder.ingest.hashed_rows import HashedRows
 from embedder.installation import MISSING_EXTRA, missing
+from embedder.storage.hashed_rows import HashedRows
 from embedder.store.arrow_lookup import positions, take_or_null, without_items
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
-from embedder.store.runs import FINISHED
+from embedder.store.runs import FINISHED_ITEMS
 from embedder.store.schema import ITEMS, with_nulls
 from embedder.store.tables import RecordTable
 
@@ -35,7 +35,7 @@ PUBLISHED = pa.schema(
 
 LEFT_OUT_FACTS = pa.schema([ITEMS.field(name) for name in ("item_id", "uri", "error_type", "error")])
 
-NOTHING_FINISHED = pa.schema([ITEMS.field(name) for name in ("item_id", *FINISHED)]).empty_table()
+NOTHING_FINISHED = FINISHED_ITEMS.empty_table()
 
 
 def published_items(files: StoreFiles, current: Current | None) -> HashedRows:

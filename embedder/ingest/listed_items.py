@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from embedder.ingest.hashed_rows import HashedRows
 from embedder.sources.listing import with_unique_ids
+from embedder.storage.hashed_rows import HashedRows
 from embedder.store.files import StoreFiles
 from embedder.store.purge.tombstones import PurgedIds, read_purged, without_hashes
 
@@ -43,7 +43,7 @@ class ListedItems:
 
         Args:
             number: of the part.
-            num_parts: of `embedder.ingest.hashed_rows.common_parts`.
+            num_parts: of `embedder.storage.hashed_rows.common_parts`.
         """
         items = with_unique_ids(self.rows.part(number, num_parts))
         return items if self.purged is None else without_hashes(items, self.purged)[0]

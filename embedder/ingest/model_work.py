@@ -18,21 +18,21 @@ from embedder.engine.job import ModelRun
 from embedder.errors import StoreError
 from embedder.ingest.diff import REJECTED_BEFORE
 from embedder.ingest.guards import Verdict, check_forced, force, judge, judge_rejects, retrieval_record
-from embedder.ingest.hashed_rows import HashedRows, RowsInOrder, common_parts
 from embedder.ingest.inputs import Inputs
-from embedder.ingest.known_items import NOTHING_FINISHED, published_items
+from embedder.ingest.known_items import published_items
 from embedder.ingest.listed_items import ListedItems
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import WorkPlan, outdated_by, plan_work
 from embedder.quantities import counted
 from embedder.report.schema import ModelReport
 from embedder.steps.further_inputs import of_model
+from embedder.storage.hashed_rows import HashedRows, RowsInOrder, common_parts
 from embedder.store.arrow_lookup import positions, take_or_null
 from embedder.store.files import StoreFiles
 from embedder.store.layout import STORE_FILE, Current, Kind, RunInfo, StoreInfo, read_current, read_record
 from embedder.store.model_parts import PER_MODEL
 from embedder.store.publication import ModelWork, PublishIntent
-from embedder.store.runs import Run, begin_model_run, finished_items
+from embedder.store.runs import FINISHED_ITEMS, Run, begin_model_run, finished_items
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.store_info import bind_store, check_binding, served_info
 from embedder.store.tables import RecordTable
@@ -129,7 +129,7 @@ def _plan_model(inputs: Inputs, model: FurtherModel, listing: ListedItems, run: 
     outdated = None
     if current is not None and bound is not None:
         outdated = outdated_by(served_info(bound, current), model.info)
-    finished = finished_items(Run(view, run, session="")) if run is not None else NOTHING_FINISHED
+    finished = finished_items(Run(view, run, session="")) if run is not None else HashedRows((), FINISHED_ITEMS)
     published = published_items(view, current)
     work = plan_work(inputs.config, inputs.options, listing, published, finished, outdated)
     return ModelPlan(model, view, current, work)

@@ -31,6 +31,7 @@ from embedder.report.timeline import TIMELINE_FILE, timeline_of
 from embedder.sources.selection import LeftOut
 from embedder.store.arrow_lookup import without_items
 from embedder.store.compact import MIN_SAVED, compact
+from embedder.store.finished import whole_among
 from embedder.store.interim import interim_state
 from embedder.store.layout import Current, run_file
 from embedder.store.publication import PublishIntent
@@ -126,7 +127,7 @@ def log_left_out(inputs: Inputs, read_before: pa.Table, result: RunResult | None
     left_out = inputs.left_out
     if result is not None:
         left_out = left_out.with_read(result.left_out)
-        read_before = without_items(read_before, result.whole["item_id"])
+        read_before = without_items(read_before, whole_among(result.whole, read_before["item_id"])["item_id"])
     left_out = left_out.with_read(read_before)
     for line in left_out.lines():
         LOG.info(line)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from embedder.ingest.run_result import RunResult
 from embedder.store.arrow_tensors import unpack_vectors
+from embedder.store.finished import whole_among
 from embedder.store.hash_sample import SampledPart, hash_of, journal_pieces, lowest_keys, published_pieces
 from embedder.store.layout import Current
 from shards.training.metrics import retrieval_at
@@ -99,7 +100,7 @@ def _pair_ids(piece: SampledPart) -> Iterator[str]:
 def sessions_of(result: RunResult, item_ids: list[str]) -> dict[str, str | None]:
     """Session of the run whose rows of an item count, None where its published rows stay; not of retired items."""
     wanted = pa.array(item_ids, pa.string())
-    whole = result.whole.filter(pc.is_in(result.whole["item_id"], value_set=wanted))
+    whole = whole_among(result.whole, wanted)
     new = whole.filter(pc.greater(whole["num_vectors"], 0))
     gone = result.retired.filter(pc.is_in(result.retired, value_set=wanted)).to_pylist()
     published: dict[str, str | None] = dict.fromkeys(set(item_ids) - set(gone))

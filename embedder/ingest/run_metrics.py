@@ -5,8 +5,9 @@ changed between two sessions, and a row's item may have left the sources since: 
 are of another definition, the rows that count are read and described again.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,10 @@ from embedder.store.accumulators.run_states import METRICS_FILE, Metric, RunMetr
 from embedder.store.accumulators.vectors import PAIR, drift_between, pairs_of
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
+from embedder.store.finished import hashed, of_whole
 from embedder.store.hash_sample import hash_of
 from embedder.store.history import latest_publications
-from embedder.store.journal import JournalEntry, parts_of, read_keys, stream_entries
+from embedder.store.journal import key_schema, stream_entries, stream_keys
 from embedder.store.layout import read_record, run_file, write_record
 from embedder.store.schema import EMBEDDINGS, with_nulls
 from shards.training.metrics import best_ranks, recall_at
@@ -42,15 +44,15 @@ def merge_run_metrics(result: RunResult, metrics: Sequence[Metric]) -> dict[str,
     if not metrics:
         return {}
     files, run_id = result.run.files, result.run.run_id
-    keys = _counted_keys(result)
-    states = _states(result, metrics, keys)
+    counted = _CountedRows(result)
+    states = _states(result, metrics, counted)
     fingerprint = result.run.info.model_fingerprint
     figures = {}
     for metric in metrics:
         state = states[metric.digest]
         figures[metric.config.name] = metric.accumulator.figures(state)
         if metric.config.kind == "recall":
-            figures[metric.config.name] |= _recall(files, result.entries, keys, state)
+            figures[metric.config.name] |= _recall(files, counted, state)
         elif metric.config.kind == "drift":
             figures[metric.config.name] |= _drift(metric, state, _earlier(files, run_id, fingerprint))
     record = RunMetrics(model_fingerprint=fingerprint, states=states, figures=figures)
@@ -58,27 +60,65 @@ def merge_run_metrics(result: RunResult, metrics: Sequence[Metric]) -> dict[str,
     return figures
 
 
-def _counted_keys(result: RunResult) -> pa.Table:
-    """`item_id`, `session`, `path` of the rows that count."""
-    keys = read_keys(result.run.files, result.entries, "embeddings", ["item_id"]).drop_columns(["kept"])
-    return keys.join(result.whole.select(["item_id", "session"]), ["item_id", "session"], join_type="left semi")
+class _CountedRows:
+    """Rows of a run that count: those of whole items, in the session that finished them."""
+
+    def __init__(self, result: RunResult) -> None:
+        self.files = tuple(part for entry in result.entries for part in entry.parts)
+        schema = key_schema("embeddings", ["item_id"])
+        self._rows = hashed(stream_keys(result.run.files, self.files, "embeddings", ["item_id"]), schema)
+        self._whole = result.whole
+        self.num_counted = np.zeros(len(self.files), np.int64)
+        for rows in self.keys():
+            self.num_counted += np.bincount(rows["file"].to_numpy(), minlength=len(self.files))
+        is_partial = [0 < number < part.num_rows for number, part in zip(self.num_counted, self.files, strict=True)]
+        partial = pa.array(np.flatnonzero(is_partial), pa.int32())
+        self._partial = self.among(lambda rows: pc.is_in(rows["file"], value_set=partial)) if len(partial) else None
+
+    def keys(self) -> Iterator[pa.Table]:
+        """Yield `item_id` and `file` of the rows, part by part."""
+        return (rows.select(["item_id", "file"]) for rows in of_whole(self._rows, self._whole))
+
+    def among(self, is_meant: Callable[[pa.Table], Any]) -> pa.Table:
+        """Collect the keys for which a function gives true."""
+        return pa.concat_tables([rows.filter(is_meant(rows)) for rows in self.keys()])
+
+    def read(self, files: StoreFiles, number: int, columns: Sequence[str]) -> pa.Table:
+        """Read the rows of a part file that count.
+
+        Args:
+            files: the store.
+            number: of the part file.
+            columns: of its rows, `item_id` among them.
+        """
+        part = self.files[number]
+        rows = files.read_table(f"{part.table}/{part.path}", list(columns))
+        if self._partial is None or self.num_counted[number] == part.num_rows:
+            return rows
+        ids = self._partial.filter(pc.equal(self._partial["file"], number))["item_id"]
+        return rows.filter(pc.is_in(rows["item_id"], value_set=ids.combine_chunks()))
 
 
-def _states(result: RunResult, metrics: Sequence[Metric], keys: pa.Table) -> dict[str, State]:
+def _states(result: RunResult, metrics: Sequence[Metric], counted: _CountedRows) -> dict[str, State]:
     """State of each metric over all rows that count, by its digest."""
-    counts = keys.group_by("path").aggregate([("item_id", "count")])
-    num_counted = dict(zip(counts["path"].to_pylist(), counts["item_id_count"].to_pylist(), strict=True))
+    numbers = {part.path: number for number, part in enumerate(counted.files) if counted.num_counted[number]}
     sums = {metric.digest: StateSum(metric) for metric in metrics}
     files, run_id, counting = result.run.files, result.run.run_id, {entry.name for entry in result.entries}
     for entry in stream_entries(files, run_id):
         if entry.name not in counting:
             continue
-        parts = [part for part in entry.parts if part.table == "embeddings" and part.path in num_counted]
+        parts = [part for part in entry.parts if part.table == "embeddings" and part.path in numbers]
         if not parts:
             continue
-        is_whole = sum(part.num_rows for part in parts) == sum(num_counted[part.path] for part in parts)
+        is_whole = sum(part.num_rows for part in parts) == sum(
+            counted.num_counted[numbers[part.path]] for part in parts
+        )
         again = [metric for metric in metrics if not is_whole or metric.digest not in entry.metrics]
-        states = entry.metrics | (states_of(again, _rows(files, entry, keys, again)) if again else {})
+        states = entry.metrics
+        if again:
+            columns = sorted({name for metric in again for name in metric.accumulator.columns} | {"item_id"})
+            rows = [counted.read(files, numbers[part.path], columns) for part in parts]
+            states = states | states_of(again, pa.concat_tables(rows))
         for digest, own in sums.items():
             own.add(states[digest])
     empty = EMBEDDINGS.empty_table()
@@ -92,33 +132,19 @@ def _states(result: RunResult, metrics: Sequence[Metric], keys: pa.Table) -> dic
     return states
 
 
-def _rows(files: StoreFiles, entry: JournalEntry, keys: pa.Table, metrics: Iterable[Metric]) -> pa.Table:
-    """Rows of a part that count, with the columns of some metrics."""
-    columns = {name for metric in metrics for name in metric.accumulator.columns} | {"item_id"}
-    tables = []
-    for part in entry.parts:
-        if part.table == "embeddings":
-            ids = keys.filter(pc.equal(keys["path"], part.path))["item_id"]
-            rows = files.read_table(f"{part.table}/{part.path}", sorted(columns))
-            tables.append(rows.filter(pc.is_in(rows["item_id"], value_set=ids.combine_chunks())))
-    return pa.concat_tables(tables)
-
-
-def _recall(files: StoreFiles, entries: Sequence[JournalEntry], keys: pa.Table, state: State) -> Figures:
+def _recall(files: StoreFiles, counted: _CountedRows, state: State) -> Figures:
     """R@k of the sample's captions for their own images."""
     hashes = set(state["hashes"])
-    chosen = [hash_of(item_id).hex() in hashes for item_id in keys["item_id"].to_pylist()]
-    keys = keys.filter(pa.array(chosen, pa.bool_()))
-    paths, ids = set(keys["path"].to_pylist()), keys["item_id"].combine_chunks()
+    keys = counted.among(lambda rows: pa.array([hash_of(each).hex() in hashes for each in rows["item_id"].to_pylist()]))
     images, texts, order = [], [], []
-    for part in (part for part in parts_of(entries, "embeddings") if part.path in paths):
-        rows = files.read_table(f"{part.table}/{part.path}", ["item_id", "segment", *PAIR])
-        own = keys.filter(pc.equal(keys["path"], part.path))["item_id"].combine_chunks()
+    for number in keys["file"].unique().sort().to_pylist():
+        rows = counted.read(files, number, ["item_id", "segment", *PAIR])
+        own = keys.filter(pc.equal(keys["file"], number))["item_id"].combine_chunks()
         rows = pairs_of(rows.filter(pc.is_in(rows["item_id"], value_set=own)))
         order += rows["item_id"].to_pylist()
         images += list(unpack_vectors(rows[PAIR[0]]))
         texts += list(unpack_vectors(rows[PAIR[1]]))
-    if not len(ids) or not order:
+    if not order:
         return {}
     places = sorted(range(len(order)), key=lambda place: hash_of(order[place]))
     numbers = np.arange(len(places))

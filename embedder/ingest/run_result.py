@@ -1,14 +1,17 @@
 """Result of a run: what its journal adds up to, each item counted once, and what publishing it would leave."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.ingest.known_items import LEFT_OUT_FACTS
-from embedder.store.arrow_lookup import without_items
+from embedder.storage.hashed_rows import HashedRows, common_parts
+from embedder.store.finished import PLACE, WHOLE, hashed, of_whole, read_finished, whole_without
 from embedder.store.interim import InterimBatch
-from embedder.store.journal import JournalEntry, read_finished, read_keys
+from embedder.store.journal import JournalEntry, PartFile, stream_keys
 from embedder.store.layout import Current
 from embedder.store.runs import Run
 
@@ -23,7 +26,7 @@ class RunResult:
         retired: ids that leave the store.
         keeps_published: whether the published vectors of other items stay; not after a change of the model.
         entries: the journal, read once.
-        whole: items with records and rows of their own: `item_id`, `session`, `num_vectors`.
+        whole: items with records and rows of their own: `embedder.store.finished.WHOLE`.
         num_items: embedded or rejected.
         left_out: what turned out to be no item: `item_id`, `uri`, `error_type`, `error`.
         num_rejected: of those, and `num_stale` of them keep published vectors.
@@ -38,7 +41,7 @@ class RunResult:
     retired: pa.ChunkedArray
     keeps_published: bool
     entries: list[JournalEntry]
-    whole: pa.Table
+    whole: HashedRows
     num_items: int
     left_out: pa.Table
     num_rejected: int
@@ -68,43 +71,71 @@ def count_run(
     """
     entries = run.entries() if batch is None else batch.entries
     finished = read_finished(run.files, entries, ["state", "stale"])
-    whole = without_items(finished.whole if batch is None else batch.whole, retired)
-    facts = finished.records.select(["item_id", "session", "state", "stale", "path"])
-    facts = facts.join(whole, ["item_id", "session"], join_type="inner")
-    is_embedded, is_left_out = (pc.equal(facts["state"], state) for state in ("embedded", "left_out"))
-    num_items = facts.num_rows - _num_true(is_left_out)
+    whole = whole_without(finished.whole if batch is None else batch.whole, retired)
+    counts = _Counts(run, len(finished.files))
+    num_parts = common_parts(finished.records, whole)
+    for number in range(num_parts):
+        records = finished.records.part(number, num_parts).select(["item_id", "session", "state", "stale", "file"])
+        counts.add(records.join(whole.part(number, num_parts).select(WHOLE.names), PLACE, join_type="inner"))
     return RunResult(
         run=run,
         published=published,
         retired=retired,
         keeps_published=keeps_published,
         entries=entries,
-        whole=whole.filter(pc.invert(whole["kept"])),
-        num_items=num_items,
-        left_out=_left_out(run, entries, whole) if num_items < facts.num_rows else LEFT_OUT_FACTS.empty_table(),
-        num_rejected=num_items - _num_true(is_embedded),
-        num_stale=_num_true(facts["stale"]),
-        num_equal=_num_true(pc.and_(is_embedded, facts["kept"])),
-        num_vectors=pc.sum(facts.filter(pc.invert(facts["kept"]))["num_vectors"]).as_py() or 0,
-        num_here=_num_true(pc.greater_equal(facts["session"], run.session)),
-        taken_from=_taken_from(entries, facts.filter(is_embedded)["path"]),
+        whole=hashed((items.filter(pc.invert(items["kept"])) for items in whole.tables()), WHOLE),
+        num_items=counts.num_records - counts.num_left_out,
+        left_out=_left_out(run, finished.files, whole) if counts.num_left_out else LEFT_OUT_FACTS.empty_table(),
+        num_rejected=counts.num_records - counts.num_left_out - counts.num_embedded,
+        num_stale=counts.num_stale,
+        num_equal=counts.num_equal,
+        num_vectors=counts.num_vectors,
+        num_here=counts.num_here,
+        taken_from=_taken_from(entries, finished.files, counts.num_embedded_of),
     )
 
 
-def _taken_from(entries: list[JournalEntry], paths: pa.ChunkedArray) -> dict[str, int]:
-    """Count items, by the part files with their records, that were copied from each publication."""
+class _Counts:
+    """Counts of records of whole items, of one part after the other."""
+
+    def __init__(self, run: Run, num_files: int) -> None:
+        self._run = run
+        self.num_records, self.num_left_out, self.num_embedded, self.num_stale = 0, 0, 0, 0
+        self.num_equal, self.num_vectors, self.num_here = 0, 0, 0
+        self.num_embedded_of = np.zeros(num_files, np.int64)
+
+    def add(self, facts: pa.Table) -> None:
+        """Count some records, with `kept` and `num_vectors` of their items."""
+        is_embedded = pc.equal(facts["state"], "embedded")
+        self.num_records += facts.num_rows
+        self.num_left_out += _num_true(pc.equal(facts["state"], "left_out"))
+        self.num_embedded += _num_true(is_embedded)
+        self.num_stale += _num_true(facts["stale"])
+        self.num_equal += _num_true(pc.and_(is_embedded, facts["kept"]))
+        self.num_vectors += pc.sum(facts.filter(pc.invert(facts["kept"]))["num_vectors"]).as_py() or 0
+        self.num_here += _num_true(pc.greater_equal(facts["session"], self._run.session))
+        files = facts.filter(is_embedded)["file"].to_numpy()
+        self.num_embedded_of += np.bincount(files, minlength=len(self.num_embedded_of))
+
+
+def _taken_from(entries: list[JournalEntry], files: Sequence[PartFile], num_embedded: Iterable[int]) -> dict[str, int]:
+    """Count items that were copied from each publication, by the embedded items of each part file."""
     source = {part.path: entry.taken_from for entry in entries if entry.taken_from for part in entry.parts}
     counts: dict[str, int] = {}
-    for count in pc.value_counts(paths).to_pylist():
-        if (run_id := source.get(count["values"])) is not None:
-            counts[run_id] = counts.get(run_id, 0) + count["counts"]
+    for part, number in zip(files, num_embedded, strict=True):
+        run_id = source.get(part.path)
+        if run_id is not None and number:
+            counts[run_id] = counts.get(run_id, 0) + int(number)
     return counts
 
 
-def _left_out(run: Run, entries: list[JournalEntry], whole: pa.Table) -> pa.Table:
-    records = read_keys(run.files, entries, "items", [*LEFT_OUT_FACTS.names, "state"])
-    records = records.filter(pc.equal(records["state"], "left_out"))
-    return records.join(whole, ["item_id", "session"], join_type="left semi").select(LEFT_OUT_FACTS.names)
+def _left_out(run: Run, files: Sequence[PartFile], whole: HashedRows) -> pa.Table:
+    keys = stream_keys(run.files, files, "items", [*LEFT_OUT_FACTS.names, "state"])
+    records = hashed(
+        (each.filter(pc.equal(each["state"], "left_out")) for each in keys),
+        pa.schema([*LEFT_OUT_FACTS, ("session", pa.string())]),
+    )
+    return pa.concat_tables([each.select(LEFT_OUT_FACTS.names) for each in of_whole(records, whole)])
 
 
 def _num_true(column: pa.ChunkedArray) -> int:

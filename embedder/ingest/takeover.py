@@ -17,10 +17,11 @@ from embedder.batch_schema import CARRIED, carried_schema, step_schema
 from embedder.errors import StoreError
 from embedder.ingest.diff import same_values
 from embedder.ingest.known_items import whole_contents
+from embedder.storage.hashed_rows import common_parts
 from embedder.store.arrow_lookup import SortedIds, positions, take_or_null, without_items
 from embedder.store.files import StoreFiles
+from embedder.store.finished import read_finished
 from embedder.store.history import readable
-from embedder.store.journal import read_finished
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, StoreInfo, read_record, run_file
 from embedder.store.metadata_updates import moved
 from embedder.store.part_writer import RunMetadata, gathered, write_copies
@@ -106,7 +107,13 @@ def find_equal(run: Run, held: RolledBackItems) -> tuple[RolledBackRecords, ...]
         return ()
     entries = [entry for entry in run.entries() if entry.name.startswith(run.session)]
     finished = read_finished(run.files, entries, ["content_version"])
-    seen = without_items(finished.records, finished.whole["item_id"])
+    meant = pa.concat_tables([each.records.select(["item_id"]) for each in held.others])["item_id"].combine_chunks()
+    num_parts, read = common_parts(finished.records, finished.whole), []
+    for number in range(num_parts):
+        records, whole = (each.part(number, num_parts) for each in (finished.records, finished.whole))
+        own = without_items(records, whole["item_id"])
+        read.append(own.filter(pc.is_in(own["item_id"], value_set=meant)))
+    seen = pa.concat_tables(read)
 
     def is_equal(records: pa.Table) -> pa.ChunkedArray:
         version = take_or_null(seen["content_version"], positions(records["item_id"], seen["item_id"]))

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 
 from embedder.config import RunConfig
 from embedder.ingest.diff import MODEL_CHANGED, PREPROCESSING_CHANGED, Difference, diff, gone
-from embedder.ingest.hashed_rows import HashedRows, RowsInOrder, common_parts
 from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, known_items
 from embedder.ingest.listed_items import ListedItems
 from embedder.sources.selection import LeftOut
+from embedder.storage.hashed_rows import HashedRows, RowsInOrder, common_parts
 from embedder.store.layout import Kind, StoreInfo
 from embedder.store.runs import Run
 from embedder.store.store_info import differing, step_changes
@@ -111,7 +111,7 @@ def plan_work(
     options: IngestOptions,
     listing: ListedItems,
     published: HashedRows,
-    finished: pa.Table,
+    finished: HashedRows,
     outdated: str | None,
 ) -> WorkPlan:
     """Compare a listing with what is published and with what an unfinished run has finished.
@@ -130,11 +130,10 @@ def plan_work(
     known = partial(
         known_items, retry_rejects=options.retry_rejects, max_attempts=config.max_attempts, outdated=outdated
     )
-    done = HashedRows([finished], finished.schema)
-    num_parts = common_parts(listing, published, done)
+    num_parts = common_parts(listing, published, finished)
     plan, plan_after = _Sum(), _Sum()
     for number in range(num_parts):
-        listed, held, own = (rows.part(number, num_parts) for rows in (listing, published, done))
+        listed, held, own = (rows.part(number, num_parts) for rows in (listing, published, finished))
         plan.add(_difference(options, listed, known(held, NOTHING_FINISHED)))
         if finished.num_rows:
             plan_after.add(_difference(options, listed, known(held, own)))

@@ -12,7 +12,7 @@ from functools import partial
 import pyarrow as pa
 
 from embedder.store.files import StoreFiles
-from embedder.store.journal import JournalEntry, read_keys
+from embedder.store.journal import JournalEntry, PartFile, key_schema, stream_keys
 from embedder.store.tables import RecordTable
 
 PENDING = 4096  # keys that are collected before the lowest are selected again
@@ -23,7 +23,7 @@ class SampledPart:
     """Part file of the embeddings table: published, or still in a run's journal."""
 
     read: Callable[[list[str]], pa.Table]
-    """Function that reads some columns; of a part file in the journal, `session` and `path` too."""
+    """Function that reads some columns; of a part file in the journal, `session` too."""
 
 
 def published_pieces(files: StoreFiles, version: int) -> Iterator[SampledPart]:
@@ -35,11 +35,16 @@ def published_pieces(files: StoreFiles, version: int) -> Iterator[SampledPart]:
 def journal_pieces(files: StoreFiles, entries: Iterable[JournalEntry]) -> Iterator[SampledPart]:
     """Part files with vectors that a run has finished."""
     return (
-        SampledPart(partial(read_keys, files, [entry], "embeddings"))
+        SampledPart(partial(_read_finished, files, part))
         for entry in entries
         for part in entry.parts
         if part.table == "embeddings"
     )
+
+
+def _read_finished(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.Table:
+    found = stream_keys(files, [part], "embeddings", columns)
+    return pa.concat_tables([key_schema("embeddings", columns).empty_table(), *found])
 
 
 def lowest_keys(keys_by_piece: Iterable[Iterable[str]], num_keys: int) -> dict[str, set[int]]:

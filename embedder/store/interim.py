@@ -15,24 +15,24 @@ A further model's finished work is published with the main one's, under the same
 view. What the main model's journal doesn't tell of yet waits, so that an item comes with all its models.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import StoreError
+from embedder.storage.hashed_rows import HashedRows, common_parts
 from embedder.store.current import of_model
 from embedder.store.files import StoreFiles
-from embedder.store.journal import Finished, JournalEntry, read_entries, read_finished
+from embedder.store.finished import NO_PLACES, PLACE, WHOLE, Finished, hashed, read_finished
+from embedder.store.journal import JournalEntry, read_entries
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, Record, read_current, read_record, run_file
 from embedder.store.runs import Run
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
 
 INTERIM_FILE = "interim.json"
-PLACE = ["item_id", "session"]
-NO_PLACES = pa.schema([(name, pa.string()) for name in PLACE]).empty_table()
 NO_IDS = pa.chunked_array([], pa.string())
 
 
@@ -65,14 +65,14 @@ class InterimBatch:
     Attributes:
         entries: journal entries that were considered.
         finished: their records and rows.
-        whole: items to publish, as `embedder.store.journal.whole_items` describes them.
+        whole: items to publish, as `embedder.store.finished.whole_items` describes them.
         state: state of the run once they are published.
         unfinished: entries of the present session with items that wait.
     """
 
     entries: list[JournalEntry]
     finished: Finished
-    whole: pa.Table
+    whole: HashedRows
     state: InterimState
     unfinished: list[JournalEntry]
 
@@ -164,22 +164,42 @@ def choose_batch(
     finished = read_finished(files, entries)
     if not (state.names or session):
         return InterimBatch(entries, finished, finished.whole, state, [])
-    seen = pa.concat_tables([each.select([*PLACE, "path"]) for each in (finished.records, finished.vectors)])
-    new = pa.array(_paths(entry for entry in entries if entry.name not in state.names), pa.string())
-    fresh = seen.filter(pc.is_in(seen["path"], value_set=new)).select(PLACE)
-    candidates = pa.concat_tables([fresh, state.waiting]).group_by(PLACE).aggregate([])
-    whole = finished.whole.join(candidates, PLACE, join_type="left semi")
-    is_deferred = pc.and_(pc.is_in(whole["item_id"], value_set=in_work), pc.less(whole["session"], session))
-    whole = whole.filter(pc.invert(is_deferred))
-    waiting = candidates.join(whole, PLACE, join_type="left anti")
-    here = seen.join(waiting.filter(pc.equal(waiting["session"], session)), PLACE, join_type="left semi")
-    places = set(here["path"].to_pylist())
+    published = {path for entry in entries if entry.name in state.names for path in _paths([entry])}
+    new = pa.array([number for number, part in enumerate(finished.files) if part.path not in published], pa.int32())
+    waiting, with_waiting = [NO_PLACES], set[int]()
+    ids = pa.schema([NO_PLACES.schema.field("item_id")])
+    rows = (
+        finished.records,
+        finished.vectors,
+        finished.whole,
+        hashed([state.waiting], NO_PLACES.schema),
+        hashed([pa.table({"item_id": in_work})], ids),
+    )
+    num_parts = common_parts(*rows)
+
+    def chosen() -> Iterator[pa.Table]:
+        for number in range(num_parts):
+            records, vectors, items, before, working = (each.part(number, num_parts) for each in rows)
+            seen = pa.concat_tables([each.select([*PLACE, "file"]) for each in (records, vectors)])
+            fresh = seen.filter(pc.is_in(seen["file"], value_set=new)).select(PLACE)
+            candidates = pa.concat_tables([fresh, before.select(PLACE)]).group_by(PLACE).aggregate([])
+            whole = items.select(WHOLE.names).join(candidates, PLACE, join_type="left semi")
+            is_working = pc.is_in(whole["item_id"], value_set=working["item_id"].combine_chunks())
+            whole = whole.filter(pc.invert(pc.and_(is_working, pc.less(whole["session"], session))))
+            rest = candidates.join(whole.select(PLACE), PLACE, join_type="left anti")
+            here = seen.join(rest.filter(pc.equal(rest["session"], session)), PLACE, join_type="left semi")
+            waiting.append(rest.select(PLACE))
+            with_waiting.update(here["file"].unique().to_pylist())
+            yield whole
+
+    whole = hashed(chosen(), WHOLE)
+    paths = {finished.files[number].path for number in with_waiting}
     return InterimBatch(
         entries,
         finished,
         whole,
-        InterimState(state.names | {entry.name for entry in entries}, waiting),
-        [entry for entry in entries if places.intersection(_paths([entry]))],
+        InterimState(state.names | {entry.name for entry in entries}, pa.concat_tables(waiting)),
+        [entry for entry in entries if paths.intersection(_paths([entry]))],
     )
 
 

@@ -1,15 +1,13 @@
-"""Journal of a run: an entry for each finished write task, and their sum.
+"""Journal of a run: an entry for each finished write task.
 
 Each is a small JSON file at first; while the run goes on they are joined (`embedder.store.journal_segments`).
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field
 
 from embedder.errors import StoreError
@@ -131,26 +129,32 @@ def parts_of(entries: Iterable[JournalEntry], table: str) -> Iterator[PartFile]:
     return (part for entry in entries for part in entry.parts if part.table == table)
 
 
-def read_keys(files: StoreFiles, entries: Iterable[JournalEntry], table: str, columns: list[str]) -> pa.Table:
-    """Read a few columns of a table's part files, with `session`, `path` and `kept` of each row's file.
+def key_schema(table: str, columns: Iterable[str]) -> pa.Schema:
+    """Columns of `stream_keys`: of the table, and `session`, `file` and `kept` of each row's part file."""
+    own = [TABLES[table].field(name) for name in columns]
+    return pa.schema([*own, ("session", pa.string()), ("file", pa.int32()), ("kept", pa.bool_())])
+
+
+def stream_keys(files: StoreFiles, parts: Sequence[PartFile], table: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Read a few columns of a table's part files, one after the other: `key_schema`.
 
     Args:
         files: the store.
-        entries: entries of the journal.
+        parts: part files of all tables; `file` has their places here.
         table: name of the table.
         columns: columns of the table.
     """
-    own = TABLES[table]
-    place = {"session": pa.string(), "path": pa.string(), "kept": pa.bool_()}
-    empty = pa.schema([*(own.field(name) for name in columns), *map(pa.field, place, place.values())])
+    schema = key_schema(table, columns)
 
-    def read(part: PartFile) -> pa.Table:
-        content = _read_part(files, part, columns)
-        for name in place:
-            content = content.append_column(name, pa.repeat(getattr(part, name), content.num_rows))
-        return with_nulls(content, empty).select(empty.names).cast(empty)
+    def read(numbered: tuple[int, PartFile]) -> pa.Table:
+        number, part = numbered
+        content = _read_part(files, part, list(columns))
+        for name, value in (("session", part.session), ("file", number), ("kept", part.kept)):
+            field = schema.field(name)
+            content = content.append_column(field, pa.repeat(pa.scalar(value, field.type), content.num_rows))
+        return with_nulls(content, schema).select(schema.names).cast(schema)
 
-    return pa.concat_tables([empty.empty_table(), *files.each(read, parts_of(entries, table))])
+    return files.stream(read, [(number, part) for number, part in enumerate(parts) if part.table == table])
 
 
 def _read_part(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.Table:
@@ -174,59 +178,3 @@ def _entry_of(files: StoreFiles, part: PartFile) -> str:
     run_part, _, task = part.path.partition(f"-{part.session}-")
     run_id, name = run_part.removeprefix("part-"), f"{part.session}-{task.partition('.')[0][:TASK_DIGITS]}"
     return find_entry(files, run_id, name) or entry_path(run_id, name)
-
-
-@dataclass(frozen=True)
-class Finished:
-    """Finished work of a run, by its journal.
-
-    Attributes:
-        records: item records, of all sessions: `item_id`, `num_vectors`, further columns, and their session and file.
-        vectors: rows of embeddings: `item_id`, `segment`, and their session and file.
-        whole: result of `whole_items`.
-    """
-
-    records: pa.Table
-    vectors: pa.Table
-    whole: pa.Table
-
-
-def read_finished(files: StoreFiles, entries: Iterable[JournalEntry], columns: Iterable[str] = ()) -> Finished:
-    """Read the items that a run has finished.
-
-    Args:
-        files: the store.
-        entries: the run's journal.
-        columns: further columns of the item records.
-    """
-    entries = list(entries)
-    records = read_keys(files, entries, "items", ["item_id", "num_vectors", *columns])
-    vectors = read_keys(files, entries, "embeddings", ["item_id", "segment"])
-    return Finished(records, vectors, whole_items(records, vectors))
-
-
-def whole_items(records: pa.Table, vectors: pa.Table) -> pa.Table:
-    """Items that are complete, each with the last session that finished it.
-
-    A video's rows may be spread over several part files, of which a kill can leave some; such an item is not whole and
-    is done again. An item that changed between two sessions is whole in both, and the later one counts.
-
-    An item whose published rows are kept needs no new ones, and any that it has are ignored.
-
-    Args:
-        records: item records: `item_id`, `session`, `kept`, `num_vectors`.
-        vectors: rows of embeddings: `item_id`, `session`, `segment`.
-
-    Returns:
-        `item_id`, `session`, `num_vectors`, `kept`; each item once.
-    """
-    place = ["item_id", "session"]
-    facts = records.select([*place, "num_vectors", "kept"]).group_by(place)
-    expected = facts.aggregate([("num_vectors", "max"), ("kept", "max")])
-    found = vectors.group_by(place).aggregate([("segment", "count_distinct")])
-    both = expected.join(found, place, join_type="left outer")
-    has_all = pc.equal(pc.fill_null(both["segment_count_distinct"], 0), both["num_vectors_max"])
-    whole = both.filter(pc.or_(has_all, both["kept_max"])).select([*place, "num_vectors_max", "kept_max"])
-    whole = whole.rename_columns([*place, "num_vectors", "kept"])
-    last = whole.group_by("item_id").aggregate([("session", "max")]).rename_columns(place)
-    return whole.join(last, place, join_type="left semi")

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from embedder.storage.hashed_rows import HashedRows
 from embedder.store.arrow_lookup import positions, take_or_null
 from embedder.store.files import StoreFiles
+from embedder.store.finished import PLACE
 from embedder.store.journal import JournalEntry
 from embedder.store.layout import journal_folder
 from embedder.store.schema import EMBEDDINGS
@@ -25,24 +27,26 @@ def moves_file(run_id: str, name: str) -> str:
     return f"{journal_folder(run_id)}/{name}-moved.parquet"
 
 
-def read_moves(files: StoreFiles, run_id: str, entries: Iterable[JournalEntry], whole: pa.Table) -> pa.Table:
+def read_moves(files: StoreFiles, run_id: str, entries: Iterable[JournalEntry], whole: HashedRows) -> pa.Table:
     """Read the moves of the items whose published rows stay, into memory: ids, uris and carried columns.
 
     Args:
         files: the store.
         run_id: id of the run.
         entries: its journal.
-        whole: result of `whole_items`, with the valid session of each item.
+        whole: items of `embedder.store.finished.WHOLE`, with the valid session of each.
     """
-    kept = whole.filter(whole["kept"])
+    with_moves = [entry for entry in entries if entry.num_moves]
+    if not with_moves:
+        return MOVED.empty_table()
+    kept = pa.concat_tables([items.filter(items["kept"]).select(PLACE) for items in whole.tables()])
     tables = []
-    for entry in entries:
-        if entry.num_moves:
-            moves = pq.read_table(BytesIO(files.read(moves_file(run_id, entry.name))))
-            sessions = pa.array([part.session for part in entry.parts], pa.string())
-            here = kept.filter(pc.is_in(kept["session"], value_set=sessions))["item_id"].combine_chunks()
-            tables.append(moves.filter(pc.is_in(moves["item_id"], value_set=here)))
-    return pa.concat_tables(tables) if tables else MOVED.empty_table()
+    for entry in with_moves:
+        moves = pq.read_table(BytesIO(files.read(moves_file(run_id, entry.name))))
+        sessions = pa.array([part.session for part in entry.parts], pa.string())
+        here = kept.filter(pc.is_in(kept["session"], value_set=sessions))["item_id"].combine_chunks()
+        tables.append(moves.filter(pc.is_in(moves["item_id"], value_set=here)))
+    return pa.concat_tables(tables)
 
 
 def moved(rows: pa.Table, moves: pa.Table) -> pa.Table:

@@ -4,12 +4,15 @@ from base64 import b64decode
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.storage.hashed_rows import HashedRows
 from embedder.store.arrow_lookup import SortedIds
 from embedder.store.files import StoreFiles
-from embedder.store.journal import Finished, JournalEntry, PartFile, parts_of
+from embedder.store.finished import Finished, hashed, of_whole
+from embedder.store.journal import JournalEntry, PartFile
 from embedder.store.layout import Kind, Record, StoreInfo
 from embedder.store.metadata_updates import MOVED, moved
 from embedder.store.part_writer import RunMetadata, rewritten_name, store_part
@@ -19,6 +22,7 @@ from embedder.store.tables import RecordTable
 
 INTENT_FILE = "publication.json"
 RETIRED_FILE = "retired.parquet"
+KEYS = pa.schema([("item_id", pa.string()), ("file", pa.int32())])
 
 
 class PublishIntent(Record):
@@ -75,7 +79,7 @@ class Publication:
         intent: kind, model, and what else was decided.
         entries: journal entries with the work.
         finished: their records and rows.
-        whole: items to publish.
+        whole: items to publish: `embedder.store.finished.WHOLE`.
         retired: ids of items that leave.
         moves: of `embedder.store.metadata_updates.read_moves`.
         interim_of: id of the run, if it goes on.
@@ -87,61 +91,73 @@ class Publication:
     intent: PublishIntent
     entries: list[JournalEntry]
     finished: Finished
-    whole: pa.Table
+    whole: HashedRows
     retired: pa.ChunkedArray
     moves: pa.Table
     interim_of: str | None = None
     published_names: frozenset[str] = frozenset()
 
 
-def commit_table(work: Publication, name: str, keys: pa.Table, columns: pa.Schema) -> int:
+def commit_table(work: Publication, name: str, columns: pa.Schema) -> int:
     """Commit a publication's changes of one table, unless that is done; returns the version that has them.
 
     Args:
         work: what is published.
         name: of the table.
-        keys: its finished rows.
         columns: of the table, beside its own.
     """
     table = RecordTable(work.files, name)
     if table.committed(work.run_id):
         return table.version
-    adds = _own_parts(work, name, keys)
+    adds = _own_parts(work, table)
     rewritten, removes = ([], table.paths()) if work.intent.replaces_all else _replace_older(work, table)
     return table.commit(work.run_id, [*adds, *rewritten], removes, with_carryover(TABLES[name], columns))
 
 
-def _own_parts(work: Publication, name: str, keys: pa.Table) -> list[PartFile]:
+def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:
     """Part files of the run; those with rows of incomplete or outdated items are rewritten without them."""
-    whole = work.whole
-    if name == "embeddings":
-        whole = whole.filter(pc.invert(whole["kept"]))
-    counting = keys.join(whole, ["item_id", "session"], join_type="left semi")
-    counts = counting.group_by("path").aggregate([("item_id", "count")]).to_pylist()
-    rows_by_path = {row["path"]: row["item_id_count"] for row in counts}
+    finished = work.finished
+    own, counting = (finished.records, all_items) if table.name == "items" else (finished.vectors, with_new_rows)
+    num_counting = np.zeros(len(finished.files), np.int64)
+    for rows in of_whole(own, work.whole, counting):
+        num_counting += np.bincount(rows["file"].to_numpy(), minlength=len(num_counting))
+    is_partial = [0 < number < part.num_rows for number, part in zip(num_counting, finished.files, strict=True)]
+    partial = pa.array(np.flatnonzero(is_partial), pa.int32())
+    here = KEYS.empty_table()
+    if len(partial):
+        found = (rows.select(KEYS.names) for rows in of_whole(own, work.whole, counting))
+        here = pa.concat_tables([here, *(rows.filter(pc.is_in(rows["file"], value_set=partial)) for rows in found)])
     parts = []
-    for part in parts_of(work.entries, name):
-        num_counting = rows_by_path.get(part.path, 0)
-        if num_counting == part.num_rows:
-            parts.append(part)
-        elif num_counting:
-            here = whole.filter(pc.equal(whole["session"], part.session))["item_id"].combine_chunks()
-            table = RecordTable(work.files, name)
-            parts.append(_rewrite(work, table, part.path, _without(table, part.path, here, keep=True)))
+    for number, part in enumerate(finished.files):
+        if part.table != table.name or not num_counting[number]:
+            continue
+        if is_partial[number]:
+            ids = here.filter(pc.equal(here["file"], number))["item_id"].combine_chunks()
+            part = _rewrite(work, table, part.path, _without(table, part.path, ids, keep=True))  # noqa: PLW2901
+        parts.append(part)
     return parts
+
+
+def all_items(whole: pa.Table) -> pa.Table:
+    """Items that have records: all."""
+    return whole
+
+
+def with_new_rows(whole: pa.Table) -> pa.Table:
+    """Items that have new rows of embeddings; the others keep those that they had."""
+    return whole.filter(pc.invert(whole["kept"]))
 
 
 def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile], list[str]]:
     """Copy-on-write: new files with the other rows of files that hold older rows of the same items, and those files."""
-    whole, moves = work.whole, MOVED.empty_table()
-    if table.name == "embeddings":  # an item without new rows keeps those that it had
-        whole = whole.filter(pc.and_(pc.invert(whole["kept"]), pc.greater(whole["num_vectors"], 0)))
-        moves = work.moves
-    leaving = SortedIds(pa.chunked_array([*whole["item_id"].chunks, *work.retired.chunks], pa.string()))
-    moving = SortedIds(moves["item_id"])
+    parts = table.parts()
+    if not parts:
+        return [], []
+    moves = work.moves if table.name == "embeddings" else MOVED.empty_table()
+    leaving, moving = SortedIds(_leaving(work, table)), SortedIds(moves["item_id"])
     adds: list[PartFile] = []
     removes: list[str] = []
-    for part in table.parts():
+    for part in parts:
         path, replaced = part.path, leaving.between(part.id_range)
         if not (len(replaced) or len(moving.between(part.id_range))):
             continue
@@ -153,6 +169,24 @@ def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile
         if num_replaced < rows.num_rows:
             adds.append(_rewrite(work, table, path, moved(_without(table, path, replaced), moves)))
     return adds, removes
+
+
+def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:
+    """Ids of items whose rows in a table are replaced or removed; of many new ones, those alone that it holds."""
+    whole, num_parts = work.whole, work.whole.num_parts
+    ids = KEYS.remove(1)
+    held = hashed(table.pieces(["item_id"]) if num_parts > 1 else (), ids)
+    found = [work.retired]
+    for number in range(num_parts):
+        items = whole.part(number, num_parts)
+        if table.name == "embeddings":
+            items = with_new_rows(items)
+            items = items.filter(pc.greater(items["num_vectors"], 0))
+        own = items["item_id"]
+        if num_parts > 1:
+            own = own.filter(pc.is_in(own, value_set=held.part(number, num_parts)["item_id"].combine_chunks()))
+        found.append(own)
+    return pa.chunked_array([chunk for column in found for chunk in column.chunks], pa.string())
 
 
 def _without(table: RecordTable, path: str, ids: pa.Array, *, keep: bool = False) -> pa.Table:

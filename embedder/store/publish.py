@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedder.errors import StoreError
-from embedder.store.arrow_lookup import without_items
 from embedder.store.current import publish_current
 from embedder.store.files import StoreFiles
+from embedder.store.finished import whole_without
 from embedder.store.interim import (
     INTERIM_FILE,
     NO_IDS,
@@ -284,7 +284,7 @@ def _decided(files: StoreFiles, run_id: str, entries: list[JournalEntry] | None 
         entries = [entry for entry in read_entries(files, run_id, is_light=True) if entry.name in counting]
     before = interim_state(files, run_id)
     batch = choose_batch(files, entries, before)
-    whole = without_items(batch.whole, retired)
+    whole = whole_without(batch.whole, retired)
     moves = read_moves(files, run_id, entries, whole)
     return Publication(
         files, run_id, intent, entries, batch.finished, whole, retired, moves, published_names=before.names
@@ -304,8 +304,8 @@ def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder
     """
     files, intent = work.files, work.intent
     settle(files, work.run_id)
-    embeddings = commit_table(work, "embeddings", work.finished.vectors, columns)
-    items = commit_table(work, "items", work.finished.records, pa.schema([]))
+    embeddings = commit_table(work, "embeddings", columns)
+    items = commit_table(work, "items", pa.schema([]))
     fields = (*MODEL_FIELDS, *FURTHER_FIELDS)
     return Current(
         run_id=work.run_id,

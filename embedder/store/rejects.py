@@ -10,9 +10,10 @@ from embedder.errors import StoreError
 from embedder.quantities import counted
 from embedder.storage.printable import printable
 from embedder.store.files import StoreFiles
+from embedder.store.finished import hashed, of_whole, read_finished
 from embedder.store.history import check_readable, publications
 from embedder.store.interim import interim_state
-from embedder.store.journal import JournalEntry, read_entries, read_finished, read_keys
+from embedder.store.journal import JournalEntry, read_entries, stream_keys
 from embedder.store.layout import Current, RunInfo, read_current, read_record, run_file
 from embedder.store.models import MAIN, find_model, model_files, model_folders
 from embedder.store.runs import RUN_FILE, is_published, unfinished_runs
@@ -139,17 +140,17 @@ def rejects_in(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:
 
 
 def _in_journal(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:
-    entries = list(entries)
-    whole = read_finished(files, entries).whole
-    records = read_keys(files, entries, "items", ITEMS.names)
-    records = records.filter(pc.not_equal(records["state"], "embedded"))
-    return _not_embedded(records.join(whole, ["item_id", "session"], join_type="left semi")).sort_by("item_id")
+    finished = read_finished(files, entries)
+    found = (_not_embedded(each, "session") for each in stream_keys(files, finished.files, "items", ITEMS.names))
+    records = hashed(found, pa.schema([*ITEMS, ("session", pa.string())]))
+    whole = of_whole(records, finished.whole)
+    return pa.concat_tables([each.select(ITEMS.names) for each in whole]).sort_by("item_id")
 
 
-def _not_embedded(items: pa.Table) -> pa.Table:
-    """Rejected and left out items, with all columns; those of an older format have nulls in newer ones."""
+def _not_embedded(items: pa.Table, *further: str) -> pa.Table:
+    """Rejected and left out items, with all columns, and further ones; those of an older format have nulls."""
     items = with_nulls(items, ITEMS)
-    return items.filter(pc.not_equal(items["state"], "embedded")).select(ITEMS.names)
+    return items.filter(pc.not_equal(items["state"], "embedded")).select([*ITEMS.names, *further])
 
 
 def describe_reasons(rejects: pa.Table) -> str:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from embedder.storage.hashed_rows import HashedRows
 from embedder.store.files import NUM_RECORD_READERS, StoreFiles
-from embedder.store.journal import JournalEntry, read_entries, read_finished
+from embedder.store.finished import hashed, of_whole, read_finished
+from embedder.store.journal import JournalEntry, read_entries
 from embedder.store.journal_segments import names_in_journal
 from embedder.store.layout import (
     RUNS_FOLDER,
@@ -22,6 +24,7 @@ from embedder.store.layout import (
     utc_now,
     write_record,
 )
+from embedder.store.schema import ITEMS
 
 STOP_FILE = "STOP"
 STOP_SEEN_AFTER_S = 2.0  # checked before each item, which in a bucket would be a request per item
@@ -215,10 +218,10 @@ def _next_session(names: Iterable[str]) -> str:
 
 
 FINISHED = ("size_bytes", "modified", "attempts", "state", "transient")
+FINISHED_ITEMS = pa.schema([ITEMS.field(name) for name in ("item_id", *FINISHED)])
 
 
-def finished_items(run: Run) -> pa.Table:
-    """Items that earlier sessions of the run finished whole, embedded or rejected: `item_id`, and `FINISHED`."""
+def finished_items(run: Run) -> HashedRows:
+    """Items that earlier sessions of the run finished whole, embedded or rejected: `FINISHED_ITEMS`."""
     finished = read_finished(run.files, run.entries(), FINISHED)
-    whole = finished.records.join(finished.whole, ["item_id", "session"], join_type="left semi")
-    return whole.select(["item_id", *FINISHED])
+    return hashed(of_whole(finished.records, finished.whole), FINISHED_ITEMS)

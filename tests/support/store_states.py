@@ -13,7 +13,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import Published
 from embedder.store.part_writer import RunMetadata, write_part
 from embedder.store.publish import PublishIntent, publish
-from embedder.store.runs import start_run
+from embedder.store.runs import finished_items, start_run
 from embedder.store.store_info import bind_store, differing, published, read_store_info
 from embedder.store.tables import RecordTable
 from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, build_index
@@ -143,3 +143,8 @@ def record(run_id: str, previous: str | None = None, kind: str = "refresh", rest
         num_vectors=1,
         num_rejected=0,
     )
+
+
+def finished_ids(run) -> list[str]:
+    """Ids of the items that a run has finished."""
+    return pa.concat_tables(finished_items(run).tables())["item_id"].to_pylist()

@@ -12,6 +12,7 @@ from refresh_runs import items_of, refreshed, rows_of, touch
 from rollback_runs import back, let_go, nights, repaint
 from store_states import Killed, dying, rows_at
 from tiny_models import tiny_config
+from work_on_disk import finished_items_in  # noqa: F401 - runs each test in memory and on disk
 
 import embedder
 from embedder.steps import decode as decode_module

@@ -8,14 +8,14 @@ import samples
 from refresh_runs import items_of, refreshed, rows_of
 
 from embedder.config import RunConfig
-from embedder.ingest import hashed_rows
 from embedder.ingest.diff import MODEL_CHANGED
 from embedder.ingest.dry_run import forecast
-from embedder.ingest.hashed_rows import HashedRows
 from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED
 from embedder.ingest.listed_items import ListedItems
 from embedder.ingest.work import IngestOptions, plan_work
 from embedder.sources.listing import LISTING_SCHEMA
+from embedder.storage import hashed_rows
+from embedder.storage.hashed_rows import HashedRows
 
 NUM_NAMES = 400
 STATES = ("embedded", "embedded", "embedded", "rejected", "left_out")
@@ -57,7 +57,7 @@ def planned(listed, published, finished, options, outdated, memory_bytes):
     """The decision as plain values."""
     listing = HashedRows([table(LISTING_SCHEMA, listed)], LISTING_SCHEMA, memory_bytes=memory_bytes)
     held = HashedRows([table(PUBLISHED, published)], PUBLISHED, memory_bytes=memory_bytes)
-    done = table(NOTHING_FINISHED.schema, finished)
+    done = HashedRows([table(NOTHING_FINISHED.schema, finished)], NOTHING_FINISHED.schema)
     work = plan_work(RunConfig(), options, ListedItems(listing), held, done, outdated)
     return {
         "to_embed": work.difference.to_embed.to_pylist(),
@@ -91,7 +91,7 @@ def test_a_listing_on_disk_and_a_small_store_meet_in_the_same_parts():
     listing = HashedRows([table(LISTING_SCHEMA, listed)], LISTING_SCHEMA, memory_bytes=0)
     held = HashedRows([table(PUBLISHED, published)], PUBLISHED)
     options = IngestOptions(kind="refresh")
-    mixed = plan_work(RunConfig(), options, ListedItems(listing), held, NOTHING_FINISHED, None)
+    mixed = plan_work(RunConfig(), options, ListedItems(listing), held, HashedRows((), NOTHING_FINISHED.schema), None)
     alone = planned(listed, published, [], options, None, 1 << 30)
     assert mixed.difference.to_embed.to_pylist() == alone["to_embed"]
     assert sorted(mixed.retired["item_id"].to_pylist()) == alone["retired"]

@@ -7,7 +7,18 @@ from itertools import count
 import pyarrow as pa
 import pytest
 from store_samples import INFO, begin, reject, row, table
-from store_states import Killed, dying, new_store, no_index, publish_refresh, rows_now, state_now, vectors_now
+from store_states import (
+    Killed,
+    dying,
+    finished_ids,
+    new_store,
+    no_index,
+    publish_refresh,
+    rows_now,
+    state_now,
+    vectors_now,
+)
+from work_on_disk import finished_items_in  # noqa: F401 - runs each test in memory and on disk
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
@@ -19,7 +30,7 @@ from embedder.store.part_writer import write_part
 from embedder.store.publish import InterimWork, PublishIntent, finish_publication, publish, publish_interim
 from embedder.store.purge.purge import purge
 from embedder.store.rejects import find_rejects
-from embedder.store.runs import finished_items, unfinished_runs
+from embedder.store.runs import unfinished_runs
 from embedder.store.store_info import bind_store
 from embedder.store.vacuum import vacuum
 
@@ -82,7 +93,7 @@ def test_readers_see_what_is_finished_and_the_same_run_goes_on(files):
     assert [run.run_id for run in unfinished_runs(files)] == [session.run.run_id]
     again = Session(files)
     assert again.run.run_id == session.run.run_id
-    assert sorted(finished_items(again.run)["item_id"].to_pylist()) == ["a.jpg", "b.jpg", "broken.jpg"]
+    assert sorted(finished_ids(again.run)) == ["a.jpg", "b.jpg", "broken.jpg"]
     again.write(row("c.jpg"))
     last = again.end()
     assert [record.run_id for record in publications(files)] == [first.run_id, second.run_id, last.run_id]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from model_runs import table_hashes
 from store_samples import INFO, MODEL, PREPROCESSING, reject, row, table
-from store_states import Killed, dying, new_store, no_index, rows_now, state_now
+from store_states import Killed, dying, finished_ids, new_store, no_index, rows_now, state_now
 
 from embedder.store.files import StoreFiles
 from embedder.store.history import publications, readable, rollback
@@ -18,7 +18,7 @@ from embedder.store.models import model_files
 from embedder.store.part_writer import RunMetadata, write_part
 from embedder.store.publish import InterimWork, ModelWork, PublishIntent, finish_publication, publish, publish_interim
 from embedder.store.rejects import find_rejects
-from embedder.store.runs import Run, begin_model_run, finished_items, start_run, unfinished_runs
+from embedder.store.runs import Run, begin_model_run, start_run, unfinished_runs
 from embedder.store.store_info import bind_store
 from embedder.store.vacuum import vacuum
 
@@ -110,7 +110,7 @@ def test_rows_of_both_models_are_seen_while_the_run_goes_on_and_once_in_the_end(
     assert session.publish_interim() is None, "nothing has been finished since"
     again = TwoModels(files)
     assert again.run.run_id == session.run.run_id
-    assert sorted(finished_items(again.own)["item_id"].to_pylist()) == ["a.jpg", "b.jpg", "c.jpg"]
+    assert sorted(finished_ids(again.own)) == ["a.jpg", "b.jpg", "c.jpg"]
     again.write(row("d.jpg"))
     last = again.end()
     everything = [(f"{name}.jpg", 0) for name in "abcd"]

@@ -9,6 +9,8 @@ import pytest
 from delta_rows import delta_rows
 from deltalake import DeltaTable
 from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
+from store_states import finished_ids
+from work_on_disk import finished_items_in  # noqa: F401 - runs each test in memory and on disk
 
 from embedder.errors import StoreError
 from embedder.store import current as swap_module
@@ -74,7 +76,7 @@ def test_a_killed_run_is_continued_under_its_own_id(files):
     second, metadata = begin(files)
     assert second.run_id == first.run_id
     assert second.session > first.session
-    assert finished_items(second)["item_id"].to_pylist() == ["a.jpg"]
+    assert finished_ids(second) == ["a.jpg"]
     write_part(files, metadata, 0, table(row("b.jpg")))
     publish(second, metadata, nothing_built)
     assert [each["item_id"] for each in rows_of(files)] == ["a.jpg", "b.jpg"]
@@ -87,7 +89,7 @@ def test_a_video_cut_off_between_two_parts_is_done_again_and_counted_once(files)
     opening = [row("v.mp4", segment=number, modality="video", num_vectors=None) for number in (0, 1)]
     write_part(files, metadata, 0, table(*opening, row("a.jpg")))
     run, metadata = begin(files)
-    assert finished_items(run)["item_id"].to_pylist() == ["a.jpg"]
+    assert finished_ids(run) == ["a.jpg"]
     again = [
         row("v.mp4", segment=number, modality="video", num_vectors=3 if number == 2 else None) for number in range(3)
     ]

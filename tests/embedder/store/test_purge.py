@@ -16,6 +16,7 @@ from store_states import (
     Killed,
     build_store_index,
     dying,
+    finished_ids,
     new_store,
     no_index,
     publish_refresh,
@@ -38,7 +39,6 @@ from embedder.store.purge import purge as purge_module
 from embedder.store.purge.plan import plan_purge
 from embedder.store.purge.purge import purge
 from embedder.store.purge.tombstones import allow_again, read_purged, without_purged
-from embedder.store.runs import finished_items
 from embedder.store.schema import TABLES
 from embedder.store_index.keep_index import index_choice
 
@@ -246,7 +246,7 @@ def test_parts_of_an_unfinished_run_lose_it_and_the_run_goes_on_without(files):
     assert (done.plan.num_published, done.published) == (0, None)
     assert traces(files, "m.jpg") == []
     run, metadata = begin(files)
-    assert finished_items(run)["item_id"].to_pylist() == ["other.jpg"]
+    assert finished_ids(run) == ["other.jpg"]
     publish(run, metadata, lambda version: None)
     assert list(vectors_now(files)) == ["other.jpg"]
 

@@ -11,6 +11,7 @@ from store_states import (
     Killed,
     build_store_index,
     dying,
+    finished_ids,
     new_store,
     no_index,
     publish_refresh,
@@ -27,7 +28,6 @@ from embedder.store.history import past_runs, publications, rollback
 from embedder.store.layout import read_current
 from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
-from embedder.store.runs import finished_items
 from embedder.store.vacuum import kept_publications, vacuum
 
 NOW = datetime(2026, 3, 10, tzinfo=UTC)
@@ -112,7 +112,7 @@ def test_an_unfinished_run_keeps_its_parts_and_its_journal_and_ends(files):
     write_part(files, metadata, 0, table(row("b.jpg")))
     vacuum(files, keep_days=0, keep_versions=1)
     run, metadata = begin(files)
-    assert finished_items(run)["item_id"].to_pylist() == ["b.jpg"]
+    assert finished_ids(run) == ["b.jpg"]
     publish(run, metadata, lambda version: None)
     assert {item_id for item_id, _ in rows_now(files)} == {"a.jpg", "b.jpg"}
 

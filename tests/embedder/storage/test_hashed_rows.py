@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from embedder.errors import RunFailedError
-from embedder.ingest.hashed_rows import NUM_PARTS, NUMBER, HashedRows, RowsInOrder, common_parts, parts_of
 from embedder.sources.listing import with_unique_ids
+from embedder.storage.hashed_rows import NUM_PARTS, NUMBER, HashedRows, RowsInOrder, common_parts, parts_of
 
 SCHEMA = pa.schema({"item_id": pa.string(), "size": pa.int64(), "kind": pa.dictionary(pa.int32(), pa.string())})
 
@@ -58,7 +58,7 @@ def test_rows_that_fit_into_memory_stay_one_part_as_they_are(hashed):
 
 @pytest.mark.parametrize("memory_bytes", [0, 20_000, 1 << 30])
 def test_what_is_chosen_of_all_parts_comes_back_in_the_order_of_the_whole(memory_bytes, monkeypatch):
-    monkeypatch.setattr("embedder.ingest.hashed_rows.ORDER_ROWS", 100)
+    monkeypatch.setattr("embedder.storage.hashed_rows.ORDER_ROWS", 100)
     held = HashedRows(tables(5000), SCHEMA, memory_bytes=0)
     chosen = RowsInOrder(memory_bytes=memory_bytes)
     for number in range(NUM_PARTS):

@@ -1,0 +1,15 @@
+"""Fixture: each test of a file runs with a run's finished items in memory, and in parts on disk."""
+
+import pytest
+
+from embedder.storage import hashed_rows
+from embedder.store import finished
+
+
+@pytest.fixture(params=["memory", "disk"], autouse=True)
+def finished_items_in(request, monkeypatch):
+    """Where `embedder.store.finished` has what it reads; on disk in few parts, of which each takes milliseconds."""
+    if request.param == "disk":
+        monkeypatch.setattr(hashed_rows, "NUM_PARTS", 3)
+        monkeypatch.setattr(finished, "MEMORY_BYTES", 0)
+    return request.param
