@@ -70,10 +70,6 @@ def test_parts_on_disk_hold_what_one_part_in_memory_holds(tmp_path, monkeypatch,
     for name, memory_bytes in (("memory", 1 << 30), ("disk", 0)):
         monkeypatch.setattr("embedder.store.finished.MEMORY_BYTES", memory_bytes)
         finished = read_finished(files, entries, ["state"])
-        rows = hashed(
-            [pa.table({"item_id": ids, "session": pa.repeat("0001", len(ids))})],
-            WHOLE.empty_table().select([0, 1]).schema,
-        )
         found[name] = [
             content(finished.whole.tables(), WHOLE.names),
             content(of_whole(finished.records, finished.whole), ["item_id", "session", "state", "file"]),
