@@ -43,6 +43,7 @@ COLUMNS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seconds", nargs="?", type=float, default=60.0, help="of each run, as predicted")
+    parser.add_argument("--depth", type=int, default=12, help="layers of each tower, to try it out")
     parser.add_argument("--name", default="unlike", help="of the cluster, where several are up")
     options = parser.parse_args()
     cluster = NodeCluster(options.name)
@@ -51,7 +52,7 @@ def main() -> None:
             cluster.start(1, cpus=0)
             for number, (label, cores) in enumerate(CORES.items(), start=1):
                 cluster.add(number, cpus=1, ray=[f"--labels=type={label}"], cores=cores)
-            rows = compare(cluster, Path(root), options.seconds)
+            rows = compare(cluster, Path(root), options.seconds, options.depth)
         finally:
             cluster.stop()
     show(rows, COLUMNS)
@@ -64,18 +65,19 @@ def main() -> None:
     print(json.dumps(found | {"within_promise": abs(found["error"]) <= PROMISE and found["gain"] >= GAIN}))
 
 
-def compare(cluster: NodeCluster, root: Path, seconds: float) -> list[dict]:
+def compare(cluster: NodeCluster, root: Path, seconds: float, depth: int) -> list[dict]:
     """Plan, and run both plans.
 
     Args:
         cluster: the nodes.
         root: folder for all files.
         seconds: of each run, as predicted.
+        depth: layers of each tower.
     """
     square = {"width": 384, "num_heads": 6}
     text = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "embedding_size": 128}
-    vision = {"image_size": 224, "patch_size": 16, "depth": 12, **square}
-    model = make_model(root / "vit-s", vision, text | {"num_hidden_layers": 12})
+    vision = {"image_size": 224, "patch_size": 16, "depth": depth, **square}
+    model = make_model(root / "vit-s", vision, text | {"num_hidden_layers": depth})
     planned = root / "planned.json"
     found = on_head(
         cluster, root, ["plan", "--cluster", "--explain", "--stages", str(NUM_STAGES), "--out", planned], model

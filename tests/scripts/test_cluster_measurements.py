@@ -28,13 +28,13 @@ def test_decoding_is_held_to_its_nodes():
 
 
 def test_bytes_between_nodes_are_told_with_and_without_locality():
-    found = found_by("compare_locality.py", 200, "--name", f"local{os.getpid()}-")
+    found = found_by("compare_locality.py", 80, "--name", f"local{os.getpid()}-")
     with_locality, without = found["rows"]
     assert (with_locality["locality"], without["locality"]) == ("on", "off")
     assert 0 < without["moved_mib"] <= without["handed_on_mib"]
 
 
 def test_a_plan_for_unlike_nodes_is_made_and_run():
-    found = found_by("compare_cluster_plans.py", 3, "--name", f"plans{os.getpid()}-")
+    found = found_by("compare_cluster_plans.py", 3, "--depth", 2, "--name", f"plans{os.getpid()}-")
     assert [row["plan"] for row in found["rows"]] == ["planned", "even"]
     assert all(row["items_per_s"] > 0 for row in found["rows"])

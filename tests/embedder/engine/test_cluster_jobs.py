@@ -29,9 +29,9 @@ sys.stdin.read()
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("starts_ray")]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def two_nodes():
-    """Address of a cluster of two nodes with two logical CPUs each."""
+    """Address of a cluster of two nodes with two logical CPUs each, which the tests have one after the other."""
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
     command = [sys.executable, str(SCRIPT), "2:2", "2:2"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -61,22 +61,22 @@ def num_rows(store):
 
 
 def test_two_jobs_that_want_all_gpus_run_one_after_the_other(two_nodes, tiny_model, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=60, num_clips=0)
+    source = samples.folder(tmp_path / "in", num_images=30, num_clips=0)
     jobs = [start(two_nodes, source, tiny_model, tmp_path / name, *ON_ALL_GPUS) for name in ("first", "second")]
     reports = [ended(job)[0] for job in jobs]
-    assert [num_rows(tmp_path / name) for name in ("first", "second")] == [60, 60]
+    assert [num_rows(tmp_path / name) for name in ("first", "second")] == [30, 30]
     assert all([place["num_gpus"] for place in report["places"]] == [1, 1] for report in reports)
     starts = [[load["started_s"] for load in report["loads"]] for report in reports]
     assert max(starts[0]) < min(starts[1]) or max(starts[1]) < min(starts[0]), "none of one between those of the other"
 
 
 def test_two_jobs_of_half_a_cluster_run_side_by_side(two_nodes, tiny_model, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=60, num_clips=0)
+    source = samples.folder(tmp_path / "in", num_images=30, num_clips=0)
     half = ("--set", "cluster.share=0.5")
     jobs = [start(two_nodes, source, tiny_model, tmp_path / name, *half) for name in ("first", "second")]
     for job in jobs:
         ended(job)
-    assert [num_rows(tmp_path / name) for name in ("first", "second")] == [60, 60]
+    assert [num_rows(tmp_path / name) for name in ("first", "second")] == [30, 30]
 
 
 def test_a_job_waits_for_what_another_holds_but_no_longer_than_it_may(two_nodes, tiny_model, tmp_path):
