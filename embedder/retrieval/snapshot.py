@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from embedder.retrieval.flat_index import ExactIndex
 from embedder.retrieval.grouping import ItemRows
 from embedder.retrieval.hybrid import HybridRanker
 from embedder.retrieval.model_columns import ModelColumns, match_keys
+from embedder.storage.spill_file import in_memory_or_mapped
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, StoreInfo
 from embedder.store.part_writer import VECTOR_COLUMNS
@@ -27,6 +29,7 @@ from index.vectors import Among, Floats, Mask, Rows
 if TYPE_CHECKING:
     from index.search import Index
 
+MEMORY_BYTES = 256 << 20  # of columns that are read into memory: about a million rows
 SAMPLE_ROWS = 1000  # of vectors, from which the deviation of scores is known to a few per cent
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, beside carryover
 
@@ -59,7 +62,8 @@ class IdRows:
 class RowMetadata:
     """Columns of one version of the embeddings table but the vectors: read once, then taken by row number.
 
-    Those that other models of the publication give stand beside them.
+    Those that other models of the publication give stand beside them. Large ones lie in a temporary file that is mapped
+    into memory: the kernel gives up pages that no search looks at.
     """
 
     def __init__(self, table: RecordTable, models: ModelColumns | None = None) -> None:
@@ -75,7 +79,14 @@ class RowMetadata:
         else:
             names = table.schema.names if table.schema is not None else list(OWN)
         names = [name for name in names if name not in VECTOR_COLUMNS]
-        self.rows: pa.Table = (table if models is None else models).read(names).combine_chunks()
+        pieces = table.pieces(names) if models is None else iter([models.read(names)])
+        first = next(pieces, None)
+        if first is None:
+            first = table.read(names, [])
+        self.rows: pa.Table = in_memory_or_mapped(chain([first], pieces), first.schema, MEMORY_BYTES)
+        batches = self.rows.to_batches()
+        self._batches = batches or [pa.RecordBatch.from_pylist([], first.schema)]
+        self._starts = np.cumsum([0, *(len(batch) for batch in self._batches)])[:-1]
 
     def rows_of(self, ids: pa.Table, is_live: Mask) -> Rows:
         """Row of each vector; -1 for a vector that is no longer live.
@@ -95,10 +106,20 @@ class RowMetadata:
             )
         return found
 
+    def take(self, rows: Rows) -> pa.Table:
+        """Rows by their numbers, in their order; of a table in pieces this looks at those pieces alone."""
+        if len(self._batches) == 1:
+            return self.rows.take(pa.array(rows))
+        places = np.searchsorted(self._starts, rows, side="right") - 1
+        found = [
+            self._batches[place].slice(row - self._starts[place], 1) for row, place in zip(rows, places, strict=True)
+        ]
+        return pa.Table.from_batches(found, self.rows.schema)
+
     def describe(self, rows: Rows) -> list[dict[str, Any]]:
         """Fields of hits for some rows, in their order; columns carried over stand under `carryover`."""
         carried = self.carried.names
-        taken = self.rows.select([*OWN, *carried]).take(pa.array(rows)).to_pylist()
+        taken = self.take(rows).select([*OWN, *carried]).to_pylist()
         return [
             {name: row[name] for name in OWN} | {"carryover": {name: row[name] for name in carried}} for row in taken
         ]

@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
 import numpy as np
-import pyarrow as pa
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BeforeValidator
 from pydantic_core import to_json
@@ -119,7 +118,7 @@ async def item(
 
 def _segment(publication: ServedPublication, item_id: str, segment: int | None) -> dict[str, Any]:
     row = publication.segment_row(item_id, segment)
-    values: dict[str, Any] = publication.store.searcher.snapshot.metadata.rows.slice(row, 1).to_pylist()[0]
+    values: dict[str, Any] = publication.store.searcher.snapshot.metadata.take(np.array([row])).to_pylist()[0]
     return values
 
 
@@ -129,8 +128,8 @@ def _describe(
     row = publication.item_row(item_id)
     if row is None:
         raise no_item(item_id, publication.version)
-    metadata = publication.store.searcher.snapshot.metadata.rows
-    segments = metadata.take(pa.array(publication.rows_of(item_id))).to_pylist()
+    metadata = publication.store.searcher.snapshot.metadata
+    segments = metadata.take(publication.rows_of(item_id)).to_pylist()
     segments.sort(key=lambda each: each["segment"])
     if segment is not None:
         publication.segment_row(item_id, segment)

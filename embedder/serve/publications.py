@@ -126,8 +126,7 @@ class ServedPublication:
             RequestError: there is no such item, or no such segment.
         """
         rows = self.rows_of(item_id)
-        metadata = self.store.searcher.snapshot.metadata.rows
-        segments = metadata["segment"].take(pa.array(rows)).to_pylist()
+        segments = self.store.searcher.snapshot.metadata.take(rows)["segment"].to_pylist()
         if not segments:
             raise no_item(item_id, self.version)
         wanted = min(segments) if segment is None else segment

@@ -4,6 +4,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterable
+from itertools import chain
 
 import pyarrow as pa
 
@@ -41,7 +42,7 @@ class SpillFile:
         except OSError as error:
             self._file.raw.close()  # what is left in its buffer can't be written either
             raise RunFailedError(
-                f"{tempfile.gettempdir()}: the listed items don't fit into the folder for temporary files "
+                f"{tempfile.gettempdir()}: the rows of items don't fit into the folder for temporary files "
                 f"({error.strerror or error}); make room there, or set TMPDIR to a folder that has it"
             ) from None
         self._end = self._file.tell()
@@ -55,3 +56,24 @@ class SpillFile:
         """Map the table at a place: its pages are read when they are looked at, and given up where memory is short."""
         pages = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         return pa.ipc.open_stream(pa.py_buffer(pages).slice(start, end - start)).read_all()
+
+
+def in_memory_or_mapped(tables: Iterable[pa.Table], schema: pa.Schema, memory_bytes: int) -> pa.Table:
+    """Gather tables as one: in memory, or where they are larger in a temporary file that is mapped.
+
+    Args:
+        tables: in their order.
+        schema: of all.
+        memory_bytes: of what stays in memory.
+
+    Raises:
+        RunFailedError: the disk is full.
+    """
+    tables, kept, size_bytes = iter(tables), [schema.empty_table()], 0
+    for table in tables:
+        kept.append(table)
+        size_bytes += table.nbytes
+        if size_bytes > memory_bytes:
+            file = SpillFile()
+            return file.map(*file.append(chain(kept, tables), schema))
+    return pa.concat_tables(kept).combine_chunks()

@@ -8,21 +8,28 @@ import pytest
 from search_stores import QUERY, ids, picture, searchable, towards, video
 
 from embedder.errors import ConfigError
-from embedder.retrieval import filters
+from embedder.retrieval import filters, snapshot
 from embedder.retrieval.filters import RowFilter
 
 CAPTIONS = ["A red car", None, "red", "", "grün", None]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["index", "exact"])
+@pytest.fixture(scope="module", params=["index", "exact", "mapped"])
 def store(request, tmp_path_factory):
     """Six pictures, ever farther from the query, and a clip; with prices, of which one is missing."""
     pictures = [picture(f"{number}.png", 10 * number, caption=CAPTIONS[number]) for number in range(6)]
+    with pytest.MonkeyPatch.context() as changed:
+        if request.param == "mapped":
+            changed.setattr(snapshot, "MEMORY_BYTES", 0)
+        yield stored(request.param, tmp_path_factory, pictures)
+
+
+def stored(kind, tmp_path_factory, pictures):
     return searchable(
         tmp_path_factory.mktemp("where") / "s",
         *pictures,
         *video("clip.mp4", 70, 80),
-        index=request.param,
+        index=kind != "exact",
         price=[1.0, 2.0, 3.0, None, 5.0, 6.0, 7.0, float("nan")],
         category=["toys", "food"] * 4,
     )

@@ -6,6 +6,7 @@ import pytest
 from search_stores import picture, searchable, video
 
 from embedder.retrieval.snapshot import IdRows
+from embedder.retrieval.store_api import open_store
 
 
 def test_rows_of_an_id_are_found_among_ids_in_any_order():
@@ -31,3 +32,17 @@ def test_vectors_of_rows_are_their_own(tmp_path, index):
             assert vector_row == -1
         else:
             assert np.allclose(snapshot.vectors.vectors(np.array([vector_row]))[0], expected[key], atol=0.02)
+
+
+def test_columns_that_are_mapped_are_those_in_memory(tmp_path, monkeypatch):
+    rows = [picture(f"{number}.jpg", 10 * number, caption=f"caption {number}") for number in range(6)]
+    store = searchable(tmp_path / "store", *rows, price=[1.0, None, 3.0, 4.0, 5.0, 6.0])
+    in_memory = store.searcher.snapshot.metadata
+    monkeypatch.setattr("embedder.retrieval.snapshot.MEMORY_BYTES", 0)
+    mapped = open_store(store.files.address).searcher.snapshot.metadata
+    assert mapped.rows.equals(in_memory.rows)
+    assert len(mapped.rows["item_id"].chunks) == 2, "as many pieces as part files"
+    wanted = np.array([5, 0, 3, 3, 2])
+    assert mapped.take(wanted).to_pylist() == in_memory.take(wanted).to_pylist()
+    assert mapped.describe(wanted) == in_memory.describe(wanted)
+    assert mapped.take(wanted[:0]).num_rows == 0
