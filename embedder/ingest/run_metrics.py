@@ -135,7 +135,11 @@ def _states(result: RunResult, metrics: Sequence[Metric], counted: _CountedRows)
 def _recall(files: StoreFiles, counted: _CountedRows, state: State) -> Figures:
     """R@k of the sample's captions for their own images."""
     hashes = set(state["hashes"])
-    keys = counted.among(lambda rows: pa.array([hash_of(each).hex() in hashes for each in rows["item_id"].to_pylist()]))
+
+    def is_sampled(rows: pa.Table) -> pa.Array:
+        return pa.array([hash_of(each).hex() in hashes for each in rows["item_id"].to_pylist()], pa.bool_())
+
+    keys = counted.among(is_sampled)
     images, texts, order = [], [], []
     for number in keys["file"].unique().sort().to_pylist():
         rows = counted.read(files, number, ["item_id", "segment", *PAIR])
