@@ -21,7 +21,7 @@ from embedder.quantities import counted
 from embedder.report.node_sums import all_devices, cost_per_million, held_devices, node_reports, this_machine
 from embedder.report.plan_review import review_run
 from embedder.report.schema import EventReport, OperatorReport, PlaceReport, Report
-from embedder.report.step_sums import cores_beside_steps, split_loads, steady_part, step_reports
+from embedder.report.step_sums import cores_beside_steps, joined, split_loads, steady_part, step_reports
 from embedder.sources.selection import LeftOut
 from embedder.store.finished import NO_PLACES, hashed, of_whole
 from embedder.store.journal import stream_entries, stream_keys
@@ -61,7 +61,7 @@ def build_report(
     reasons = difference.reasons
     run, names = result.run, {entry.name for entry in result.entries if not entry.name.startswith(job.run.session)}
     session = stream_entries(run.files, run.run_id, names)
-    measurements = [Measurement(**call) for entry in session for call in entry.trace]
+    measurements = joined(Measurement(**call) for entry in session for call in entry.trace)
     loads, trace = split_loads(measurements)
     replicas = {f"stage {index}": stage.min_replicas for index, stage in enumerate(job.allocation.stages)}
     steps, window = step_reports(trace, replicas)

@@ -32,6 +32,8 @@ class Measurement:
     bytes_out: int = 0
     peak_rss_bytes: int = 0
     peak_gpu_bytes: int = 0
+    num_calls: int = 1
+    """More than one where sums stand for several calls of a process (`embedder.report.step_sums.joined`)."""
 
 
 @contextmanager

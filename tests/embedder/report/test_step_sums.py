@@ -5,6 +5,7 @@ import pytest
 from embedder.engine.monitor import CpuUse
 from embedder.report.step_sums import (
     cores_beside_steps,
+    joined,
     replica_seconds,
     split_loads,
     steady_part,
@@ -93,3 +94,27 @@ def test_a_run_that_ended_before_all_stages_were_up_is_short():
     part = steady_part(calls, [*loads, *late], steps, "stage 0")
     assert part.too_short.startswith("once all stages were up, the run lasted 0 s and had 0 blocks")
     assert steady_part([], [], [], "stage 0").rows_per_s == 0.0
+
+
+def test_calls_beyond_the_limit_are_joined_and_their_sums_stay():
+    calls = [call(f"stage {number % 2}", number % 4, 100.0 + number, 0.75) for number in range(1000)]
+    loads = [call(f"load {number}", number, 90.0, 8.0) for number in range(2)]
+    few = joined([*loads, *reversed(calls)], limit=100)
+    assert len(few) <= 100
+    assert joined([*loads, *calls]) == [*loads, *calls]
+    for each in (few, [*loads, *calls]):
+        own_loads, own_calls = split_loads(each)
+        steps, window = step_reports(own_calls, {"stage 0": 2, "stage 1": 2})
+        assert len(own_loads) == 2
+        assert [(step.num_calls, step.num_rows, step.bytes_out) for step in steps] == [(500, 5000, 50_000)] * 2
+        assert [step.wall_s for step in steps] == pytest.approx([375.0, 375.0])
+        assert [step.max_replicas for step in steps] == [2, 2]
+        assert window == pytest.approx((100.0, 1099.75), abs=40)
+        steady = steady_part(own_calls, own_loads, steps, "stage 1")
+        assert steady.rows_per_s == pytest.approx(5.0, rel=0.1)
+        assert steady.too_short is None
+
+
+def test_processes_that_are_many_are_told_apart_beyond_the_limit():
+    calls = [call("decode", number, 100.0, 1.0) for number in range(50)]
+    assert len({each.pid for each in joined(calls, limit=10)}) == 50
