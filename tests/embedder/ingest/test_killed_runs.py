@@ -1,5 +1,6 @@
 """kill -9, SIGTERM and Ctrl-C at several points of a run: the same command goes on and ends in the same store."""
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,11 @@ from embedding_runs import assert_same
 import embedder
 
 NUM_IMAGES, NUM_CLIPS = 120, 2
+NUM_KILLS = int(os.environ.get("EMBEDDER_NUM_KILLS", "3"))  # of one run
+METRICS = (
+    "{name='rows', kind='count'}, {name='captions', kind='count', column='caption'}, "
+    "{name='ends', kind='moments', column='end_s'}, {name='pairs', kind='recall'}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +36,7 @@ def arguments_of(source, model, store, engine):
         "decode.items_per_task=8",
         "segment_s=1.0",
         "no_progress_timeout_s=90",
+        f"metric=[{METRICS}]",
     ]
     options = [part for setting in settings for part in ("--set", setting)]
     base = ["embed", str(source), "--model", str(model), "--store", str(store)]
@@ -69,9 +76,20 @@ def signalled(arguments, num_entries, number):
     return process.wait(timeout=120), log.read_text()
 
 
+def metrics_of(store):
+    """Figures of the store's one run."""
+    (report,) = Path(store).glob("runs/*/report.json")
+    return json.loads(report.read_text())["metrics"]
+
+
 @pytest.fixture(scope="module")
-def undisturbed(source, tiny_model, tmp_path_factory):
-    return run_to_the_end(source, tiny_model, tmp_path_factory.mktemp("killed") / "undisturbed", "local")
+def undisturbed_store(tmp_path_factory):
+    return tmp_path_factory.mktemp("killed") / "undisturbed"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(source, tiny_model, undisturbed_store):
+    return run_to_the_end(source, tiny_model, undisturbed_store, "local")
 
 
 @pytest.mark.parametrize("num_entries", [0, 6, *(pytest.param(num, marks=pytest.mark.slow) for num in (1, 14))])
@@ -88,11 +106,15 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_rows(
 
 
 @pytest.mark.slow
-def test_several_kills_of_one_run_are_survived(source, tiny_model, tmp_path, undisturbed):
+def test_several_kills_of_one_run_are_survived_by_rows_and_metrics(
+    source, tiny_model, tmp_path, undisturbed, undisturbed_store
+):
     arguments = (source, tiny_model, tmp_path / "store", "local")
-    for num_entries in (2, 5, 9):
-        signalled(arguments, num_entries, signal.SIGKILL)
+    codes = [signalled(arguments, 1 + (number * 13) // NUM_KILLS, signal.SIGKILL)[0] for number in range(NUM_KILLS)]
+    assert codes == [-signal.SIGKILL] * NUM_KILLS
     assert_same(run_to_the_end(*arguments), undisturbed)
+    assert metrics_of(tmp_path / "store") == metrics_of(undisturbed_store)
+    assert metrics_of(undisturbed_store)["rows"]["num"] == len(undisturbed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
