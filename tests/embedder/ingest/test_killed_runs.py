@@ -92,7 +92,7 @@ def undisturbed(source, tiny_model, undisturbed_store):
     return run_to_the_end(source, tiny_model, undisturbed_store, "local")
 
 
-@pytest.mark.parametrize("num_entries", [0, 6, *(pytest.param(num, marks=pytest.mark.slow) for num in (1, 14))])
+@pytest.mark.parametrize("num_entries", [0, 6])
 def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_rows(
     source, tiny_model, tmp_path, undisturbed, num_entries
 ):
