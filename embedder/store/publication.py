@@ -117,7 +117,7 @@ def commit_table(work: Publication, name: str, columns: pa.Schema) -> int:
 def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:
     """Part files of the run; those with rows of incomplete or outdated items are rewritten without them."""
     finished = work.finished
-    own, counting = (finished.records, all_items) if table.name == "items" else (finished.vectors, with_new_rows)
+    own, counting = (finished.records, _all_items) if table.name == "items" else (finished.vectors, _with_new_rows)
     num_counting = np.zeros(len(finished.files), np.int64)
     for rows in of_whole(own, work.whole, counting):
         num_counting += np.bincount(rows["file"].to_numpy(), minlength=len(num_counting))
@@ -138,12 +138,12 @@ def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:
     return parts
 
 
-def all_items(whole: pa.Table) -> pa.Table:
+def _all_items(whole: pa.Table) -> pa.Table:
     """Items that have records: all."""
     return whole
 
 
-def with_new_rows(whole: pa.Table) -> pa.Table:
+def _with_new_rows(whole: pa.Table) -> pa.Table:
     """Items that have new rows of embeddings; the others keep those that they had."""
     return whole.filter(pc.invert(whole["kept"]))
 
@@ -180,7 +180,7 @@ def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:
     for number in range(num_parts):
         items = whole.part(number, num_parts)
         if table.name == "embeddings":
-            items = with_new_rows(items)
+            items = _with_new_rows(items)
             items = items.filter(pc.greater(items["num_vectors"], 0))
         own = items["item_id"]
         if num_parts > 1:
