@@ -25,7 +25,9 @@ _NUM_TIMED_QUERIES = 50
 _NUM_SKIPPED_WITHOUT_TEXTS = 2
 # Twice the effort that finds so little more, of much, will not find the rest: what is missing is lost by the codes.
 _AT_REST, _LEAST_AT_REST = 5e-4, 0.5
-_NUM_HALVED, _CHANCE = 2, 5e-3
+_NUM_HALVED = 2
+CHANCE = 5e-3
+"""Error of a recall that some hundred queries measure."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Meter:
         """Measure as `tune` does, and then between the fastest that reaches the target and half its effort.
 
         Efforts double, so a little less than twice the time would be lost. What finds the target by chance alone is not
-        taken: of 500 queries recall is off by `_CHANCE`. Without texts nothing between is measured, as the cheapest
+        taken: of 500 queries recall is off by `CHANCE`. Without texts nothing between is measured, as the cheapest
         settings aren't.
         """
         points, best = self.tune(ground_truth, target)
@@ -92,7 +94,7 @@ class Meter:
             if tried in (low, high):
                 break
             points.append(self.point(ground_truth, best.parameters | {name: tried}))
-            if points[-1].recall_at_10 >= min(1.0, target + _CHANCE):
+            if points[-1].recall_at_10 >= min(1.0, target + CHANCE):
                 high, best = tried, min(best, points[-1], key=lambda point: point.latency_ms)
             else:
                 low = tried

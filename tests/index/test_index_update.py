@@ -8,9 +8,12 @@ import pyarrow as pa
 import pytest
 from index_samples import Build, make_ids, make_images_and_captions, make_vectors
 
+from index.autotune import Meter
 from index.constraints import Constraints
 from index.errors import RebuildNeededError, RetrievalError
 from index.ids import compare_ids
+from index.manifest import Point
+from index.recall import GroundTruth
 from index.search import open_index
 from index.update import update_index
 
@@ -69,6 +72,27 @@ def test_the_recall_it_tells_is_that_of_a_fresh_measure(build: Build, tmp_path: 
     recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), wanted.tolist(), strict=True)])
     assert index.manifest.recall_at_10 == pytest.approx(recall, abs=0.003)  # its own vectors are rounded
     assert index.manifest.built_recall_at_10 >= 0.95
+
+
+@pytest.mark.parametrize(("loss", "are_kept"), [(0.004, True), (0.02, False)])
+def test_a_recall_that_misses_by_chance_alone_costs_no_query_more_time(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: float, are_kept: bool
+) -> None:
+    images, captions = make_images_and_captions(NUM_BEFORE, 400)
+    numbers = np.arange(NUM_BEFORE)
+    before, manifest = build(images[:-10], ids=ids_of(numbers[:-10]), kind="hnsw", queries=captions)
+    measured = Meter.point
+
+    def lower(meter: Meter, ground_truth: GroundTruth, parameters: dict[str, int]) -> Point:
+        point = measured(meter, ground_truth, parameters)
+        recall = 0.95 - loss if parameters == manifest.parameters else max(0.96, point.recall_at_10)
+        return point.model_copy(update={"recall_at_10": recall})
+
+    monkeypatch.setattr(Meter, "point", lower)
+    removed = np.zeros(NUM_BEFORE - 10, bool)
+    out = tmp_path / "index" / "000002"
+    made = update_index(before, out, images[-10:], ids_of(numbers[-10:]), removed, embeddings_version=8)
+    assert (made.parameters == manifest.parameters) == are_kept
 
 
 def test_removing_the_very_answers_of_a_query_leaves_its_recall_true(build: Build, tmp_path: Path) -> None:
