@@ -77,6 +77,22 @@ class Meter:
             return points, min(enough, key=lambda point: point.latency_ms + self.design.reads_ms(point.parameters))
         return points, max(points, key=lambda point: (point.recall_at_10, -point.latency_ms))
 
+    def tune_from(
+        self, ground_truth: GroundTruth, before: Parameters | None, target: float
+    ) -> tuple[list[Point], Point]:
+        """Keep search parameters that miss the target by chance at most, as the next may take twice as long; else tune.
+
+        Args:
+            ground_truth: of the queries.
+            before: parameters of an earlier version; None where there are none.
+            target: recall@10.
+        """
+        if before is not None:
+            point = self.point(ground_truth, before)
+            if point.recall_at_10 >= target - CHANCE:
+                return [point], point
+        return self.tune(ground_truth, target)
+
     def tune_finely(self, ground_truth: GroundTruth, target: float) -> tuple[list[Point], Point]:
         """Measure as `tune` does, and then between the fastest that reaches the target and half its effort.
 

@@ -96,6 +96,7 @@ def update_index(
             built_recall_at_10=before.built_recall_at_10,
             target_recall=before.target_recall,
             trials=before.trials,
+            image_parameters=before.image_parameters,
             drift=float(np.linalg.norm(table.mean() - centre)) if table.num_vectors else before.drift,
         )
         kept = _link_kept(previous, before, measured.meter.index, folder)
@@ -195,16 +196,11 @@ def _update_ground_truth(
 def _measure(meter: Meter, ground_truths: GroundTruths, before: Manifest) -> TunedIndex:
     """Keep the search parameters where they still find as much; else raise them.
 
-    What is missing by chance alone is no reason: the next parameters may take twice as long.
-
     Raises:
         RebuildNeededError: no search parameters find as much as after the build.
     """
     wanted = min(before.target_recall, before.built_recall_at_10)
-    point = meter.point(ground_truths.asked, before.parameters)
-    curve = [point]
-    if point.recall_at_10 < wanted - CHANCE:
-        curve, point = meter.tune(ground_truths.asked, wanted)
+    curve, point = meter.tune_from(ground_truths.asked, before.parameters, wanted)
     if point.recall_at_10 < min(before.built_recall_at_10 - MAX_RECALL_LOSS, wanted - CHANCE):
         raise RebuildNeededError(
             f"recall@10 would be {point.recall_at_10:.3f}, and was {before.built_recall_at_10:.3f} when it was built"

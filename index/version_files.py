@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from index import faiss_build, faiss_search
 from index.atomic_folder import hash_files
-from index.autotune import GroundTruths, Meter
+from index.autotune import CHANCE, GroundTruths, Meter
 from index.checked_files import open_checked
 from index.disk_files import link_files, read_ids, read_parts, write_ids
 from index.disk_index import DiskIndex
@@ -92,6 +92,7 @@ class VersionOrigin:
         target_recall: recall that was asked for.
         trials: measurements for the choice of the design.
         drift: distance from the mean of the vectors of that build to the mean of those added since.
+        image_parameters: of the version before, for searches by image; None where there are none.
     """
 
     embeddings_version: int
@@ -101,6 +102,7 @@ class VersionOrigin:
     target_recall: float
     trials: tuple[DesignTrial, ...]
     drift: float = 0.0
+    image_parameters: dict[str, int] | None = None
 
 
 def write_version(
@@ -131,8 +133,9 @@ def write_version(
     if not contents.is_live.all():
         np.save(folder / LIVE_NAME, np.packbits(contents.is_live, bitorder="little"))
     with timer.step("tune"):
-        _, of_images = meter.tune(ground_truths.images, origin.target_recall)
-    is_enough = of_images.recall_at_10 >= origin.target_recall
+        _, of_images = meter.tune_from(ground_truths.images, origin.image_parameters, origin.target_recall)
+    is_kept = of_images.parameters == origin.image_parameters
+    is_enough = of_images.recall_at_10 >= origin.target_recall - (CHANCE if is_kept else 0)
     with timer.step("hash"):
         known = {} if known_hashes is None else known_hashes
         names = [*index_names, *(name for name in (QUERIES_NAME, LIVE_NAME) if (folder / name).exists())]
@@ -162,7 +165,7 @@ def write_version(
         steps_s=timer.steps_s,
         faiss_version=faiss_build.VERSION,
         **vars(measured.point),
-        **vars(origin),
+        **{name: value for name, value in vars(origin).items() if name != "image_parameters"},
     )
     write_manifest(folder, manifest)
     return manifest
