@@ -32,7 +32,7 @@ def compare(
         found[name] = {"build": json.loads(path.read_text()), "rounds": []}
     ours: list[dict] = []
     for _ in range(NUM_ROUNDS):
-        command = ["-m", "large_index_bench.steps", "serve", str(folder), json.dumps(settings)]
+        command = ["-m", "large_index_bench.steps", "serve", str(folder), json.dumps(settings | {"filters": False})]
         line, _ = run_limited(command, parent, limits["serve"])
         ours.append(json.loads(line) | {"load": os.getloadavg()[0]})
         for name, python in pythons.items():

@@ -75,7 +75,8 @@ def serve(folder: Path, settings: dict) -> dict:
         times[number] = (time.perf_counter() - started) * 1000
     found |= {"recall_at_10": round(recall(rows, exact[NUM_WARMING:]), 4), **_percentiles(times)}
     found["queries_per_s"] = round(1000 * len(times) / float(times.sum()), 1)
-    found["filter"] = filtered(folder, index, asked, settings)
+    if settings.get("filters", True):
+        found["filter"] = filtered(folder, index, asked, settings)
     return found | _peak()
 
 
