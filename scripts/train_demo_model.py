@@ -22,6 +22,7 @@ import torch
 from demo_recipe.drawings import read_concepts
 from demo_recipe.figures import figures_on
 from demo_recipe.images import train_images
+from demo_recipe.more_styles import make_tables
 from demo_recipe.texts import train_texts
 from demo_recipe.training import log
 
@@ -36,12 +37,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="another number changes last bits")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", type=float, default=1.0, help="of the steps, to try it out")
+    help_text = "model folder whose picture tower stands for all parts of 1 but the last"
+    parser.add_argument("--begin-with", type=Path, metavar="MODEL", help=help_text)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.work.mkdir(parents=True, exist_ok=True)
     concepts = read_concepts(options.data)
     log(f"{len(concepts):,} concepts")
-    images = train_images(options.data, concepts, options.work, options.seed, options.share)
+    make_tables(concepts, options.data, options.work)
+    images = train_images(options.data, concepts, options.work, options.seed, options.share, options.begin_with)
     texts = train_texts(images, options.data, concepts, options.work, options.seed, options.share)
     texts.export(options.out, images.config.name, dtype="float16", replace=True)
     log(f"{options.out}: written")

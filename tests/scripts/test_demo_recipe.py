@@ -4,9 +4,13 @@ import hashlib
 import io
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from demo_recipe.more_styles import MORE_STYLES
+from demo_recipe.restyle import restyled
 from PIL import Image, ImageDraw
 from script_runs import run_script
 
@@ -14,7 +18,7 @@ from shards.config import load_model_config
 
 COLOURS = {"red": "#d02020", "green": "#20a020", "blue": "#2040d0", "yellow": "#e0c020"}
 SHAPES = ("square", "circle", "bar")
-STYLES = {"twemoji": 8, "openmoji": 10, "fluent-flat": 12, "fluent-modern": 14, "noto": 16}
+STYLES = {"twemoji": 8, "openmoji": 10, "fluent-flat": 12, "fluent-modern": 14, "noto": 16} | dict.fromkeys(MORE_STYLES, 11)
 
 
 def drawing(colour, shape, margin):
@@ -51,8 +55,17 @@ def write_style(folder, style, margin):
     pq.write_table(pa.Table.from_pylist(rows), folder / f"{style}.parquet")
 
 
-def train(data, out, work):
-    options = ["--out", out, "--work", work, "--share", 0.0005]
+def write_vectors(work):
+    """Vectors of words, as the recipe keeps them once it has read the package."""
+    work.mkdir()
+    words = [*COLOURS, *SHAPES, "crimson", "disc", "stripe", "navy"]
+    vectors = np.random.default_rng(0).normal(size=(len(words), 8)).astype(np.float32)
+    np.savez(work / "word-vectors.npz", words=words, vectors=vectors)
+
+
+def train(data, out, work, *more):
+    write_vectors(work)
+    options = ["--out", out, "--work", work, "--share", 0.0005, *more]
     found = run_script("train_demo_model.py", data, *options, timeout_s=300)
     assert found.returncode == 0, found.stderr
     return json.loads(found.stdout.splitlines()[-1].partition(" ")[2])
@@ -74,3 +87,18 @@ def test_the_recipe_trains_and_judges_a_model_and_does_so_twice_alike(tmp_path):
     train(data, tmp_path / "second", tmp_path / "work-2")
     hashes = [hashlib.sha256((tmp_path / name / "model.safetensors").read_bytes()) for name in ("first", "second")]
     assert hashes[0].digest() == hashes[1].digest()
+    train(data, tmp_path / "third", tmp_path / "work-3", "--begin-with", tmp_path / "first")
+    names = {path.name for path in (tmp_path / "work-3").glob("*.pt")}
+    assert names == {"pictures-more.pt", "texts.pt"}  # the parts before the last were not trained
+
+
+def test_restyled_drawings_keep_white_white_and_follow_from_the_seed():
+    white = torch.full((3, 64, 64, 3), 255, dtype=torch.uint8)
+    assert torch.equal(restyled(white, 1), white)
+    drawn = white.clone()
+    drawn[:, 16:48, 16:48] = torch.tensor([200, 40, 90], dtype=torch.uint8)
+    changed = restyled(drawn, 1)
+    assert changed.shape == drawn.shape and changed.dtype == torch.uint8
+    assert torch.equal(changed, restyled(drawn, 1)) and not torch.equal(changed, restyled(drawn, 2))
+    assert not torch.equal(changed[0], changed[1])  # each in its own way
+    assert (changed[:, :4] == 255).all() and (changed[:, 30:34, 30:34] < 255).any()
