@@ -67,7 +67,7 @@ PACKAGES = {
         licence="MIT",
         authors="Microsoft Corporation, packed by LobeHub",
         drawings=r"package/assets/(?P<codes>[0-9a-f-]+)\.webp",
-        only_of="fluent-flat",  # Microsoft draws no flags of countries: those in this package are Noto's
+        only_of="fluent-flat",  # the package has flags of countries, whose origin it doesn't tell
     ),
     "streamline": DrawnPackage(
         name="@iconify-json/streamline-emojis@1.2.4",
