@@ -3,11 +3,13 @@
     python scripts/train_demo_model.py DATA_FOLDER --out embedder/demo_model [--work DIR]
 
 DATA_FOLDER holds twemoji.parquet, openmoji.parquet, fluent-flat.parquet, fluent-modern.parquet, and for the figures at
-the end noto.parquet. Of `openmoji_tags` nothing is read before those.
+the end noto.parquet. Of `openmoji_tags` nothing is read before those. Five more styles and vectors of words are
+fetched by npm from packages pinned by their SHA-256, unless their tarballs lie in --work.
 
-1. Images: the ViT learns to tell the 1,923 concepts apart over all styles, each drawing varied anew every time;
-   first at 48 px, then at 64 px.
-2. Texts: the ALBERT learns to hit the middle of its concept's images, by caption, by tags, by both.
+1. Images: the ViT learns to tell the 1,923 concepts apart, each drawing varied anew every time; first at 48 px over
+   the four styles, then at 64 px, then over all nine.
+2. Texts: the ALBERT learns to hit the middle of its concept's images, by caption, by tags, by both; and to point a
+   word of no caption at the concepts whose words are near to it.
 
 One drawing of every eighth concept that has three or more is held out; what finds those is what a recipe may be chosen
 by. A run that was ended goes on at its last checkpoint in --work. Everything follows from the seed.
@@ -22,6 +24,7 @@ import torch
 from demo_recipe.drawings import read_concepts
 from demo_recipe.figures import figures_on
 from demo_recipe.images import train_images
+from demo_recipe.more_styles import make_tables
 from demo_recipe.texts import train_texts
 from demo_recipe.training import log
 
@@ -36,13 +39,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="another number changes last bits")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", type=float, default=1.0, help="of the steps, to try it out")
+    help_text = "model folder whose towers stand for the first two parts, and begin the texts"
+    parser.add_argument("--begin-with", type=Path, metavar="MODEL", help=help_text)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.work.mkdir(parents=True, exist_ok=True)
     concepts = read_concepts(options.data)
     log(f"{len(concepts):,} concepts")
-    images = train_images(options.data, concepts, options.work, options.seed, options.share)
-    texts = train_texts(images, options.data, concepts, options.work, options.seed, options.share)
+    make_tables(concepts, options.data, options.work)
+    images = train_images(options.data, concepts, options.work, options.seed, options.share, options.begin_with)
+    texts = train_texts(images, options.data, concepts, options.work, options.seed, options.share, options.begin_with)
     texts.export(options.out, images.config.name, dtype="float16", replace=True)
     log(f"{options.out}: written")
     if (options.data / f"{TEST_STYLE}.parquet").exists():

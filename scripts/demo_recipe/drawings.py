@@ -36,6 +36,12 @@ class Drawings:
         return Drawings(self.pixels[places], self.concepts[places], self.keys[places])
 
 
+def joined(one: Drawings, other: Drawings) -> Drawings:
+    """All of both."""
+    fields = ("pixels", "concepts", "keys")
+    return Drawings(*(torch.cat([getattr(one, field), getattr(other, field)]) for field in fields))
+
+
 def read_concepts(data: Path) -> list[Concept]:
     """Every concept of the training styles, ordered by code; no column but these is opened."""
     known: dict[str, Concept] = {}
@@ -61,18 +67,25 @@ def read_drawings(
     """
     cache = work / f"{'+'.join(styles)}-{image_size}.npz"
     if not cache.exists():
-        _decode(data, styles, concepts, image_size, cache)
+        tables = [table_of(style, data, work) for style in styles]
+        _decode(tables, concepts, image_size, cache)
     arrays = np.load(cache)
     return Drawings(*(torch.from_numpy(arrays[name]) for name in ("pixels", "concepts", "keys")))
 
 
-def _decode(data: Path, styles: tuple[str, ...], concepts: list[Concept], image_size: int, cache: Path) -> None:
+def table_of(style: str, data: Path, work: Path) -> Path:
+    """Table of a style: of the data's folder, else one that the recipe makes in `work`."""
+    given = data / f"{style}.parquet"
+    return given if given.exists() else work / f"{style}.parquet"
+
+
+def _decode(tables: list[Path], concepts: list[Concept], image_size: int, cache: Path) -> None:
     resize = ResizeSpec(image_size, mode="squash", interpolation="bicubic", reduced_decode=True)
     places = {concept["hexcode"]: place for place, concept in enumerate(concepts)}
     pixels, found, keys = [], [], []
     with SandboxedDecoder() as sandbox:
-        for style in styles:
-            for row in pq.read_table(data / f"{style}.parquet", columns=["item_id", "hexcode", "image"]).to_pylist():
+        for table in tables:
+            for row in pq.read_table(table, columns=["item_id", "hexcode", "image"]).to_pylist():
                 if row["hexcode"] in places:
                     pixels.append(sandbox.image(row["image"], resize))
                     found.append(places[row["hexcode"]])

@@ -1,13 +1,15 @@
-"""Phase 1: the ViT learns to tell the concepts apart over all styles; small images first, then larger ones."""
+"""Phase 1: the ViT learns to tell the concepts apart; small images first, then larger ones, then of more styles."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from demo_recipe.drawings import STYLES, Concept, Drawings, hold_out, read_drawings
+from demo_recipe.drawings import STYLES, Concept, Drawings, hold_out, joined, read_drawings
+from demo_recipe.more_styles import MORE_STYLES
 from demo_recipe.training import scaled, train
 from shards.config import ModelConfig, PreprocessConfig
 from shards.towers.albert import AlbertTower
@@ -81,22 +83,42 @@ SMALL = TrainSettings(
 )
 
 
+@dataclass(frozen=True)
+class Part:
+    """A training of the picture tower.
+
+    Attributes:
+        image_size: side of the images in px.
+        settings: of the training.
+        more_styles: styles that are learnt from beside the four that say which concepts there are.
+    """
+
+    image_size: int
+    settings: TrainSettings
+    more_styles: tuple[str, ...] = ()
+
+
+LARGER = SMALL.model_copy(
+    update={
+        "learning_rate": 6e-4,
+        "final_learning_rate": 0.0,
+        "num_steps": 2000,
+        "patch_dropout": 0.3,
+        "augmentation": AUGMENTATION.model_copy(update={"erase": 0.2}),
+    }
+)
+LONGER = LARGER.model_copy(update={"num_steps": 1700, "warmup_steps": 50, "patch_dropout": 0.4})
 PARTS = {
-    48: SMALL,
-    64: SMALL.model_copy(
-        update={
-            "learning_rate": 6e-4,
-            "final_learning_rate": 0.0,
-            "num_steps": 2000,
-            "patch_dropout": 0.3,
-            "augmentation": AUGMENTATION.model_copy(update={"erase": 0.2}),
-        }
-    ),
+    "pictures-48": Part(48, SMALL),
+    "pictures-64": Part(64, LARGER),
+    "pictures-more": Part(64, LONGER, MORE_STYLES),
 }
-"""Size of the images -> how they are learnt from, in this order."""
+"""How images are learnt from, in this order."""
 
 
-def train_images(data: Path, concepts: list[Concept], work: Path, seed: int, share: float) -> Trainer:
+def train_images(
+    data: Path, concepts: list[Concept], work: Path, seed: int, share: float, model: Path | None = None
+) -> Trainer:
     """Train part after part; each begins with the averaged weights of the one before, fitted to its size.
 
     Args:
@@ -105,17 +127,46 @@ def train_images(data: Path, concepts: list[Concept], work: Path, seed: int, sha
         work: folder of checkpoints.
         seed: that everything follows from.
         share: of the steps.
+        model: folder whose picture tower stands for what all parts but the last would learn.
     """
-    trainer = None
-    for image_size, settings in PARTS.items():
-        trainer = _begin(image_size, scaled(settings, len(concepts), seed, share), trainer, work)
-        learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, image_size, work))
-        checkpoint = work / f"pictures-{image_size}.pt"
+    trainer = None if model is None else _with_pictures_of(model, seed)
+    for name, part in list(PARTS.items())[0 if model is None else -1 :]:
+        trainer = _begin(part, scaled(part.settings, len(concepts), seed, share), trainer, work)
+        learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, part.image_size, work))
+        if part.more_styles:
+            learnt = joined(learnt, read_drawings(data, part.more_styles, concepts, part.image_size, work))
+        checkpoint = work / f"{name}.pt"
+        if part.more_styles and not checkpoint.exists():
+            trainer.objective.set_prototypes(centroids(trainer, learnt, len(concepts)))
         judge = partial(_recall, trainer, held_out)
         train(trainer, checkpoint, CHECKPOINT_STEPS, partial(_batch, learnt, seed=seed), judge)
     if trainer is None:
         raise ValueError("the recipe has no part")
     return trainer
+
+
+def _with_pictures_of(model: Path, seed: int) -> Trainer:
+    """A trainer with a model's picture tower and a fresh text tower."""
+    given, last = Trainer(model, TrainSettings(ema_decay=0)), list(PARTS.values())[-1]
+    settings = last.settings.model_copy(update={"seed": seed})
+    trainer = Trainer(config_of(last.image_size), settings)
+    pictures = {name: tensor for name, tensor in given.weights().items() if name.startswith("vision")}
+    trainer.averaged.load_state_dict(pictures, strict=False)
+    trainer.objective.logit_scale.data.copy_(given.objective.logit_scale)
+    return trainer
+
+
+def centroids(trainer: Trainer, drawings: Drawings, num_concepts: int) -> torch.Tensor:
+    """The middle of each concept's images; float32 (C, E), unit rows.
+
+    Args:
+        trainer: its vision tower embeds.
+        drawings: of the concepts.
+        num_concepts: C.
+    """
+    embeddings = trainer.encode_images(drawings.pixels)
+    sums = torch.zeros(num_concepts, embeddings.shape[1]).index_add_(0, drawings.concepts, embeddings)
+    return torch.nn.functional.normalize(sums, dim=-1)
 
 
 def config_of(image_size: int) -> ModelConfig:
@@ -125,14 +176,15 @@ def config_of(image_size: int) -> ModelConfig:
     return CONFIG.model_copy(update={name: part.model_copy(update=sized) for name, part in parts.items()})
 
 
-def _begin(image_size: int, settings: TrainSettings, before: Trainer | None, work: Path) -> Trainer:
+def _begin(part: Part, settings: TrainSettings, before: Trainer | None, work: Path) -> Trainer:
     """A trainer of the part: afresh, or where the part before ended."""
-    config = config_of(image_size)
+    config = config_of(part.image_size)
     if before is None:
         return Trainer(config, settings)
     weights = fitted_positions(before.weights(), config)
-    trainer = Trainer(export_model(work / f"start-{image_size}", config, weights, None, replace=True), settings)
-    trainer.objective.set_prototypes(before.objective.prototypes.detach())
+    trainer = Trainer(export_model(work / f"start-{part.image_size}", config, weights, None, replace=True), settings)
+    if before.settings.num_concepts == settings.num_concepts:
+        trainer.objective.set_prototypes(before.objective.prototypes.detach())
     return trainer
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from demo_recipe.drawings import STYLES, Concept, Drawings, hold_out, read_drawings
+from demo_recipe.drawings import STYLES, Concept, Drawings, hold_out, joined, read_drawings
+from demo_recipe.images import centroids
+from demo_recipe.lexicon import Lexicon, make_lexicon, read_vectors, shares_of
+from demo_recipe.more_styles import MORE_STYLES
 from demo_recipe.training import scaled, train
 from embedder.steps.captions import CaptionEncoder
 from embedder.training.tokenizer import train_tokenizer
@@ -18,7 +21,11 @@ from shards.training.settings import TrainSettings
 from shards.training.trainer import Trainer
 
 BATCH_SIZE = 256
+CHECKPOINT = "texts.pt"
 CHECKPOINT_STEPS = 200
+
+LEXICON_SHARE = 0.4  # of the texts
+NEAREST_WORDS = 30  # of the lexicon, to a concept
 
 SETTINGS = TrainSettings(
     loss="concepts",
@@ -36,8 +43,10 @@ SETTINGS = TrainSettings(
 )
 
 
-def train_texts(images: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float) -> Trainer:
-    """Fit a fresh text tower to the images' tower; the trainer holds both.
+def train_texts(
+    images: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float, model: Path | None = None
+) -> Trainer:
+    """Fit a text tower to the images' tower; the trainer holds both.
 
     Args:
         images: of phase 1.
@@ -46,32 +55,30 @@ def train_texts(images: Trainer, data: Path, concepts: list[Concept], work: Path
         work: folder of checkpoints.
         seed: that everything follows from.
         share: of the steps.
+        model: folder whose text tower and tokeniser are begun with; None: fresh ones.
     """
-    phrases = [text for each in concepts for text in (each["caption"], *each["tags"], *each["groups"])]
-    tokenizer_json = train_tokenizer(phrases, images.config.text.vocab_size)
-    start = export_model(work / "start-texts", images.config, images.weights(), tokenizer_json, replace=True)
+    lexicon = make_lexicon(concepts, read_vectors(work))
+    weights = images.weights()
+    if model is None:
+        phrases = [text for each in concepts for text in (each["caption"], *each["tags"], *each["groups"])]
+        tokenizer_json = train_tokenizer([*phrases, *lexicon.words], images.config.text.vocab_size)
+    else:
+        given = Trainer(model, TrainSettings(ema_decay=0))
+        tokenizer_json = str(given.tokenizer_json)
+        weights |= {name: tensor for name, tensor in given.weights().items() if name.startswith("text")}
+    start = export_model(work / "start-texts", images.config, weights, tokenizer_json, replace=True)
     trainer = Trainer(start, scaled(SETTINGS, len(concepts), seed, share))
-    drawings = read_drawings(data, STYLES, concepts, images.config.vision.image_size, work)
-    learnt, held_out = hold_out(drawings)
-    trainer.objective.set_prototypes(centroids(images, learnt, len(concepts)))
-    writer = TextWriter(concepts, CaptionEncoder(tokenizer_json, images.config.preprocess.max_caption_tokens))
+    side = images.config.vision.image_size
+    learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, side, work))
+    learnt = joined(learnt, read_drawings(data, MORE_STYLES, concepts, side, work))
+    if not (work / CHECKPOINT).exists():
+        trainer.objective.set_prototypes(centroids(images, learnt, len(concepts)))
+    encoder = CaptionEncoder(tokenizer_json, images.config.preprocess.max_caption_tokens)
+    writer = TextWriter(concepts, encoder, lexicon)
     vectors = trainer.encode_images(held_out.pixels).numpy()
     judge = partial(_recall, trainer, writer, held_out, vectors)
-    train(trainer, work / "texts.pt", CHECKPOINT_STEPS, partial(writer.batch, seed=seed), judge)
+    train(trainer, work / CHECKPOINT, CHECKPOINT_STEPS, partial(writer.batch, seed=seed), judge)
     return trainer
-
-
-def centroids(trainer: Trainer, drawings: Drawings, num_concepts: int) -> torch.Tensor:
-    """The middle of each concept's images; float32 (C, E), unit rows.
-
-    Args:
-        trainer: its vision tower embeds.
-        drawings: of the concepts.
-        num_concepts: C.
-    """
-    embeddings = trainer.encode_images(drawings.pixels)
-    sums = torch.zeros(num_concepts, embeddings.shape[1]).index_add_(0, drawings.concepts, embeddings)
-    return torch.nn.functional.normalize(sums, dim=-1)
 
 
 def encode_texts(trainer: Trainer, encoder: CaptionEncoder, texts: list[str]) -> torch.Tensor:
@@ -97,8 +104,10 @@ def _recall(trainer: Trainer, writer: "TextWriter", held_out: Drawings, vectors:
 class TextWriter:
     """Writes what people may call a concept, and says which concepts each text fits."""
 
-    def __init__(self, concepts: list[Concept], encoder: CaptionEncoder) -> None:
-        self.concepts, self.encoder = concepts, encoder
+    def __init__(self, concepts: list[Concept], encoder: CaptionEncoder, lexicon: Lexicon) -> None:
+        self.concepts, self.encoder, self.lexicon = concepts, encoder, lexicon
+        order = np.argsort(-lexicon.nearness, axis=0, kind="stable")
+        self.nearest = order[:NEAREST_WORDS].T  # (C, few): the lexicon's words that are nearest to each concept
         self.said: dict[str, set[int]] = {}  # who has a tag, a group, or a word in the caption
         for place in range(len(concepts)):
             for phrase in self.phrases(place):
@@ -115,20 +124,37 @@ class TextWriter:
         """The texts of one step; they follow from the seed and the step."""
         chance = random.Random(f"{seed}:{step}")
         places = [chance.randrange(len(self.concepts)) for _ in range(BATCH_SIZE)]
-        positives = torch.zeros(BATCH_SIZE, len(self.concepts), dtype=torch.bool)
+        shares = torch.zeros(BATCH_SIZE, len(self.concepts))
         ids = []
         for row, place in enumerate(places):
-            text, fitting = self.write(place, chance)
+            if chance.random() < LEXICON_SHARE and self.lexicon.words:
+                text, near = self.describe(place, chance)
+                shares[row] = torch.from_numpy(near)
+            else:
+                text, fitting = self.write(place, chance)
+                shares[row, sorted(fitting)] = 1 / len(fitting)
             ids.append(torch.from_numpy(self.encoder.encode(text)))
-            positives[row, sorted(fitting)] = True
         return TrainBatch(
             pixels=torch.empty(0, 1, 1, 3, dtype=torch.uint8),
             image_concepts=torch.empty(0, dtype=torch.int64),
             token_ids=torch.cat(ids),
             token_lengths=torch.tensor([len(each) for each in ids]),
             caption_concepts=torch.tensor(places),
-            caption_positives=positives,
+            caption_positives=shares,
         )
+
+    def describe(self, place: int, chance: random.Random) -> tuple[str, np.ndarray]:
+        """A word of the lexicon, or several that are near to the concept; and what share each concept has in it."""
+        if chance.random() < 0.5:
+            words = [chance.randrange(len(self.lexicon.words))]
+        else:
+            near = self.nearest[place].tolist()
+            words = chance.sample(near, min(len(near), chance.choice((1, 2, 3, 4))))
+        shares = shares_of(self.lexicon.nearness[words].sum(0, keepdims=True))[0]
+        if len(words) > 1:
+            shares = shares / 2
+            shares[place] += 0.5
+        return chance.choice((", ", " ")).join(self.lexicon.words[word] for word in words), shares
 
     def write(self, place: int, chance: random.Random) -> tuple[str, set[int]]:
         """One text and the concepts that it fits: the caption, with some tags, or a few phrases without it."""

@@ -29,7 +29,8 @@ class TrainBatch:
         image_keys: int64 (N,), on the CPU: one number for each item (`item_key`), which determines its augmentation
             together with the epoch; None for no augmentation.
         epoch: number of passes over the data so far.
-        caption_positives: bool (M, C), for loss "concepts" where a caption fits several concepts; else None.
+        caption_positives: bool (M, C), for loss "concepts" where a caption fits several concepts, or float32, the share
+            that each has, summing to 1; else None.
         teacher_images: float32 (N, F), unit rows, a teacher's vectors of the images, NaN where it has none; None where
             there is no teacher.
         teacher_captions: float32 (M, F), the same of the captions.

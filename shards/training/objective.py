@@ -138,7 +138,8 @@ def concept_loss(
     Args:
         logits_NC: scores against each prototype.
         concepts: int64 (N,), the correct ones.
-        positives_NC: bool (N, C), where several are correct; the target is spread evenly over them.
+        positives_NC: bool (N, C), where several are correct; the target is spread evenly over them. Or float32: the
+            share of the target that each has, summing to 1.
         smoothing: share of the target that is spread over all concepts.
     """
     if positives_NC is None:
@@ -159,7 +160,7 @@ def alignment_loss(
         captions_ME: float32 (M, E), unit rows.
         prototypes_CE: float32 (C, E), unit rows.
         concepts: int64 (M,), the correct ones.
-        positives_MC: bool (M, C), where several are correct; else None.
+        positives_MC: bool (M, C), where several are correct, or float32, the weight of each; else None.
     """
     if positives_MC is None:
         targets = prototypes_CE[concepts]

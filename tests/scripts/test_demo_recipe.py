@@ -4,17 +4,20 @@ import hashlib
 import io
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageDraw
 from script_runs import run_script
 
+from demo_recipe.more_styles import MORE_STYLES
 from shards.config import load_model_config
 
 COLOURS = {"red": "#d02020", "green": "#20a020", "blue": "#2040d0", "yellow": "#e0c020"}
 SHAPES = ("square", "circle", "bar")
 STYLES = {"twemoji": 8, "openmoji": 10, "fluent-flat": 12, "fluent-modern": 14, "noto": 16}
+STYLES |= dict.fromkeys(MORE_STYLES, 11)
 
 
 def drawing(colour, shape, margin):
@@ -51,8 +54,17 @@ def write_style(folder, style, margin):
     pq.write_table(pa.Table.from_pylist(rows), folder / f"{style}.parquet")
 
 
-def train(data, out, work):
-    options = ["--out", out, "--work", work, "--share", 0.0005]
+def write_vectors(work):
+    """Vectors of words, as the recipe keeps them once it has read the package."""
+    work.mkdir()
+    words = [*COLOURS, *SHAPES, "crimson", "disc", "stripe", "navy"]
+    vectors = np.random.default_rng(0).normal(size=(len(words), 8)).astype(np.float32)
+    np.savez(work / "word-vectors.npz", words=words, vectors=vectors)
+
+
+def train(data, out, work, *more):
+    write_vectors(work)
+    options = ["--out", out, "--work", work, "--share", 0.0005, *more]
     found = run_script("train_demo_model.py", data, *options, timeout_s=300)
     assert found.returncode == 0, found.stderr
     return json.loads(found.stdout.splitlines()[-1].partition(" ")[2])
@@ -74,3 +86,8 @@ def test_the_recipe_trains_and_judges_a_model_and_does_so_twice_alike(tmp_path):
     train(data, tmp_path / "second", tmp_path / "work-2")
     hashes = [hashlib.sha256((tmp_path / name / "model.safetensors").read_bytes()) for name in ("first", "second")]
     assert hashes[0].digest() == hashes[1].digest()
+    train(data, tmp_path / "third", tmp_path / "work-3", "--begin-with", tmp_path / "first")
+    names = {path.name for path in (tmp_path / "work-3").glob("*.pt")}
+    assert names == {"pictures-more.pt", "texts.pt"}  # the parts before the last were not trained
+    tokenizers = [(tmp_path / name / "tokenizer.json").read_bytes() for name in ("first", "third")]
+    assert tokenizers[0] == tokenizers[1]

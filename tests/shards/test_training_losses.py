@@ -91,6 +91,14 @@ def test_alignment_is_the_cosine_to_the_middle_of_all_that_fits():
     )
 
 
+def test_a_target_may_be_shared_unevenly():
+    logits, rows, shares = torch.randn(2, 3), torch.eye(3), torch.tensor([[0.7, 0.3, 0.0], [0.0, 0.2, 0.8]])
+    expected = -(torch.log_softmax(logits, 1) * shares).sum(1).mean()
+    assert_close(concept_loss(logits, torch.tensor([0, 2]), shares), expected)
+    towards = torch.nn.functional.normalize(torch.tensor([[0.7, 0.3, 0.0]]), dim=-1)
+    assert alignment_loss(towards, rows, torch.tensor([0]), shares[:1]).item() == pytest.approx(0, abs=1e-6)
+
+
 def test_losses_of_low_precision_scores_are_computed_in_float32():
     low = logits().bfloat16()
     for loss in (clip_loss, siglip_loss):
