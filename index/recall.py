@@ -1,7 +1,7 @@
 """Recall of an index against exact search.
 
-recall@10: the share of the ten exact nearest vectors that the index found. A found vector counts when its score reaches
-that of the tenth, so that any of equal vectors will do.
+recall@10: the share of the ten exact nearest vectors that the index found. Another one counts when its score is that of
+the tenth, so that any of equal vectors will do.
 """
 
 from collections.abc import Callable
@@ -62,7 +62,8 @@ def measure_recall(ground_truth: GroundTruth, search: Search, vectors_of: Callab
     Args:
         ground_truth: the exact neighbours.
         search: the search to measure; it gives row -1 where it found none.
-        vectors_of: gives the vectors of some rows, (n, E), to check whether another row is as near as an exact one.
+        vectors_of: gives the vectors of some rows, (n, E), to check whether another row is as near as an exact one;
+            where they are rounded, equal ones are rounded alike.
     """
     wanted = ground_truth.num_wanted
     if wanted == 0 or not len(ground_truth.rows):  # a single vector has no neighbours to miss
@@ -74,7 +75,8 @@ def measure_recall(ground_truth: GroundTruth, search: Search, vectors_of: Callab
         places = np.flatnonzero(~is_right[query] & (found[query] >= 0))
         rows = np.append(found[query, places], ground_truth.rows[query, wanted - 1])
         scores = vectors_of(rows) @ ground_truth.queries.vectors[query]
-        is_right[query, places] = scores[:-1] >= scores[-1] - SCORE_TOLERANCE
+        # Not those above it: by exact vectors there are none, and by rounded ones all that an index finds may be.
+        is_right[query, places] = np.abs(scores[:-1] - scores[-1]) <= SCORE_TOLERANCE
     return float(np.mean(is_right))
 
 

@@ -10,7 +10,7 @@ from index import faiss_build
 from index.constraints import Constraints
 from index.designs import parse_design
 from index.queries import MAX_MEASURED, RecallQueries, sampled_queries, split_queries, text_like_queries
-from index.recall import find_ground_truth, measure_recall
+from index.recall import GroundTruth, find_ground_truth, measure_recall
 from index.search import open_index
 from index.vectors import VectorTable
 
@@ -115,6 +115,20 @@ def test_any_of_equal_vectors_counts_as_found() -> None:
         return measure_recall(ground_truth, lambda _queries, _k: answer, table.take)
 
     assert (rows_from(30), rows_from(35)) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(("rounded", "expected"), [(0.55, 0.9), (0.5, 1.0), (0.45, 0.9)])
+def test_rounding_does_not_make_another_row_one_of_the_nearest(rounded: float, expected: float) -> None:
+    """Row 10 was found in the place of row 9, whose rounded score is 0.5; as a twin of it, it would do."""
+    scores = np.linspace(0.95, 0.5, 10, dtype=np.float32)
+    query = RecallQueries(np.ones((1, 1), np.float32), "text")
+    truth = GroundTruth(query, scores[None], np.arange(10)[None])
+    found = np.array([[*range(9), 10]])
+    vectors = np.append(scores, np.float32(rounded))[:, None]
+    recall = measure_recall(
+        truth, lambda queries, k: (vectors[found[:, :k], 0], found[:, :k]), lambda rows: vectors[rows]
+    )
+    assert recall == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("k", [1, 10, 70, 1000])
