@@ -178,7 +178,8 @@ class StoreFiles:
             FileNotFoundError: there is no such file.
         """
         if self.folder is not None:
-            return pq.ParquetFile(self.open(path)).read(columns)
+            file = pq.ParquetFile(self.open(path))
+            return file.read(columns, use_threads=file.metadata.num_rows > 10_000)  # else waiting takes longer
         return read_parquet(self._ranges(path), columns)
 
     def _ranges(self, path: str) -> ObjectRanges:
