@@ -86,7 +86,7 @@ def test_the_throttled_operator_is_named(throttled, make_run, tmp_path, ray_clus
     (line,) = [line for line in operator_lines(view).plain.splitlines() if line.endswith("bottleneck")]
     assert line.startswith(throttled)
     operators = {operator.name: operator for operator in report.operators}
-    assert list(operators) == ["decode", STAGES[1], "write"]
+    assert list(operators) == ["decode", *STAGES, "write"]
     assert operators[throttled].busy_share == max(operator.busy_share for operator in report.operators)
     assert operators["decode"].max_queued_blocks > 0 and operators["decode"].num_cpus == 1.0
     assert (report.spilled_bytes, report.moved_bytes, report.events) == (0, 0, ())
