@@ -96,11 +96,10 @@ def update_index(
             built_recall_at_10=before.built_recall_at_10,
             target_recall=before.target_recall,
             trials=before.trials,
-            image_parameters=before.image_parameters,
             drift=float(np.linalg.norm(table.mean() - centre)) if table.num_vectors else before.drift,
         )
         kept = _link_kept(previous, before, measured.meter.index, folder)
-        manifest = write_version(folder, measured, contents, origin, centre, timer, kept)
+        manifest = write_version(folder, measured, contents, origin, centre, timer, kept, before.image_parameters)
         spool.unlink(missing_ok=True)
     return manifest
 

@@ -19,6 +19,7 @@ from index import faiss_build, faiss_search
 from index.atomic_folder import hash_files
 from index.autotune import CHANCE, GroundTruths, Meter
 from index.checked_files import open_checked
+from index.designs import Parameters
 from index.disk_files import link_files, read_ids, read_parts, write_ids
 from index.disk_index import DiskIndex
 from index.errors import RetrievalError
@@ -92,7 +93,6 @@ class VersionOrigin:
         target_recall: recall that was asked for.
         trials: measurements for the choice of the design.
         drift: distance from the mean of the vectors of that build to the mean of those added since.
-        image_parameters: of the version before, for searches by image; None where there are none.
     """
 
     embeddings_version: int
@@ -102,7 +102,6 @@ class VersionOrigin:
     target_recall: float
     trials: tuple[DesignTrial, ...]
     drift: float = 0.0
-    image_parameters: dict[str, int] | None = None
 
 
 def write_version(
@@ -113,6 +112,7 @@ def write_version(
     centre: Floats,
     timer: StepTimer,
     known_hashes: Mapping[str, str] | None = None,
+    image_parameters_before: Parameters | None = None,
 ) -> Manifest:
     """Write index, ids, queries with their ground truth, mask, and last the manifest.
 
@@ -124,6 +124,7 @@ def write_version(
         centre: (E,), mean of the vectors of the last whole build.
         timer: timer of the whole build or update.
         known_hashes: hashes of files that are those of the version before, by name.
+        image_parameters_before: of that version, for searches by image; None where there are none.
     """
     meter, ground_truths = measured.meter, measured.ground_truths
     with timer.step("write"):
@@ -133,8 +134,8 @@ def write_version(
     if not contents.is_live.all():
         np.save(folder / LIVE_NAME, np.packbits(contents.is_live, bitorder="little"))
     with timer.step("tune"):
-        _, of_images = meter.tune_from(ground_truths.images, origin.image_parameters, origin.target_recall)
-    is_kept = of_images.parameters == origin.image_parameters
+        _, of_images = meter.tune_from(ground_truths.images, image_parameters_before, origin.target_recall)
+    is_kept = of_images.parameters == image_parameters_before
     is_enough = of_images.recall_at_10 >= origin.target_recall - (CHANCE if is_kept else 0)
     with timer.step("hash"):
         known = {} if known_hashes is None else known_hashes
@@ -165,7 +166,7 @@ def write_version(
         steps_s=timer.steps_s,
         faiss_version=faiss_build.VERSION,
         **vars(measured.point),
-        **{name: value for name, value in vars(origin).items() if name != "image_parameters"},
+        **vars(origin),
     )
     write_manifest(folder, manifest)
     return manifest

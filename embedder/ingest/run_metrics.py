@@ -19,7 +19,7 @@ from embedder.store.accumulators.run_states import METRICS_FILE, Metric, RunMetr
 from embedder.store.accumulators.vectors import PAIR, drift_between, pairs_of
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
-from embedder.store.finished import hashed, of_whole
+from embedder.store.finished import KEYS, count_rows, hashed, ids_in, of_whole
 from embedder.store.hash_sample import hash_of
 from embedder.store.history import latest_publications
 from embedder.store.journal import key_schema, stream_entries, stream_keys
@@ -68,16 +68,11 @@ class _CountedRows:
         schema = key_schema("embeddings", ["item_id"])
         self._rows = hashed(stream_keys(result.run.files, self.files, "embeddings", ["item_id"]), schema)
         self._whole = result.whole
-        self.num_counted = np.zeros(len(self.files), np.int64)
-        for rows in self.keys():
-            self.num_counted += np.bincount(rows["file"].to_numpy(), minlength=len(self.files))
-        is_partial = [0 < number < part.num_rows for number, part in zip(self.num_counted, self.files, strict=True)]
-        partial = pa.array(np.flatnonzero(is_partial), pa.int32())
-        self._partial = self.among(lambda rows: pc.is_in(rows["file"], value_set=partial)) if len(partial) else None
+        self.num_counted, self._partial = count_rows(self.files, self._rows, result.whole)
 
     def keys(self) -> Iterator[pa.Table]:
         """Yield `item_id` and `file` of the rows, part by part."""
-        return (rows.select(["item_id", "file"]) for rows in of_whole(self._rows, self._whole))
+        return (rows.select(KEYS.names) for rows in of_whole(self._rows, self._whole))
 
     def among(self, is_meant: Callable[[pa.Table], Any]) -> pa.Table:
         """Collect the keys for which a function gives true."""
@@ -93,10 +88,9 @@ class _CountedRows:
         """
         part = self.files[number]
         rows = files.read_table(f"{part.table}/{part.path}", list(columns))
-        if self._partial is None or self.num_counted[number] == part.num_rows:
+        if self.num_counted[number] == part.num_rows:
             return rows
-        ids = self._partial.filter(pc.equal(self._partial["file"], number))["item_id"]
-        return rows.filter(pc.is_in(rows["item_id"], value_set=ids.combine_chunks()))
+        return rows.filter(pc.is_in(rows["item_id"], value_set=ids_in(self._partial, number)))
 
 
 def _states(result: RunResult, metrics: Sequence[Metric], counted: _CountedRows) -> dict[str, State]:
@@ -143,8 +137,7 @@ def _recall(files: StoreFiles, counted: _CountedRows, state: State) -> Figures:
     images, texts, order = [], [], []
     for number in keys["file"].unique().sort().to_pylist():
         rows = counted.read(files, number, ["item_id", "segment", *PAIR])
-        own = keys.filter(pc.equal(keys["file"], number))["item_id"].combine_chunks()
-        rows = pairs_of(rows.filter(pc.is_in(rows["item_id"], value_set=own)))
+        rows = pairs_of(rows.filter(pc.is_in(rows["item_id"], value_set=ids_in(keys, number))))
         order += rows["item_id"].to_pylist()
         images += list(unpack_vectors(rows[PAIR[0]]))
         texts += list(unpack_vectors(rows[PAIR[1]]))

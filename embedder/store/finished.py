@@ -4,9 +4,11 @@ Items are looked at in parts by the hash of their ids, each in memory by itself:
 (`embedder.storage.hashed_rows`), so that a run of a hundred million items is published in the memory of some thousand.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,6 +22,7 @@ MEMORY_BYTES = 32 << 20
 """Rows of a kind that stay in memory: about half a million."""
 PLACE = ["item_id", "session"]
 WHOLE = pa.schema([*((name, pa.string()) for name in PLACE), ITEMS.field("num_vectors"), ("kept", pa.bool_())])
+KEYS = pa.schema([("item_id", pa.string()), ("file", pa.int32())])
 NO_PLACES = pa.schema([(name, pa.string()) for name in PLACE]).empty_table()
 
 Selection = Callable[[pa.Table], pa.Table]
@@ -136,3 +139,37 @@ def whole_among(whole: HashedRows, ids: pa.ChunkedArray) -> pa.Table:
     wanted = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
     found = (each.filter(pc.is_in(each["item_id"], value_set=wanted)).select(WHOLE.names) for each in whole.tables())
     return pa.concat_tables([WHOLE.empty_table(), *found])
+
+
+def count_rows(
+    files: Sequence[PartFile], rows: HashedRows, whole: HashedRows, counting: Selection = lambda items: items
+) -> tuple["np.ndarray[Any, np.dtype[np.int64]]", pa.Table]:
+    """Count the rows of whole items in each part file.
+
+    Args:
+        files: part files; those that `rows` are not of count none.
+        rows: with `item_id`, `session` and `file`.
+        whole: items of `WHOLE`.
+        counting: which of these count; by default all.
+
+    Returns:
+        Their numbers, int64 (files,), and the rows of those files of which some count and others don't: `KEYS`.
+    """
+    numbers = np.zeros(len(files), np.int64)
+    for each in of_whole(rows, whole, counting):
+        numbers += np.bincount(each["file"].to_numpy(), minlength=len(files))
+    is_partial = [0 < number < part.num_rows for number, part in zip(numbers, files, strict=True)]
+    partial = pa.array(np.flatnonzero(is_partial), pa.int32())
+    found = of_whole(rows, whole, counting) if len(partial) else ()
+    keys = (each.select(KEYS.names).filter(pc.is_in(each["file"], value_set=partial)) for each in found)
+    return numbers, pa.concat_tables([KEYS.empty_table(), *keys])
+
+
+def ids_in(keys: pa.Table, number: int) -> pa.Array:
+    """Ids of the rows of one part file.
+
+    Args:
+        keys: of `KEYS`.
+        number: of the file.
+    """
+    return keys.filter(pc.equal(keys["file"], number))["item_id"].combine_chunks()

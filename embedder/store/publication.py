@@ -4,14 +4,13 @@ from base64 import b64decode
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.storage.hashed_rows import HashedRows
 from embedder.store.arrow_lookup import SortedIds
 from embedder.store.files import StoreFiles
-from embedder.store.finished import Finished, hashed, of_whole
+from embedder.store.finished import KEYS, Finished, count_rows, hashed, ids_in
 from embedder.store.journal import JournalEntry, PartFile
 from embedder.store.layout import Kind, Record, StoreInfo
 from embedder.store.metadata_updates import MOVED, moved
@@ -22,7 +21,6 @@ from embedder.store.tables import RecordTable
 
 INTENT_FILE = "publication.json"
 RETIRED_FILE = "retired.parquet"
-KEYS = pa.schema([("item_id", pa.string()), ("file", pa.int32())])
 
 
 class PublishIntent(Record):
@@ -118,21 +116,13 @@ def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:
     """Part files of the run; those with rows of incomplete or outdated items are rewritten without them."""
     finished = work.finished
     own, counting = (finished.records, _all_items) if table.name == "items" else (finished.vectors, _with_new_rows)
-    num_counting = np.zeros(len(finished.files), np.int64)
-    for rows in of_whole(own, work.whole, counting):
-        num_counting += np.bincount(rows["file"].to_numpy(), minlength=len(num_counting))
-    is_partial = [0 < number < part.num_rows for number, part in zip(num_counting, finished.files, strict=True)]
-    partial = pa.array(np.flatnonzero(is_partial), pa.int32())
-    here = KEYS.empty_table()
-    if len(partial):
-        found = (rows.select(KEYS.names) for rows in of_whole(own, work.whole, counting))
-        here = pa.concat_tables([here, *(rows.filter(pc.is_in(rows["file"], value_set=partial)) for rows in found)])
+    num_counting, partial = count_rows(finished.files, own, work.whole, counting)
     parts = []
     for number, part in enumerate(finished.files):
         if part.table != table.name or not num_counting[number]:
             continue
-        if is_partial[number]:
-            ids = here.filter(pc.equal(here["file"], number))["item_id"].combine_chunks()
+        if num_counting[number] < part.num_rows:
+            ids = ids_in(partial, number)
             part = _rewrite(work, table, part.path, _without(table, part.path, ids, keep=True))  # noqa: PLW2901
         parts.append(part)
     return parts
