@@ -21,6 +21,7 @@ from embedder.ingest.model_work import (
     report_models,
     works_of,
 )
+from embedder.ingest.retrieval_check import forget_pairs
 from embedder.ingest.run_metrics import merge_run_metrics
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import WorkPlan
@@ -30,7 +31,7 @@ from embedder.report.schema import Report
 from embedder.report.timeline import TIMELINE_FILE, timeline_of
 from embedder.sources.selection import LeftOut
 from embedder.store.arrow_lookup import without_items
-from embedder.store.compact import MIN_SAVED, compact
+from embedder.store.compact import MIN_SAVED, MIN_SAVED_BY_EMBED, compact
 from embedder.store.finished import whole_among
 from embedder.store.interim import interim_state
 from embedder.store.layout import Current, run_file
@@ -205,5 +206,7 @@ def _publish(
         works_of(further, options.kind),
         model_index_builder(config.index, config.ray_address),
     )
-    if options.kind == "refresh":
-        compact(files, min_saved=MIN_SAVED, choose_index=same_index_and_words(files, config.index))
+    for each in (result, *(model.result for model in further)):
+        forget_pairs(each)
+    min_saved = MIN_SAVED if options.kind == "refresh" else MIN_SAVED_BY_EMBED
+    compact(files, min_saved=min_saved, choose_index=same_index_and_words(files, config.index))

@@ -1,4 +1,8 @@
-"""R@10 of captions for their own images, over a sample of the state that a run would publish."""
+"""R@10 of captions for their own images, over a sample of the state that a run would publish.
+
+The sample is kept beside the run's records, so that the next run adds its own new pairs to it and takes out those that
+leave, instead of reading the published table.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,10 +15,11 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from embedder.ingest.run_result import RunResult
-from embedder.store.arrow_tensors import unpack_vectors
+from embedder.store.arrow_tensors import pack_vectors, unpack_vectors
+from embedder.store.current import record_of
 from embedder.store.finished import whole_among
 from embedder.store.hash_sample import SampledPart, hash_of, journal_pieces, lowest_keys, published_pieces
-from embedder.store.layout import Current
+from embedder.store.layout import PAIRS_FILE, PUBLISHED_FILE, Current, Published, read_record, run_file
 from shards.training.metrics import retrieval_at
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -23,6 +28,7 @@ NUM_PAIRS = 2048
 SPARE = 2  # items in the sample may leave, or turn out to lack a side
 MIN_PAIRS = 64  # R@10 of fewer is mostly luck
 STANDARD_ERRORS = 2.0
+BOUND = b"bound"
 
 
 class PublishedRetrieval(BaseModel):
@@ -68,26 +74,124 @@ def recall_margin(recall: float, num_pairs: int) -> float:
     return STANDARD_ERRORS * math.sqrt(recall * (1 - recall) / max(num_pairs, 1))
 
 
+@dataclass(frozen=True)
+class _Sample:
+    """Pairs with the lowest hashes of item ids.
+
+    Attributes:
+        pairs: item id -> image and text vector, float32 (E,) each, in the order of the hashes.
+        bound: hash up to which the pairs are all that there are; none: to the end.
+    """
+
+    pairs: dict[str, tuple[Any, Any]]
+    bound: bytes | None
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the pairs are those that the whole table would give."""
+        return self.bound is None or len(self.pairs) >= NUM_PAIRS
+
+
 def sample_pairs(result: RunResult) -> CaptionPairs:
-    """Draw the pairs with the lowest hashes of item ids from the state that would be published."""
-    pieces = list(_pieces(result))
-    keys = lowest_keys((_pair_ids(piece) for piece in pieces), SPARE * NUM_PAIRS)
+    """Draw the pairs with the lowest hashes of item ids from the state that would be published, and keep them."""
+    kept = _kept_sample(result)
+    sample = None if kept is None else _changed(kept, result)
+    if sample is None or not sample.is_enough:
+        sample = _drawn(result, [*_published_pieces(result), *_new_pieces(result)], None)
+    _keep(result, sample)
+    vectors = list(sample.pairs.values())[:NUM_PAIRS]
+    if not vectors:
+        return CaptionPairs(np.empty((0, 0), np.float32), np.empty((0, 0), np.float32))
+    return CaptionPairs(np.stack([image for image, _ in vectors]), np.stack([text for _, text in vectors]))
+
+
+def forget_pairs(result: RunResult) -> None:
+    """Delete the sample of the publication that another one has taken the place of."""
+    for run_id in () if result.published is None else _run_ids(result):
+        if run_id != result.run.run_id:
+            result.run.files.delete(run_file(run_id, PAIRS_FILE))
+
+
+def _run_ids(result: RunResult) -> Iterator[str]:
+    """Runs whose sample is of the published rows: the one that published them, and those that a compaction rewrote."""
+    files, run_id = result.run.files, None if result.published is None else result.published.run_id
+    while run_id is not None:
+        yield run_id
+        record = record_of(read_record(files.main, run_file(run_id, PUBLISHED_FILE), Published), files.model)
+        run_id = record.previous if record is not None and record.kind == "compaction" else None
+
+
+def _kept_sample(result: RunResult) -> _Sample | None:
+    """Sample of what is published; none where nobody kept it, or none of its rows stay."""
+    if result.published is None or not result.keeps_published:
+        return None
+    for run_id in _run_ids(result):
+        try:
+            rows = result.run.files.read_table(run_file(run_id, PAIRS_FILE))
+        except (FileNotFoundError, pa.ArrowException):  # a damaged one is drawn anew
+            continue
+        bound = bytes.fromhex((rows.schema.metadata or {})[BOUND].decode()) or None
+        vectors = zip(unpack_vectors(rows["image_embedding"]), unpack_vectors(rows["text_embedding"]), strict=True)
+        return _Sample(dict(zip(rows["item_id"].to_pylist(), vectors, strict=True)), bound)
+    return None
+
+
+def _changed(kept: _Sample, result: RunResult) -> _Sample:
+    """Sample of what would be published, by that of what is."""
+    sessions = sessions_of(result, list(kept.pairs))
+    stay = {each: pair for each, pair in kept.pairs.items() if each in sessions and sessions[each] is None}
+    new = _drawn(result, list(_new_pieces(result)), kept.bound)
+    return _lowest(_Sample(stay | new.pairs, new.bound))
+
+
+def _drawn(result: RunResult, pieces: list[SampledPart], bound: bytes | None) -> _Sample:
+    """Draw a sample from part files.
+
+    Args:
+        result: says whose rows count.
+        pieces: the part files.
+        bound: highest hash that is drawn; none: any.
+    """
+    keys = lowest_keys((_pair_ids(piece) for piece in pieces), SPARE * NUM_PAIRS, bound)
+    if len(keys) == SPARE * NUM_PAIRS:
+        bound = hash_of(next(reversed(keys)))
     sessions = sessions_of(result, list(keys))
     found: dict[str, tuple[Any, Any]] = {}
     for number in sorted(set().union(*keys.values())) if keys else []:
         for item_id, image, text in _pairs_of(pieces[number], sessions):
             found.setdefault(item_id, (image, text))
-    order = sorted(found, key=hash_of)[:NUM_PAIRS]
-    if not order:
-        return CaptionPairs(np.empty((0, 0), np.float32), np.empty((0, 0), np.float32))
-    return CaptionPairs(np.stack([found[each][0] for each in order]), np.stack([found[each][1] for each in order]))
+    return _lowest(_Sample(found, bound))
 
 
-def _pieces(result: RunResult) -> Iterator[SampledPart]:
-    files = result.run.files
+def _lowest(sample: _Sample) -> _Sample:
+    """Sample of the pairs up to its bound, in the order of their hashes, and of no more than are worth keeping."""
+    bound = sample.bound
+    order = sorted((each for each in sample.pairs if bound is None or hash_of(each) <= bound), key=hash_of)
+    if len(order) > SPARE * NUM_PAIRS:
+        order = order[: SPARE * NUM_PAIRS]
+        bound = hash_of(order[-1])
+    return _Sample({each: sample.pairs[each] for each in order}, bound)
+
+
+def _keep(result: RunResult, sample: _Sample) -> None:
+    """Write the sample beside the run's records."""
+    present = np.ones(len(sample.pairs), bool)
+    columns = {"item_id": pa.array(sample.pairs, pa.string())}
+    for place, name in enumerate(("image_embedding", "text_embedding")):
+        vectors = [pair[place] for pair in sample.pairs.values()]
+        columns[name] = pack_vectors(np.stack(vectors) if vectors else np.empty((0, 0), np.float32), present)
+    bound = (sample.bound or b"").hex()
+    rows = pa.table(columns).replace_schema_metadata({BOUND: bound})
+    result.run.files.write_table(run_file(result.run.run_id, PAIRS_FILE), rows)
+
+
+def _published_pieces(result: RunResult) -> Iterator[SampledPart]:
     if result.published is not None and result.keeps_published:
-        yield from published_pieces(files, result.published.embeddings)
-    yield from journal_pieces(files, result.entries)
+        yield from published_pieces(result.run.files, result.published.embeddings)
+
+
+def _new_pieces(result: RunResult) -> Iterator[SampledPart]:
+    yield from journal_pieces(result.run.files, result.entries)
 
 
 def _pair_ids(piece: SampledPart) -> Iterator[str]:

@@ -19,6 +19,9 @@ LOG = logging.getLogger(__name__)
 MIN_SAVED = 32
 """Reduction of files, over all tables, from which a refresh compacts: below, rewriting costs more than it saves."""
 
+MIN_SAVED_BY_EMBED = 1000
+"""Reduction from which `embed` compacts: who calls it often wants new items soon, and pays for some hundred files."""
+
 
 @dataclass(frozen=True)
 class PartTarget:

@@ -47,15 +47,23 @@ def _read_finished(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.
     return pa.concat_tables([key_schema("embeddings", columns).empty_table(), *found])
 
 
-def lowest_keys(keys_by_piece: Iterable[Iterable[str]], num_keys: int) -> dict[str, set[int]]:
-    """Keys with the lowest hashes, in that order, each with the numbers of the pieces that hold it."""
+def lowest_keys(
+    keys_by_piece: Iterable[Iterable[str]], num_keys: int, bound: bytes | None = None
+) -> dict[str, set[int]]:
+    """Keys with the lowest hashes, in that order, each with the numbers of the pieces that hold it.
+
+    Args:
+        keys_by_piece: keys of each piece.
+        num_keys: how many there are at most.
+        bound: hash above which a key is left out; none: any counts.
+    """
     found: dict[str, set[int]] = {}
-    bound = b"\xff" * 9  # above every hash
+    bound = b"\xff" * 9 if bound is None else bound  # that is above every hash
     for number, keys in enumerate(keys_by_piece):
         for key in keys:
             if key in found:
                 found[key].add(number)
-            elif hash_of(key) < bound:
+            elif hash_of(key) <= bound:
                 found[key] = {number}
         if len(found) > num_keys + PENDING:
             found = _lowest(found, num_keys)

@@ -14,6 +14,8 @@ from embedder.store.schema import FORMAT_VERSION, MARKS, READABLE_FORMATS
 STORE_FILE, RUNS_FOLDER = MARKS
 CURRENT_FILE = "CURRENT.json"
 PUBLISHED_FILE = "published.json"
+PAIRS_FILE = "retrieval_pairs.parquet"
+"""Sample of the published vectors, from which the next run goes on; a run's, as long as what it published is served."""
 INPUT_FOLDER = "input"
 
 Kind = Literal["embed", "refresh", "rollback", "compaction", "purge", "migration", "index"]

@@ -10,7 +10,7 @@ from embedder.store.current import model_folder, record_of, writable
 from embedder.store.delta_log import LOG_FOLDER
 from embedder.store.files import FileInfo, StoreFiles
 from embedder.store.history import part_files, publications, readable
-from embedder.store.layout import INPUT_FOLDER, Current, Published, utc_now
+from embedder.store.layout import INPUT_FOLDER, PAIRS_FILE, RUNS_FOLDER, Current, Published, utc_now
 from embedder.store.models import model_files, model_folders
 from embedder.store.publication import INTENT_FILE, RETIRED_FILE
 from embedder.store.query_towers import unneeded_towers
@@ -104,6 +104,7 @@ def _unneeded(
     return [
         *_parts(files, versions, unfinished),
         *_journals(files, unfinished),
+        *_pairs(files, history, unfinished),
         *_indexes(files, history, versions, since),
         *unneeded_words(files, {version.embeddings for version in versions}),
     ]
@@ -193,6 +194,13 @@ def _journals(files: StoreFiles, unfinished: set[str]) -> list[FileInfo]:
     """Journals of runs that ended: their content is in the tables, or abandoned."""
     matches = ((info, _JOURNAL.fullmatch(info.path)) for info in files.list("runs"))
     return [info for info, match in matches if match and match["run_id"] not in unfinished]
+
+
+def _pairs(files: StoreFiles, history: Sequence[Published], unfinished: set[str]) -> list[FileInfo]:
+    """Samples for the guard `retrieval` but the newest one that was published, from which the next run goes on."""
+    found = {info.path.split("/")[1]: info for info in files.list(RUNS_FOLDER) if info.path.endswith(PAIRS_FILE)}
+    newest = max(found.keys() & {record.run_id for record in history}, default=None)
+    return [info for run_id, info in found.items() if run_id != newest and run_id not in unfinished]
 
 
 def _indexes(

@@ -74,8 +74,11 @@ def measure_log(root: Path, num_versions: int, parts_per_version: int) -> list[d
     idle = run("idle night", *EMBEDDER, "refresh", str(config), "--json")
     check((idle["outcome"], idle["num_unchanged"]) == ("nothing to do", num_parts), "nothing has changed")
     write_listing(root / "names", num_parts + 1)
-    check(run("publish one item", *own, "embed", str(config))["published"], "one more item is published")
-    run("compact", *EMBEDDER, "compact", *store)
+    check(run("publish one item, compact", *own, "embed", str(config))["published"], "one more item is published")
+    write_listing(root / "names", num_parts + 2)
+    check(run("publish another item", *own, "embed", str(config))["published"], "one more item is published")
+    idle = run("idle night after that", *EMBEDDER, "refresh", str(config), "--json")
+    check((idle["outcome"], idle["num_unchanged"]) == ("nothing to do", num_parts + 2), "nothing has changed")
     run("vacuum", *EMBEDDER, "vacuum", "--keep-days", "0", "--keep-versions", "1", *store)
     return taken
 

@@ -90,17 +90,23 @@ def test_after_a_compaction_nothing_is_to_be_done_and_changes_find_their_rows(ma
     assert rows == {key: row for key, row in before.items() if key[0] != "pictures/0001.png"}
 
 
-def test_a_refresh_compacts_where_it_pays_and_keeps_the_index(make_run, source, monkeypatch):
-    monkeypatch.setattr("embedder.ingest.publish_or_refuse.MIN_SAVED", 2)
+@pytest.mark.parametrize(
+    ("run", "limit"),
+    [(embedder.refresh, "MIN_SAVED"), (embedder.embed, "MIN_SAVED_BY_EMBED")],
+    ids=["refresh", "embed"],
+)
+def test_a_run_compacts_where_it_pays_and_keeps_the_index(make_run, source, monkeypatch, run, limit):
+    monkeypatch.setattr(f"embedder.ingest.publish_or_refuse.{limit}", 2)
     config = make_run(source, rows_per_part=2)
-    refreshed(config)
+    run(config)
     files = StoreFiles(config.store)
     build_store_index(files)
     (source / "pictures" / "0100.png").write_bytes(samples.image_bytes(100))
-    _, rows = refreshed(config)
-    assert [each.kind for each in publications(files)][-2:] == ["refresh", "compaction"]
+    run(config)
+    assert [each.kind for each in publications(files)][-2:] == [run.__name__, "compaction"]
     night, compaction = publications(files)[-2:]
-    assert (night.index, len(rows)) == (compaction.index, 7)
+    assert night.index == compaction.index
+    assert len(rows_of(config)) == 7
 
 
 def test_purged_items_stay_away_until_they_are_allowed_again(make_run, source):
