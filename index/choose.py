@@ -15,8 +15,8 @@ from index.manifest import DesignTrial
 from index.queries import RecallQueries
 from index.vectors import Floats, VectorTable
 
-# Rows of the sample. Of 100,000 vectors the choice took 11 of 19 s with one of 50,000.
-NUM_TRIED = 32_768
+# Rows of the sample: a quarter of the table, as trials take as long as building so many, but within these bounds.
+MIN_TRIED, NUM_TRIED = 20_000, 32_768
 # Rows of the small sample, a second for a graph; and how much slower than the best one a candidate may be there and
 # still win on the large one. It may miss the recall by a little, too.
 NUM_SCREENED, _SLACK, _RECALL_SLACK = 10_000, 1.5, 0.01
@@ -68,7 +68,8 @@ def choose(
         requested = default_design(kind, table.num_vectors) if kind in KINDS else parse_design(kind)
         return DesignChoice((requested,), (), projections)
     exact, *others = _candidates(table, projections.useful_widths(), constraints, measure_all=measure_all)
-    large = DesignTrials(table, NUM_TRIED, measured, projections, constraints.recall)
+    num_tried = min(NUM_TRIED, max(MIN_TRIED, table.num_vectors // 4))
+    large = DesignTrials(table, num_tried, measured, projections, constraints.recall)
     trials = [large.measure(exact)]
     screened: dict[Design, DesignTrial] = {}
     if measure_all:
@@ -76,7 +77,7 @@ def choose(
     elif not keeps(trials[0], constraints, constraints.exact_latency_ms):
         if constraints.latency_ms is not None:
             others.sort(key=lambda design: design.estimated_bytes(table.num_vectors, table.dim))
-        elif len(others) > _FEW and min(table.num_vectors, NUM_TRIED) > 2 * NUM_SCREENED:
+        elif len(others) > _FEW and min(table.num_vectors, num_tried) > 2 * NUM_SCREENED:
             small = DesignTrials(table, NUM_SCREENED, measured, projections, constraints.recall)
             screened = {design: small.measure(design) for design in others}
             others.sort(key=lambda design: _screened_cost(screened[design], constraints))

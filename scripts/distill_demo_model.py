@@ -1,12 +1,13 @@
 """Distil a small student from the vectors of the shipped model alone, and train the same student without a teacher.
 
-    python scripts/distill_demo_model.py DATA_FOLDER --work DIR [--share 0.1] [--held-out twemoji]
+    python scripts/distill_demo_model.py DATA_FOLDER --work DIR [--styles DIR] [--share 0.1] [--held-out twemoji]
 
 DATA_FOLDER holds twemoji.parquet, openmoji.parquet, fluent-flat.parquet and fluent-modern.parquet, and for the figures
-noto.parquet. The teacher embeds the training styles into a store, as `embedder embed` does; the student, of half the
-layers and half the width in both towers, learns from that store by `[teacher]`, and once more by CLIP's loss, its
-concepts being the emoji's codes. With --held-out a training style is left out and judged instead of Noto: a recipe is
-chosen by that. R@10 is that of all captions, each against all images of the style that is judged.
+noto.parquet; --styles is the --work of `train_demo_model.py`, with the tables of five more styles. The teacher embeds
+the training styles into a store, as `embedder embed` does; the student, of half the layers and half the width in both
+towers, learns from that store by `[teacher]`, and once more by CLIP's loss, its concepts being the emoji's codes. With
+--held-out a training style is left out and judged instead of Noto: a recipe is chosen by that. R@10 is that of all
+captions, each against all images of the style that is judged.
 
 The last line has the figures as JSON. A part that is there already in --work is gone on with, or kept.
 """
@@ -20,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from demo_recipe.drawings import STYLES, read_concepts, read_drawings
+from demo_recipe.drawings import STYLES, read_concepts, read_drawings, table_of
+from demo_recipe.more_styles import MORE_STYLES
 from demo_recipe.texts import encode_texts
 from embedder.config import load_config
 from embedder.ingest.embed import embed
@@ -73,20 +76,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--styles", type=Path, help="folder with the tables of more styles")
     parser.add_argument("--held-out", choices=STYLES, help="training style to judge by, in place of Noto")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps, to try it out")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.work.mkdir(parents=True, exist_ok=True)
-    styles = [style for style in STYLES if style != options.held_out]
+    tables = [options.data / f"{style}.parquet" for style in STYLES if style != options.held_out]
+    if options.styles is not None:
+        tables.append(with_captions(options.data, options.styles, options.work))
     judged = options.held_out or TEST_STYLE
     store = options.work / "teacher"
-    embed(load_config(overrides=embedding(options.data, styles, store)))
+    embed(load_config(overrides=embedding(tables, store)))
     folders, costs = {"teacher": TEACHER}, {}
     for name, teacher in (("distilled", {"store": str(store), **WEIGHTS}), ("without teacher", None)):
         out = options.work / name.replace(" ", "-")
-        settings = training(options.data, styles, out, options, teacher)
+        settings = training(tables, out, options, teacher)
         costs[name] = run(load_train_config(overrides=settings), out)
         folders[name] = out / "last"
     figures = {name: judge(folder, options.data, judged, options.work) for name, folder in folders.items()}
@@ -95,25 +101,41 @@ def main() -> None:
     print(json.dumps({"judged by": judged, "of teacher's R@10": ratio, **figures, "training": costs, **speeds}))
 
 
-def embedding(data: Path, styles: list[str], store: Path) -> dict[str, Any]:
+def with_captions(data: Path, styles: Path, work: Path) -> Path:
+    """Write one table of the drawings of all further styles, each with its concept's caption, and give its path.
+
+    Args:
+        data: folder of the styles' tables.
+        styles: folder of the further styles' tables.
+        work: folder to write into.
+    """
+    captions = {concept["hexcode"]: concept["caption"] for concept in read_concepts(data)}
+    drawn = [pq.read_table(table_of(style, data, styles)) for style in MORE_STYLES]
+    rows = pa.concat_tables(drawn, promote_options="default").select(["item_id", "hexcode", "image"])
+    rows = rows.append_column("caption", [[captions[hexcode] for hexcode in rows["hexcode"].to_pylist()]])
+    pq.write_table(rows, work / "more-styles.parquet")
+    return work / "more-styles.parquet"
+
+
+def embedding(tables: list[Path], store: Path) -> dict[str, Any]:
     """Configuration of the run that embeds the training styles with the teacher."""
     return {
         "model": str(TEACHER),
         "store": str(store),
-        "source": sources(data, styles),
+        "source": sources(tables),
         "engine": "local",
         "device": "cpu",
         "index": {"build": False},
     }
 
 
-def sources(data: Path, styles: list[str]) -> list[dict[str, Any]]:
-    """The styles as sources."""
-    return [{"path": str(data / f"{style}.parquet"), "columns": COLUMNS, "name": style} for style in styles]
+def sources(tables: list[Path]) -> list[dict[str, Any]]:
+    """The tables as sources."""
+    return [{"path": str(table), "columns": COLUMNS, "name": table.stem} for table in tables]
 
 
 def training(
-    data: Path, styles: list[str], out: Path, options: argparse.Namespace, teacher: dict[str, Any] | None
+    tables: list[Path], out: Path, options: argparse.Namespace, teacher: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Configuration of a student's training; the two differ in the teacher alone."""
     of_teacher = json.loads((TEACHER / "config.json").read_text())
@@ -128,9 +150,9 @@ def training(
         "architecture": architecture,
         "tokenizer": str(TEACHER / "tokenizer.json"),
         "out": str(out),
-        "source": sources(data, styles),
+        "source": sources(tables),
         "concept": "hexcode",
-        "batch_size": min(BATCH_SIZE, 2 * pq.read_metadata(data / f"{styles[0]}.parquet").num_rows),
+        "batch_size": min(BATCH_SIZE, 2 * pq.read_metadata(tables[0]).num_rows),
         "teacher": teacher,
         "engine": "local",
         "device": "cpu",

@@ -15,6 +15,7 @@ from embedder.observability.log import messages_to
 MAX_WORKERS = 2
 ONE_RAY = "one_ray"
 NUM_CPUS = 2
+ROTATIONS = 3
 RELEASED_WITHIN_S = 30.0
 
 
@@ -94,8 +95,17 @@ def pytest_xdist_auto_num_workers(config):
     return min(hardware.num_cpus(), MAX_WORKERS) if several_files else 0
 
 
-def pytest_collection_modifyitems(items):
-    """What takes one process longest begins first; of it, the tests with a Ray of their own, while no other is up."""
+def pytest_collection_modifyitems(config, items):
+    """What takes one process longest begins first; of it, the tests with a Ray of their own, while no other is up.
+
+    Slow tests that rotate take minutes each, mostly of a cluster. Where TEST_ROTATION has a number, as in CI, every
+    third of them runs, beginning with that one; three such runs have run all.
+    """
+    if rotation := os.environ.get("TEST_ROTATION"):
+        rotating = [item for item in items if any(mark.kwargs.get("rotates") for mark in item.iter_markers("slow"))]
+        left = {item for number, item in enumerate(rotating) if (number - int(rotation)) % ROTATIONS}
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
     items.sort(key=lambda item: (ONE_RAY not in item.nodeid, "ray_cluster" in item.fixturenames))
 
 

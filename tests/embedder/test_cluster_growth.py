@@ -24,7 +24,7 @@ def growing(starts_ray):
     cluster.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "nsenter"))),

@@ -4,7 +4,7 @@ import pytest
 from script_runs import found_by
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 @pytest.mark.timeout(400)
 def test_a_second_model_is_added_through_a_kill_and_no_other_file_changes():
     found = found_by("add_model.py", 300, timeout_s=300)

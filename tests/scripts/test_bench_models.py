@@ -4,7 +4,7 @@ import pytest
 from script_runs import last_json, run_script
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_one_run_of_three_models_gives_what_three_runs_give():
     done = run_script("bench_models.py", "--images", 12, "--rounds", 1, timeout_s=400)
     found = last_json(done)

@@ -266,7 +266,7 @@ def test_checkouts_are_compared_round_by_round(capsys):
     assert "over local of old, 3 rounds: items_per_s 1.00 [0.80, 1.50]" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 @pytest.mark.timeout(900)
 def test_quick_run_compares_the_pipeline_with_the_loop_and_with_bulk_execution_and_ends_with_json():
     options = ["--quick", "--num-emoji", "16", "--timeout", "300", "--bulk"]
@@ -346,7 +346,7 @@ def test_a_librarys_loop_is_tuned_and_embeds_as_the_imported_model_does(name, ph
     assert check_equal({"library": read_files(tmp_path), "pipeline": ours}, centred=True)["pipeline"] > 0.9999
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 @pytest.mark.timeout(600)
 def test_quick_run_compares_an_imported_model_with_its_librarys_loop(photographs):
     options = ["--quick", "--models", "clip-tiny,siglip-tiny", "--dtype", "float32", "--num-photographs", "24"]

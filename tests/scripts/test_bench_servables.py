@@ -7,7 +7,7 @@ from bench_servables import EAGER, FORMS, Alone, Passed
 from script_runs import found_by
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_all_forms_of_a_tiny_tower_go_through_the_pipeline_with_equal_vectors(starts_ray):
     found = found_by("bench_servables.py", "--quick", timeout_s=200)
     assert [form["form"] for form in found["forms"]] == list(FORMS)

@@ -18,7 +18,7 @@ def tally_of(*arguments, timeout_s):
     return tally
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 @pytest.mark.timeout(1800)
 def test_kills_at_several_steps_end_in_the_same_store():
     """Three kills; the thirty of the script, at every step and in every kind of process, take a quarter of an hour."""

@@ -14,7 +14,7 @@ needs_root = pytest.mark.skipif(
 
 
 @needs_root
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 @pytest.mark.timeout(900)
 def test_a_run_survives_the_node_of_a_stages_only_replica(starts_ray, tmp_path):
     """One round; the others of the script take a quarter of an hour."""

@@ -7,7 +7,7 @@ import pytest
 from script_runs import found_by
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow(rotates=True),
     pytest.mark.timeout(900),
     pytest.mark.skipif(
         os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "nsenter"))),

@@ -56,7 +56,7 @@ def cluster(starts_ray):
 
 
 @needs_root
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_nodes_are_machines_of_their_own(cluster, tmp_path):
     own = tmp_path / "own"
     own.mkdir()
@@ -109,14 +109,14 @@ def can_ping(cluster, ip):
 
 
 @needs_root
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_a_cluster_of_no_cpus_grows_when_it_is_asked_to(cluster):
     nodes("start", 1, "--cpus", 0, "--grow", 3, name=cluster.name)
     grown = nodes("run", 0, sys.executable, "-c", ASKS_FOR_TWO, name=cluster.name)
     assert json.loads(grown) == [0, 2.0]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_loopback_nodes_have_the_resources_and_labels_that_were_asked_for(starts_ray):
     command = [sys.executable, str(SCRIPTS / "cluster" / "loopback.py"), "1:0", "2:2:type=T4"]
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"}

@@ -8,7 +8,7 @@ from script_runs import found_by
 from shards.config import load_model_config
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 @pytest.mark.timeout(1800)
 def test_both_cuts_of_a_tiny_model_are_predicted_and_run_under_a_quota():
     found = found_by("compare_cuts.py", "tiny", 0, 1)

@@ -14,7 +14,7 @@ def test_a_student_of_half_the_size_is_distilled_and_compared_and_a_second_run_g
     data.mkdir()
     for style, margin in STYLES.items():
         write_style(data, style, margin)
-    found = found_by("distill_demo_model.py", data, "--work", work, "--share", 0.001, timeout_s=800)
+    found = found_by("distill_demo_model.py", data, "--work", work, "--styles", data, "--share", 0.001, timeout_s=800)
     assert found["judged by"] == "noto"
     assert found["training"]["distilled"]["steps"] == found["training"]["without teacher"]["steps"] == 5
     for name in ("teacher", "distilled", "without teacher"):

@@ -15,7 +15,7 @@ from embedder.ingest.embed import embed
 from embedder.observability.log import messages_to
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 @pytest.mark.parametrize("rows_per_part", [8, 10_000])
 def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, monkeypatch, ray_cluster, rows_per_part):
     from embedder import pipeline
@@ -59,7 +59,7 @@ def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, mo
     assert_same(rows, undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, tmp_path, monkeypatch, ray_cluster):
     from embedder import pipeline
     from embedder.compat import ray_callbacks
@@ -106,7 +106,7 @@ def test_a_run_on_ray_whose_stages_are_not_up_is_not_waited_for(make_run, tmp_pa
         embed(config)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_outside_of_the_tested_versions_a_stopped_run_waits_for_ray_and_keeps_its_rows(
     make_run, tmp_path, monkeypatch, ray_cluster
 ):

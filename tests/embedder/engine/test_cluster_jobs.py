@@ -26,7 +26,7 @@ print("held", flush=True)
 sys.stdin.read()
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("starts_ray")]
+pytestmark = [pytest.mark.slow(rotates=True), pytest.mark.usefixtures("starts_ray")]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import embedder
 
 PROGRAM = Path(__file__).parents[2] / "support" / "lost_node_run.py"
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("starts_ray")]
+pytestmark = [pytest.mark.slow(rotates=True), pytest.mark.usefixtures("starts_ray")]
 
 
 def test_a_node_that_is_killed_under_a_stage_with_work_costs_neither_a_row_nor_the_run(make_run, tmp_path, tiny_model):

@@ -43,7 +43,7 @@ def assert_found_through_index(store: str, num_items: int):
         assert opened.search(np.array(row["image_embedding"], np.float32), 1)[0].item_id == row["item_id"]
 
 
-@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow(rotates=True))])
 def test_search_follows_the_first_embed_without_another_command(make_run, tmp_path, run_embedder, engine):
     config = make_run(samples.folder(tmp_path / "in"), engine=engine)
     arguments = ("embed", tmp_path / "in", "--model", config.model, "--store", config.store, "--engine", engine)
@@ -186,7 +186,7 @@ def test_a_first_publication_that_died_with_its_index_half_made_is_ended_with_on
     assert_found_through_index(config.store, 6)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_a_first_run_that_was_killed_ends_with_an_index_however_far_it_was(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=60)
     config = make_run(source, rows_per_part=4, batch_size=2)

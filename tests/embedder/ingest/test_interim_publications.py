@@ -92,20 +92,20 @@ def goes_on_to_the_end(source, model, store, undisturbed, engine):
     assert "nothing to do" in ended.stdout + ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_a_run_that_publishes_as_it_goes_is_searched_killed_and_resumed(source, tiny_model, tmp_path, undisturbed):
     goes_on_to_the_end(source, tiny_model, tmp_path / "store", undisturbed, "local")
 
 
 @pytest.mark.usefixtures("starts_ray")
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_a_run_on_ray_that_publishes_as_it_goes_is_searched_killed_and_resumed(
     source, tiny_model, tmp_path, undisturbed
 ):
     goes_on_to_the_end(source, tiny_model, tmp_path / "store", undisturbed, "ray")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_rows_of_two_models_come_together_while_the_run_goes_on_and_in_the_end_as_if_it_had_not_been_killed(
     source, tiny_model, tmp_path, undisturbed
 ):

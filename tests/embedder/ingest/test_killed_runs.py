@@ -105,7 +105,7 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_rows(
     assert len(list((tmp_path / "store" / "runs").iterdir())) == 1, "the second call went on with the first one's run"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_several_kills_of_one_run_are_survived_by_rows_and_metrics(
     source, tiny_model, tmp_path, undisturbed, undisturbed_store
 ):
@@ -117,7 +117,7 @@ def test_several_kills_of_one_run_are_survived_by_rows_and_metrics(
     assert metrics_of(undisturbed_store)["rows"]["num"] == len(undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow(rotates=True))])
 def test_a_stopped_run_finishes_what_is_in_flight_and_says_how_to_go_on(
     source, tiny_model, tmp_path, undisturbed, number
 ):
@@ -131,7 +131,7 @@ def test_a_stopped_run_finishes_what_is_in_flight_and_says_how_to_go_on(
 
 
 @pytest.mark.usefixtures("starts_ray")
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_a_run_on_ray_survives_its_driver(source, tiny_model, tmp_path, undisturbed):
     arguments = (source, tiny_model, tmp_path / "store", "ray")
     code, stderr = signalled(arguments, 3, signal.SIGKILL)

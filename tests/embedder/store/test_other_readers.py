@@ -106,7 +106,7 @@ def test_a_way_that_does_is_found_out(folder):
     assert "Arrow would read through Python" in run(folder, plain, FORBIDDING).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 @pytest.mark.parametrize("way", WAYS)
 def test_each_documented_way_ends_well_twenty_times(folder, way):
     done = run_often(folder, WAYS[way], times=20)
@@ -130,7 +130,7 @@ def test_a_store_in_a_bucket_is_not_read_through_a_python_file(bucket_files, tmp
     assert "Arrow would read through Python" in run(tmp_path, opened + python_file, FORBIDDING).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_a_store_in_a_bucket_is_read_and_the_process_ends_well_twenty_times(bucket_files, tmp_path):
     files = bucket_files
     ways = {
@@ -146,7 +146,7 @@ def test_a_store_in_a_bucket_is_read_and_the_process_ends_well_twenty_times(buck
         assert all(shown in each.stdout for each in done)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_the_first_example_runs_as_it_stands_on_the_store_of_the_demo(tmp_path):
     """The examples of the README that search, encode and predict, too."""
     made = subprocess.run(
