@@ -1,6 +1,6 @@
 """Files of a training run, below its folder; each appears whole or not at all.
 
-model/            the best model by R@10 on held-out items, as a model folder
+model/            the best model by R@10 on held-out items, as a model folder, with its card
 last/             the model at the end, or where training was stopped
 delta/            with what = "layers": those layers alone, over the untouched base
 checkpoint.pt     everything that `--resume` needs
@@ -28,6 +28,9 @@ from embedder.storage.printable import printable
 from embedder.store.refusals import no_empty_folders
 
 Metrics = Sequence[dict[str, Any]]
+
+CARD_FILE = "MODEL_CARD.md"
+"""Name of the card in a model folder."""
 
 SIZE_INCH = (8, 7)
 DOTS_PER_INCH = 110
@@ -92,9 +95,14 @@ class Outputs:
 
     def tracked_files(self) -> dict[str, bytes]:
         """Read the files that a tracker gets, those that are there."""
-        card = self.model / "config.json"
-        paths = [self.report, self.curves, self.metrics, card]
+        paths = [self.report, self.curves, self.metrics, self.model / "config.json", self.model / CARD_FILE]
         return {path.name: path.read_bytes() for path in paths if path.is_file()}
+
+    def write_card(self, text: str) -> None:
+        """Write the card of the best model and of the last one, where they are there."""
+        for folder in (self.model, self.last):
+            if folder.is_dir():
+                self.write_text(folder / CARD_FILE, text)
 
     def write_lines(self, path: Path, values: Iterable[dict[str, Any]]) -> None:
         """Write or replace a file of JSON lines."""

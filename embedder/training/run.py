@@ -34,6 +34,7 @@ from embedder.training.decode_stream import choose_decode_engine, decode_stream
 from embedder.training.examples import TAG_SEPARATOR, ExampleSpec, as_texts
 from embedder.training.items import Items, list_items, split_items
 from embedder.training.loop import Loop, PreparedTraining, ShowSteps, no_steps
+from embedder.training.model_card import model_card
 from embedder.training.outputs import Outputs
 from embedder.training.progress import TrainProgress, check_identity, from_plain, identity_of, with_warm_up_of
 from embedder.training.sampler import num_batches
@@ -123,6 +124,8 @@ def train(config: TrainConfig, *, resume: bool = False, show_steps: ShowSteps = 
             cache, device = _run(replace(prepared, tracker=tracker), show_steps)
             report = _report(prepared, taught, cache, device, time.monotonic() - started_s)
             outputs.write_text(outputs.report, report.model_dump_json(indent=2) + "\n")
+            num_parameters = sum(each.numel() for each in prepared.trainer.averaged.parameters())
+            outputs.write_card(model_card(report, prepared.config, prepared.trainer.config, num_parameters))
             tracker.end(succeeded=True, files=outputs.tracked_files())
         return report
 

@@ -72,7 +72,7 @@ def build_ivfpq(folder: Path, settings: dict) -> str:
     import faiss
 
     width, num_images = settings["width"], settings["num_images"]
-    lists = 1 << round(math.log2(4 * math.sqrt(num_images)))
+    lists = 1 << round(math.log2(2.5 * math.sqrt(num_images)))  # 8,192 of ten million
     most = min(width / 4, settings["index_bytes"] / num_images - 8 if settings["index_bytes"] else width)
     code = max(n for n in range(1, width) if width % n == 0 and (n <= most or n == 1))
     design = f"OPQ{code},IVF{lists},PQ{code}"
