@@ -129,10 +129,11 @@ def count_among(among: Among) -> int:
     return int(np.count_nonzero(among)) if among.dtype == np.bool_ else len(among)
 
 
-def is_among(among: Among, rows: Rows) -> Mask:
+def is_among(among: Among, rows: NDArray[np.signedinteger[Any]]) -> Mask:
     """Whether each of some rows may be found, bool (n,)."""
     if among.dtype == np.bool_:
-        return among[rows].astype(np.bool_, copy=False)
+        passing: Mask = among[rows].astype(np.bool_, copy=False)
+        return passing
     places = np.searchsorted(among, rows)
     found: Mask = places < len(among)
     found[found] = among[places[found]] == rows[found]

@@ -11,7 +11,7 @@ import numpy as np
 
 from embedder.retrieval.bm25 import CaptionWords
 from embedder.retrieval.flat_index import ExactIndex
-from embedder.retrieval.ranking import Doubles, Ranking
+from embedder.retrieval.ranking import Doubles, Ranking, RowNumbers
 from index.vectors import Among, Floats, Mask, Rows, is_among
 
 if TYPE_CHECKING:
@@ -23,20 +23,16 @@ RRF_K = 60
 class HybridRanker:
     """Ranker of one snapshot's rows by vectors and words."""
 
-    def __init__(self, words: CaptionWords, vectors: "Index | ExactIndex", table_rows: Rows, num_rows: int) -> None:
+    def __init__(self, words: CaptionWords, vectors: "Index | ExactIndex", vector_rows: RowNumbers) -> None:
         """Join the two numberings of rows.
 
         Args:
             words: numbers rows as the table does.
             vectors: has another order, and lacks rows without an image.
-            table_rows: the table's row for each vector, -1 where it has none.
-            num_rows: of the table.
+            vector_rows: row of the vector for each row of the table, -1 where it has none.
         """
-        self._words, self._vectors = words, vectors
-        live = np.flatnonzero(vectors.is_live)
-        self._vector_rows: Rows = np.full(num_rows, -1, np.int64)
-        self._vector_rows[table_rows[live]] = live
-        self._has_vector: Mask = self._vector_rows >= 0
+        self._words, self._vectors, self._vector_rows = words, vectors, vector_rows
+        self._has_vector: Mask = vector_rows >= 0
 
     def rank(
         self,
@@ -72,7 +68,7 @@ class HybridRanker:
         return allowed
 
     def _fuse(self, ranking: Ranking, query: Floats, table_rows: Rows, min_score: float | None) -> Ranking:
-        by_words = self._vector_rows[table_rows]
+        by_words = self._vector_rows[table_rows].astype(np.int64)
         scores = self._vectors.vectors(by_words) @ query
         if min_score is not None:
             by_words, scores = by_words[scores >= min_score], scores[scores >= min_score]

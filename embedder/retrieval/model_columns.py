@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.compat.locked_property import locked_cached_property
+from embedder.storage.hashed_rows import NUMBER, HashedRows, common_parts
 from embedder.store.current import versions_of
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
@@ -137,11 +138,32 @@ def _names(table: RecordTable) -> list[str]:
 
 
 def match_keys(wanted: pa.Table, known: pa.Table) -> Rows:
-    """Row of `known` for each wanted (item_id, segment), else -1; int64 (wanted rows,)."""
-    if known.num_rows == 0:
-        return np.full(wanted.num_rows, -1, np.int64)
+    """Row of `known` for each wanted (item_id, segment), else -1; int64 (wanted rows,).
+
+    Many are matched in parts by the hash of the item ids, each in memory by itself.
+    """
     if wanted.select(KEY).equals(known.select(KEY)):  # as a fresh index of images alone has it
         return np.arange(known.num_rows)
+    sides = [
+        HashedRows((pa.Table.from_batches([batch]) for batch in each.select(KEY).to_batches()), each.select(KEY).schema)
+        for each in (wanted, known)
+    ]
+    num_parts = common_parts(*sides)
+    if num_parts == 1:
+        return _match(wanted, known)
+    found = np.full(wanted.num_rows, -1, np.int64)
+    for number in range(num_parts):
+        own, theirs = (side.part(number, num_parts) for side in sides)
+        places = _match(own, theirs)
+        is_known = places >= 0
+        found[own[NUMBER].to_numpy()[is_known]] = theirs[NUMBER].to_numpy()[places[is_known]]
+    return found
+
+
+def _match(wanted: pa.Table, known: pa.Table) -> Rows:
+    """Row of `known` for each wanted key, in memory."""
+    if known.num_rows == 0:
+        return np.full(wanted.num_rows, -1, np.int64)
     known_keys, wanted_keys = _keys(known, known["item_id"]), _keys(wanted, known["item_id"])
     known_order, wanted_order = np.argsort(known_keys, kind="stable"), np.argsort(wanted_keys, kind="stable")
     # Both in order, so that neighbours are looked for near each other: ten times faster than at random.

@@ -9,8 +9,22 @@ import numpy as np
 from index.vectors import Floats, Rows
 
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
+RowNumbers = np.ndarray[Any, np.dtype[np.int32]] | Rows
+"""Row in one numbering for each row of another one, -1 where there is none; in 4 bytes each where they fit."""
 Scored = tuple[Rows, Floats]
 """Rows of the index and their cosines, best first."""
+
+
+def row_numbers(num_rows: int, num_numbered: int) -> RowNumbers:
+    """Make room for the numbers of some rows, none of them known yet.
+
+    Args:
+        num_rows: that have a number each.
+        num_numbered: rows that are numbered.
+    """
+    if num_numbered <= np.iinfo(np.int32).max:
+        return np.full(num_rows, -1, np.int32)
+    return np.full(num_rows, -1, np.int64)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from embedder.retrieval.combining import combine, is_apart
 from embedder.retrieval.grouping import best_segments, fold
 from embedder.retrieval.hits import Duplicate, Hit, Hits, Segment
 from embedder.retrieval.queries import SearchOptions
-from embedder.retrieval.ranking import ArrangedRanking, Ranking, Scored, deepen
+from embedder.retrieval.ranking import ArrangedRanking, Ranking, RowNumbers, Scored, deepen
 from embedder.retrieval.snapshot import RowMetadata, Snapshot
 from embedder.store.layout import SEARCHED_NAMES
 from index.vectors import Among, Floats, Profile, Rows, check_vectors, count_among, is_among
@@ -167,7 +167,7 @@ def _ranking(rows: Rows, scores: Floats, *, is_whole: bool, min_score: float | N
 
 def describe_hits(
     metadata: RowMetadata,
-    metadata_rows: Rows,
+    metadata_rows: RowNumbers,
     hits: Ranking,
     segments: Sequence[Scored],
     duplicates: Sequence[Ranking],

@@ -16,6 +16,7 @@ from embedder.retrieval.flat_index import ExactIndex
 from embedder.retrieval.grouping import ItemRows
 from embedder.retrieval.hybrid import HybridRanker
 from embedder.retrieval.model_columns import ModelColumns, match_keys
+from embedder.retrieval.ranking import RowNumbers, row_numbers
 from embedder.storage.spill_file import in_memory_or_mapped
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, StoreInfo
@@ -185,9 +186,11 @@ class Snapshot:
         return RowMetadata(self._table, self._models)
 
     @locked_cached_property
-    def metadata_rows(self) -> Rows:
+    def metadata_rows(self) -> RowNumbers:
         """Row of the metadata that describes each vector; -1 for one that is no longer live."""
-        return self.metadata.rows_of(self.vectors.ids, self.vectors.is_live)
+        rows = row_numbers(len(self.vectors.is_live), self.metadata.rows.num_rows)
+        rows[:] = self.metadata.rows_of(self.vectors.ids, self.vectors.is_live)
+        return rows
 
     @locked_cached_property
     def _is_in_order(self) -> bool:
@@ -199,7 +202,7 @@ class Snapshot:
     def hybrid(self) -> HybridRanker:
         """Ranker by vectors and caption words."""
         words = open_words(self.files, self._table)
-        return HybridRanker(words, self.vectors, self.metadata_rows, self.metadata.rows.num_rows)
+        return HybridRanker(words, self.vectors, self.vector_rows)
 
     def among(self, where: str | None) -> Among | None:
         """Vectors that fulfil a condition: a mask, or row numbers where they are few; None for all that are live."""
@@ -207,7 +210,7 @@ class Snapshot:
             return None
         passing = self.metadata.filter.passing(where)
         if passing.dtype != np.bool_:
-            rows = np.sort(self.vector_rows[passing])
+            rows = np.sort(self.vector_rows[passing]).astype(np.int64)
             return rows[np.searchsorted(rows, 0) :]  # without the row -1
         fulfils: Mask = passing.astype(np.bool_, copy=False)
         if not self._is_in_order:
@@ -216,10 +219,10 @@ class Snapshot:
         return among
 
     @locked_cached_property
-    def vector_rows(self) -> Rows:
+    def vector_rows(self) -> RowNumbers:
         """Row of the vector of each row of the metadata; -1 where it has none that can be found."""
-        rows: Rows = np.full(self.metadata.rows.num_rows, -1, np.int64)
         live = np.flatnonzero(self.vectors.is_live)
+        rows = row_numbers(self.metadata.rows.num_rows, len(self.vectors.is_live))
         rows[self.metadata_rows[live]] = live
         return rows
 

@@ -147,7 +147,7 @@ class ServedPublication:
             RequestError: there is no such item or segment, or it has no vector that is searched.
         """
         snapshot = self.store.searcher.snapshot
-        row = snapshot.vector_rows[[self.segment_row(item_id, segment)]]
+        row = snapshot.vector_rows[[self.segment_row(item_id, segment)]].astype(np.int64)
         if row[0] < 0:
             raise RequestError(
                 422, "item", f"{item_id!r} has no vector", "an item with an image", "search with another item"

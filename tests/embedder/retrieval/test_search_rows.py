@@ -19,6 +19,14 @@ def keys(*pairs) -> pa.Table:
     return pa.table({"item_id": pa.array(items, pa.string()), "segment": pa.array(segments, pa.int32())})
 
 
+@pytest.fixture(params=[None, 0], ids=["in memory", "in parts"])
+def in_parts(monkeypatch, request):
+    """Few keys are matched in memory, more part by part; which, follows from their size."""
+    if request.param is not None:
+        monkeypatch.setattr("embedder.storage.hashed_rows.MEMORY_BYTES", request.param)
+
+
+@pytest.mark.usefixtures("in_parts")
 def test_each_key_finds_its_row_in_any_order():
     known = keys(("a", 0), ("b", 0), ("b", 1), ("b", 7), ("c", 0), ("ü", 0))
     assert match_keys(known, known).tolist() == [0, 1, 2, 3, 4, 5]
@@ -28,6 +36,7 @@ def test_each_key_finds_its_row_in_any_order():
     assert match_keys(wanted, keys()).tolist() == [-1] * 8
 
 
+@pytest.mark.usefixtures("in_parts")
 def test_keys_in_many_chunks_find_their_rows():
     known = pa.concat_tables([keys((f"{n:03d}", s)) for n in range(40) for s in range(2)])
     order = np.random.default_rng(0).permutation(80)
