@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rotation import left_out
 from xdist.scheduler import LoadFileScheduling
 
 from embedder.engine import hardware
@@ -15,7 +16,6 @@ from embedder.observability.log import messages_to
 MAX_WORKERS = 2
 ONE_RAY = "one_ray"
 NUM_CPUS = 2
-ROTATIONS = 3
 RELEASED_WITHIN_S = 30.0
 
 
@@ -98,14 +98,12 @@ def pytest_xdist_auto_num_workers(config):
 def pytest_collection_modifyitems(config, items):
     """What takes one process longest begins first; of it, the tests with a Ray of their own, while no other is up.
 
-    Slow tests that rotate take minutes each, mostly of a cluster. Where TEST_ROTATION has a number, as in CI, every
-    third of them runs, beginning with that one; three such runs have run all.
+    TEST_ROTATION, which CI sets, chooses among the slow tests that rotate.
     """
     if rotation := os.environ.get("TEST_ROTATION"):
-        rotating = [item for item in items if any(mark.kwargs.get("rotates") for mark in item.iter_markers("slow"))]
-        left = {item for number, item in enumerate(rotating) if (number - int(rotation)) % ROTATIONS}
-        config.hook.pytest_deselected(items=[*left])
-        items[:] = [item for item in items if item not in left]
+        left = left_out(items, int(rotation))
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
     items.sort(key=lambda item: (ONE_RAY not in item.nodeid, "ray_cluster" in item.fixturenames))
 
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from embedder.config_toml.values import toml
 from embedder.errors import RunFailedError, StoreError
+from embedder.ingest import retrieval_check
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
@@ -23,7 +24,7 @@ from embedder.media.sandbox import SandboxedDecoder
 from embedder.sources.fetch import Fetcher
 from embedder.store import publish as publishing
 from embedder.store.files import StoreFiles
-from embedder.store.layout import read_current
+from embedder.store.layout import PAIRS_FILE, read_current
 
 REFRESH = IngestOptions(kind="refresh")
 
@@ -386,3 +387,18 @@ def test_a_killed_chain_of_detector_crops_and_a_cut_tower_goes_on_exactly(make_r
     boxed = [row for row in model_rows(killed, "detector").values() if row["box"] is not None]
     assert len(boxed) == 60
     assert all(row["image_embedding"] for row in model_rows(killed, "crops").values())
+
+
+def test_each_models_guard_goes_on_from_its_own_sample(make_run, tmp_path, source, tiny_model, second, monkeypatch):
+    config = make_run(source, model=[{"uri": str(tiny_model)}, {"name": "other", "uri": second, "stages": 3}])
+    embed(config)
+    files = StoreFiles(config.store)
+    kept = [info.path for info in files.list("") if info.path.endswith(PAIRS_FILE)]
+    assert sorted(path.split("/")[0] for path in kept) == ["models", "runs"]
+    read = []
+    monkeypatch.setattr(retrieval_check, "published_pieces", lambda *where: read.append(where) or iter(()))
+    (source / "pictures" / "0100.png").write_bytes(samples.image_bytes(100))
+    report = embed(config)
+    assert (report.published, report.num_new, read) == (True, 1, [])
+    kept = [info.path for info in files.list("") if info.path.endswith(PAIRS_FILE)]
+    assert len(kept) == 2 and all(report.run_id in path for path in kept), "those before have gone"
