@@ -101,9 +101,9 @@ def pytest_collection_modifyitems(config, items):
     TEST_ROTATION, which CI sets, chooses among the slow tests that rotate.
     """
     if rotation := os.environ.get("TEST_ROTATION"):
-        left = left_out(items, int(rotation))
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        left = set(left_out(items, int(rotation)))
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]
     items.sort(key=lambda item: (ONE_RAY not in item.nodeid, "ray_cluster" in item.fixturenames))
 
 

@@ -4,7 +4,7 @@ import pytest
 from rotation import left_out
 
 
-class Test:
+class Marked:
     """Test with marks."""
 
     def __init__(self, *marks):
@@ -16,8 +16,8 @@ class Test:
 
 @pytest.mark.parametrize("first", [0, 1, 1001])
 def test_each_slow_test_that_rotates_runs_in_one_of_three_and_all_others_in_each(first):
-    rotating = [Test(pytest.mark.slow(rotates=True)) for _ in range(7)]
-    always = [Test(), Test(pytest.mark.slow), Test(pytest.mark.timeout(5))]
+    rotating = [Marked(pytest.mark.slow(rotates=True)) for _ in range(7)]
+    always = [Marked(), Marked(pytest.mark.slow), Marked(pytest.mark.timeout(5))]
     items = [*rotating[:3], *always, *rotating[3:]]
     runs = [[item for item in items if item not in left_out(items, first + number)] for number in range(3)]
     assert all(sum(item in run for run in runs) == 1 for item in rotating)
