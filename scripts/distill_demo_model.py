@@ -43,7 +43,7 @@ from shards.training.trainer import Trainer
 TEACHER = Path(__file__).resolve().parents[1] / "embedder" / "demo_model"
 TEST_STYLE = "noto"
 COLUMNS = {"id": "item_id", "image": "image", "caption": "caption"}
-NUM_STEPS = 5000
+NUM_STEPS = 4200
 BATCH_SIZE = 128
 ROUNDS = 5
 SPEED_ROWS = 256

@@ -106,14 +106,18 @@ def sample_pairs(result: RunResult) -> CaptionPairs:
 
 
 def forget_pairs(result: RunResult) -> None:
-    """Delete the sample of the publication that another one has taken the place of."""
-    for run_id in () if result.published is None else _run_ids(result):
-        if run_id != result.run.run_id:
-            result.run.files.delete(run_file(run_id, PAIRS_FILE))
+    """Delete the sample of the publication that this one has replaced; where no vector changed, it becomes this one's."""
+    files, own = result.run.files, run_file(result.run.run_id, PAIRS_FILE)
+    for run_id in _run_ids(result):
+        path = run_file(run_id, PAIRS_FILE)
+        if path != own and files.exists(path):
+            if not files.exists(own):
+                files.write(own, files.read(path))
+            files.delete(path)
 
 
 def _run_ids(result: RunResult) -> Iterator[str]:
-    """Runs whose sample is of the published rows: the one that published them, and those that a compaction rewrote."""
+    """Runs whose sample would be of the published rows: the one that published them, and one that was compacted."""
     files, run_id = result.run.files, None if result.published is None else result.published.run_id
     while run_id is not None:
         yield run_id
@@ -128,11 +132,11 @@ def _kept_sample(result: RunResult) -> _Sample | None:
     for run_id in _run_ids(result):
         try:
             rows = result.run.files.read_table(run_file(run_id, PAIRS_FILE))
-        except (FileNotFoundError, pa.ArrowException):  # a damaged one is drawn anew
+            bound = bytes.fromhex((rows.schema.metadata or {})[BOUND].decode()) or None
+            vectors = zip(unpack_vectors(rows["image_embedding"]), unpack_vectors(rows["text_embedding"]), strict=True)
+            return _Sample(dict(zip(rows["item_id"].to_pylist(), vectors, strict=True)), bound)
+        except (FileNotFoundError, KeyError, ValueError, pa.ArrowException):  # a damaged one is drawn anew
             continue
-        bound = bytes.fromhex((rows.schema.metadata or {})[BOUND].decode()) or None
-        vectors = zip(unpack_vectors(rows["image_embedding"]), unpack_vectors(rows["text_embedding"]), strict=True)
-        return _Sample(dict(zip(rows["item_id"].to_pylist(), vectors, strict=True)), bound)
     return None
 
 

@@ -123,10 +123,25 @@ def samples_in(files):
     return sorted(info.path for info in files.list("runs") if info.path.endswith(PAIRS_FILE))
 
 
-def test_after_a_damage_the_whole_table_is_sampled(files):
+@pytest.mark.parametrize("damage", ["cut short", "another table", "no bound"])
+def test_after_a_damage_the_whole_table_is_sampled(files, damage):
     run, _, _ = night(files, pairs(100))
-    files.write(run_file(run.run_id, PAIRS_FILE), b"PAR1 and no more")
+    path = run_file(run.run_id, PAIRS_FILE)
+    if damage == "cut short":
+        files.write(path, files.read(path)[:300])
+    else:
+        rows = pa.table({"item_id": ["a"]}) if damage == "another table" else files.read_table(path)
+        files.write_table(path, rows.replace_schema_metadata(None))
     assert len(night(files, pairs(5, first=100))[2]) == 105
+
+
+def test_a_night_that_changes_no_vector_hands_the_sample_on(files):
+    night(files, pairs(100))
+    run, metadata = begin(files)
+    result = count_run(run, read_current(files), pa.chunked_array([[]], pa.string()))
+    publish(run, metadata, lambda version: None)
+    forget_pairs(result)
+    assert samples_in(files) == [run_file(run.run_id, PAIRS_FILE)]
 
 
 def test_a_purge_deletes_the_sample_that_holds_the_item(files):
