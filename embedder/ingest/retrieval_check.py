@@ -106,7 +106,7 @@ def sample_pairs(result: RunResult) -> CaptionPairs:
 
 
 def forget_pairs(result: RunResult) -> None:
-    """Delete the sample of the publication that this one has replaced; where no vector changed, it becomes this one's."""
+    """Delete the sample of the publication that this one has replaced; where no vector changed, it is handed on."""
     files, own = result.run.files, run_file(result.run.run_id, PAIRS_FILE)
     for run_id in _run_ids(result):
         path = run_file(run_id, PAIRS_FILE)
