@@ -10,6 +10,7 @@ from embedder.store.current import IndexChoice, begin, parts_at, publish_files, 
 from embedder.store.files import StoreFiles
 from embedder.store.journal import PartFile
 from embedder.store.layout import Current, Published, RunInfo
+from embedder.store.models import model_files
 from embedder.store.part_writer import rewritten_name, store_part
 from embedder.store.runs import unfinished_runs
 from embedder.store.tables import RecordTable
@@ -21,6 +22,9 @@ MIN_SAVED = 32
 
 MIN_SAVED_BY_EMBED = 1000
 """Reduction from which `embed` compacts: who calls it often wants new items soon, and pays for some hundred files."""
+
+MIN_CHECKPOINTED = 1000
+"""Files of a table that went, from which the log gets a checkpoint: each reader would read that entry of the log."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,11 @@ def compact(
         }
         for model, (view, own) in versions_of(files, current).items()
     }
-    return publish_files(files, operation, current, wanted, choose_index or same_index), done
+    published = publish_files(files, operation, current, wanted, choose_index or same_index)
+    for each in done:
+        if each.num_files_before - each.num_files_after >= MIN_CHECKPOINTED:
+            RecordTable(model_files(files, each.model), each.table).write_checkpoint()
+    return published, done
 
 
 def same_index(candidate: Current, model: str = "") -> int | None:

@@ -8,10 +8,12 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import reduce
 from io import BytesIO
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embedder.store.delta_log import LOG_FOLDER, Action, read_actions
@@ -120,8 +122,11 @@ def _read_actions(files: StoreFiles, path: str) -> list[Action]:
     """Actions of an entry or of a checkpoint, of which only the columns that matter here."""
     if path.endswith(".json"):
         return list(read_actions(files, path)[0])
-    rows = pq.ParquetFile(BytesIO(files.read(path))).read(CHECKPOINT_COLUMNS).to_pylist()
-    return [{kind: action for kind, action in row.items() if action is not None} for row in rows]
+    rows = pq.ParquetFile(BytesIO(files.read(path))).read(CHECKPOINT_COLUMNS)
+    is_any = reduce(pc.or_, (rows[name].is_valid() for name in rows.column_names))  # rows of removed files say nothing
+    return [
+        {kind: action for kind, action in row.items() if action is not None} for row in rows.filter(is_any).to_pylist()
+    ]
 
 
 def _replay(version: int, actions: Iterable[Action]) -> TableState:

@@ -224,6 +224,12 @@ class RecordTable:
             raise self.files.problem(error, self.name) from None
         self._state = self._read_state()
 
+    def write_checkpoint(self) -> None:
+        """Write the newest version whole, so that readers of it need no earlier entry of the log."""
+        if self._state is not None:
+            with self._changing(self._state.schema) as (delta, _):
+                delta.create_checkpoint()
+
     def add_columns(self, schema: pa.Schema) -> None:
         """Add missing columns to an existing table; its rows have nulls there."""
         if self._state is None:

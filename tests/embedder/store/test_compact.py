@@ -19,6 +19,7 @@ from embedder.store.journal import PartFile
 from embedder.store.layout import read_current
 from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
+from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
 
 TARGET = PartTarget(num_rows=100, size_bytes=1000)
@@ -125,6 +126,22 @@ def test_a_refresh_compacts_only_where_it_pays(files):
     assert compact(many, min_saved=MIN_SAVED)[0].kind == "compaction"
     assert state_now(many) == before
     assert compact(many, min_saved=MIN_SAVED)[0] is None
+
+
+def test_after_many_files_went_the_log_has_a_checkpoint_from_which_all_read(files, monkeypatch):
+    monkeypatch.setattr("embedder.store.compact.MIN_CHECKPOINTED", 5)
+    many_parts(files)
+    before = state_now(files)
+    compact(files, PartTarget())
+    for name in TABLES:
+        last = json.loads(files.read(f"{name}/_delta_log/_last_checkpoint"))
+        assert last["version"] == getattr(read_current(files), name)
+        read = DeltaTable(files.uri(name)).to_pyarrow_table()
+        assert read.num_rows == RecordTable(files, name).num_rows()
+        files.delete(f"{name}/_delta_log/{last['version'] - 1:020d}.json")  # nobody needs it any more
+    assert state_now(files) == before
+    publish_refresh(files, row("new.jpg"))
+    assert len(rows_now(files)) == 19
 
 
 def test_an_unfinished_run_is_not_given_up_for_it(files):
