@@ -47,6 +47,8 @@ NUM_STEPS = 4200
 BATCH_SIZE = 128
 ROUNDS = 5
 SPEED_ROWS = 256
+DISTILLED, WITHOUT = STUDENTS = ("distilled", "without-teacher")
+COSTS_FILE = "costs.json"
 
 VISION = {"width": 96, "depth": 2, "num_heads": 3, "stem_channels": [16, 32, 64]}
 TEXT = {
@@ -80,6 +82,7 @@ def main() -> None:
     parser.add_argument("--held-out", choices=STYLES, help="training style to judge by, in place of Noto")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps, to try it out")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", choices=STUDENTS, help="train this one alone, beside another process that does both")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.work.mkdir(parents=True, exist_ok=True)
@@ -88,33 +91,39 @@ def main() -> None:
         tables.append(with_captions(options.data, options.styles, options.work))
     judged = options.held_out or TEST_STYLE
     store = options.work / "teacher"
-    embed(load_config(overrides=embedding(tables, store)))
+    if options.only != WITHOUT:
+        embed(load_config(overrides=embedding(tables, store)))
     folders, costs = {"teacher": TEACHER}, {}
-    for name, teacher in (("distilled", {"store": str(store), **WEIGHTS}), ("without teacher", None)):
-        out = options.work / name.replace(" ", "-")
-        settings = training(tables, out, options, teacher)
+    for name in STUDENTS if options.only is None else [options.only]:
+        out = options.work / name
+        settings = training(tables, out, options, None if name == WITHOUT else {"store": str(store), **WEIGHTS})
         costs[name] = run(load_train_config(overrides=settings), out)
         folders[name] = out / "last"
+    if options.only is not None:
+        return
     figures = {name: judge(folder, options.data, judged, options.work) for name, folder in folders.items()}
-    ratio = figures["distilled"]["R@10"] / figures["teacher"]["R@10"] if figures["teacher"]["R@10"] else None
-    speeds = measure_speeds(folders["teacher"], folders["distilled"])
+    ratio = figures[DISTILLED]["R@10"] / figures["teacher"]["R@10"] if figures["teacher"]["R@10"] else None
+    speeds = measure_speeds(folders["teacher"], folders[DISTILLED])
     print(json.dumps({"judged by": judged, "of teacher's R@10": ratio, **figures, "training": costs, **speeds}))
 
 
 def with_captions(data: Path, styles: Path, work: Path) -> Path:
-    """Write one table of the drawings of all further styles, each with its concept's caption, and give its path.
+    """Write one table of the drawings of all further styles, each with its concept's caption, unless it is there.
 
     Args:
         data: folder of the styles' tables.
         styles: folder of the further styles' tables.
         work: folder to write into.
     """
+    table, unfinished = work / "more-styles.parquet", work / "more-styles.part"
+    if table.exists():
+        return table
     captions = {concept["hexcode"]: concept["caption"] for concept in read_concepts(data)}
     drawn = [pq.read_table(table_of(style, data, styles)) for style in MORE_STYLES]
     rows = pa.concat_tables(drawn, promote_options="default").select(["item_id", "hexcode", "image"])
     rows = rows.append_column("caption", [[captions[hexcode] for hexcode in rows["hexcode"].to_pylist()]])
-    pq.write_table(rows, work / "more-styles.parquet")
-    return work / "more-styles.parquet"
+    pq.write_table(rows, unfinished)
+    return unfinished.replace(table)
 
 
 def embedding(tables: list[Path], store: Path) -> dict[str, Any]:
@@ -169,10 +178,13 @@ def training(
 
 
 def run(config: Any, out: Path) -> dict[str, float]:
-    """Train, or go on; CPU time and wall clock of this process."""
+    """Train, or go on, or keep what is there; CPU time and wall clock of the process that trained it."""
+    if (out / COSTS_FILE).exists():
+        return dict(json.loads((out / COSTS_FILE).read_text()))
     began, cpu = time.monotonic(), cpu_s()
     report = train(config, resume=(out / "checkpoint.pt").exists())
     taken = {"steps": report.num_steps, "wall_s": round(time.monotonic() - began, 1), "cpu_s": round(cpu_s() - cpu, 1)}
+    (out / COSTS_FILE).write_text(json.dumps(taken))
     print(f"{out.name}: {taken}", file=sys.stderr, flush=True)
     return taken
 
