@@ -7,7 +7,7 @@ the end noto.parquet. Of `openmoji_tags` nothing is read before those. Five more
 fetched by npm from packages pinned by their SHA-256, unless their tarballs lie in --work.
 
 1. Images: the ViT learns to tell the 1,923 concepts apart, each drawing varied anew every time; first at 48 px over
-   the four styles, then at 64 px, then over all nine.
+   the four styles, then at 64 px, then over all nine: twice, and averaged with what they began with.
 2. Texts: the ALBERT learns to hit the middle of its concept's images, by caption, by tags, by both; and to point a
    word of no caption at the concepts whose words are near to it.
 

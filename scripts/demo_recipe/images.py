@@ -1,6 +1,6 @@
 """Phase 1: the ViT learns to tell the concepts apart; small images first, then larger ones, then of more styles."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,11 +91,19 @@ class Part:
         image_size: side of the images in px.
         settings: of the training.
         more_styles: styles that are learnt from beside the four that say which concepts there are.
+        lengths: steps of several trainings that begin alike; their weights and those that they began with are averaged.
     """
 
     image_size: int
     settings: TrainSettings
     more_styles: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+    def trainings(self, name: str) -> dict[str, TrainSettings]:
+        """Settings of each training, by the name of its checkpoint."""
+        if not self.lengths:
+            return {name: self.settings}
+        return {f"{name}-{steps}": self.settings.model_copy(update={"num_steps": steps}) for steps in self.lengths}
 
 
 LARGER = SMALL.model_copy(
@@ -107,11 +115,11 @@ LARGER = SMALL.model_copy(
         "augmentation": AUGMENTATION.model_copy(update={"erase": 0.2}),
     }
 )
-LONGER = LARGER.model_copy(update={"num_steps": 1700, "warmup_steps": 50, "patch_dropout": 0.4})
+LONGER = LARGER.model_copy(update={"warmup_steps": 50, "patch_dropout": 0.4})
 PARTS = {
     "pictures-48": Part(48, SMALL),
     "pictures-64": Part(64, LARGER),
-    "pictures-more": Part(64, LONGER, MORE_STYLES),
+    "pictures-more": Part(64, LONGER, MORE_STYLES, lengths=(1700, 4500)),
 }
 """How images are learnt from, in this order."""
 
@@ -131,18 +139,35 @@ def train_images(
     """
     trainer = None if model is None else _with_pictures_of(model, seed)
     for name, part in list(PARTS.items())[0 if model is None else -1 :]:
-        trainer = _begin(part, scaled(part.settings, len(concepts), seed, share), trainer, work)
         learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, part.image_size, work))
         if part.more_styles:
             learnt = joined(learnt, read_drawings(data, part.more_styles, concepts, part.image_size, work))
-        checkpoint = work / f"{name}.pt"
-        if part.more_styles and not checkpoint.exists():
-            trainer.objective.set_prototypes(centroids(trainer, learnt, len(concepts)))
-        judge = partial(_recall, trainer, held_out)
-        train(trainer, checkpoint, CHECKPOINT_STEPS, partial(_batch, learnt, seed=seed), judge)
+        begun, trained = trainer, list[Trainer]()
+        for checkpoint, settings in part.trainings(name).items():
+            trainer = _begin(part, scaled(settings, len(concepts), seed, share), begun, work)
+            if part.more_styles and not (work / f"{checkpoint}.pt").exists():
+                trainer.objective.set_prototypes(centroids(trainer, learnt, len(concepts)))
+            judge = partial(_recall, trainer, held_out)
+            train(trainer, work / f"{checkpoint}.pt", CHECKPOINT_STEPS, partial(_batch, learnt, seed=seed), judge)
+            trained.append(trainer)
+        if part.lengths and begun is not None and trainer is not None:
+            trainer.averaged.load_state_dict(average([each.weights() for each in (begun, *trained)]), strict=False)
     if trainer is None:
         raise ValueError("the recipe has no part")
     return trainer
+
+
+def average(weights: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Average weights of the vision tower, name by name.
+
+    Source: Wortsman et al. 2022, "Model soups" and "Robust fine-tuning of zero-shot models": such a mean of models that
+    began alike, and of what they began with, holds up better on what none of them saw.
+
+    Args:
+        weights: of models of one architecture.
+    """
+    names = [name for name in weights[0] if name.startswith("vision")]
+    return {name: torch.stack([each[name].float() for each in weights]).mean(0) for name in names}
 
 
 def _with_pictures_of(model: Path, seed: int) -> Trainer:
