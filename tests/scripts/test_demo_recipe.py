@@ -8,9 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image, ImageDraw
 from script_runs import run_script
 
+from demo_recipe.images import average
 from demo_recipe.more_styles import MORE_STYLES
 from shards.config import load_model_config
 
@@ -70,6 +72,15 @@ def train(data, out, work, *more):
     return json.loads(found.stdout.splitlines()[-1].partition(" ")[2])
 
 
+def test_towers_are_averaged_name_by_name_and_texts_are_left_out():
+    towers = [
+        {"vision.a": torch.full((2,), value, dtype=torch.float16), "text.b": torch.ones(1)} for value in (1, 2, 6)
+    ]
+    found = average(towers)
+    assert found.keys() == {"vision.a"}
+    assert found["vision.a"].tolist() == [3, 3]
+
+
 @pytest.mark.slow
 def test_the_recipe_trains_and_judges_a_model_and_does_so_twice_alike(tmp_path):
     data = tmp_path / "data"
@@ -88,6 +99,10 @@ def test_the_recipe_trains_and_judges_a_model_and_does_so_twice_alike(tmp_path):
     assert hashes[0].digest() == hashes[1].digest()
     train(data, tmp_path / "third", tmp_path / "work-3", "--begin-with", tmp_path / "first")
     names = {path.name for path in (tmp_path / "work-3").glob("*.pt")}
-    assert names == {"pictures-more.pt", "texts.pt"}  # the parts before the last were not trained
+    assert names == {
+        "pictures-more-1700.pt",
+        "pictures-more-4500.pt",
+        "texts.pt",
+    }  # the parts before the last were not trained
     tokenizers = [(tmp_path / name / "tokenizer.json").read_bytes() for name in ("first", "third")]
     assert tokenizers[0] == tokenizers[1]
