@@ -25,7 +25,7 @@ def test_a_test_that_leaves_its_process_under_another_policy_fails_and_the_next_
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     (tmp_path / "test_policy.py").write_text(LEAVES_ANOTHER)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "0", str(tmp_path)]
-    plain = os.environ | {"PYTEST_ADDOPTS": ""}
+    plain = os.environ | {"PYTEST_ADDOPTS": "", "PYTHONPATH": str(Path(__file__).with_name("support"))}
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=plain)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert "2 passed, 1 error" in ended.stdout
