@@ -4,7 +4,7 @@ The sample is drawn from items of which both models have an image and the same c
 the sample by its own vectors.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config_toml.compare_section import CompareConfig
-from embedder.ingest.retrieval_check import MIN_PAIRS, NUM_PAIRS, SPARE, sessions_of
+from embedder.ingest.retrieval_check import MIN_PAIRS, NUM_PAIRS, SPARE, pair_ids, sessions_of
 from embedder.ingest.run_result import RunResult
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.hash_sample import SampledPart, hash_of, journal_pieces, lowest_keys, published_pieces
@@ -22,7 +22,6 @@ from shards.training.metrics import best_ranks, score_ranks
 from shards.training.paired import PairedDifference, Thresholds, members_of, paired_differences
 
 NO_GROUP = "(none)"
-_COLUMNS = ("item_id", "segment", "modality", "caption")
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def compare_with_published(result: RunResult, config: CompareConfig) -> list[Pai
         return []
     files = result.run.files
     new, old = list(journal_pieces(files, result.entries)), list(published_pieces(files, result.published.embeddings))
-    ids = list(lowest_keys((_pair_ids(piece) for piece in new), SPARE * NUM_PAIRS))
+    ids = list(lowest_keys((pair_ids(piece) for piece in new), SPARE * NUM_PAIRS))
     sessions = sessions_of(result, ids)
     after = _read(new, {item_id: session for item_id, session in sessions.items() if session is not None}, None)
     before = _read(old, dict.fromkeys(after), config.group)
@@ -90,13 +89,6 @@ def _ranks(pairs: list[_Pair], concepts: Any, asked: Any) -> Any:
     """Rank of the best right image of each different caption; int64 (Q,)."""
     images, texts = np.stack([pair.image for pair in pairs]), np.stack([pair.text for pair in pairs])
     return best_ranks(texts[asked], concepts[asked], images, concepts)
-
-
-def _pair_ids(piece: SampledPart) -> Iterator[str]:
-    """Find items that should have both vectors, by columns that are quick to read."""
-    rows = piece.read(list(_COLUMNS))
-    is_first = pc.and_(pc.equal(rows["segment"], 0), pc.not_equal(rows["modality"], "text"))
-    return iter(rows["item_id"].filter(pc.and_(is_first, pc.is_valid(rows["caption"]))).to_pylist())
 
 
 def _read(pieces: Iterable[SampledPart], wanted: dict[str, str | None], group: str | None) -> dict[str, _Pair]:

@@ -20,6 +20,7 @@ from embedder.store.current import record_of
 from embedder.store.finished import whole_among
 from embedder.store.hash_sample import SampledPart, hash_of, journal_pieces, lowest_keys, published_pieces
 from embedder.store.layout import PAIRS_FILE, PUBLISHED_FILE, Current, Published, read_record, run_file
+from embedder.store.part_writer import VECTOR_COLUMNS
 from shards.training.metrics import retrieval_at
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -144,7 +145,7 @@ def _changed(kept: _Sample, result: RunResult) -> _Sample:
     """Sample of what would be published, by that of what is."""
     sessions = sessions_of(result, list(kept.pairs))
     stay = {each: pair for each, pair in kept.pairs.items() if each in sessions and sessions[each] is None}
-    new = _drawn(result, list(_new_pieces(result)), kept.bound)
+    new = _drawn(result, _new_pieces(result), kept.bound)
     return _lowest(_Sample(stay | new.pairs, new.bound))
 
 
@@ -156,7 +157,7 @@ def _drawn(result: RunResult, pieces: list[SampledPart], bound: bytes | None) ->
         pieces: the part files.
         bound: highest hash that is drawn; none: any.
     """
-    keys = lowest_keys((_pair_ids(piece) for piece in pieces), SPARE * NUM_PAIRS, bound)
+    keys = lowest_keys((pair_ids(piece) for piece in pieces), SPARE * NUM_PAIRS, bound)
     if len(keys) == SPARE * NUM_PAIRS:
         bound = hash_of(next(reversed(keys)))
     sessions = sessions_of(result, list(keys))
@@ -181,7 +182,7 @@ def _keep(result: RunResult, sample: _Sample) -> None:
     """Write the sample beside the run's records."""
     present = np.ones(len(sample.pairs), bool)
     columns = {"item_id": pa.array(sample.pairs, pa.string())}
-    for place, name in enumerate(("image_embedding", "text_embedding")):
+    for place, name in enumerate(VECTOR_COLUMNS):
         vectors = [pair[place] for pair in sample.pairs.values()]
         columns[name] = pack_vectors(np.stack(vectors) if vectors else np.empty((0, 0), np.float32), present)
     bound = (sample.bound or b"").hex()
@@ -194,11 +195,11 @@ def _published_pieces(result: RunResult) -> Iterator[SampledPart]:
         yield from published_pieces(result.run.files, result.published.embeddings)
 
 
-def _new_pieces(result: RunResult) -> Iterator[SampledPart]:
-    yield from journal_pieces(result.run.files, result.entries)
+def _new_pieces(result: RunResult) -> list[SampledPart]:
+    return list(journal_pieces(result.run.files, result.entries))
 
 
-def _pair_ids(piece: SampledPart) -> Iterator[str]:
+def pair_ids(piece: SampledPart) -> Iterator[str]:
     """Find items that should have both vectors, by columns that are quick to read."""
     rows = piece.read(["item_id", "segment", "modality", "caption"])
     is_first = pc.and_(pc.equal(rows["segment"], 0), pc.not_equal(rows["modality"], "text"))
