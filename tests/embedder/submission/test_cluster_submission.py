@@ -87,7 +87,7 @@ def check_rows(store, path):
     np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
-def test_a_light_installation_submits_follows_and_lists(head, write_config):
+def test_a_light_installation_submits_follows_and_lists_and_ray_exports_the_counters(head, write_config):
     path, store = write_config("light")
     followed, listed = commands_light(
         ["submit", path, "--address", head.url, "--follow", "--json"], ["jobs", "list", "--address", head.url, "--json"]
@@ -100,13 +100,9 @@ def test_a_light_installation_submits_follows_and_lists(head, write_config):
     check_rows(store, path)
     again = commands_light(["jobs", "logs", job["job_id"], "--address", head.url])[0]
     assert again.code == 0 and again.stdout.strip() in followed.stdout
-
-
-def test_ray_exports_the_counters_of_write_tasks(head):
-    """Follows the first job, whose counts stay."""
-    pattern = r"^ray_embedder_(\w+?)(?:_total)?\{"
     wanted = {"items", "vectors", "part_bytes", "step_seconds", "step_rows", "step_bytes"}
-    assert until(lambda: wanted <= set(re.findall(pattern, head.metrics(), re.M)), "counters")
+    pattern = r"^ray_embedder_(\w+?)(?:_total)?\{"
+    assert until(lambda: wanted <= set(re.findall(pattern, head.metrics(), re.M)), "counters of write tasks")
 
 
 def test_the_code_that_runs_is_the_one_that_was_sent(head):
