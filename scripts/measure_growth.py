@@ -7,6 +7,7 @@
     python scripts/measure_growth.py --only log --versions 1000 10000
     python scripts/measure_growth.py --only driver --embedded 1000000 --engine local
     python scripts/measure_growth.py --only words --captions 1000000 10000000
+    python scripts/measure_growth.py --only hybrid --captions 1000000 10000000
 
 The default takes half an hour on two cores, nearly all of it for the 100,000 items.
 
@@ -26,7 +27,9 @@ scattered, the same 1 % again, and side by side. What bounds it is CPU a row; me
 
 The log is that of a store with many publications, each of which added ten part files to both tables; the driver is the
 process of the command, while it embeds captions by a model of next to no work. The word index of hybrid search is built
-of made-up captions, updated with 1 % of them, and asked (`growth.words`). The last line is one JSON document.
+of made-up captions, updated with 1 % of them, and asked (`growth.words`); a store of as many images with captions is
+opened in a process that may hold 1 GiB, and searched by vectors and words (`growth.hybrid`). The last line is one JSON
+document.
 """
 
 import argparse
@@ -38,6 +41,7 @@ from growth.bucket import measure_bucket
 from growth.comparison import measure_comparison, show_comparison
 from growth.driver import measure_driver, show_driver
 from growth.embedding import embed_items, show_costs, show_kinds
+from growth.hybrid import measure_hybrid, show_hybrid
 from growth.log import measure_log, show_log
 from growth.names import measure_names, show_names
 from growth.words import measure_words, show_words
@@ -52,7 +56,9 @@ def main() -> None:
     parser.add_argument("items", type=int, nargs="*", default=NUM_ITEMS, help="numbers of items to embed")
     parser.add_argument("--names", type=int, default=1_000_000, help="number of names to list")
     parser.add_argument(
-        "--only", choices=("items", "names", "comparison", "log", "driver", "words"), help="leave the others out"
+        "--only",
+        choices=("items", "names", "comparison", "log", "driver", "words", "hybrid"),
+        help="leave the others out",
     )
     parser.add_argument("--compared", type=int, nargs="+", default=(200_000, 2_000_000), help="numbers of captions")
     parser.add_argument("--versions", type=int, nargs="+", default=(100, 1000), help="numbers of publications")
@@ -95,6 +101,11 @@ def main() -> None:
             found["words"] = taken
             print()
             show_words(taken)
+        if options.only in (None, "hybrid"):
+            taken = [each for number in options.captions for each in measure_hybrid(root / f"{number}-hybrid", number)]
+            found["hybrid"] = taken
+            print()
+            show_hybrid(taken)
     print(json.dumps(found))
 
 

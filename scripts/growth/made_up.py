@@ -7,7 +7,7 @@ Imports no more than a refresh does, so that the memory of its process is that o
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,21 @@ def as_embedded(listed: pa.Table, seed: int) -> pa.Table:
 
 def make_store(config_path: Path) -> None:
     """Publish what is listed, one commit for all; nothing of it is held in memory."""
+    from embedder.sources.listing import list_sources
+
+    listed = list_sources(load_config(config_path).source, rows_per_chunk=ROWS_PER_PART, unique=False)
+    publish(config_path, (as_embedded(rows, task) for task, rows in enumerate(listed)))
+
+
+def publish(config_path: Path, embedded: Iterable[pa.Table]) -> None:
+    """Publish rows as the writer gets them, each table a part file, in one commit; no model sees them.
+
+    Args:
+        config_path: of the run that they might be of.
+        embedded: the tables.
+    """
     from embedder.engine.job import make_plan, store_info
     from embedder.engine.model_folder import open_model
-    from embedder.sources.listing import list_sources
     from embedder.store.current import publish_current
     from embedder.store.files import StoreFiles
     from embedder.store.layout import Current, utc_now
@@ -65,8 +77,8 @@ def make_store(config_path: Path) -> None:
     prints = info.model_fingerprint, info.preprocess_fingerprint
     metadata = RunMetadata(run.run_id, run.session, *prints, pa.schema([]))
     parts: dict[str, list] = {name: [] for name in TABLES}
-    for task, rows in enumerate(list_sources(config.source, rows_per_chunk=ROWS_PER_PART, unique=False)):
-        for part in write_part(files, metadata, task, as_embedded(rows, task)).parts:
+    for task, rows in enumerate(embedded):
+        for part in write_part(files, metadata, task, rows).parts:
             parts[part.table].append(part)
     versions = {name: RecordTable(files, name).commit(run.run_id, parts[name], [], TABLES[name]) for name in TABLES}
     fields = info.model_dump(include=set(MODEL_FIELDS))

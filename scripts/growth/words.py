@@ -25,6 +25,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from growth.asking import timed
 from growth.names import take
 from harness import MIB, show
 
@@ -201,13 +202,6 @@ def ask(root: Path, number: int) -> dict[str, Any]:
         "own_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "index_mib": index_bytes(root, SECOND) / MIB,
     }
-
-
-def timed(ask_once: Any) -> float:
-    """Milliseconds of one call."""
-    started = time.perf_counter()
-    ask_once()
-    return 1e3 * (time.perf_counter() - started)
 
 
 def forget(folder: Path) -> None:

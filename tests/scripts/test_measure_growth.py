@@ -1,5 +1,6 @@
 """The measurement of growth: what it adds up, and that its commands run; no clock is judged."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,8 @@ import sys
 import psutil
 import pytest
 from script_runs import found_by
+
+import embedder
 
 
 def test_processes_are_told_apart_by_what_ran_in_them():
@@ -121,6 +124,26 @@ def test_a_word_index_is_built_updated_and_asked(tmp_path, capsys):
     capsys.readouterr()
     show_words(taken)
     assert len(capsys.readouterr().out.splitlines()) == len(taken)
+
+
+@pytest.mark.slow
+def test_a_store_is_opened_and_asked_by_vectors_and_words(tmp_path, capsys):
+    from growth.hybrid import NUM_QUERIES, QUERIES_NAME, measure_hybrid, show_hybrid
+
+    taken = measure_hybrid(tmp_path / "s", 1500)
+    assert [row["step"] for row in taken] == ["make", "towers", "build", "ask"]
+    assert 0 < taken[-1]["p50_ms"] <= taken[-1]["p99_ms"] and taken[-1]["rss_bytes"] <= taken[-1]["peak_bytes"]
+    store = embedder.open_store(tmp_path / "s" / "store")
+    assert store.current.index is not None and store.info.searched == "image"
+    queries = json.loads((tmp_path / "s" / QUERIES_NAME).read_text())
+    assert len(queries) == 1 + NUM_QUERIES
+    for hit in store.search(queries[0], hybrid=True):
+        assert hit.words_rank is None or set(hit.caption.split()) & set(queries[0].split())
+    (again,) = measure_hybrid(tmp_path / "s", 1500)
+    assert again["step"] == "ask", "a store that is there is not made again"
+    capsys.readouterr()
+    show_hybrid(taken)
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 @pytest.mark.slow
