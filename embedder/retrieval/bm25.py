@@ -35,7 +35,7 @@ from index.errors import RetrievalError
 from index.vectors import Mask, Rows
 
 K1, B = 1.5, 0.75
-DOCS_AT_ONCE = 1 << 20
+DOCS_AT_ONCE = 1 << 17  # what is computed of them fits into the cache of a core
 SHARE_SCANNED = 8  # postings looked up one by one where there are this many times more of them than captions asked for
 
 

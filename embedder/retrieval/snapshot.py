@@ -30,7 +30,7 @@ from index.vectors import Among, Floats, Mask, Rows
 if TYPE_CHECKING:
     from index.search import Index
 
-MEMORY_BYTES = 256 << 20  # of columns that are read into memory: about a million rows
+MEMORY_BYTES = 64 << 20  # of columns that are read into memory: a quarter of a million rows
 SAMPLE_ROWS = 1000  # of vectors, from which the deviation of scores is known to a few per cent
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, beside carryover
 
@@ -80,7 +80,7 @@ class RowMetadata:
         else:
             names = table.schema.names if table.schema is not None else list(OWN)
         names = [name for name in names if name not in VECTOR_COLUMNS]
-        pieces = table.pieces(names) if models is None else iter([models.read(names)])
+        pieces = table.pieces(names) if models is None or models.is_alone else iter([models.read(names)])
         first = next(pieces, None)
         if first is None:
             first = table.read(names, [])

@@ -75,5 +75,8 @@ def in_memory_or_mapped(tables: Iterable[pa.Table], schema: pa.Schema, memory_by
         size_bytes += table.nbytes
         if size_bytes > memory_bytes:
             file = SpillFile()
-            return file.map(*file.append(chain(kept, tables), schema))
+            place = file.append(chain(kept, tables), schema)
+            del kept, table
+            pa.default_memory_pool().release_unused()  # what was read would stay with this process
+            return file.map(*place)
     return pa.concat_tables(kept).combine_chunks()

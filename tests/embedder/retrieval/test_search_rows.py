@@ -75,6 +75,24 @@ def test_later_queries_read_nothing(tmp_path, monkeypatch):
     assert store.search(QUERY, k=1, where="price = 5", fold=0.9)[0].carryover == {"price": 5}
 
 
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 20], ids=["mapped", "in memory"])
+def test_columns_are_read_a_piece_at_a_time_and_found_again(tmp_path, monkeypatch, memory_bytes):
+    store = searchable(tmp_path / "s", *(picture(f"{n}.png", n, caption=f"sea {n}") for n in range(9)))
+    monkeypatch.setattr("embedder.store.tables.ROWS_PER_PIECE", 1)
+    monkeypatch.setattr("embedder.retrieval.snapshot.MEMORY_BYTES", memory_bytes)
+    read, sizes = RecordTable.read, []
+
+    def seen(table, *arguments):
+        found = read(table, *arguments)
+        sizes.append(found.num_rows)
+        return found
+
+    monkeypatch.setattr(RecordTable, "read", seen)
+    assert store.searcher.snapshot.metadata.rows.num_rows == 9
+    assert sizes == [4, 5], "each part file by itself"
+    assert [hit.caption for hit in store.search(QUERY, k=2)] == ["sea 0", "sea 1"]
+
+
 def test_the_largest_come_first_and_equal_ones_in_their_order():
     values = np.array([1, 3, 2, 3, 0, 2], np.float32)
     assert [largest(values, k).tolist() for k in (1, 2, 4, 9)] == [[1], [1, 3], [1, 3, 2, 5], [1, 3, 2, 5, 0, 4]]
