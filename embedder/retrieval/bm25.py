@@ -2,7 +2,7 @@
 
 Source: Robertson and others' BM25 with Lucene's idf, which is never negative; terms that can't lift a caption among the
 best are looked up only for captions that others lifted (Turtle and Flood's MaxScore, 1995). The captions are scored in
-their order, a million at a time, so that memory doesn't grow with them; the ranking is exact.
+their order, block by block, so that memory doesn't grow with them; the ranking is exact.
 
 What a publication lacks (one of an older release, or of a further model) is built into the cache beside the copies of
 vector indexes. A folder is whole or not there, so several processes may build at once; a damaged one is built anew.
