@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from index.manifest import PartRecord
 from index.query_weights import inverse_weights
-from index.vectors import Floats, Rows, keep_best
+from index.vectors import Floats, Rows, distinct, keep_best
 
 if TYPE_CHECKING:
     from index.faiss_search import Selector
@@ -61,7 +61,8 @@ class MappedCodes:
     def slice(self, start: int, stop: int) -> Codes:
         """Copy neighbouring codes, (stop - start, code size)."""
         if stop > start and self.on_disk:
-            self._want(start * self._codes.shape[1], stop * self._codes.shape[1])
+            size = self._codes.shape[1]
+            self._want(np.array([start * size // _PAGE]), np.array([(stop * size - 1) // _PAGE]))
         return self._codes[start:stop].copy()
 
     def _fetch(self, places: Rows) -> None:
@@ -69,16 +70,17 @@ class MappedCodes:
         if not len(places):
             return
         size = self._codes.shape[1]
-        first_pages, last_pages = places * size // _PAGE, (places * size + size - 1) // _PAGE
-        pages = np.unique(np.concatenate([first_pages, last_pages]))
+        pages = distinct(np.concatenate([places * size // _PAGE, (places * size + size - 1) // _PAGE]))
         breaks = np.flatnonzero(np.diff(pages) > 1) + 1
-        starts, ends = pages[np.concatenate([[0], breaks])], pages[np.concatenate([breaks - 1, [len(pages) - 1]])]
-        for start, end in zip((starts * _PAGE).tolist(), ((ends + 1) * _PAGE).tolist(), strict=True):
-            self._want(start, end)
+        self._want(pages[np.concatenate([[0], breaks])], pages[np.concatenate([breaks - 1, [len(pages) - 1]])])
 
-    def _want(self, start: int, end: int) -> None:
-        start -= start % _PAGE
-        self._map.madvise(mmap.MADV_WILLNEED, start, min(end, len(self._map)) - start)
+    def _want(self, first_pages: Rows, last_pages: Rows) -> None:
+        """Ask for runs of pages; hundreds of them in each search, so the loop has nothing but the call."""
+        starts = first_pages * _PAGE
+        lengths = np.minimum((last_pages + 1) * _PAGE, len(self._map)) - starts
+        advise, wanted = self._map.madvise, mmap.MADV_WILLNEED
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            advise(wanted, start, length)
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ class DiskIndex:
         rows = np.asarray(rows, np.int64)
         codes = np.empty((len(rows), self.coder.sa_code_size()), np.uint8)
         part_numbers = np.searchsorted(self._first_rows, rows, side="right") - 1
-        for number in np.unique(part_numbers).tolist():
+        for number in distinct(part_numbers).tolist():
             part, here = self.parts[number], part_numbers == number
             codes[here] = part.codes.take(part.places[rows[here] - part.first_row].astype(np.int64))
         return self._decode(codes)

@@ -32,10 +32,11 @@ from embedder.store_index.word_index import CURE, NO_ROW, WordIndex, build_words
 from embedder.store_index.word_parts import Numbers, Part
 from index.atomic_folder import whole_folder
 from index.errors import RetrievalError
-from index.vectors import Mask, Rows
+from index.vectors import Mask, Rows, distinct
 
 K1, B = 1.5, 0.75
 DOCS_AT_ONCE = 1 << 17  # what is computed of them fits into the cache of a core
+SHARE_SORTED = 3  # captions are sorted rather than marked where there are so many times fewer of them
 SHARE_SCANNED = 8  # postings looked up one by one where there are this many times more of them than captions asked for
 
 
@@ -196,8 +197,8 @@ def _union(lists: Sequence[Numbers], start: int, stop: int) -> Numbers:
     """Captions that are in any of some lists, rising."""
     if len(lists) == 1:
         return lists[0]
-    if sum(map(len, lists)) * SHARE_SCANNED < stop - start:
-        return np.unique(np.concatenate(lists))
+    if sum(map(len, lists)) * SHARE_SORTED < stop - start:
+        return distinct(np.concatenate(lists))
     is_there = np.zeros(stop - start, np.bool_)
     for docs in lists:
         is_there[docs - start] = True

@@ -99,3 +99,10 @@ def test_terms_of_a_token_stand_side_by_side():
 
 def test_hashes_are_the_same_on_every_machine():
     assert hash_term("cat") == 0x2F989D7B2CDD2733
+
+
+def test_a_query_in_ascii_is_cut_as_captions_are():
+    text = "".join(f"a{chr(code)}B{chr(code)}{chr(code)}7 " for code in range(128))
+    (tokens,) = split(pa.array([text])).to_pylist()
+    assert Analyser().asked(text) == [token.lower() for token in tokens if token]
+    assert Analyser().asked("") == Analyser().asked(" ?!") == []
