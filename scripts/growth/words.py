@@ -205,11 +205,12 @@ def ask(root: Path, number: int) -> dict[str, Any]:
 
 
 def forget(folder: Path) -> None:
-    """Drop the files of a folder from the page cache."""
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    """Drop the files of a folder, and of those in it, from the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def index_bytes(root: Path, version: int) -> int:
