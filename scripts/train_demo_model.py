@@ -10,6 +10,7 @@ fetched by npm from packages pinned by their SHA-256, unless their tarballs lie 
    the four styles, then at 64 px, then over all nine: twice, and averaged with what they began with.
 2. Texts: the ALBERT learns to hit the middle of its concept's images, by caption, by tags, by both; and to point a
    word of no caption at the concepts whose words are near to it.
+3. The model teaches a fresh picture tower of its own size, to which the ALBERT is fitted once more.
 
 One drawing of every eighth concept that has three or more is held out; what finds those is what a recipe may be chosen
 by. A run that was ended goes on at its last checkpoint in --work. Everything follows from the seed.
@@ -23,10 +24,13 @@ import torch
 
 from demo_recipe.drawings import read_concepts
 from demo_recipe.figures import figures_on
-from demo_recipe.images import train_images
+from demo_recipe.images import CONFIG, train_images
 from demo_recipe.more_styles import make_tables
+from demo_recipe.taught import train_taught
 from demo_recipe.texts import train_texts
 from demo_recipe.training import log
+from shards.training.settings import TrainSettings
+from shards.training.trainer import Trainer
 
 TEST_STYLE = "noto"
 
@@ -39,7 +43,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="another number changes last bits")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", type=float, default=1.0, help="of the steps, to try it out")
-    help_text = "model folder whose towers stand for the first two parts, and begin the texts"
+    help_text = "model folder that stands for what 1 and 2 would make"
     parser.add_argument("--begin-with", type=Path, metavar="MODEL", help=help_text)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -47,9 +51,13 @@ def main() -> None:
     concepts = read_concepts(options.data)
     log(f"{len(concepts):,} concepts")
     make_tables(concepts, options.data, options.work)
-    images = train_images(options.data, concepts, options.work, options.seed, options.share, options.begin_with)
-    texts = train_texts(images, options.data, concepts, options.work, options.seed, options.share, options.begin_with)
-    texts.export(options.out, images.config.name, dtype="float16", replace=True)
+    made = options.data, concepts, options.work, options.seed, options.share
+    if options.begin_with is None:
+        teacher = train_texts(train_images(*made), *made)
+    else:
+        teacher = Trainer(options.begin_with, TrainSettings(ema_decay=0))
+    model = train_texts(train_taught(teacher, *made), *made, checkpoint="texts-taught")
+    model.export(options.out, CONFIG.name, dtype="float16", replace=True)
     log(f"{options.out}: written")
     if (options.data / f"{TEST_STYLE}.parquet").exists():
         log(json.dumps(figures_on(TEST_STYLE, options.out, options.data, concepts, options.work)))

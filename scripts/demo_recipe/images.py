@@ -124,9 +124,7 @@ PARTS = {
 """How images are learnt from, in this order."""
 
 
-def train_images(
-    data: Path, concepts: list[Concept], work: Path, seed: int, share: float, model: Path | None = None
-) -> Trainer:
+def train_images(data: Path, concepts: list[Concept], work: Path, seed: int, share: float) -> Trainer:
     """Train part after part; each begins with the averaged weights of the one before, fitted to its size.
 
     Args:
@@ -135,10 +133,9 @@ def train_images(
         work: folder of checkpoints.
         seed: that everything follows from.
         share: of the steps.
-        model: folder whose picture tower stands for what all parts but the last would learn.
     """
-    trainer = None if model is None else _with_pictures_of(model, seed)
-    for name, part in list(PARTS.items())[0 if model is None else -1 :]:
+    trainer = None
+    for name, part in PARTS.items():
         learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, part.image_size, work))
         if part.more_styles:
             learnt = joined(learnt, read_drawings(data, part.more_styles, concepts, part.image_size, work))
@@ -168,17 +165,6 @@ def average(weights: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Te
     """
     names = [name for name in weights[0] if name.startswith("vision")]
     return {name: torch.stack([each[name].float() for each in weights]).mean(0) for name in names}
-
-
-def _with_pictures_of(model: Path, seed: int) -> Trainer:
-    """A trainer with a model's picture tower and a fresh text tower."""
-    given, last = Trainer(model, TrainSettings(ema_decay=0)), list(PARTS.values())[-1]
-    settings = last.settings.model_copy(update={"seed": seed})
-    trainer = Trainer(config_of(last.image_size), settings)
-    pictures = {name: tensor for name, tensor in given.weights().items() if name.startswith("vision")}
-    trainer.averaged.load_state_dict(pictures, strict=False)
-    trainer.objective.logit_scale.data.copy_(given.objective.logit_scale)
-    return trainer
 
 
 def centroids(trainer: Trainer, drawings: Drawings, num_concepts: int) -> torch.Tensor:
@@ -223,12 +209,24 @@ def fitted_positions(weights: Mapping[str, torch.Tensor], config: ModelConfig) -
 
 
 def _batch(drawings: Drawings, step: int, seed: int) -> TrainBatch:
-    """The batch of one step: each epoch's order follows from the seed and the epoch; what doesn't fill one is left."""
-    epoch, place = divmod(step, max(1, len(drawings) // BATCH_SIZE))
-    order = torch.randperm(len(drawings), generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
-    chosen = drawings.take(order[place * BATCH_SIZE : (place + 1) * BATCH_SIZE])
+    """The batch of one step."""
+    places, epoch = order_of(len(drawings), step, seed)
+    chosen = drawings.take(places)
     none = torch.empty(0, dtype=torch.int64)
     return TrainBatch(chosen.pixels, chosen.concepts, none.int(), none, none, chosen.keys, epoch)
+
+
+def order_of(num_drawings: int, step: int, seed: int) -> tuple[torch.Tensor, int]:
+    """Places of the drawings of one step, and its epoch, whose order follows from the seed; what fills none is left.
+
+    Args:
+        num_drawings: to choose from.
+        step: number of steps before this one.
+        seed: of the run.
+    """
+    epoch, place = divmod(step, max(1, num_drawings // BATCH_SIZE))
+    order = torch.randperm(num_drawings, generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
+    return order[place * BATCH_SIZE : (place + 1) * BATCH_SIZE], epoch
 
 
 def _recall(trainer: Trainer, drawings: Drawings) -> str:

@@ -21,7 +21,6 @@ from shards.training.settings import TrainSettings
 from shards.training.trainer import Trainer
 
 BATCH_SIZE = 256
-CHECKPOINT = "texts.pt"
 CHECKPOINT_STEPS = 200
 
 LEXICON_SHARE = 0.4  # of the texts
@@ -44,40 +43,38 @@ SETTINGS = TrainSettings(
 
 
 def train_texts(
-    images: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float, model: Path | None = None
+    images: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float, checkpoint: str = "texts"
 ) -> Trainer:
     """Fit a text tower to the images' tower; the trainer holds both.
 
     Args:
-        images: of phase 1.
+        images: trainer whose picture tower is that of phase 1, or of phase 3. Where it has a tokeniser, its text tower
+            is begun with; else a fresh one, with a tokeniser of its own.
         data: folder of the styles' tables.
         concepts: that the texts are about.
         work: folder of checkpoints.
         seed: that everything follows from.
         share: of the steps.
-        model: folder whose text tower and tokeniser are begun with; None: fresh ones.
+        checkpoint: name of it.
     """
     lexicon = make_lexicon(concepts, read_vectors(work))
-    weights = images.weights()
-    if model is None:
+    tokenizer_json = images.tokenizer_json
+    if tokenizer_json is None:
         phrases = [text for each in concepts for text in (each["caption"], *each["tags"], *each["groups"])]
         tokenizer_json = train_tokenizer([*phrases, *lexicon.words], images.config.text.vocab_size)
-    else:
-        given = Trainer(model, TrainSettings(ema_decay=0))
-        tokenizer_json = str(given.tokenizer_json)
-        weights |= {name: tensor for name, tensor in given.weights().items() if name.startswith("text")}
-    start = export_model(work / "start-texts", images.config, weights, tokenizer_json, replace=True)
+    start = export_model(work / f"start-{checkpoint}", images.config, images.weights(), tokenizer_json, replace=True)
     trainer = Trainer(start, scaled(SETTINGS, len(concepts), seed, share))
     side = images.config.vision.image_size
     learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, side, work))
     learnt = joined(learnt, read_drawings(data, MORE_STYLES, concepts, side, work))
-    if not (work / CHECKPOINT).exists():
+    file = work / f"{checkpoint}.pt"
+    if not file.exists():
         trainer.objective.set_prototypes(centroids(images, learnt, len(concepts)))
     encoder = CaptionEncoder(tokenizer_json, images.config.preprocess.max_caption_tokens)
     writer = TextWriter(concepts, encoder, lexicon)
     vectors = trainer.encode_images(held_out.pixels).numpy()
     judge = partial(_recall, trainer, writer, held_out, vectors)
-    train(trainer, work / CHECKPOINT, CHECKPOINT_STEPS, partial(writer.batch, seed=seed), judge)
+    train(trainer, file, CHECKPOINT_STEPS, partial(writer.batch, seed=seed), judge)
     return trainer
 
 
