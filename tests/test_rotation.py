@@ -1,7 +1,7 @@
-"""Three runs of CI that follow each other run every slow test."""
+"""Runs of CI that follow each other run every slow test."""
 
 import pytest
-from rotation import left_out
+from rotation import ROTATIONS, left_out
 
 
 class Marked:
@@ -15,11 +15,11 @@ class Marked:
 
 
 @pytest.mark.parametrize("first", [0, 1, 1001])
-def test_each_slow_test_that_rotates_runs_in_one_of_three_and_all_others_in_each(first):
-    rotating = [Marked(pytest.mark.slow(rotates=True)) for _ in range(7)]
+def test_each_slow_test_that_rotates_runs_in_one_of_four_and_all_others_in_each(first):
+    rotating = [Marked(pytest.mark.slow(rotates=True)) for _ in range(9)]
     always = [Marked(), Marked(pytest.mark.slow), Marked(pytest.mark.timeout(5))]
     items = [*rotating[:3], *always, *rotating[3:]]
-    runs = [[item for item in items if item not in left_out(items, first + number)] for number in range(3)]
+    runs = [[item for item in items if item not in left_out(items, first + number)] for number in range(ROTATIONS)]
     assert all(sum(item in run for run in runs) == 1 for item in rotating)
     assert all(item in run for run in runs for item in always)
     assert all(2 <= len(set(run) & set(rotating)) <= 3 for run in runs)
