@@ -16,12 +16,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from large_index_bench.cgroups import memory_group, own_group, run_limited
+from large_index_bench.vectors import make_maps, unit
 
 from corpus import DEMO_MODEL, write_config
 from growth.made_up import ROWS_PER_PART, as_embedded, publish
 from growth.names import take
 from growth.words import WORDS_PER_QUERY, captions_of, forget
 from harness import EMBEDDER, MIB, show
+from shards.config import load_model_config
 
 SERVE_BYTES = 1 << 30
 INDEX_ROW_BYTES = 45  # of the vectors' index in memory, so that ten million have 450 MB of the 1 GiB
@@ -51,8 +54,6 @@ def measure_hybrid(root: Path, number: int) -> list[dict[str, Any]]:
     Raises:
         CommandFailedError: a step failed.
     """
-    from large_index_bench.cgroups import run_limited
-
     found = []
     steps = {
         "make": [sys.executable, "-m", "growth.hybrid", str(root), str(number)],
@@ -74,8 +75,6 @@ def measure_hybrid(root: Path, number: int) -> list[dict[str, Any]]:
 
 def group() -> Path | None:
     """Folder in which a group can be made; None where none can."""
-    from large_index_bench.cgroups import memory_group, own_group
-
     parent = own_group()
     try:
         with memory_group(parent, SERVE_BYTES):
@@ -107,10 +106,6 @@ def vocabulary(number: int) -> int:
 
 def rows_of(number: int) -> Iterator[pa.Table]:
     """Rows of images and captions as the last stage hands them over; of some captions with a vector."""
-    from large_index_bench.vectors import make_maps, unit
-
-    from shards.config import load_model_config
-
     width = load_model_config(DEMO_MODEL).embedding_dim
     rng = np.random.default_rng(0)
     maps = make_maps("low-rank", width, rng)
