@@ -1,4 +1,4 @@
-"""Slow tests that rotate: they take minutes each, mostly of a cluster, and CI runs a quarter of them with each commit."""
+"""Slow tests that rotate: they take minutes each, mostly of a cluster; CI runs a quarter of them with each commit."""
 
 from collections.abc import Sequence
 
