@@ -26,7 +26,7 @@ from demo_recipe.drawings import read_concepts
 from demo_recipe.figures import figures_on
 from demo_recipe.images import CONFIG, train_images
 from demo_recipe.more_styles import make_tables
-from demo_recipe.taught import train_taught
+from demo_recipe.student import train_student
 from demo_recipe.texts import train_texts
 from demo_recipe.training import log
 from shards.training.settings import TrainSettings
@@ -56,7 +56,7 @@ def main() -> None:
         teacher = train_texts(train_images(*made), *made)
     else:
         teacher = Trainer(options.begin_with, TrainSettings(ema_decay=0))
-    model = train_texts(train_taught(teacher, *made), *made, checkpoint="texts-taught")
+    model = train_texts(train_student(teacher, *made), *made, checkpoint="texts-student")
     model.export(options.out, CONFIG.name, dtype="float16", replace=True)
     log(f"{options.out}: written")
     if (options.data / f"{TEST_STYLE}.parquet").exists():

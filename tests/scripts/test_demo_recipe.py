@@ -99,6 +99,6 @@ def test_the_recipe_trains_and_judges_a_model_and_does_so_twice_alike(tmp_path):
     assert hashes[0].digest() == hashes[1].digest()
     train(data, tmp_path / "third", tmp_path / "work-3", "--begin-with", tmp_path / "first")
     names = {path.name for path in (tmp_path / "work-3").glob("*.pt")}
-    assert names == {"taught.pt", "texts-taught.pt"}, "what the model stands for was not trained"
+    assert names == {"student.pt", "texts-student.pt"}, "what the model stands for was not trained"
     tokenizers = [(tmp_path / name / "tokenizer.json").read_bytes() for name in ("first", "third")]
     assert tokenizers[0] == tokenizers[1]

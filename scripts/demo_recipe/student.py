@@ -25,7 +25,7 @@ from shards.training.metrics import best_ranks
 from shards.training.settings import DistillSettings, TrainSettings
 from shards.training.trainer import Trainer
 
-CHECKPOINT = "taught"
+CHECKPOINT = "student"
 WEIGHTS = DistillSettings(vectors=10, similarities=1, temperature=0.05, pairs=0)
 SETTINGS = TrainSettings(
     what="text_frozen",
@@ -40,7 +40,9 @@ SETTINGS = TrainSettings(
 )
 
 
-def train_taught(teacher: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float) -> Trainer:
+def train_student(
+    teacher: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float
+) -> Trainer:
     """Train a picture tower beside the teacher's text tower, which stays as it is; the trainer holds both.
 
     Args:
@@ -53,20 +55,20 @@ def train_taught(teacher: Trainer, data: Path, concepts: list[Concept], work: Pa
     """
     fresh = {name: each for name, each in fresh_tensors(teacher.config, seed) if name.startswith("vision")}
     begun = export_model(
-        work / "start-taught", teacher.config, teacher.weights() | fresh, teacher.tokenizer_json, replace=True
+        work / "start-student", teacher.config, teacher.weights() | fresh, teacher.tokenizer_json, replace=True
     )
     settings = scaled(SETTINGS, 0, seed, share)
     trainer = Trainer(begun, settings, teacher=(WEIGHTS, teacher.config.embedding_dim))
     side = teacher.config.preprocess.image_size
     learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, side, work))
     learnt = joined(learnt, read_drawings(data, MORE_STYLES, concepts, side, work))
-    lessons = Lessons(teacher, learnt, concepts)
-    judge = partial(_ranks, trainer, lessons.captions.numpy(), held_out)
-    train(trainer, work / f"{CHECKPOINT}.pt", CHECKPOINT_STEPS, partial(lessons.batch, seed=seed), judge)
+    taught = TeacherVectors(teacher, learnt, concepts)
+    judge = partial(_ranks, trainer, taught.captions.numpy(), held_out)
+    train(trainer, work / f"{CHECKPOINT}.pt", CHECKPOINT_STEPS, partial(taught.batch, seed=seed), judge)
     return trainer
 
 
-class Lessons:
+class TeacherVectors:
     """Drawings and captions with what the teacher makes of them."""
 
     def __init__(self, teacher: Trainer, drawings: Drawings, concepts: list[Concept]) -> None:
