@@ -117,6 +117,14 @@ class ModelColumns:
             rows = rows.append_column(name, found[name])
         return rows
 
+    def pieces(self, columns: list[str]) -> Iterator[pa.Table]:
+        """Read the rows some hundred thousand at a time; beside those of other models all at once.
+
+        Args:
+            columns: as in `read`.
+        """
+        return self.tables[self._model].pieces(columns) if self.is_alone else iter([self.read(columns)])
+
     def read(self, columns: Collection[str] | None = None) -> pa.Table:
         """Read the rows with their own columns and those of the other models.
 

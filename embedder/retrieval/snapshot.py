@@ -80,7 +80,7 @@ class RowMetadata:
         else:
             names = table.schema.names if table.schema is not None else list(OWN)
         names = [name for name in names if name not in VECTOR_COLUMNS]
-        pieces = table.pieces(names) if models is None or models.is_alone else iter([models.read(names)])
+        pieces = (table if models is None else models).pieces(names)
         first = next(pieces, None)
         if first is None:
             first = table.read(names, [])
