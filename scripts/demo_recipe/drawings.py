@@ -93,6 +93,24 @@ def _decode(tables: list[Path], concepts: list[Concept], image_size: int, cache:
     np.savez(cache, pixels=np.stack(pixels), concepts=np.array(found), keys=np.array(keys))
 
 
+def learnt_and_held_out(
+    data: Path, concepts: list[Concept], image_size: int, work: Path, more_styles: tuple[str, ...] = ()
+) -> tuple[Drawings, Drawings]:
+    """Read the drawings of the four styles but those that are held out, with those of more styles; and those held out.
+
+    Args:
+        data: folder of the styles' tables.
+        concepts: that training knows.
+        image_size: side of the square.
+        work: folder that keeps what was decoded.
+        more_styles: of which nothing is held out.
+    """
+    learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, image_size, work))
+    if more_styles:
+        learnt = joined(learnt, read_drawings(data, more_styles, concepts, image_size, work))
+    return learnt, held_out
+
+
 def hold_out(drawings: Drawings) -> tuple[Drawings, Drawings]:
     """Hold out one drawing of every eighth concept that has three or more; which one follows from the items' keys."""
     counts = torch.bincount(drawings.concepts)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from demo_recipe.drawings import STYLES, Concept, Drawings, hold_out, joined, read_drawings
+from demo_recipe.drawings import Concept, Drawings, learnt_and_held_out
 from demo_recipe.more_styles import MORE_STYLES
 from demo_recipe.training import scaled, train
 from shards.config import ModelConfig, PreprocessConfig
@@ -136,9 +136,7 @@ def train_images(data: Path, concepts: list[Concept], work: Path, seed: int, sha
     """
     trainer = None
     for name, part in PARTS.items():
-        learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, part.image_size, work))
-        if part.more_styles:
-            learnt = joined(learnt, read_drawings(data, part.more_styles, concepts, part.image_size, work))
+        learnt, held_out = learnt_and_held_out(data, concepts, part.image_size, work, part.more_styles)
         begun, trained = trainer, list[Trainer]()
         for checkpoint, settings in part.trainings(name).items():
             trainer = _begin(part, scaled(settings, len(concepts), seed, share), begun, work)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from demo_recipe.drawings import STYLES, Concept, Drawings, hold_out, joined, read_drawings
+from demo_recipe.drawings import Concept, Drawings, learnt_and_held_out
 from demo_recipe.images import AUGMENTATION, CHECKPOINT_STEPS, centroids, order_of
 from demo_recipe.more_styles import MORE_STYLES
 from demo_recipe.texts import encode_texts
@@ -60,8 +60,7 @@ def train_student(
     settings = scaled(SETTINGS, 0, seed, share)
     trainer = Trainer(begun, settings, teacher=(WEIGHTS, teacher.config.embedding_dim))
     side = teacher.config.preprocess.image_size
-    learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, side, work))
-    learnt = joined(learnt, read_drawings(data, MORE_STYLES, concepts, side, work))
+    learnt, held_out = learnt_and_held_out(data, concepts, side, work, MORE_STYLES)
     taught = TeacherVectors(teacher, learnt, concepts)
     judge = partial(_ranks, trainer, taught.captions.numpy(), held_out)
     train(trainer, work / f"{CHECKPOINT}.pt", CHECKPOINT_STEPS, partial(taught.batch, seed=seed), judge)

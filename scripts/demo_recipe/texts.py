@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from demo_recipe.drawings import STYLES, Concept, Drawings, hold_out, joined, read_drawings
+from demo_recipe.drawings import Concept, Drawings, learnt_and_held_out
 from demo_recipe.images import centroids
 from demo_recipe.lexicon import Lexicon, make_lexicon, read_vectors, shares_of
 from demo_recipe.more_styles import MORE_STYLES
@@ -65,8 +65,7 @@ def train_texts(
     start = export_model(work / f"start-{checkpoint}", images.config, images.weights(), tokenizer_json, replace=True)
     trainer = Trainer(start, scaled(SETTINGS, len(concepts), seed, share))
     side = images.config.vision.image_size
-    learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, side, work))
-    learnt = joined(learnt, read_drawings(data, MORE_STYLES, concepts, side, work))
+    learnt, held_out = learnt_and_held_out(data, concepts, side, work, MORE_STYLES)
     file = work / f"{checkpoint}.pt"
     if not file.exists():
         trainer.objective.set_prototypes(centroids(images, learnt, len(concepts)))
