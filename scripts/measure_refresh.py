@@ -5,7 +5,7 @@
 Each refresh runs in a process of its own. What bounds a night without a change is listing the source and comparing it
 with `items`; touched files are read and hashed besides. Checked on the way: a night without a change leaves all files
 of the store as they are; 1 % changed embeds exactly those rows, and all others keep vector and run. The last line is
-one JSON document, with seconds; `start_s` is what `embedder --help` needs, and part of each.
+one JSON document, with seconds on the clock and of CPU; `start_s` is what `embedder --help` needs, and part of each.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from PIL import Image
 
 import embedder
 from corpus import DEMO_MODEL, encode, write_config
+from growth.names import take
 from harness import EMBEDDER
 
 LIMIT_S = 10.0
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def measure(root: Path, num_items: int, model: Path) -> dict:
-    """Run the nights one after another; gives their seconds.
+    """Run the nights one after another; gives their seconds, on the clock (`_s`) and of CPU (`_cpu_s`).
 
     Args:
         root: to work in.
@@ -46,20 +46,21 @@ def measure(root: Path, num_items: int, model: Path) -> dict:
     source = root / "images"
     paths = write_images(source, num_items)
     config = write_config(root / "nightly.toml", model, root / "store", source)
-    start_s = seconds_of("--help")[0]
-    first_s, _ = refresh(config)
+    taken = {"start": take([*EMBEDDER, "--help"])[0]}
+    taken["first"], _ = refresh(config)
     subprocess.run([*EMBEDDER, "index", "build", "--store", root / "store"], check=True)
     before, rows = digests(root / "store"), rows_of(root / "store")
 
-    idle_s, idle = refresh(config)
+    taken["idle"], idle = refresh(config)
     check(idle["outcome"] == "nothing to do", "a night without a change finds nothing to do")
     check(digests(root / "store") == before, "a night without a change leaves the store as it is")
-    check(idle_s - start_s < LIMIT_S, f"a night without a change takes less than {LIMIT_S:g} s after start-up")
+    idle_s = taken["idle"]["wall_s"] - taken["start"]["wall_s"]
+    check(idle_s < LIMIT_S, f"a night without a change takes less than {LIMIT_S:g} s after start-up")
 
     changed = paths[::100]
     for number, path in enumerate(changed):
         path.write_bytes(image(num_items + number))
-    changed_s, report = refresh(config)
+    taken["changed"], report = refresh(config)
     after = rows_of(root / "store")
     names = {str(path.relative_to(source)) for path in changed}
     check({key for key, row in after.items() if row["run_id"] == report["run_id"]} == names, "those and no others")
@@ -67,26 +68,19 @@ def measure(root: Path, num_items: int, model: Path) -> dict:
 
     for path in paths:
         os.utime(path, (1, 1))
-    touched_s, report = refresh(config)
+    taken["touched"], report = refresh(config)
     check((report["num_equal"], report["num_vectors"]) == (num_items, 0), "touched files see no model")
     check(rows_of(root / "store") == after, "touched files keep vector and run")
-    seconds = {"start_s": start_s, "first_s": first_s, "idle_s": idle_s, "changed_s": changed_s, "touched_s": touched_s}
-    return {"num_items": num_items, "num_changed": len(changed), **{key: round(s, 2) for key, s in seconds.items()}}
+    seconds = {f"{night}_s": round(took["wall_s"], 2) for night, took in taken.items()}
+    cpu = {f"{night}_cpu_s": round(took["cpu_s"], 2) for night, took in taken.items()}
+    return {"num_items": num_items, "num_changed": len(changed), **seconds, **cpu}
 
 
-def refresh(config: Path) -> tuple[float, dict]:
+def refresh(config: Path) -> tuple[dict[str, float], dict]:
     """One night: its seconds, and its report."""
-    wall_s, output = seconds_of("refresh", str(config), "--json")
-    report = json.loads(output.splitlines()[-1])
-    print(f"{wall_s:7.2f} s  {report['outcome']}; {report['reasons']}", flush=True)
-    return wall_s, report
-
-
-def seconds_of(*arguments: str) -> tuple[float, str]:
-    """Run the command."""
-    started_s = time.perf_counter()
-    done = subprocess.run([*EMBEDDER, *arguments], check=True, stdout=subprocess.PIPE, text=True)
-    return time.perf_counter() - started_s, done.stdout
+    took, report = take([*EMBEDDER, "refresh", str(config), "--json"])
+    print(f"{took['wall_s']:7.2f} s  {report['outcome']}; {report['reasons']}", flush=True)
+    return took, report
 
 
 def write_images(folder: Path, num_items: int) -> list[Path]:

@@ -96,7 +96,7 @@ def test_a_rival_that_fails_says_so_and_the_others_go_on(tmp_path):
     assert lines[1] == "  other: ended with 1"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_all_steps_run_and_the_last_line_is_json(tmp_path):
     arguments = ["5000", "--generator", "low-rank", "--kind", "IVF16,PQ64x4fs,Disk(SQ8)", "--width", "64"]
     arguments += ["--cgroup", "none", "--rivals", "-", "--kill", "--keep", str(tmp_path)]

@@ -146,7 +146,7 @@ def test_a_store_is_opened_and_asked_by_vectors_and_words(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 @pytest.mark.timeout(480)
 def test_items_are_embedded_and_the_last_line_is_json():
     found = found_by(

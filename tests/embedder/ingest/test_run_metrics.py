@@ -114,7 +114,7 @@ def entries_of(config, report):
 
 
 @pytest.mark.usefixtures("starts_ray")
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_a_run_on_ray_has_the_figures_of_one_process(make_run, source, tmp_path):
     """Vectors may differ in their last bits between batches; what is not of vectors may not."""
     metrics = [each for each in METRICS if each["kind"] not in ("recall", "drift")]
@@ -123,7 +123,7 @@ def test_a_run_on_ray_has_the_figures_of_one_process(make_run, source, tmp_path)
     assert report.engine == "ray" and report.metrics == expected.metrics and told(report) == figures_of(rows)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(rotates=True)
 def test_metrics_take_not_one_ray_task_or_actor_more(make_run, source, tmp_path, monkeypatch, ray_cluster):
     """All tasks and actors of a run are submitted by its driver, this process; whom they are of is counted there."""
     from ray.actor import ActorClass
