@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunConfig
@@ -19,7 +18,7 @@ from embedder.ingest.model_work import ModelPlan, check_models, plan_models, rem
 from embedder.ingest.takeover import find_held
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source, outdated_by, plan_work
 from embedder.quantities import duration_text, rate
-from embedder.store.arrow_lookup import SortedIds
+from embedder.store.arrow_lookup import KnownIds
 from embedder.store.files import StoreFiles
 from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_current, read_record, run_file
 from embedder.store.runs import REPORT_FILE, all_runs
@@ -178,12 +177,11 @@ def _rewrite_bytes(files: StoreFiles, current: Current | None, work: WorkPlan, c
     """Sum the bytes of published part files in which a row may change; found file by file."""
     if current is None or work.outdated is not None or not (chosen.num_rows or work.retired.num_rows):
         return 0
-    ids = SortedIds(pa.chunked_array([*chosen["item_id"].chunks, *work.retired["item_id"].chunks], pa.string()))
+    ids = KnownIds(pa.chunked_array([*chosen["item_id"].chunks, *work.retired["item_id"].chunks], pa.string()))
     table = RecordTable(files, "embeddings", current.embeddings)
     touched = set[str]()
     for part in table.parts():
-        here = ids.between(part.id_range)
-        if len(here) and pc.any(pc.is_in(table.read(["item_id"], [part.path])["item_id"], value_set=here)).as_py():
+        if ids.any_between(part.id_range) and len(ids.among(table.read(["item_id"], [part.path])["item_id"])):
             touched.add(part.path)
     return table.size_bytes(touched)
 

@@ -18,7 +18,7 @@ from embedder.errors import StoreError
 from embedder.ingest.diff import same_values
 from embedder.ingest.known_items import whole_contents
 from embedder.storage.hashed_rows import common_parts
-from embedder.store.arrow_lookup import SortedIds, positions, take_or_null, without_items
+from embedder.store.arrow_lookup import KnownIds, positions, take_or_null, without_items
 from embedder.store.files import StoreFiles
 from embedder.store.finished import read_finished
 from embedder.store.history import readable
@@ -165,17 +165,17 @@ def _left_behind(files: StoreFiles, current: Current | None, info: StoreInfo) ->
 def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: set[str]) -> pa.Table:
     """Read the records of some items in a publication, from part files that no newer one had."""
     table = RecordTable(files, "items", version.items)
-    wanted = SortedIds(ids.cast(pa.string()))
+    wanted = KnownIds(ids.cast(pa.string()))
     parts = [part for part in table.parts() if part.path not in read]
     read.update(part.path for part in parts)
-    paths = [part.path for part in parts if len(wanted.between(part.id_range))]
+    paths = [part.path for part in parts if wanted.any_between(part.id_range)]
     tables = [ITEMS.empty_table()]
     for path in paths:
         try:
             records = with_nulls(table.read(paths=[path]), ITEMS).select(ITEMS.names).cast(ITEMS)
         except StoreError:  # a damaged file: its items are embedded
             continue
-        tables.append(records.filter(pc.is_valid(positions(records["item_id"], ids))))
+        tables.append(records.filter(wanted.listed(records["item_id"])))
     return pa.concat_tables(tables)
 
 
@@ -204,10 +204,10 @@ def _rows_of(files: StoreFiles, held: RolledBackRecords, stamp: RunMetadata, mov
     """Read the rows of the items, one table for each part file, with their present place and carried columns."""
     table = RecordTable(files, "embeddings", held.version.embeddings)
     schema = with_carryover(EMBEDDINGS, stamp.columns)
-    wanted = SortedIds(held.records["item_id"])
-    for path in [part.path for part in table.parts() if len(wanted.between(part.id_range))]:
+    wanted = KnownIds(held.records["item_id"])
+    for path in [part.path for part in table.parts() if wanted.any_between(part.id_range)]:
         try:
-            is_theirs = pc.is_valid(positions(table.read(["item_id"], [path])["item_id"], held.records["item_id"]))
+            is_theirs = wanted.listed(table.read(["item_id"], [path])["item_id"])
             if not pc.any(is_theirs).as_py():
                 continue
             rows = table.read(paths=[path]).filter(is_theirs)

@@ -8,7 +8,7 @@ keep their order, and their numbers bring what is chosen of all parts back into 
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,9 @@ NUMBER = "row_number"
 """Column with the number of a row among all, where they are in several parts."""
 DUPLICATE = "#duplicate-"
 """Begins what is added to an id that was listed before: it lies in the part of the first one."""
+
+
+Number = TypeVar("Number", bound=np.unsignedinteger)
 
 
 class InParts(Protocol):
@@ -210,11 +213,20 @@ def _by_part(rows: pa.Table) -> Iterator[pa.Table]:
 
 def parts_of(ids: pa.ChunkedArray) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     """Part of each id: uint8 (N,). An id and what a duplicate of it is named are in one part."""
+    return _computed(ids, f"(hash(split_part(id, '{DUPLICATE}', 1)) % {NUM_PARTS})::UTINYINT", np.uint8)
+
+
+def hashes_of(ids: pa.ChunkedArray) -> "np.ndarray[Any, np.dtype[np.uint64]]":
+    """Hash of each id: uint64 (N,)."""
+    return _computed(ids, "hash(id)", np.uint64)
+
+
+def _computed(ids: pa.ChunkedArray, expression: str, kind: type[Number]) -> "np.ndarray[Any, np.dtype[Number]]":
+    """Value of an expression of DuckDB for each `id`."""
     import duckdb
 
     if not len(ids):
-        return np.zeros(0, np.uint8)
+        return np.zeros(0, kind)
     with duckdb.connect(":memory:", config={"threads": "1"}) as connection:
         connection.register("ids", pa.table({"id": ids}))
-        query = f"SELECT (hash(split_part(id, '{DUPLICATE}', 1)) % {NUM_PARTS})::UTINYINT AS part FROM ids"
-        return connection.execute(query).fetchnumpy()["part"]
+        return connection.execute(f"SELECT {expression} AS value FROM ids").fetchnumpy()["value"]

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from embedder.errors import StoreError
 from embedder.quantities import counted
 from embedder.store.current import IndexChoice, begin, parts_at, publish_files, versions_of, writable
@@ -11,7 +13,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal import PartFile
 from embedder.store.layout import Current, Published, RunInfo
 from embedder.store.models import model_files
-from embedder.store.part_writer import rewritten_name, store_part
+from embedder.store.part_writer import rewrite_each, rewritten_name, store_part
 from embedder.store.runs import unfinished_runs
 from embedder.store.tables import RecordTable
 
@@ -25,6 +27,9 @@ MIN_SAVED_BY_EMBED = 1000
 
 MIN_CHECKPOINTED = 1000
 """Files of a table that went, from which the log gets a checkpoint: each reader would read that entry of the log."""
+
+FILES_AT_ONCE = 1000
+"""Files that are read before their rows are brought together: each takes more memory than a few rows do."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +161,12 @@ def _merged(
 ) -> list[PartFile]:
     table = RecordTable(files, name, getattr(current, name))
     gone = {part.path for group in groups for part in group}
-    new = []
-    for group in groups:
+
+    def merge(group: list[PartFile]) -> PartFile:
         paths = [part.path for part in group]
-        content = table.read(paths=paths)
-        new.append(store_part(files, name, rewritten_name(run.run_id, "compact", paths), content, session=""))
-    return [*(part for part in parts if part.path not in gone), *new]
+        starts = range(0, len(paths), FILES_AT_ONCE)
+        pieces = (table.read(paths=paths[start : start + FILES_AT_ONCE]) for start in starts)
+        content = pa.concat_tables([piece.combine_chunks() for piece in pieces])
+        return store_part(files, name, rewritten_name(run.run_id, "compact", paths), content, session="")
+
+    return [*(part for part in parts if part.path not in gone), *rewrite_each(merge, groups)]

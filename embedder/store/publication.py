@@ -7,20 +7,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.storage.hashed_rows import HashedRows
-from embedder.store.arrow_lookup import SortedIds
+from embedder.storage.hashed_rows import HashedRows, common_parts
+from embedder.store.arrow_lookup import KnownIds
 from embedder.store.files import StoreFiles
 from embedder.store.finished import KEYS, Finished, count_rows, hashed, ids_in
 from embedder.store.journal import JournalEntry, PartFile
 from embedder.store.layout import Kind, Record, StoreInfo
 from embedder.store.metadata_updates import MOVED, moved
-from embedder.store.part_writer import RunMetadata, rewritten_name, store_part
+from embedder.store.part_writer import RunMetadata, rewrite_each, rewritten_name, store_part
 from embedder.store.runs import Run
 from embedder.store.schema import TABLES, with_carryover
 from embedder.store.tables import RecordTable
 
 INTENT_FILE = "publication.json"
 RETIRED_FILE = "retired.parquet"
+MANY_IDS = 1 << 20
+"""Items to publish beyond which those that replace none are found first: they take 80 bytes each, of long ids more."""
 
 
 class PublishIntent(Record):
@@ -144,28 +146,36 @@ def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile
     if not parts:
         return [], []
     moves = work.moves if table.name == "embeddings" else MOVED.empty_table()
-    leaving, moving = SortedIds(_leaving(work, table)), SortedIds(moves["item_id"])
+    leaving, moving = KnownIds(_leaving(work, table)), KnownIds(moves["item_id"])
     adds: list[PartFile] = []
     removes: list[str] = []
-    for part in parts:
-        path, replaced = part.path, leaving.between(part.id_range)
-        if not (len(replaced) or len(moving.between(part.id_range))):
-            continue
-        rows = table.read(["item_id", *moves.schema.names[1:]], [path])
+
+    def replace(part: PartFile) -> tuple[bool, PartFile | None]:
+        """Whether the part file leaves, and what has the rows of it that stay."""
+        rows = table.read(["item_id", *moves.schema.names[1:]], [part.path])
+        replaced = leaving.ids.take(leaving.among(rows["item_id"]))
+        moves_here = moves.take(moving.among(rows["item_id"]))
         num_replaced = pc.sum(pc.is_in(rows["item_id"], value_set=replaced)).as_py() or 0
-        if not num_replaced and moved(rows, moves).equals(rows):
-            continue
-        removes.append(path)
-        if num_replaced < rows.num_rows:
-            adds.append(_rewrite(work, table, path, moved(_without(table, path, replaced), moves)))
+        if not num_replaced and moved(rows, moves_here).equals(rows):
+            return False, None
+        if num_replaced == rows.num_rows:
+            return True, None
+        content = moved(_without(table, part.path, replaced), moves_here)
+        return True, _rewrite(work, table, part.path, content)
+
+    touched = [each for each in parts if leaving.any_between(each.id_range) or moving.any_between(each.id_range)]
+    for part, (leaves, rest) in zip(touched, rewrite_each(replace, touched), strict=True):
+        removes += [part.path] if leaves else []
+        adds += [rest] if rest is not None else []
     return adds, removes
 
 
 def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:
     """Ids of items whose rows in a table are replaced or removed; of many new ones, those alone that it holds."""
-    whole, num_parts = work.whole, work.whole.num_parts
-    ids = KEYS.remove(1)
-    held = hashed(table.pieces(["item_id"]) if num_parts > 1 else (), ids)
+    whole, ids = work.whole, KEYS.remove(1)
+    are_many = whole.num_rows > MANY_IDS
+    held = hashed(table.pieces(["item_id"]) if are_many else (), ids)
+    num_parts = common_parts(whole, held)
     found = [work.retired]
     for number in range(num_parts):
         items = whole.part(number, num_parts)
@@ -173,7 +183,7 @@ def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:
             items = _with_new_rows(items)
             items = items.filter(pc.greater(items["num_vectors"], 0))
         own = items["item_id"]
-        if num_parts > 1:
+        if are_many:
             own = own.filter(pc.is_in(own, value_set=held.part(number, num_parts)["item_id"].combine_chunks()))
         found.append(own)
     return pa.chunked_array([chunk for column in found for chunk in column.chunks], pa.string())

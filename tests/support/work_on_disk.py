@@ -3,7 +3,7 @@
 import pytest
 
 from embedder.storage import hashed_rows
-from embedder.store import finished
+from embedder.store import finished, publication
 
 
 @pytest.fixture(params=["memory", "disk"], autouse=True)
@@ -12,4 +12,5 @@ def finished_items_in(request, monkeypatch):
     if request.param == "disk":
         monkeypatch.setattr(hashed_rows, "NUM_PARTS", 3)
         monkeypatch.setattr(finished, "MEMORY_BYTES", 0)
+        monkeypatch.setattr(publication, "MANY_IDS", 0)
     return request.param

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +15,7 @@ from work_on_disk import finished_items_in  # noqa: F401 - runs each test in mem
 
 from embedder.errors import StoreError
 from embedder.store import current as swap_module
+from embedder.store import publication
 from embedder.store.files import StoreFiles
 from embedder.store.layout import (
     PUBLISHED_FILE,
@@ -247,6 +249,39 @@ def test_changed_items_replace_their_old_rows_and_leave_the_others_untouched(fil
     assert after["c.jpg"] == before["c.jpg"]
     assert after["b.jpg"]["image_embedding"] == [0.0, 1.0]
     assert len(after) == len(rows_of(files)) == 3
+
+
+def test_part_files_are_rewritten_side_by_side_and_each_keeps_its_other_rows(files, monkeypatch):
+    for number in range(4):
+        publish_rows(files, row(f"{number}/changes.jpg"), row(f"{number}/stays.jpg"))
+    at_once = threading.Barrier(2, timeout=60)  # of whose two sides none goes on alone
+    without = publication._without
+    monkeypatch.setattr(publication, "_without", lambda *arguments: (at_once.wait(), without(*arguments))[1])
+    publish_rows(files, *(row(f"{number}/changes.jpg", modified="later") for number in range(4)))
+    items = {each["item_id"]: each["modified"] for each in rows_of(files, "items")}
+    assert items == {
+        f"{number}/{name}.jpg": "later" if name == "changes" else row("x.jpg")["modified"]
+        for number in range(4)
+        for name in ("changes", "stays")
+    }
+    assert len(rows_of(files)) == 8
+
+
+def test_a_part_file_that_can_not_be_rewritten_leaves_what_was_published(files, monkeypatch):
+    publish_rows(files, row("a.jpg"), row("b.jpg"))
+    publish_rows(files, row("c.jpg"), row("d.jpg"))
+    before, current = rows_of(files), read_current(files)
+    rewrite = publication._rewrite
+
+    def full(work, table, path, content):
+        if "c.jpg" in content["item_id"].to_pylist():
+            raise StoreError("the disk is full")
+        return rewrite(work, table, path, content)
+
+    monkeypatch.setattr(publication, "_rewrite", full)
+    with pytest.raises(StoreError, match="the disk is full"):
+        publish_rows(files, row("b.jpg", modified="later"), row("d.jpg", modified="later"))
+    assert (rows_of(files), read_current(files)) == (before, current)
 
 
 def test_paths_do_not_grow_with_every_run(files):
