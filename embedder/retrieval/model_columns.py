@@ -1,7 +1,8 @@
 """Columns of a publication's other models beside the rows of one: NAME.COLUMN, null where a model has no such row."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pyarrow.compute as pc
 
 from embedder.compat.locked_property import locked_cached_property
 from embedder.storage.hashed_rows import NUMBER, HashedRows, common_parts
+from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped
 from embedder.store.current import versions_of
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
@@ -35,6 +37,39 @@ class JoinedColumn:
     shown: str
     model: str
     name: str
+
+
+@dataclass(frozen=True)
+class BesideRows:
+    """Columns of a model, found for the rows of another one.
+
+    Attributes:
+        columns: of the model.
+        rows: that have them.
+        places: row of `rows` for each row of the other model; -1: none.
+    """
+
+    columns: list[JoinedColumn]
+    rows: GatheredRows
+    places: Rows
+
+    def append_to(self, rows: pa.Table, start: int, end: int) -> pa.Table:
+        """Append the columns to a piece of the other model's rows.
+
+        Args:
+            rows: the piece.
+            start: number of its first row.
+            end: number of the first row after it.
+        """
+        places = self.places[start:end]
+        is_there = places >= 0
+        found = self.rows.take(places[is_there])
+        in_found = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
+        for column in self.columns:
+            values = found[column.name]
+            values = values if is_there.all() else values.combine_chunks().take(in_found)
+            rows = rows.append_column(column.shown, values)
+        return rows
 
 
 class ModelColumns:
@@ -96,49 +131,54 @@ class ModelColumns:
         if model and own.outputs is not None:
             yield from (name for name in own.outputs if name in names)
 
-    def join(self, rows: pa.Table, columns: Collection[str]) -> pa.Table:
-        """Append columns of `joined` to rows, in the order given.
+    def pieces(self, columns: Collection[str]) -> Iterator[pa.Table]:
+        """Read the rows with columns of their own and of the other models, some hundred thousand at a time.
 
         Args:
-            rows: with `item_id` and `segment`.
-            columns: their names.
+            columns: their names; those that no model has are left out.
         """
+        table = self.tables[self._model]
+        if self.is_alone:
+            yield from table.pieces(list(columns))
+            return
+        wanted = [name for name in dict.fromkeys(columns) if name in self.own or name in self.joined]
+        beside = self._beside([self.joined[name] for name in wanted if name in self.joined])
+        own = list(dict.fromkeys([*(name for name in wanted if name in self.own), *(KEY if beside else ())]))
+        start = 0
+        for rows in chain(table.pieces(own), [table.read(own, [])]):  # empty ones have the columns, too
+            end = start + rows.num_rows
+            for other in beside:
+                rows = other.append_to(rows, start, end)  # noqa: PLW2901
+            yield rows.select(wanted)
+            start = end
+
+    def _beside(self, columns: Sequence[JoinedColumn]) -> list[BesideRows]:
+        """Columns of each other model, and where the rows have theirs."""
         by_model: dict[str, list[JoinedColumn]] = {}
-        for column in (self.joined[name] for name in columns):
+        for column in columns:
             by_model.setdefault(column.model, []).append(column)
-        found: dict[str, pa.ChunkedArray] = {}
-        for model, wanted in by_model.items():
-            table = self.tables[model].read([*KEY, *(each.name for each in wanted)]).combine_chunks()
-            places = match_keys(rows, table)
-            in_order = len(places) == table.num_rows and bool((places == np.arange(len(places))).all())
-            take = pa.array(places, mask=places < 0)
-            found |= {each.shown: table[each.name] if in_order else table[each.name].take(take) for each in wanted}
-        for name in columns:
-            rows = rows.append_column(name, found[name])
-        return rows
-
-    def pieces(self, columns: list[str]) -> Iterator[pa.Table]:
-        """Read the rows some hundred thousand at a time; beside those of other models all at once.
-
-        Args:
-            columns: as in `read`.
-        """
-        return self.tables[self._model].pieces(columns) if self.is_alone else iter([self.read(columns)])
+        keys = _gathered(self.tables[self._model], KEY) if by_model else None
+        found = []
+        for model, own in by_model.items():
+            rows = _gathered(self.tables[model], [*KEY, *(each.name for each in own)])
+            found.append(BesideRows(own, GatheredRows(rows), match_keys(keys, rows)))
+        return found
 
     def read(self, columns: Collection[str] | None = None) -> pa.Table:
         """Read the rows with their own columns and those of the other models.
 
         Args:
-            columns: some of them; by default all. Those that are neither are left out.
+            columns: some of them; by default all. Those that no model has are left out.
         """
-        table = self.tables[self._model]
         if self.is_alone:
-            return table.read(None if columns is None else list(columns))
-        wanted = [*self.own, *self.joined] if columns is None else list(dict.fromkeys(columns))
-        joined = [name for name in wanted if name in self.joined]
-        own = [name for name in wanted if name in self.own]
-        rows = table.read(list(dict.fromkeys([*own, *(KEY if joined else ())])))
-        return self.join(rows, joined).select([name for name in wanted if name in self.own or name in self.joined])
+            return self.tables[self._model].read(None if columns is None else list(columns))
+        return pa.concat_tables(self.pieces([*self.own, *self.joined] if columns is None else columns))
+
+
+def _gathered(table: RecordTable, columns: list[str]) -> pa.Table:
+    """Columns of a table, in memory or mapped."""
+    empty = table.read(columns, [])
+    return in_memory_or_mapped(table.pieces(columns), empty.schema)
 
 
 def _names(table: RecordTable) -> list[str]:

@@ -17,7 +17,7 @@ from embedder.retrieval.grouping import ItemRows
 from embedder.retrieval.hybrid import HybridRanker
 from embedder.retrieval.model_columns import ModelColumns, match_keys
 from embedder.retrieval.ranking import RowNumbers, row_numbers
-from embedder.storage.spill_file import in_memory_or_mapped
+from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, StoreInfo
 from embedder.store.part_writer import VECTOR_COLUMNS
@@ -30,7 +30,6 @@ from index.vectors import Among, Floats, Mask, Rows
 if TYPE_CHECKING:
     from index.search import Index
 
-MEMORY_BYTES = 64 << 20  # of columns that are read into memory: a quarter of a million rows
 SAMPLE_ROWS = 1000  # of vectors, from which the deviation of scores is known to a few per cent
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, beside carryover
 
@@ -84,10 +83,12 @@ class RowMetadata:
         first = next(pieces, None)
         if first is None:
             first = table.read(names, [])
-        self.rows: pa.Table = in_memory_or_mapped(chain([first], pieces), first.schema, MEMORY_BYTES)
-        batches = self.rows.to_batches()
-        self._batches = batches or [pa.RecordBatch.from_pylist([], first.schema)]
-        self._starts = np.cumsum([0, *(len(batch) for batch in self._batches)])[:-1]
+        self._gathered = GatheredRows(in_memory_or_mapped(chain([first], pieces), first.schema))
+
+    @property
+    def rows(self) -> pa.Table:
+        """All of them."""
+        return self._gathered.table
 
     def rows_of(self, ids: pa.Table, is_live: Mask) -> Rows:
         """Row of each vector; -1 for a vector that is no longer live.
@@ -109,13 +110,7 @@ class RowMetadata:
 
     def take(self, rows: Rows) -> pa.Table:
         """Rows by their numbers, in their order; of a table in pieces this looks at those pieces alone."""
-        if len(self._batches) == 1:
-            return self.rows.take(pa.array(rows))
-        places = np.searchsorted(self._starts, rows, side="right") - 1
-        found = [
-            self._batches[place].slice(row - self._starts[place], 1) for row, place in zip(rows, places, strict=True)
-        ]
-        return pa.Table.from_batches(found, self.rows.schema)
+        return self._gathered.take(rows)
 
     def describe(self, rows: Rows) -> list[dict[str, Any]]:
         """Fields of hits for some rows, in their order; columns carried over stand under `carryover`."""

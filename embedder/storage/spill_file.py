@@ -4,13 +4,17 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, pairwise
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from embedder.errors import RunFailedError
 
 ALIGNMENT = 64  # of Arrow's buffers
+MEMORY_BYTES = 64 << 20
+"""Rows that stay in memory where they are gathered: of a store's columns a quarter of a million."""
 
 
 class SpillFile:
@@ -58,22 +62,63 @@ class SpillFile:
         return pa.ipc.open_stream(pa.py_buffer(pages).slice(start, end - start)).read_all()
 
 
-def in_memory_or_mapped(tables: Iterable[pa.Table], schema: pa.Schema, memory_bytes: int) -> pa.Table:
+class GatheredRows:
+    """Table in memory, or mapped in pieces, whose rows are taken by their numbers.
+
+    Attributes:
+        table: all rows.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        """Find where its pieces begin.
+
+        Args:
+            table: of `in_memory_or_mapped`.
+        """
+        self.table = table
+        self._batches = table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
+        self._starts = np.cumsum([0, *(len(batch) for batch in self._batches)])[:-1]
+
+    def take(self, rows: "np.ndarray[Any, np.dtype[np.int64]]") -> pa.Table:
+        """Rows by their numbers, in their order; only the pieces that hold them are looked at.
+
+        Args:
+            rows: int64 (N,).
+        """
+        places = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(places, kind="stable")
+        bounds = np.flatnonzero(np.diff(places[order], prepend=-1, append=-1))
+        found = []
+        for start, end in pairwise(bounds):
+            place = places[order[start]]
+            inside = rows[order[start:end]] - self._starts[place]
+            batch = self._batches[place]
+            found.append(batch.slice(inside[0], 1) if len(inside) == 1 else batch.take(pa.array(inside)))
+        taken = pa.Table.from_batches(found, self.table.schema)
+        if (np.diff(order) == 1).all():
+            return taken
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return taken.combine_chunks().take(pa.array(back))
+
+
+def in_memory_or_mapped(tables: Iterable[pa.Table], schema: pa.Schema, memory_bytes: int | None = None) -> pa.Table:
     """Gather tables as one: in memory, or where they are larger in a temporary file that is mapped.
 
     Args:
         tables: in their order.
         schema: of all.
-        memory_bytes: of what stays in memory.
+        memory_bytes: of what stays in memory; none: `MEMORY_BYTES`.
 
     Raises:
         RunFailedError: the disk is full.
     """
+    limit = MEMORY_BYTES if memory_bytes is None else memory_bytes
     tables, kept, size_bytes = iter(tables), [schema.empty_table()], 0
     for table in tables:
         kept.append(table)
         size_bytes += table.nbytes
-        if size_bytes > memory_bytes:
+        if size_bytes > limit:
             file = SpillFile()
             place = file.append(chain(kept, tables), schema)
             del kept, table

@@ -8,6 +8,8 @@ from search_stores import QUERY, ids, picture, searchable, towards, video
 from embedder.errors import ConfigError, StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.retrieval.store_follower import follow_store
+from embedder.storage import spill_file
+from embedder.store import tables
 from embedder.store.models import model_files
 
 NAMES = ["a.png", "b.png", "c.png", "d.png"]
@@ -18,10 +20,17 @@ def kinds_of(*names: str) -> pa.Array:
     return pa.array([[{"label": name, "score": 0.9}, {"label": "other", "score": 0.1}] for name in names], LABELS)
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
+@pytest.fixture(scope="module", params=["in memory", "mapped, two rows at a time"])
+def address(request, tmp_path_factory):
     """Four pictures and a clip; `clip` orders them the other way round and lacks one; `labels` has no vectors."""
-    folder = tmp_path_factory.mktemp("models") / "s"
+    with pytest.MonkeyPatch.context() as changed:
+        if request.param != "in memory":
+            changed.setattr(spill_file, "MEMORY_BYTES", 0)
+            changed.setattr(tables, "ROWS_PER_PIECE", 1)
+        yield stored(tmp_path_factory.mktemp("models") / "s")
+
+
+def stored(folder):
     pictures = [picture(name, 10 * number) for number, name in enumerate(NAMES)]
     clip = video("film.mp4", 50, 60)
     store = searchable(folder, *pictures, *clip, price=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])

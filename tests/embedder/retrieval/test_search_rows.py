@@ -79,7 +79,7 @@ def test_later_queries_read_nothing(tmp_path, monkeypatch):
 def test_columns_are_read_a_piece_at_a_time_and_found_again(tmp_path, monkeypatch, memory_bytes):
     store = searchable(tmp_path / "s", *(picture(f"{n}.png", n, caption=f"sea {n}") for n in range(9)))
     monkeypatch.setattr("embedder.store.tables.ROWS_PER_PIECE", 1)
-    monkeypatch.setattr("embedder.retrieval.snapshot.MEMORY_BYTES", memory_bytes)
+    monkeypatch.setattr("embedder.storage.spill_file.MEMORY_BYTES", memory_bytes)
     read, sizes = RecordTable.read, []
 
     def seen(table, *arguments):

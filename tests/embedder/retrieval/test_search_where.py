@@ -8,8 +8,9 @@ import pytest
 from search_stores import QUERY, ids, picture, searchable, towards, video
 
 from embedder.errors import ConfigError
-from embedder.retrieval import filters, snapshot
+from embedder.retrieval import filters
 from embedder.retrieval.filters import RowFilter
+from embedder.storage import spill_file
 
 CAPTIONS = ["A red car", None, "red", "", "grün", None]
 
@@ -20,7 +21,7 @@ def store(request, tmp_path_factory):
     pictures = [picture(f"{number}.png", 10 * number, caption=CAPTIONS[number]) for number in range(6)]
     with pytest.MonkeyPatch.context() as changed:
         if request.param == "mapped":
-            changed.setattr(snapshot, "MEMORY_BYTES", 0)
+            changed.setattr(spill_file, "MEMORY_BYTES", 0)
         yield stored(request.param, tmp_path_factory, pictures)
 
 

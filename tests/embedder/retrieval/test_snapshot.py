@@ -38,7 +38,7 @@ def test_columns_that_are_mapped_are_those_in_memory(tmp_path, monkeypatch):
     rows = [picture(f"{number}.jpg", 10 * number, caption=f"caption {number}") for number in range(6)]
     store = searchable(tmp_path / "store", *rows, price=[1.0, None, 3.0, 4.0, 5.0, 6.0])
     in_memory = store.searcher.snapshot.metadata
-    monkeypatch.setattr("embedder.retrieval.snapshot.MEMORY_BYTES", 0)
+    monkeypatch.setattr("embedder.storage.spill_file.MEMORY_BYTES", 0)
     mapped = open_store(store.files.address).searcher.snapshot.metadata
     assert mapped.rows.equals(in_memory.rows)
     assert len(mapped.rows["item_id"].chunks) == 2, "as many pieces as part files"
