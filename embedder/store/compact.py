@@ -4,8 +4,6 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from embedder.errors import StoreError
 from embedder.quantities import counted
 from embedder.store.current import IndexChoice, begin, parts_at, publish_files, versions_of, writable
@@ -27,9 +25,6 @@ MIN_SAVED_BY_EMBED = 1000
 
 MIN_CHECKPOINTED = 1000
 """Files of a table that went, from which the log gets a checkpoint: each reader would read that entry of the log."""
-
-FILES_AT_ONCE = 1000
-"""Files that are read before their rows are brought together: each takes more memory than a few rows do."""
 
 
 @dataclass(frozen=True)
@@ -164,9 +159,8 @@ def _merged(
 
     def merge(group: list[PartFile]) -> PartFile:
         paths = [part.path for part in group]
-        starts = range(0, len(paths), FILES_AT_ONCE)
-        pieces = (table.read(paths=paths[start : start + FILES_AT_ONCE]) for start in starts)
-        content = pa.concat_tables([piece.combine_chunks() for piece in pieces])
-        return store_part(files, name, rewritten_name(run.run_id, "compact", paths), content, session="")
+        return store_part(
+            files, name, rewritten_name(run.run_id, "compact", paths), table.read(paths=paths), session=""
+        )
 
     return [*(part for part in parts if part.path not in gone), *rewrite_each(merge, groups)]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 ROWS_PER_PIECE = 100_000
+FILES_AT_ONCE = 1000
 
 
 class RecordTable:
@@ -98,13 +99,21 @@ class RecordTable:
         Raises:
             StoreError: a file of the table is missing or damaged.
         """
-        tables = self.files.each(lambda path: self._read_file(path, columns), self.paths() if paths is None else paths)
+        paths = self.paths() if paths is None else paths
+        starts = range(0, len(paths), FILES_AT_ONCE)
+        tables = [self._read_files(paths[start : start + FILES_AT_ONCE], columns) for start in starts]
         if tables:
             return pa.concat_tables(tables)
         schema = self.schema
         if schema is None:
             return pa.table({name: pa.array([], pa.null()) for name in columns or []})
         return schema.empty_table().select(schema.names if columns is None else columns)
+
+    def _read_files(self, paths: list[str], columns: list[str] | None) -> pa.Table:
+        """Read rows of some files; where many have few rows, as one piece: a table of one row takes 20 kB."""
+        schema = self._shown(columns)
+        rows = pa.concat_tables(self.files.each(lambda path: self._read_file(path, columns, schema), paths))
+        return rows.combine_chunks() if len(paths) == FILES_AT_ONCE and rows.num_rows < ROWS_PER_PIECE else rows
 
     def pieces(self, columns: list[str]) -> Iterator[pa.Table]:
         """Read rows of this version, some hundred thousand at a time.
@@ -125,7 +134,13 @@ class RecordTable:
         if paths:
             yield self.read(columns, paths)
 
-    def _read_file(self, path: str, columns: list[str] | None) -> pa.Table:
+    def _shown(self, columns: list[str] | None) -> pa.Schema:
+        """Types of columns, or of all, as they are read: also of those that a file lacks because it is older."""
+        own, there = TABLES[self.name], self.schema if self.schema is not None else pa.schema([])
+        wanted = [name for name in (there.names if columns is None else columns) if name in there.names]
+        return pa.schema([own.field(name) if name in own.names else there.field(name) for name in wanted])
+
+    def _read_file(self, path: str, columns: list[str] | None, schema: pa.Schema) -> pa.Table:
         place = f"{self.name}/{path}"
         try:
             content = self.files.read_table(place, columns)
@@ -134,11 +149,7 @@ class RecordTable:
                 f"{self.files.uri(place)}: a part file of version {self.version} can't be read ({error}); "
                 "restore the file, or delete its items and embed them again"
             ) from None
-        # Columns that the file lacks because it is older than they are: of a format, or of the user's own steps.
-        own, there = TABLES[self.name], self.schema if self.schema is not None else pa.schema([])
-        wanted = [name for name in (there.names if columns is None else columns) if name in there.names]
-        fields = (own.field(name) if name in own.names else there.field(name) for name in wanted)
-        return with_nulls(content, pa.schema(fields))
+        return with_nulls(content, schema)
 
     def may_have_nulls(self, path: str, column: str) -> bool:
         """Whether a column of one file may have nulls, by the file's own statistics; no value is read."""
