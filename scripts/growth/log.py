@@ -4,6 +4,7 @@
     python -m growth.log open CONFIG                  # opens it
     python -m growth.log prepare CONFIG               # opens it, and reads what every search needs
     python -m growth.log embed CONFIG                 # embeds what is new, with vectors of chance
+    python -m growth.log commit FOLDER PARTS          # one commit of so many part files, which are not there
 
 Every part file holds one row of its own, written as a run writes it; only the bytes of its id differ from those of the
 first one. Entries of the Delta log are written as deltalake writes them, and it writes the checkpoint.
@@ -64,6 +65,7 @@ def measure_log(root: Path, num_versions: int, parts_per_version: int) -> list[d
         print(f"{num_versions:,} versions: {what}: {figures['wall_s']:.1f} s", flush=True)
         return found
 
+    run("commit as many part files at once", *own, "commit", str(root / "one"), str(num_parts))
     store = ("--store", str(root / "store"), "--json")
     write_listing(root / "names", num_parts)
     run("make the store", *own, "make", str(config), str(num_versions), str(parts_per_version))
@@ -188,8 +190,30 @@ def open_store(config_path: Path, *, prepares: bool) -> None:
     print(json.dumps({"version": store.version, "num_columns": len(store.columns)}))
 
 
+def commit_parts(folder: Path, num_parts: int) -> None:
+    """Add part files to a table in one commit, and open it; the files themselves are not written."""
+    from embedder.store.files import StoreFiles
+    from embedder.store.journal import PartFile
+    from embedder.store.schema import TABLES
+    from embedder.store.tables import RecordTable
+
+    parts = []
+    for number in range(num_parts):
+        bounds = {"item_id": item_id(number).decode(), "state": "embedded"}
+        stats = {"numRecords": 1, "minValues": bounds, "maxValues": bounds, "nullCount": dict.fromkeys(bounds, 0)}
+        path = f"part-{number:012d}.parquet"
+        parts.append(
+            PartFile(table="items", path=path, num_rows=1, size_bytes=1000, stats=json.dumps(stats), session="")
+        )
+    files = StoreFiles(folder)
+    RecordTable(files, "items").commit("run", parts, [], TABLES["items"])
+    print(json.dumps({"num_parts": len(RecordTable(files, "items").paths())}))
+
+
 def main(command: str, config: str, *numbers: str) -> None:
-    if command == "make":
+    if command == "commit":
+        commit_parts(Path(config), *map(int, numbers))
+    elif command == "make":
         make_store(Path(config), *map(int, numbers))
     elif command == "embed":
         refresh_without_model(Path(config), command="embed")

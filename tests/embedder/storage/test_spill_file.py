@@ -1,0 +1,25 @@
+"""Rows that are gathered in memory or on disk are taken by their numbers as from one table."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped
+
+PIECES = [pa.table({"name": [f"{number:02d}" for number in range(start, start + 7)]}) for start in range(0, 42, 7)]
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 20], ids=["mapped", "in memory"])
+@pytest.mark.parametrize(
+    "rows", [[], [41], [0, 1, 2], [8, 8, 40, 8], [41, 0, 20, 6, 7, 21], list(range(41, -1, -1)), list(range(42))]
+)
+def test_rows_are_taken_in_the_order_asked_for(memory_bytes, rows):
+    gathered = GatheredRows(in_memory_or_mapped(iter(PIECES), PIECES[0].schema, memory_bytes))
+    found = gathered.take(np.array(rows, np.int64))
+    assert found.schema == PIECES[0].schema
+    assert found["name"].to_pylist() == [f"{number:02d}" for number in rows]
+
+
+def test_of_no_rows_none_are_taken():
+    gathered = GatheredRows(in_memory_or_mapped(iter([]), PIECES[0].schema))
+    assert (gathered.table.num_rows, gathered.take(np.array([], np.int64)).num_rows) == (0, 0)
