@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from embedder.compat.locked_property import locked_cached_property
 from embedder.storage.hashed_rows import hashes_of
+from index.vectors import distinct
 
 LARGE = pa.large_string()
 FEW_IDS = 10_000  # of which a set is made within a millisecond
@@ -54,7 +55,7 @@ class KnownIds:
         candidates = None
         if len(self.ids) > max(FEW_IDS, len(ids)):  # else a set of them all, for each part file, is most of the work
             hashes, rows = self._hashes
-            wanted = np.unique(hashes_of(ids))
+            wanted = distinct(hashes_of(ids))
             starts, ends = (np.searchsorted(hashes, wanted, side) for side in ("left", "right"))
             lengths = ends - starts
             candidates = np.sort(rows[np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(lengths.sum())])
