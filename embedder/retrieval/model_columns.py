@@ -161,7 +161,7 @@ class ModelColumns:
         found = []
         for model, own in by_model.items():
             rows = _gathered(self.tables[model], [*KEY, *(each.name for each in own)])
-            found.append(BesideRows(own, GatheredRows(rows), match_keys(keys, rows)))
+            found.append(BesideRows(own, GatheredRows(rows.drop_columns(KEY)), match_keys(keys, rows)))
         return found
 
     def read(self, columns: Collection[str] | None = None) -> pa.Table:

@@ -125,7 +125,9 @@ def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:
             continue
         if num_counting[number] < part.num_rows:
             ids = ids_in(partial, number)
-            part = _rewrite(work, table, part.path, _without(table, part.path, ids, keep=True))  # noqa: PLW2901
+            content = table.read(paths=[part.path])
+            content = content.filter(pc.is_in(content["item_id"], value_set=ids))
+            part = _rewrite(work, table, part.path, content)  # noqa: PLW2901
         parts.append(part)
     return parts
 
@@ -153,15 +155,15 @@ def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile
     def replace(part: PartFile) -> tuple[bool, PartFile | None]:
         """Whether the part file leaves, and what has the rows of it that stay."""
         rows = table.read(["item_id", *moves.schema.names[1:]], [part.path])
-        replaced = leaving.ids.take(leaving.among(rows["item_id"]))
+        stays = pc.invert(leaving.listed(rows["item_id"]))
         moves_here = moves.take(moving.among(rows["item_id"]))
-        num_replaced = pc.sum(pc.is_in(rows["item_id"], value_set=replaced)).as_py() or 0
-        if not num_replaced and moved(rows, moves_here).equals(rows):
+        num_left = pc.sum(stays).as_py() or 0
+        if num_left == rows.num_rows and moved(rows, moves_here).equals(rows):
             return False, None
-        if num_replaced == rows.num_rows:
+        if not num_left:
             return True, None
-        content = moved(_without(table, part.path, replaced), moves_here)
-        return True, _rewrite(work, table, part.path, content)
+        content = table.read(paths=[part.path]).filter(stays)
+        return True, _rewrite(work, table, part.path, moved(content, moves_here))
 
     touched = [each for each in parts if leaving.any_between(each.id_range) or moving.any_between(each.id_range)]
     for part, (leaves, rest) in zip(touched, rewrite_each(replace, touched), strict=True):
@@ -187,13 +189,6 @@ def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:
             own = own.filter(pc.is_in(own, value_set=held.part(number, num_parts)["item_id"].combine_chunks()))
         found.append(own)
     return pa.chunked_array([chunk for column in found for chunk in column.chunks], pa.string())
-
-
-def _without(table: RecordTable, path: str, ids: pa.Array, *, keep: bool = False) -> pa.Table:
-    """Read a part file without, or with nothing but (`keep`), the rows of some items."""
-    content = table.read(paths=[path])
-    listed = pc.is_in(content["item_id"], value_set=ids)
-    return content.filter(listed if keep else pc.invert(listed))
 
 
 def _rewrite(work: Publication, table: RecordTable, path: str, content: pa.Table) -> PartFile:

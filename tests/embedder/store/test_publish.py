@@ -255,8 +255,8 @@ def test_part_files_are_rewritten_side_by_side_and_each_keeps_its_other_rows(fil
     for number in range(4):
         publish_rows(files, row(f"{number}/changes.jpg"), row(f"{number}/stays.jpg"))
     at_once = threading.Barrier(2, timeout=60)  # of whose two sides none goes on alone
-    without = publication._without
-    monkeypatch.setattr(publication, "_without", lambda *arguments: (at_once.wait(), without(*arguments))[1])
+    rewrite = publication._rewrite
+    monkeypatch.setattr(publication, "_rewrite", lambda *arguments: (at_once.wait(), rewrite(*arguments))[1])
     publish_rows(files, *(row(f"{number}/changes.jpg", modified="later") for number in range(4)))
     items = {each["item_id"]: each["modified"] for each in rows_of(files, "items")}
     assert items == {
