@@ -25,9 +25,14 @@ def list_versions(root: str | Path) -> tuple[int, ...]:
     return tuple(version for version in _numbers(root) if (version_path(root, version) / MANIFEST_NAME).is_file())
 
 
-def next_version(root: str | Path) -> int:
-    """Choose the number after the highest one, complete or not: a number is never used twice."""
-    return max(_numbers(root), default=0) + 1
+def next_version(root: str | Path, last: int = 0) -> int:
+    """Choose the number after the highest one, complete or not: a number is never used twice.
+
+    Args:
+        root: folder of the versions.
+        last: highest number of those that were there before.
+    """
+    return max([last, *_numbers(root)]) + 1
 
 
 def _numbers(root: str | Path) -> list[int]:

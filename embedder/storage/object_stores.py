@@ -116,32 +116,41 @@ def without_credentials(uri: str) -> str:
     return f"{scheme}{mark}{rest}"
 
 
-def open_place(uri: str) -> Any:
+def open_place(uri: str, within_s: float | None = None) -> Any:
     """Make a client rooted at a folder of a bucket.
+
+    Args:
+        uri: of the folder.
+        within_s: seconds after which the client has given up each of its requests, all tries together; by default it
+            takes its time.
 
     Raises:
         ObjectStoreError: the URI is invalid, or the chosen AWS profile can't be used.
     """
     root, key = split_place(uri)
-    return bucket_store(f"{root}/{key}".rstrip("/"))
+    return bucket_store(f"{root}/{key}".rstrip("/"), within_s)
 
 
 @functools.lru_cache(maxsize=32)
-def bucket_store(root: str) -> Any:
-    """Make the client of one bucket or of a folder in it (`s3://bucket`), once per process."""
+def bucket_store(root: str, within_s: float | None = None) -> Any:
+    """Make the client of one bucket or of a folder in it (`s3://bucket`), once per process.
+
+    A request is tried again while less than `retry_timeout` has passed; so the last try may end `timeout` later.
+    """
     from obstore.store import from_url
 
+    timeout_s, retry_timeout_s = (TIMEOUT_S, RETRY_TIMEOUT_S) if within_s is None else (within_s / 2, within_s / 3)
     config, provider = profile_settings() if root.startswith("s3://") else ({}, None)
     settings: dict[str, Any] = {
         "client_options": {
-            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
-            "timeout": timedelta(seconds=TIMEOUT_S),
+            "connect_timeout": timedelta(seconds=min(CONNECT_TIMEOUT_S, timeout_s)),
+            "timeout": timedelta(seconds=timeout_s),
             "allow_http": _is_plain_endpoint(config),
         },
         "retry_config": {
             "max_retries": MAX_RETRIES,
-            "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S),
-            "backoff": {"max_backoff": timedelta(seconds=MAX_BACKOFF_S)},
+            "retry_timeout": timedelta(seconds=retry_timeout_s),
+            "backoff": {"max_backoff": timedelta(seconds=min(MAX_BACKOFF_S, timeout_s))},
         },
     }
     if root.startswith("s3://"):

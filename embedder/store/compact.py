@@ -160,7 +160,7 @@ def _merged(
     def merge(group: list[PartFile]) -> PartFile:
         paths = [part.path for part in group]
         return store_part(
-            files, name, rewritten_name(run.run_id, "compact", paths), table.read(paths=paths), session=""
+            files, name, rewritten_name(run.run_id, "", "compact", paths), table.read(paths=paths), session=""
         )
 
     return [*(part for part in parts if part.path not in gone), *rewrite_each(merge, groups)]

@@ -5,13 +5,16 @@ Each can be repeated after a crash: a table's commit is the difference between i
 so that it also repairs what an unfinished operation left.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.store.deletions import list_deletion, open_lists
 from embedder.store.files import StoreFiles
 from embedder.store.journal import PartFile
 from embedder.store.layout import (
@@ -26,8 +29,10 @@ from embedder.store.layout import (
     StoreInfo,
     read_current,
     read_record,
+    record_bytes,
     run_file,
-    utc_now,
+    swap_bytes,
+    swap_record,
     write_record,
 )
 from embedder.store.models import MODELS_FOLDER, model_files
@@ -40,6 +45,9 @@ ModelParts = Mapping[str, Mapping[str, Sequence[PartFile]]]
 """Model -> table -> files of its version; the main model by the empty name."""
 
 COUNTS = ("num_items", "num_vectors", "num_rejected")
+PROTOCOL_FIELDS = ("deleting", "last_index", "fence")
+"""Fields of CURRENT.json by which writers keep out of each other's way, which no record of a publication has."""
+_INDEX_FILE = re.compile(rf"(?:{MODELS_FOLDER}/(?P<model>[^/]+)/)?index/(?P<number>\d{{6,}})/")
 
 
 class IndexChoice(Protocol):
@@ -54,20 +62,36 @@ class IndexChoice(Protocol):
         """
 
 
-def write_current(files: StoreFiles, current: Current) -> None:
-    """Replace CURRENT.json, through the lock where this process holds it.
+def move_current(files: StoreFiles, current: Current, doomed: Sequence[str] = ()) -> None:
+    """Move CURRENT.json from one state to the next, the only place that does: through the lock, if it is unchanged.
+
+    Args:
+        files: the store.
+        current: the next state; what it says of files to be deleted is filled in here.
+        doomed: further files, relative to the store, that are to go: nothing refers to them in this state or a later
+            one, and `delete_listed` may follow.
 
     Raises:
         LeaseLostError: another run has taken the store over; nothing was changed.
     """
-    data = current.model_dump_json(indent=2).encode()
-    if files.lease is None:
-        files.write(CURRENT_FILE, data)
+    before = read_current(files)
+    deleting = open_lists(files, before.deleting) if before is not None else ()
+    last_index = dict(before.last_index) if before is not None else {}
+    for path in doomed:
+        if (found := _INDEX_FILE.match(path)) is not None:
+            model = found["model"] or ""
+            last_index[model] = max(int(found["number"]), last_index.get(model, 0))
+    update = {"deleting": (*deleting, *list_deletion(files, doomed)), "last_index": last_index}
+    data = record_bytes(current.model_copy(update=update))
+    if files.main.lease is None:
+        swap_bytes(files.main, CURRENT_FILE, lambda before: data)
     else:
-        files.lease.swap_current(data)
+        files.main.lease.swap_current(data)
 
 
-def publish_current(files: StoreFiles, current: Current, kind: Kind, *, ends_hold: bool = False) -> Published:
+def publish_current(
+    files: StoreFiles, current: Current, kind: Kind, *, ends_hold: bool = False, doomed: Sequence[str] = ()
+) -> Published:
     """Make `current` what readers see.
 
     Its record is written into the run's folder before readers see it, so that history has no gap. After a crash between
@@ -78,6 +102,7 @@ def publish_current(files: StoreFiles, current: Current, kind: Kind, *, ends_hol
         current: versions that are committed, and their model.
         kind: kind of the run that publishes.
         ends_hold: whether `current` includes everything still wanted of what a rollback had removed.
+        doomed: files, relative to the store, to which nothing refers from then on.
 
     Returns:
         The record, with the row counts of the tables.
@@ -88,25 +113,22 @@ def publish_current(files: StoreFiles, current: Current, kind: Kind, *, ends_hol
     before = read_current(files)
     if before is not None:
         previous = before.run_id if before.run_id != current.run_id else before.previous
-        hold = None if ends_hold else current.hold or _hold_after(before.hold, kind)
+        hold = None if ends_hold else current.hold or _hold_after(before.hold, kind, files.environment.now())
         current = current.model_copy(update={"previous": previous, "hold": hold})
     last = None if before is None else read_record(files, run_file(before.run_id, PUBLISHED_FILE), Published)
-    fields = current.model_dump(exclude={"hold"}) | _count_since(files, current, last)
+    fields = current.model_dump(exclude={"hold", *PROTOCOL_FIELDS}) | _count_since(files, current, last)
     record = Published(**fields, kind=kind, model_counts=_count_models(files, current, last))
-    files.confirm_lease()
     write_record(files, run_file(current.run_id, PUBLISHED_FILE), record)
-    write_current(files, current)
-    info = read_record(files, STORE_FILE, StoreInfo)
-    if info is not None and (served := served_info(info, current)) != info:
-        write_record(files, STORE_FILE, served)
+    move_current(files, current, doomed)
+    swap_record(files, STORE_FILE, StoreInfo, lambda info: None if info is None else served_info(info, current))
     return record
 
 
-def _hold_after(hold: Hold | None, kind: Kind) -> Hold | None:
+def _hold_after(hold: Hold | None, kind: Kind, now: datetime) -> Hold | None:
     """Hold after a publication: released by an embed or refresh, which had to be forced; other kinds change no rows."""
     if hold is None or hold.released_at is not None or kind not in ("embed", "refresh"):
         return hold
-    return hold.model_copy(update={"released_at": utc_now()})
+    return hold.model_copy(update={"released_at": now})
 
 
 def swap_index(files: StoreFiles, number: int) -> None:
@@ -121,13 +143,13 @@ def swap_index(files: StoreFiles, number: int) -> None:
         return
     record = record_of(read_record(files.main, run_file(current.run_id, PUBLISHED_FILE), Published), files.model)
     if record is not None:
-        replaced = {own.index: utc_now()} if own.index is not None else {}
+        replaced = {own.index: files.environment.now()} if own.index is not None else {}
         past = {each: when for each, when in (record.past_indexes | replaced).items() if each != number}
         update_record(files, current.run_id, {"index": number, "past_indexes": past})
     swapped = own.model_copy(update={"index": number})
     if files.model:
         swapped = current.model_copy(update={"models": current.models | {files.model: swapped}})
-    write_current(files.main, swapped)
+    move_current(files.main, swapped)
 
 
 def record_of(record: Published | None, model: str) -> Published | None:
@@ -155,12 +177,7 @@ def update_record(files: StoreFiles, run_id: str, fields: Mapping[str, Any]) -> 
         fields: new values of `index`, `past_indexes`, and row counts.
     """
     path = run_file(run_id, PUBLISHED_FILE)
-    record = read_record(files.main, path, Published)
-    if record is None:
-        return
-    changed = _with_fields(record, files.model, fields)
-    if changed != record:
-        write_record(files.main, path, changed)
+    swap_record(files.main, path, Published, lambda record: record and _with_fields(record, files.model, fields))
 
 
 def _with_fields(record: Published, model: str, fields: Mapping[str, Any]) -> Published:
@@ -322,17 +339,17 @@ def publish_files(
         The new publication.
     """
     info = served_info(read_store_info(files), like)
-    candidates = {}
+    candidates, now = {}, files.environment.now()
     for model, (view, own) in versions_of(files, like).items():
         versions = {name: RecordTable(view, name).commit_files(run.run_id, wanted[model][name]) for name in TABLES}
-        fresh = {"run_id": run.run_id, "published_at": utc_now(), "interim_of": None}
+        fresh = {"run_id": run.run_id, "published_at": now, "interim_of": None}
         candidates[model] = own.model_copy(update=versions | fresh)
     candidate = Current(
         run_id=run.run_id,
         items=candidates[""].items,
         embeddings=candidates[""].embeddings,
         index=like.index,
-        published_at=utc_now(),
+        published_at=now,
         **{name: getattr(info, name) for name in MODEL_FIELDS},
         retrieval=like.retrieval,
         **fields,

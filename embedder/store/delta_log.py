@@ -1,18 +1,23 @@
 """Log of a table: replay in one pass, and changes in place, after which versions keep their numbers and their files."""
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedder.store.files import StoreFiles
+from embedder.store.files import StoreFiles, is_unfinished, parquet_bytes
 from embedder.store.journal import PartFile
+from embedder.store.layout import swap_bytes
 
 LOG_FOLDER = "_delta_log"
+LAST_CHECKPOINT = "_last_checkpoint"
 
 Action = dict[str, Any]
 """Line of a log entry, or row of a checkpoint, in which all kinds but its own are null."""
@@ -109,12 +114,16 @@ def change_log(files: StoreFiles, log_path: str, change: Callable[[Action], Acti
         log_path: path of the log file.
         change: function from an action to its replacement.
     """
-    actions, schema = read_actions(files, log_path)
-    changed = map(change, actions)
-    if schema is None:
-        files.write(log_path, "\n".join(map(json.dumps, changed)).encode())
-    else:
-        files.write_table(log_path, pa.Table.from_pylist(list(changed), schema=schema))
+
+    def changed(content: bytes | None) -> bytes | None:
+        if content is None:
+            return None
+        actions, schema = parse_actions(log_path, content)
+        if schema is None:
+            return "\n".join(map(json.dumps, map(change, actions))).encode()
+        return parquet_bytes(pa.Table.from_pylist(list(map(change, actions)), schema=schema))
+
+    swap_bytes(files, log_path, changed)
 
 
 def without_bounds(action: Action) -> Action:
@@ -131,8 +140,111 @@ def _unparsed(file_action: Action) -> Action:
 
 def read_actions(files: StoreFiles, log_path: str) -> tuple[Iterator[Action], pa.Schema | None]:
     """Read the actions of a log file; of a checkpoint, its columns too."""
-    content = files.read(log_path)
+    return parse_actions(log_path, files.read(log_path))
+
+
+def parse_actions(log_path: str, content: bytes) -> tuple[Iterator[Action], pa.Schema | None]:
+    """Parse the content of a log file, as `read_actions` reads it."""
     if log_path.endswith(".parquet"):
         rows = pq.read_table(BytesIO(content))
         return iter(rows.to_pylist()), rows.schema
-    return (json.loads(line) for line in content.decode().splitlines() if line.strip()), None
+    return iter(parse_entry(content)), None
+
+
+def parse_entry(content: bytes) -> list[Action]:
+    """Parse the actions of an entry."""
+    return [json.loads(line) for line in content.decode().splitlines() if line.strip()]
+
+
+def entry_file(table: str, number: int) -> str:
+    """Path of an entry of a table's log."""
+    return f"{table}/{LOG_FOLDER}/{number:020d}.json"
+
+
+def commit_entry(run_id: str, session: str, now_ms: int, adds: Sequence[Action], removes: Sequence[Action]) -> bytes:
+    """Entry that adds and removes files.
+
+    Args:
+        run_id: of the run that commits.
+        session: of the run.
+        now_ms: time, in milliseconds.
+        adds: actions that add files.
+        removes: actions that remove files.
+    """
+    info = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {"mode": "Append"}, "session": session}
+    first = [{"commitInfo": info}, {"txn": {"appId": run_id, "version": 1, "lastUpdated": now_ms}}]
+    return "\n".join(map(json.dumps, [*first, *adds, *removes])).encode()
+
+
+def table_entry(schema: pa.Schema) -> bytes:
+    """First entry of a table's log, as deltalake writes it.
+
+    Args:
+        schema: columns of the table.
+    """
+    from deltalake import DeltaTable, Schema
+
+    with tempfile.TemporaryDirectory() as folder:
+        DeltaTable.create(folder, Schema.from_arrow(schema))
+        return (Path(folder) / entry_file("", 0).lstrip("/")).read_bytes()
+
+
+def columns_entry(files: StoreFiles, table: str, version: int, schema: pa.Schema) -> bytes:
+    """Entry that gives a table other columns.
+
+    Args:
+        files: the store.
+        table: its name.
+        version: the newest one.
+        schema: all of its columns from then on.
+    """
+    new = {kind: action for each in parse_entry(table_entry(schema)) for kind, action in each.items()}
+    with _local_log(files, table, version) as folder:
+        from deltalake import DeltaTable
+
+        metadata = DeltaTable(str(folder)).metadata()
+    fields = {"id": str(metadata.id), "configuration": metadata.configuration, "createdTime": metadata.created_time}
+    return "\n".join(
+        map(
+            json.dumps,
+            [{"commitInfo": new["commitInfo"]}, {"protocol": new["protocol"]}, {"metaData": new["metaData"] | fields}],
+        )
+    ).encode()
+
+
+def put_checkpoint(files: StoreFiles, table: str, version: int) -> None:
+    """Write a version whole into the log, as deltalake does.
+
+    Args:
+        files: the store.
+        table: its name.
+        version: of the table.
+    """
+    from deltalake import DeltaTable
+
+    with _local_log(files, table, version) as folder:
+        DeltaTable(str(folder)).create_checkpoint()
+        name = f"{LOG_FOLDER}/{version:020d}.checkpoint.parquet"
+        files.create(f"{table}/{name}", (folder / name).read_bytes())
+        files.write(f"{table}/{LOG_FOLDER}/{LAST_CHECKPOINT}", (folder / LOG_FOLDER / LAST_CHECKPOINT).read_bytes())
+
+
+@contextmanager
+def _local_log(files: StoreFiles, table: str, version: int) -> Iterator[Path]:
+    """Yield a folder of this machine with what of a table's log a version needs."""
+    first = last_checkpoint(files, table)
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / LOG_FOLDER).mkdir()
+        for info in files.list(f"{table}/{LOG_FOLDER}", f"{table}/{LOG_FOLDER}/{first:020d}" if first else None):
+            own = info.path.rpartition("/")[2]
+            if not is_unfinished(info) and (own == LAST_CHECKPOINT or int(own.partition(".")[0]) <= version):
+                (Path(name) / LOG_FOLDER / own).write_bytes(files.read(info.path))
+        yield Path(name)
+
+
+def last_checkpoint(files: StoreFiles, table: str) -> int:
+    """Number of the checkpoint that the log names as its last one, before which nothing has to be listed; else 0."""
+    try:
+        return int(json.loads(files.read(f"{table}/{LOG_FOLDER}/{LAST_CHECKPOINT}"))["version"])
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return 0

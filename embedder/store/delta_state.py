@@ -8,7 +8,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import reduce
+from functools import lru_cache, reduce
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from embedder.store.delta_log import LOG_FOLDER, Action, read_actions
+from embedder.store.delta_log import LOG_FOLDER, Action, entry_file, last_checkpoint, parse_entry, read_actions
 from embedder.store.files import StoreFiles
 
 READER_VERSIONS, READER_FEATURES = (1, 3), frozenset({"timestampNtz"})
-LAST_CHECKPOINT = "_last_checkpoint"
 CHECKPOINT_COLUMNS = ["add.path", "add.size", "add.stats", "protocol", "metaData.schemaString", "txn"]
 
 _ENTRY = re.compile(r"(\d{20})\.json")
@@ -76,32 +75,39 @@ def read_state(files: StoreFiles, table: str, version: int | None = None) -> Tab
     Raises:
         LogError: there is no such version, or it can't be read.
     """
-    entries, checkpoints = _list_log(files, table, _last_checkpoint(files, table))
+    entries, checkpoints = _list_log(files, table, last_checkpoint(files, table))
     if not any(version is None or number <= version for number in checkpoints):
         entries, checkpoints = _list_log(files, table)
     newest = max([*entries, *checkpoints], default=None)
-    if newest is None:
-        return None
     wanted = newest if version is None else version
+    if wanted is None or (newest is None and not files.exists(entry_file(table, wanted))):
+        return None
     base = max((number for number in checkpoints if number <= wanted), default=-1)
-    numbers = range(base + 1, wanted + 1)
-    if wanted > newest or not entries.keys() >= set(numbers):
-        lacking = next((number for number in numbers if number not in entries), wanted)
-        raise LogError(f"the log lacks entry {lacking}")
     try:
-        paths = [*checkpoints.get(base, ()), *(entries[number] for number in numbers)]
+        # Entries are read by their numbers: a listing may lack the newest ones.
+        paths = [*checkpoints.get(base, ()), *(entry_file(table, number) for number in range(base + 1, wanted + 1))]
         pieces = files.each(lambda path: _read_actions(files, path), paths)
-        return _replay(wanted, (action for piece in pieces for action in piece))
-    except (FileNotFoundError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
+        return _replay(None, wanted, (action for piece in pieces for action in piece))
+    except FileNotFoundError as error:
+        raise LogError(f"the log lacks entry {str(error).rpartition('/')[2]}") from None
+    except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
         raise LogError(f"{type(error).__name__}: {error}") from None
 
 
-def _last_checkpoint(files: StoreFiles, table: str) -> int:
-    """Number of the checkpoint that the log names as its last one, before which nothing has to be listed; else 0."""
+def advance(state: TableState | None, entry: bytes) -> TableState:
+    """State of the next version.
+
+    Args:
+        state: of a version; None before the first one.
+        entry: of the log that follows it.
+
+    Raises:
+        LogError: it can't be read.
+    """
     try:
-        return int(json.loads(files.read(f"{table}/{LOG_FOLDER}/{LAST_CHECKPOINT}"))["version"])
-    except (FileNotFoundError, ValueError, LookupError, TypeError):
-        return 0
+        return _replay(state, 0 if state is None else state.version + 1, parse_entry(entry))
+    except (ValueError, LookupError, TypeError) as error:
+        raise LogError(f"{type(error).__name__}: {error}") from None
 
 
 def _list_log(files: StoreFiles, table: str, first: int = 0) -> tuple[dict[int, str], dict[int, list[str]]]:
@@ -129,8 +135,10 @@ def _read_actions(files: StoreFiles, path: str) -> list[Action]:
     ]
 
 
-def _replay(version: int, actions: Iterable[Action]) -> TableState:
+def _replay(state: TableState | None, version: int, actions: Iterable[Action]) -> TableState:
     columns, adds, transactions = "", {}, {}
+    if state is not None:
+        adds, transactions = dict(state.adds), dict(state.transactions)
     for action in actions:
         if "add" in action:
             adds[action["add"]["path"]] = action["add"]
@@ -142,7 +150,13 @@ def _replay(version: int, actions: Iterable[Action]) -> TableState:
             columns = action["metaData"]["schemaString"]
         elif "txn" in action:
             transactions[action["txn"]["appId"]] = action["txn"]["version"]
-    return TableState(version, pa.schema(map(_field, json.loads(columns)["fields"])), adds, transactions)
+    schema = state.schema if state is not None and not columns else _schema(columns)
+    return TableState(version, schema, adds, transactions)
+
+
+@lru_cache(maxsize=64)
+def _schema(columns: str) -> pa.Schema:
+    return pa.schema(map(_field, json.loads(columns)["fields"]))
 
 
 def _check_protocol(protocol: Action) -> None:

@@ -1,41 +1,34 @@
 """The store's files, by path relative to its root; every write appears whole or not at all.
 
-The only access to a store, on a disk or in a bucket: nothing else knows its place. Object stores other than S3 (`gs://`,
-`az://`) go the same way, through the same library, and are not tested here.
+The only access to a store, on a disk or in a bucket: nothing else knows its place. What a file system or a server does
+is in `embedder.store.backends`, what may be written when in `docs/store-protocol.md`.
 """
 
-import hashlib
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from functools import cached_property, partial
 from io import BytesIO
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
-from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from embedder.errors import StoreError
-from embedder.storage.file_adapter import RangeFile
-from embedder.storage.object_ranges import PIECE_BYTES, TAIL_BYTES, ObjectRanges
-from embedder.storage.object_stores import (
-    ObjectStoreError,
-    explain,
-    is_remote,
-    open_place,
-    split_place,
-    storage_options,
-)
-from embedder.storage.parquet_ranges import read_parquet
+from embedder.storage.object_ranges import PIECE_BYTES
+from embedder.storage.object_stores import ObjectStoreError, is_remote, split_place
 from embedder.storage.printable import is_text
-from embedder.store.errors import local_problem, remote_problem
+from embedder.store.backends import (
+    TEMPORARY,
+    Backend,
+    BucketBackend,
+    DiskBackend,
+    FileInfo,
+    Tag,
+    WriteConflictError,
+)
+from embedder.store.environment import REAL_ENVIRONMENT, Environment
 
 if TYPE_CHECKING:
     from embedder.store.lock import Lease
@@ -46,20 +39,6 @@ NUM_RECORD_READERS = 64  # of small files, each of which is one request: 10,000 
 S = TypeVar("S")
 T = TypeVar("T")
 
-Tag = dict[str, Any]
-"""Version of a file that was read or written; opaque."""
-
-
-class FileInfo(NamedTuple):
-    """One file of the store."""
-
-    path: str
-    size_bytes: int
-
-
-class WriteConflictError(Exception):
-    """Somebody else wrote the file since it was read."""
-
 
 class StoreFiles:
     """A store's root; pickles by its address, so that tasks on other machines open their own, with their credentials.
@@ -67,6 +46,8 @@ class StoreFiles:
     Attributes:
         address: the name of the store in messages; holds no credentials.
         folder: its folder where it lies on a disk, else None.
+        backend: of its files.
+        environment: clocks and the like of its writers.
         lease: the lock on it that this process holds, if any (`embedder.store.lock`); not pickled.
     """
 
@@ -81,9 +62,11 @@ class StoreFiles:
             raise StoreError(f"store {text}: its name is not valid UTF-8, which its tables are named in; rename it")
         self.folder: Path | None = None
         self.lease: Lease | None = None
+        self.environment: Environment = REAL_ENVIRONMENT
         self._seen: dict[str, tuple[float, bool]] = {}
         if is_remote(text):
             self.address = _bucket_address(text)
+            self.backend: Backend = BucketBackend(self.address)
             return
         if len(urlsplit(text).scheme) > 1:  # one letter would be a drive
             scheme = urlsplit(text).scheme
@@ -92,6 +75,7 @@ class StoreFiles:
             )
         self.folder = Path(text).expanduser().absolute()
         self.address = str(self.folder)
+        self.backend = DiskBackend(self.folder)
         if file := next((each for each in (self.folder, *self.folder.parents) if each.is_file()), None):
             raise StoreError(f"store {self.address}: {file} is a file; give the folder that holds the results")
 
@@ -113,19 +97,6 @@ class StoreFiles:
         """Options by which a command works on this store."""
         return f"--store {quote(self.address)}"
 
-    @cached_property
-    def _store(self) -> Any:
-        if self.folder is not None:
-            return obstore.store.LocalStore(prefix=self.folder, mkdir=True)
-        with self._named_errors(""):
-            return open_place(self.address)
-
-    @property
-    def storage_options(self) -> dict[str, str]:
-        """Options for deltalake beside `uri`; they may hold the keys of a profile, so they are never shown."""
-        with self._named_errors(""):
-            return storage_options(self.address)
-
     def confirm_lease(self) -> None:
         """Confirm before a commit that this process still holds the lock, where it took one.
 
@@ -146,17 +117,13 @@ class StoreFiles:
             path: of the file, relative to the root.
             max_age_s: in a bucket, an answer up to this old will do: asking costs a request.
         """
-        if self.folder is not None:
-            return (self.folder / path).is_file()
+        if self.folder is not None or not max_age_s:
+            return self.backend.exists(path)
+        clock_s = self.environment.clock_s
         asked_s, answer = self._seen.get(path, (-1e9, False))
-        if time.monotonic() - asked_s > max_age_s:
-            try:
-                with self._named_errors(path):
-                    self._store.head(path)
-                answer = True
-            except FileNotFoundError:
-                answer = False
-            self._seen[path] = (time.monotonic(), answer)
+        if clock_s() - asked_s > max_age_s:
+            answer = self.backend.exists(path)
+            self._seen[path] = (clock_s(), answer)
         return answer
 
     def open(self, path: str) -> Any:
@@ -167,9 +134,7 @@ class StoreFiles:
         Raises:
             FileNotFoundError: there is no such file.
         """
-        if self.folder is not None:
-            return pa.memory_map(str(self.folder / path))
-        return pa.PythonFile(RangeFile(self._ranges(path)), mode="r")
+        return self.backend.open(path)
 
     def read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
         """Read a Parquet file, or some of its columns; those that it lacks are left out.
@@ -177,13 +142,7 @@ class StoreFiles:
         Raises:
             FileNotFoundError: there is no such file.
         """
-        if self.folder is not None:
-            file = pq.ParquetFile(self.open(path))
-            return file.read(columns, use_threads=file.metadata.num_rows > 10_000)  # else waiting takes longer
-        return read_parquet(self._ranges(path), columns)
-
-    def _ranges(self, path: str) -> ObjectRanges:
-        return ObjectRanges(self._store, path, partial(self._named_errors, path), tail_bytes=TAIL_BYTES)
+        return self.backend.read_table(path, columns)
 
     def each(self, read: Callable[[T], S], of: Iterable[T], num_readers: int = NUM_READERS) -> list[S]:
         """Apply `read` to each file, in order; in a bucket many at once, since each waits for its answer.
@@ -223,17 +182,14 @@ class StoreFiles:
         Raises:
             FileNotFoundError: there is no such file.
         """
-        if self.folder is not None:
-            data = (self.folder / path).read_bytes()
-            return data, _content_tag(data)
-        with self._named_errors(path):
-            got = self._store.get(path)
-            return bytes(got.bytes()), _tag(got.meta)
+        return self.backend.read(path)
 
     def write(self, path: str, data: bytes) -> int:
-        """Write or replace the file atomically; returns its size in bytes."""
-        with self._named_errors(path):
-            obstore.put(self._store, path, data)
+        """Write or replace the file atomically; returns its size in bytes.
+
+        For a name that nobody else writes: of a record that is read, changed and written, `replace` is.
+        """
+        self.backend.put(path, data, None)
         return len(data)
 
     def write_table(self, path: str, content: pa.Table, **options: Any) -> int:
@@ -248,8 +204,7 @@ class StoreFiles:
 
     def upload(self, source: Path, path: str) -> None:
         """Write a local file of any size as `path`, whole or not at all."""
-        with self._named_errors(path):
-            obstore.put(self._store, path, source)
+        self.backend.put(path, source, None)
 
     def download(self, path: str, target: Path) -> None:
         """Copy a file of any size to a local one, piece by piece: no request has to carry all of it in its time.
@@ -272,8 +227,6 @@ class StoreFiles:
     def replace(self, path: str, data: bytes, tag: Tag | None) -> Tag:
         """Write the file if it still is the version that was read; returns its new version.
 
-        On a disk only the holder of the store's lock may call this: comparing and writing are two steps there.
-
         Args:
             path: of the file, relative to the root.
             data: its new content.
@@ -282,84 +235,23 @@ class StoreFiles:
         Raises:
             WriteConflictError: the file is another version by now, or there is one; nothing was written.
         """
-        if self.folder is not None and tag is not None:
-            if not self.exists(path) or self.read_tagged(path)[1] != tag:
-                raise WriteConflictError(path)
-            self.write(path, data)
-            return _content_tag(data)
-        mode: Any = "create" if tag is None else tag
-        try:
-            with self._named_errors(path):
-                result = obstore.put(self._store, path, data, mode=mode)
-        except (AlreadyExistsError, FileNotFoundError):
-            raise WriteConflictError(path) from None
-        except PreconditionError:
-            return self._written_before(path, data)
-        return _tag(result) if self.folder is None else _content_tag(data)
-
-    def _written_before(self, path: str, data: bytes) -> Tag:
-        """A request that was sent again because its answer was lost finds its own work, which is no conflict."""
-        with suppress(FileNotFoundError):
-            found, tag = self.read_tagged(path)
-            if found == data:
-                return tag
-        raise WriteConflictError(path)
+        return self.backend.put(path, data, "absent" if tag is None else tag)
 
     def folders(self, folder: str) -> list[str]:
         """Names of the folders directly in `folder`, sorted; what is in them is not listed."""
-        with self._named_errors(folder):
-            if self.folder is not None:
-                place = self.folder / folder
-                return sorted(entry.name for entry in os.scandir(place) if entry.is_dir()) if place.is_dir() else []
-            found = obstore.list_with_delimiter(self._store, folder)["common_prefixes"]
-        return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
+        return self.backend.folders(folder)
 
     def list(self, folder: str, after: str | None = None) -> Iterator[FileInfo]:
         """Yield all files below `folder`, at any depth, that sort after a path; none where there is no such folder."""
-        if self.folder is not None and not self.folder.exists():
-            return
-        with self._named_errors(folder):
-            for chunk in obstore.list(self._store, folder, offset=after):
-                for meta in chunk:
-                    yield FileInfo(meta["path"], meta["size"])
+        return self.backend.list(folder, after)
 
     def delete(self, path: str) -> None:
         """Delete the file; one that is not there is no error."""
-        with self._named_errors(path):
-            if self.folder is not None:
-                (self.folder / path).unlink(missing_ok=True)
-            else:
-                self._store.delete(path)
+        self.backend.delete([path])
 
     def delete_each(self, paths: Iterable[str]) -> None:
         """Delete files in any order; of a bucket, many by one request."""
-        if self.folder is not None:
-            for path in paths:
-                self.delete(path)
-        elif paths := [*paths]:
-            with self._named_errors(paths[0]):
-                obstore.delete(self._store, paths)
-
-    @contextmanager
-    def _named_errors(self, path: str) -> Iterator[None]:
-        """Turn errors of clients into those for the user; refused conditions pass, they are answers."""
-        try:
-            yield
-        except (AlreadyExistsError, PreconditionError):
-            raise
-        except ObjectStoreError as error:
-            raise remote_problem(error) from None
-        except (BaseError, OSError) as error:
-            raise self.problem(error, path) from None
-
-    def problem(self, error: Exception, path: str) -> Exception:
-        """Translate an error of a client of the store (obstore, deltalake) into one that names its cure."""
-        if self.folder is not None:
-            return local_problem(error, self.uri(path))
-        problem = explain(error, self.uri(path))
-        if problem.kind == "NoBucket":
-            problem = explain(error, self.address)
-        return FileNotFoundError(self.uri(path)) if problem.kind == "FileNotFound" else remote_problem(problem)
+        self.backend.delete(paths)
 
 
 def parquet_bytes(content: pa.Table, **options: Any) -> bytes:
@@ -388,10 +280,6 @@ def _bucket_address(uri: str) -> str:
     return f"{root}/{key}".rstrip("/")
 
 
-def _tag(meta: Any) -> Tag:
-    """Pick the fields that S3 (`e_tag`) and Google (`version`) compare."""
-    return {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
-
-
-def _content_tag(data: bytes) -> Tag:
-    return {"sha256": hashlib.sha256(data).hexdigest()}
+def is_unfinished(info: FileInfo) -> bool:
+    """Whether a file was never finished: of a writer at work, or of one that was killed."""
+    return TEMPORARY.fullmatch(info.path) is not None

@@ -10,13 +10,14 @@ from embedder.store.current import (
     IndexChoice,
     begin,
     model_folder,
+    move_current,
     parts_at,
     publish_files,
     record_of,
     versions_of,
     writable,
-    write_current,
 )
+from embedder.store.deletions import listed_files
 from embedder.store.delta_log import replay
 from embedder.store.files import NUM_RECORD_READERS, StoreFiles
 from embedder.store.layout import (
@@ -28,7 +29,6 @@ from embedder.store.layout import (
     read_current,
     read_record,
     run_file,
-    utc_now,
 )
 from embedder.store.runs import all_runs, run_time, unfinished_runs
 from embedder.store.schema import TABLES
@@ -146,7 +146,7 @@ def readable(files: StoreFiles, versions: Iterable[Current], without: Iterable[s
             views[model] = view
             for name in TABLES:
                 wanted.setdefault((model, name), set()).add(getattr(own, name))
-    gone = set(without)
+    gone = {*without, *listed_files(files.main, read_current(files.main))}
     whole = {
         (model, name): _whole(views[model], name, numbers, gone, model_folder(model))
         for (model, name), numbers in wanted.items()
@@ -274,7 +274,7 @@ def rollback(files: StoreFiles, run_id: str | None, choose_index: IndexChoice) -
     operation = begin(files, "rollback", target)
     # Of consecutive rollbacks, the first one started from the most complete publication.
     from_run = current.hold.from_run if current.hold is not None else current.run_id
-    hold = Hold(since=utc_now(), from_run=from_run, to_run=target.run_id)
+    hold = Hold(since=files.environment.now(), from_run=from_run, to_run=target.run_id)
     parts = parts_at(files, target)
     return publish_files(files, operation, target, parts, choose_index, restores=target.run_id, hold=hold)
 
@@ -295,8 +295,8 @@ def release(files: StoreFiles) -> Hold | None:
     current = writable(files)
     if current.hold is None or not current.is_held:
         return None
-    released = current.hold.model_copy(update={"released_at": utc_now()})
-    write_current(files, current.model_copy(update={"hold": released}))
+    released = current.hold.model_copy(update={"released_at": files.environment.now()})
+    move_current(files, current.model_copy(update={"hold": released}))
     return released
 
 

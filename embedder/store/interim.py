@@ -27,10 +27,17 @@ from embedder.store.current import of_model
 from embedder.store.files import StoreFiles
 from embedder.store.finished import NO_PLACES, PLACE, WHOLE, Finished, hashed, read_finished
 from embedder.store.journal import JournalEntry, read_entries
-from embedder.store.layout import PUBLISHED_FILE, Current, Published, Record, read_current, read_record, run_file
+from embedder.store.layout import (
+    PUBLISHED_FILE,
+    Current,
+    Published,
+    Record,
+    create_record,
+    read_current,
+    read_record,
+    run_file,
+)
 from embedder.store.runs import Run
-from embedder.store.schema import TABLES
-from embedder.store.tables import RecordTable
 
 INTERIM_FILE = "interim.json"
 NO_IDS = pa.chunked_array([], pa.string())
@@ -123,23 +130,26 @@ def _interim_ids(files: StoreFiles, run_id: str) -> list[str]:
     return found
 
 
-def interim_id(files: StoreFiles, run_id: str, models: Iterable[StoreFiles] = ()) -> str | None:
-    """Id of the next interim publication, which no commit bears yet; None where a run of an older release has none.
+def begin_interim(files: StoreFiles, run_id: str, record: InterimRecord) -> str | None:
+    """Write down what the next interim publication includes, before its first commit.
 
     Args:
         files: the store.
         run_id: of the run.
-        models: views of its further models.
+        record: of the main model's work.
+
+    Returns:
+        Id of the publication, which no other one has had; None where a run of an older release has none.
     """
     start, _, ending = run_id.partition("-")
     if ending.startswith("0"):
         return None
-    current, tables = read_current(files), [RecordTable(view, name) for view in (files, *models) for name in TABLES]
-    number = 1
+    current, number = read_current(files), 1
     if current is not None and current.interim_of == run_id:
         number += int(current.run_id.partition("-")[2], 16)
-    while any(table.committed(f"{start}-0{number:05x}") for table in tables):
-        number += 1
+    files.confirm_lease()
+    while not create_record(files, run_file(f"{start}-0{number:05x}", INTERIM_FILE), record):
+        number += 1  # of a publication that was cut off, or of an overtaken writer
     return f"{start}-0{number:05x}"
 
 

@@ -3,7 +3,6 @@
 Each is a small JSON file at first; while the run goes on they are joined (`embedder.store.journal_segments`).
 """
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal_segments import find_entry, names_in_journal, read_lines
 from embedder.store.layout import Record, journal_folder, parse_record, read_record
 from embedder.store.schema import TABLES, with_nulls
+from shards.schema import parse_json
 
 WITHOUT_FIGURES: dict[str, Any] = {"trace": [], "metrics": {}}
 TASK_DIGITS = 6  # of a write task's number, in file names
@@ -46,7 +46,10 @@ class PartFile(BaseModel):
 
     def _bounds(self, column: str) -> tuple[str, str] | None:
         """Least and greatest value of a column that is never null."""
-        stats = json.loads(self.stats)
+        try:
+            stats = parse_json(self.stats)
+        except ValueError:
+            return None
         least, greatest = ((stats.get(name) or {}).get(column) for name in ("minValues", "maxValues"))
         return None if least is None or greatest is None else (least, greatest)
 

@@ -1,13 +1,18 @@
 """Layout of a store: paths of its files, and the records in its small JSON files."""
 
+import re
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from shlex import quote
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from embedder.errors import StoreError
 from embedder.quantities import counted
+from embedder.storage.printable import printable
+from embedder.store.backends import WriteConflictError
 from embedder.store.files import StoreFiles
 from embedder.store.schema import FORMAT_VERSION, MARKS, READABLE_FORMATS
 
@@ -17,6 +22,33 @@ PUBLISHED_FILE = "published.json"
 PAIRS_FILE = "retrieval_pairs.parquet"
 """Sample of the published vectors, from which the next run goes on; a run's, as long as what it published is served."""
 INPUT_FOLDER = "input"
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
+_LAST_NUMBER = 999_999_999_999  # a commit a second for 30,000 years
+_MAX_SHOWN = 100  # characters of a value in a message
+
+
+def _check_run_id(run_id: str) -> str:
+    """Refuse what is no name of a folder below runs/, as a path that leads out of the store."""
+    if _RUN_ID.fullmatch(run_id) is None:
+        raise ValueError("a run id has letters, digits, _, - and ., at most 128, the first one no point")
+    return run_id
+
+
+def _check_model_name(name: str) -> str:
+    from embedder.store.models import MODEL_NAME_RULE, is_model_name  # which imports this module
+
+    if not is_model_name(name):
+        raise ValueError(f"a model's name has {MODEL_NAME_RULE}")
+    return name
+
+
+RunId = Annotated[str, AfterValidator(_check_run_id)]
+ModelName = Annotated[str, AfterValidator(_check_model_name)]
+TableVersion = Annotated[int, Field(ge=-1, le=_LAST_NUMBER)]
+"""Version of a Delta table; -1 before its first commit."""
+IndexNumber = Annotated[int, Field(ge=0, le=_LAST_NUMBER)]
+Count = Annotated[int, Field(ge=0)]
 
 Kind = Literal["embed", "refresh", "rollback", "compaction", "purge", "migration", "index"]
 """Kind of run that made a publication."""
@@ -58,18 +90,20 @@ class Hold(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
     since: datetime
-    from_run: str = Field(description="run whose publication was left; what it holds is taken over later")
-    to_run: str = Field(description="run whose rows were brought back")
+    from_run: RunId = Field(description="run whose publication was left; what it holds is taken over later")
+    to_run: RunId = Field(description="run whose rows were brought back")
     released_at: datetime | None = Field(None, description="null while the hold lasts")
 
 
 class Current(Record):
     """`CURRENT.json`: the versions that belong together, which our readers open."""
 
-    run_id: str
-    embeddings: int = Field(description="version of the Delta table embeddings/")
-    items: int = Field(description="version of the Delta table items/")
-    index: int | None = Field(None, description="number of the index version built from that embeddings version")
+    run_id: RunId
+    embeddings: TableVersion = Field(description="version of the Delta table embeddings/")
+    items: TableVersion = Field(description="version of the Delta table items/")
+    index: IndexNumber | None = Field(
+        None, description="number of the index version built from that embeddings version"
+    )
     published_at: datetime
     # Model of the vectors; where a file of an older format lacks these, store.json's are used.
     model: str | None = Field(None, description="URI of the model folder")
@@ -82,14 +116,23 @@ class Current(Record):
     steps: dict[str, str] = Field({}, description="as in store.json")
     step_columns: dict[str, str] = Field({}, description="as in store.json")
     retrieval: dict[str, Any] | None = Field(None, description="R@k on the store's own pairs, as a guard measured it")
-    previous: str | None = Field(None, description="run whose publication this one took the place of")
-    restores: str | None = Field(None, description="run whose rows a rollback brought back")
+    previous: RunId | None = Field(None, description="run whose publication this one took the place of")
+    restores: RunId | None = Field(None, description="run whose rows a rollback brought back")
     hold: Hold | None = Field(None, description="of the last rollback, until a refresh has taken over what it left")
-    interim_of: str | None = Field(None, description="run that published part of its work and goes on with the rest")
+    interim_of: RunId | None = Field(None, description="run that published part of its work and goes on with the rest")
     has_vectors: bool | None = Field(None, description="false: its rows hold other outputs alone, and it has no index")
     outputs: dict[str, str] | None = Field(None, description="Arrow types of columns that it gives beside vectors")
     servable: dict[str, Any] | None = Field(None, description="of a further model: its section of the configuration")
-    models: dict[str, "Current"] = Field({}, description="further models by name; their tables are in models/NAME/")
+    models: dict[ModelName, "Current"] = Field(
+        {}, description="further models by name; their tables are in models/NAME/"
+    )
+    deleting: tuple[RunId, ...] = Field(
+        (), description="lists, in deletions/, of files to which nothing refers any more"
+    )
+    last_index: dict[str, int] = Field(
+        {}, description="highest number of a deleted index, by model; none is used again"
+    )
+    fence: str | None = Field(None, description="mark of a writer that took the store over from a silent one")
 
     @property
     def is_held(self) -> bool:
@@ -101,24 +144,28 @@ class Published(Current):
     """`runs/<run_id>/published.json`: CURRENT.json at that time, and its row counts; the store's history."""
 
     kind: Kind
-    num_items: int
-    num_vectors: int = Field(description="rows of the embeddings table")
-    num_rejected: int
-    past_indexes: dict[int, datetime] = Field(
+    num_items: Count
+    num_vectors: Count = Field(description="rows of the embeddings table")
+    num_rejected: Count
+    past_indexes: dict[IndexNumber, datetime] = Field(
         {}, description="numbers of its earlier indexes, and when each was replaced"
     )
-    model_counts: dict[str, dict[str, int]] = Field({}, description="row counts of each further model's tables")
-    past_model_indexes: dict[str, dict[int, datetime]] = Field({}, description="`past_indexes` of further models")
+    model_counts: dict[ModelName, dict[str, Count]] = Field({}, description="row counts of each further model's tables")
+    past_model_indexes: dict[ModelName, dict[IndexNumber, datetime]] = Field(
+        {}, description="`past_indexes` of further models"
+    )
 
 
 class RunInfo(Record):
     """`runs/<run_id>/run.json`: parameters of a run, so that a later session can continue it."""
 
-    run_id: str
+    run_id: RunId
     started_at: datetime
     model_fingerprint: str
     preprocess_fingerprint: str
     kind: Kind = "embed"
+    session: str = Field("", description="session that works on it, or did last")
+    is_withdrawn: bool = Field(False, description="whether the command that began it was refused; nothing resumes it")
     carryover: dict[str, str] = Field({}, description="type of each carried column")
     steps: dict[str, str] = Field({}, description="fingerprints of the user's own steps")
     step_columns: dict[str, str] = Field({}, description="types of the columns that such steps add, or have added")
@@ -189,8 +236,8 @@ def parse_record(files: StoreFiles, path: str, data: bytes, kind: type[RecordT])
         record = kind.model_validate_json(data)
     except ValidationError as error:
         raise StoreError(
-            f"{files.uri(path)}: not a valid {path.rsplit('/', maxsplit=1)[-1]} "
-            f"({counted(error.error_count(), 'error')}); restore the file from a backup, or start a new store"
+            f"{files.uri(path)}: not a valid {path.rsplit('/', maxsplit=1)[-1]}: {_described(error)}; restore the file "
+            "from a backup, or start a new store"
         ) from None
     if record.format_version not in READABLE_FORMATS:
         known = " and ".join(map(str, READABLE_FORMATS))
@@ -201,15 +248,95 @@ def parse_record(files: StoreFiles, path: str, data: bytes, kind: type[RecordT])
     return record
 
 
+def _described(error: ValidationError) -> str:
+    """First mistake of a record in one clause (the key, what was found, the rule), and how many there are."""
+    first, *others = error.errors(include_url=False)
+    key, rule = ".".join(map(str, first["loc"])).removesuffix(".[key]"), first["msg"].removeprefix("Value error, ")
+    value = "" if first["type"] == "missing" else f" = {printable(repr(first['input']), _MAX_SHOWN)}"
+    text = printable(f"{key}{value}: {rule}" if key else rule, 4 * _MAX_SHOWN)
+    return f"{text} (and {counted(len(others), 'more mistake')})" if others else text
+
+
+def swap_record(
+    files: StoreFiles, path: str, kind: type[RecordT], change: Callable[[RecordT | None], RecordT | None]
+) -> RecordT | None:
+    """Read, change and write one record, on condition that it is what was read.
+
+    Args:
+        files: the store, held by the write lock where others may write the record.
+        path: path of the file.
+        kind: class of the record.
+        change: function from the record, None where there is none, to the new one; None leaves it as it is.
+
+    Returns:
+        The record that is there then.
+
+    Raises:
+        LeaseLostError: another run has taken the store over.
+        StoreError: the record is damaged.
+    """
+    last: list[RecordT | None] = []
+
+    def changed(data: bytes | None) -> bytes | None:
+        before = None if data is None else parse_record(files, path, data, kind)
+        after = change(before)
+        last[:] = [before if after is None else after]
+        return None if after is None or after == before else record_bytes(after)
+
+    swap_bytes(files, path, changed)
+    return last[0]
+
+
+def swap_bytes(files: StoreFiles, path: str, change: Callable[[bytes | None], bytes | None]) -> None:
+    """Read, change and write a file, on condition that it is what was read.
+
+    Args:
+        files: the store, held by the write lock where others may write the file.
+        path: path of the file.
+        change: function from its content, None where there is no file, to the new one; None leaves it as it is.
+
+    Raises:
+        LeaseLostError: another run has taken the store over.
+    """
+    while True:
+        try:
+            before, tag = files.read_tagged(path)
+        except FileNotFoundError:
+            before, tag = None, None
+        after = change(before)
+        if after is None or after == before:
+            return
+        files.confirm_lease()
+        with suppress(WriteConflictError):  # an overtaken writer is refused when it confirms again
+            files.replace(path, after, tag)
+            return
+
+
 def write_record(files: StoreFiles, path: str, record: Record) -> None:
-    """Write or replace one record, atomically.
+    """Write or replace one record, whatever it was, on condition that nobody else writes it meanwhile.
 
     Args:
         files: the store.
         path: path of the file.
         record: its content.
     """
-    files.write(path, record.model_dump_json(indent=2).encode())
+    swap_bytes(files, path, lambda before: record_bytes(record))
+
+
+def create_record(files: StoreFiles, path: str, record: Record) -> bool:
+    """Write one record unless there is one; returns whether this call wrote it.
+
+    Args:
+        files: the store.
+        path: path of the file.
+        record: its content.
+    """
+    return files.create(path, record_bytes(record))
+
+
+def record_bytes(record: Record) -> bytes:
+    """JSON of a record."""
+    return record.model_dump_json(indent=2).encode()
 
 
 def read_current(files: StoreFiles) -> Current | None:

@@ -13,23 +13,23 @@ import fcntl
 import json
 import logging
 import os
-import secrets
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from embedder.errors import RunFailedError, StoreError
 from embedder.quantities import duration_text
+from embedder.store.backends import Tag, WriteConflictError
+from embedder.store.environment import LEASE_S, MAX_LEASE_S, Repetition, lease_s
 from embedder.store.errors import StoreUnavailableError
-from embedder.store.files import StoreFiles, Tag, WriteConflictError
-from embedder.store.layout import CURRENT_FILE, utc_now
+from embedder.store.files import StoreFiles
+from embedder.store.layout import CURRENT_FILE, read_current, record_bytes
 
 LOCK_FILE = ".lock"
-LEASE_S = 60.0
 BEATS_PER_LEASE = 6
 
 LOG = logging.getLogger(__name__)
@@ -59,6 +59,13 @@ class Lease:
         except FileNotFoundError:
             self._current = None
 
+    def fence(self) -> None:
+        """Change CURRENT.json, so that nothing of the writer that was overtaken can be published any more."""
+        current = read_current(self.files)
+        if current is not None:
+            fenced = current.model_copy(update={"fence": self.files.environment.token(8)})
+            self.swap_current(record_bytes(fenced))
+
     def confirm(self) -> None:
         """Check, before every commit, that this process still holds the lock.
 
@@ -82,8 +89,37 @@ class Lease:
             ) from None
 
 
+class DiskLease(Lease):
+    """Lock file of a store on a disk, which the operating system holds for this process."""
+
+    def __init__(self, files: StoreFiles, handle: FileIO) -> None:
+        """Note the lock.
+
+        Args:
+            files: the store.
+            handle: of its lock file.
+        """
+        super().__init__(files)
+        self._handle = handle
+
+    def confirm(self) -> None:
+        """Check that the lock file is the one that was locked: where somebody has removed it, others lock another."""
+        own = os.fstat(self._handle.fileno())
+        try:
+            there = Path(self._handle.name).stat()
+        except FileNotFoundError:
+            there = None
+        self.lost = there is None or (own.st_dev, own.st_ino) != (there.st_dev, there.st_ino)
+        if self.lost:
+            raise LeaseLostError(
+                f"store {self.files.address}: its file {LOCK_FILE} was removed while this run held it, so another run "
+                f"may write at the same time; nothing of this one is published since: never remove {LOCK_FILE}, as a "
+                "run that ends or dies frees it, and run the same command again"
+            )
+
+
 class BucketLease(Lease):
-    """Lock object of a store in a bucket, rewritten by a thread while this process holds it."""
+    """Lock object of a store in a bucket, rewritten every few seconds while this process holds it."""
 
     def __init__(self, files: StoreFiles) -> None:
         """Take the lock; the reason for a delay is logged.
@@ -92,18 +128,18 @@ class BucketLease(Lease):
             StoreError: another run holds it.
         """
         super().__init__(files)
-        self.lease_s = _lease_s()
+        self.lease_s = lease_s()
         self._holder: dict[str, Any] = {
-            "token": secrets.token_hex(8),
+            "token": files.environment.token(8),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "since": utc_now().isoformat(timespec="seconds"),
+            "since": files.environment.now().isoformat(timespec="seconds"),
             "lease_s": self.lease_s,
             "beat": 0,
         }
         self._guard = threading.Lock()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+        self._beats: Repetition | None = None
+        self._has_overtaken = False
         self._tag = self._take()
 
     def begin(self) -> None:
@@ -112,9 +148,11 @@ class BucketLease(Lease):
         Raises:
             StoreError: the server ignores the conditions of writes.
         """
-        self._thread.start()
+        self._beats = self.files.environment.repeat(self.lease_s / BEATS_PER_LEASE, self._beat, "lease")
         self._check_conditions()
         super().begin()
+        if self._has_overtaken:
+            self.fence()
 
     def confirm(self) -> None:
         """Renew the lock; refused where another process has taken it."""
@@ -125,32 +163,37 @@ class BucketLease(Lease):
             except WriteConflictError:
                 self.lost = True
         if self.lost:
+            holder = read_holder(self.files)
+            cause = (
+                f"this run was silent for longer than EMBEDDER_LEASE_S = {self.lease_s:g}, and another one took the "
+                f"store over ({describe(holder)})"
+                if holder
+                else f"its {LOCK_FILE} was removed while this run held it (a lock that nobody holds expires by itself)"
+            )
             raise LeaseLostError(
-                f"store {self.files.address}: this run was silent for longer than EMBEDDER_LEASE_S = {self.lease_s:g}, "
-                f"and another one took the store over ({describe(read_holder(self.files))}); nothing of this one is "
-                "published since: run the same command again"
+                f"store {self.files.address}: {cause}; nothing of this one is published since: run the same command "
+                "again"
             )
 
     def close(self) -> None:
         """Mark the lock as free; where that fails, it expires after its lease."""
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        if self._beats is not None:
+            self._beats.stop()
         if self.lost:
             return
-        try:
-            self.files.replace(LOCK_FILE, _bytes({"released": utc_now().isoformat(timespec="seconds")}), self._tag)
-        except (WriteConflictError, StoreError, StoreUnavailableError):
-            return
+        released = {"released": self.files.environment.now().isoformat(timespec="seconds")}
+        with suppress(WriteConflictError, StoreError, StoreUnavailableError):
+            self.files.replace(LOCK_FILE, _bytes(released), self._tag)
 
-    def _beat(self) -> None:
-        while not self._ended.wait(self.lease_s / BEATS_PER_LEASE):
-            try:
-                self.confirm()
-            except LeaseLostError:
-                return
-            except (StoreError, StoreUnavailableError):
-                continue  # the server may be back before another process has watched for a whole lease
+    def _beat(self) -> bool:
+        """Renew the lock in the background; whether to go on."""
+        try:
+            self.confirm()
+        except LeaseLostError:
+            return False
+        except (StoreError, StoreUnavailableError):
+            pass  # the server may be back before another process has watched for a whole lease
+        return True
 
     def _take(self) -> Tag:
         data = _bytes(self._holder)
@@ -159,7 +202,7 @@ class BucketLease(Lease):
         except WriteConflictError:
             found, tag = self.files.read_tagged(LOCK_FILE)
         holder = _parse(found)
-        if holder.get("token") not in (None, self._holder["token"]):
+        if "released" not in holder and holder.get("token") != self._holder["token"]:
             tag = self._watch(holder, tag)
         try:
             return self.files.replace(LOCK_FILE, data, tag)
@@ -169,22 +212,26 @@ class BucketLease(Lease):
     def _watch(self, holder: dict[str, Any], tag: Tag) -> Tag:
         """Wait until the holder has been silent for its lease, or has released the lock; return the version to replace.
 
+        A lock whose content is damaged is one that somebody may hold.
+
         Raises:
             StoreError: the holder is alive.
         """
-        lease_s = float(holder.get("lease_s", LEASE_S))
+        watched_s = _lease_of(holder)
         LOG.info(
-            f"the store is locked by {describe(holder)}; watching for {duration_text(lease_s)} whether that run lives"
+            f"the store is locked by {describe(holder)}; watching for {duration_text(watched_s)} whether that run lives"
         )
-        began_s = clock_s()
-        while clock_s() - began_s < lease_s:
-            time.sleep(lease_s / (4 * BEATS_PER_LEASE))
+        environment = self.files.environment
+        began_s = environment.clock_s()
+        while environment.clock_s() - began_s < watched_s:
+            environment.sleep(watched_s / (4 * BEATS_PER_LEASE))
             found, now = self.files.read_tagged(LOCK_FILE)
-            if now != tag and "token" in _parse(found):
+            if now != tag and "released" not in _parse(found):
                 raise _held(self.files, describe(_parse(found)))
             if now != tag:
                 return now
         LOG.info("it does not; taking the store over")
+        self._has_overtaken = True
         return tag
 
     def _check_conditions(self) -> None:
@@ -228,37 +275,46 @@ def write_lock(files: StoreFiles) -> Iterator[Lease]:
 
 @contextmanager
 def _disk_lock(files: StoreFiles) -> Iterator[Lease]:
-    folder = files.folder or Path()
+    path = (files.folder or Path()) / LOCK_FILE
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / LOCK_FILE).open("a+", encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("a+b", buffering=0)
     except OSError as error:
         raise StoreError(
             f"store {files.address}: can't be written ({error.strerror}); check the path and its rights"
         ) from None
     with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.seek(0)
-            raise _held(files, describe(_parse(handle.read().encode()))) from None
+        _flock(files, handle)
         holder = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "since": utc_now().isoformat(timespec="seconds"),
+            "since": files.environment.now().isoformat(timespec="seconds"),
         }
         handle.truncate(0)
-        handle.write(json.dumps(holder))
-        handle.flush()
+        with suppress(OSError):  # the disk is full; the holder is for messages only
+            handle.write(json.dumps(holder).encode())
         try:
-            yield Lease(files)
+            yield DiskLease(files, handle)
         finally:
             handle.truncate(0)
 
 
-def clock_s() -> float:
-    """Monotonic clock that includes the machine's sleep, where there is one."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+def _flock(files: StoreFiles, handle: FileIO) -> None:
+    """Have the operating system hold the lock file for this process.
+
+    Raises:
+        StoreError: another process holds it, or the file system has no locks.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.seek(0)
+        raise _held(files, describe(_parse(handle.read()))) from None
+    except OSError as error:
+        raise StoreError(
+            f"store {files.address}: its file system has no locks ({error.strerror}), so two runs could write at once; "
+            "keep the store on a local disk, on one whose mount has locks (NFS 4), or in a bucket"
+        ) from None
 
 
 def read_holder(files: StoreFiles) -> dict[str, Any]:
@@ -281,15 +337,13 @@ def _held(files: StoreFiles, holder: str) -> StoreError:
     return StoreError(f"store {files.address}: another run is writing to it ({holder}); wait for it to end, or stop it")
 
 
-def _lease_s() -> float:
-    text = os.environ.get("EMBEDDER_LEASE_S", str(LEASE_S))
+def _lease_of(holder: dict[str, Any]) -> float:
+    """Seconds for which a holder's lock is good: those that it gives, if they make sense."""
     try:
-        lease_s = float(text)
-    except ValueError:
-        lease_s = 0.0
-    if lease_s <= 0:
-        raise StoreError(f"EMBEDDER_LEASE_S is {text!r}; write seconds above 0, or leave it out for {LEASE_S:g}")
-    return lease_s
+        found = float(holder.get("lease_s", LEASE_S))
+    except (TypeError, ValueError):
+        return LEASE_S
+    return found if 0 < found <= MAX_LEASE_S else LEASE_S
 
 
 def _bytes(content: dict[str, Any]) -> bytes:
@@ -299,6 +353,6 @@ def _bytes(content: dict[str, Any]) -> bytes:
 def _parse(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -24,7 +24,7 @@ from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.item_states import split_records
 from embedder.store.journal import TASK_DIGITS, JournalEntry, PartFile, entry_name, entry_path
 from embedder.store.journal_segments import find_entry
-from embedder.store.layout import utc_now, write_record
+from embedder.store.layout import record_bytes, utc_now
 from embedder.store.metadata_updates import MOVED, moves_file
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
 from embedder.store.step_metrics import measure
@@ -105,7 +105,7 @@ def write_part(
             trace=[*(step for steps in rows["trace"].drop_null().to_pylist() for step in steps), vars(measurement)],
             metrics=states,
         )
-        write_record(files, entry_path(metadata.run_id, name), entry)
+        files.write(entry_path(metadata.run_id, name), record_bytes(entry))
     return entry
 
 
@@ -136,7 +136,7 @@ def write_copies(
             trace=[],
             taken_from=taken_from,
         )
-        write_record(files, entry_path(metadata.run_id, name), entry)
+        files.write(entry_path(metadata.run_id, name), record_bytes(entry))
     return entry
 
 
@@ -260,15 +260,16 @@ def rewrite_each(rewrite: Callable[[T], S], of: Sequence[T]) -> list[S]:
         return list(pool.map(rewrite, of))
 
 
-def rewritten_name(run_id: str, reason: str, paths: Iterable[str]) -> str:
+def rewritten_name(run_id: str, session: str, reason: str, paths: Iterable[str]) -> str:
     """Name of the part file that replaces others; deterministic, and of constant length however often it is rewritten.
 
     Args:
         run_id: run that rewrites them.
+        session: of the run, which is part of the name: another one may decide that other rows stay.
         reason: one word: compact, purge, rewrite.
         paths: files that are replaced.
     """
-    digest = hashlib.blake2b("\n".join(paths).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b("\n".join([session, *paths]).encode(), digest_size=8).hexdigest()
     return f"part-{run_id}-{reason}-{digest}.parquet"
 
 

@@ -12,7 +12,7 @@ from embedder.store.arrow_lookup import KnownIds
 from embedder.store.files import StoreFiles
 from embedder.store.finished import KEYS, Finished, count_rows, hashed, ids_in
 from embedder.store.journal import JournalEntry, PartFile
-from embedder.store.layout import Kind, Record, StoreInfo
+from embedder.store.layout import Current, Kind, Record, StoreInfo
 from embedder.store.metadata_updates import MOVED, moved
 from embedder.store.part_writer import RunMetadata, rewrite_each, rewritten_name, store_part
 from embedder.store.runs import Run
@@ -37,6 +37,8 @@ class PublishIntent(Record):
     ends_hold: bool = False
     """Whether everything still wanted of what a rollback had removed is included."""
     session: str = ""
+    retired: str = RETIRED_FILE
+    """File with the ids of items that leave, in the run's folder."""
     entries: tuple[str, ...] = ()
     """Names of the journal entries that count."""
     columns: str = ""
@@ -98,20 +100,24 @@ class Publication:
     published_names: frozenset[str] = frozenset()
 
 
-def commit_table(work: Publication, name: str, columns: pa.Schema) -> int:
-    """Commit a publication's changes of one table, unless that is done; returns the version that has them.
+def commit_table(work: Publication, name: str, columns: pa.Schema, base: Current | None) -> int:
+    """Commit a publication's version of one table, unless that is done; returns its number.
 
     Args:
         work: what is published.
         name: of the table.
         columns: of the table, beside its own.
+        base: what is published of the model, to which the work is added; an overtaken or unfinished operation may have
+            left newer versions of the table.
     """
-    table = RecordTable(work.files, name)
-    if table.committed(work.run_id):
-        return table.version
-    adds = _own_parts(work, table)
-    rewritten, removes = ([], table.paths()) if work.intent.replaces_all else _replace_older(work, table)
-    return table.commit(work.run_id, [*adds, *rewritten], removes, with_carryover(TABLES[name], columns))
+    published = RecordTable(work.files, name, -1 if base is None else getattr(base, name))
+    wanted = _own_parts(work, published)
+    if not work.intent.replaces_all:
+        rewritten, removes = _replace_older(work, published)
+        gone = set(removes)
+        wanted += [*rewritten, *(part for part in published.parts() if part.path not in gone)]
+    schema = with_carryover(TABLES[name], columns)
+    return RecordTable(work.files, name).commit_files(work.run_id, wanted, schema, work.intent.session)
 
 
 def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:
@@ -193,5 +199,5 @@ def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:
 
 def _rewrite(work: Publication, table: RecordTable, path: str, content: pa.Table) -> PartFile:
     """Write the remaining rows of a part file as a new one."""
-    new_path = rewritten_name(work.run_id, "rewrite", [path])
+    new_path = rewritten_name(work.run_id, work.intent.session, "rewrite", [path])
     return store_part(work.files, table.name, new_path, content, work.intent.session)

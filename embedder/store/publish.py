@@ -7,7 +7,7 @@ repaired by doing all of them again, whatever has changed in the source or the j
 
 import logging
 from base64 import b64encode
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -16,15 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedder.errors import StoreError
-from embedder.store.current import publish_current
+from embedder.store.current import model_folder, of_model, publish_current
+from embedder.store.deletions import delete_listed
 from embedder.store.files import StoreFiles
 from embedder.store.finished import whole_without
 from embedder.store.interim import (
     INTERIM_FILE,
     NO_IDS,
     InterimBatch,
+    begin_interim,
     choose_batch,
-    interim_id,
     interim_state,
     kept_parts,
 )
@@ -38,7 +39,6 @@ from embedder.store.layout import (
     read_current,
     read_record,
     run_file,
-    utc_now,
     write_record,
 )
 from embedder.store.metadata_updates import moves_file, read_moves
@@ -46,7 +46,6 @@ from embedder.store.models import model_files, model_folders
 from embedder.store.part_writer import RunMetadata
 from embedder.store.publication import (
     INTENT_FILE,
-    RETIRED_FILE,
     ModelWork,
     Publication,
     PublishIntent,
@@ -105,9 +104,9 @@ def _write_intent(
     columns = b64encode(metadata.columns.serialize()).decode()
     entries = run.entries()
     names = tuple(entry.name for entry in entries)
-    update = {"session": run.session, "entries": names, "columns": columns}
-    run.files.confirm_lease()
-    run.files.write_table(run_file(run.run_id, RETIRED_FILE), pa.table({"item_id": retired}))
+    retired_file = f"retired-{run.session}.parquet"
+    update = {"session": run.session, "entries": names, "columns": columns, "retired": retired_file}
+    run.files.write_table(run_file(run.run_id, retired_file), pa.table({"item_id": retired}))
     write_record(run.files, run_file(run.run_id, INTENT_FILE), intent.model_copy(update=update))
     return entries
 
@@ -147,26 +146,27 @@ def publish_interim(
         The record of what is published; None where the run's id leaves no room for others before it.
     """
     files = main.run.files
-    own_id = interim_id(files, main.run.run_id, [each.run.files for each in models])
+    own_id = begin_interim(files, main.run.run_id, main.batch.record)
     if own_id is None:
         return None
-    files.confirm_lease()
     works = [_begin_interim(each, own_id) for each in (main, *models)]
     current, before = _commit_all(works[0], main.metadata.columns, build_index), read_current(files)
     own = dict(before.models) if before is not None else {}
     for each, work in zip(models, works[1:], strict=True):
         build = partial(_index_of, build_model_index, work.files, work.intent.info)
         own[work.files.model] = _commit_all(work, each.metadata.columns, build)
-    record = publish_current(files, current.model_copy(update={"models": own}), main.intent.kind)
-    for work in works:
-        sweep(work.files, own_id)
+    current = current.model_copy(update={"models": own})
+    doomed = [path for work in works for path in _unneeded_parts(work, current)]
+    record = publish_current(files, current, main.intent.kind, doomed=doomed)
+    delete_listed(files)
     return record
 
 
 def _begin_interim(part: InterimWork, own_id: str) -> Publication:
     """Write down what a publication includes of a model, before the first commit."""
     run, batch = part.run, part.batch
-    write_record(run.files, run_file(own_id, INTERIM_FILE), batch.record)
+    if run.files.model:
+        write_record(run.files, run_file(own_id, INTERIM_FILE), batch.record)
     moves = read_moves(run.files, run.run_id, batch.entries, batch.whole)
     intent = part.intent.model_copy(update={"session": run.session})
     return Publication(
@@ -191,6 +191,7 @@ def finish_publication(
     Returns:
         The publication; None where nothing was interrupted.
     """
+    delete_listed(files)
     last = last_run(files)
     intent = _open_intent(files, last)
     if last is None or intent is None:
@@ -232,8 +233,8 @@ def _carry_out(
     """
     known = entries or {}
     work = _decided(files, run_id, known.get(""))
-    current = _commit_all(work, work.intent.column_schema, build_index)
     before = read_current(files)
+    current = _commit_all(work, work.intent.column_schema, build_index)
     models = dict(before.models) if before is not None else {}
     if (kept := work.intent.kept_models) is not None:
         models = {name: own for name, own in models.items() if name in kept}
@@ -245,14 +246,12 @@ def _carry_out(
         models[name] = _commit_all(own, own.intent.column_schema, build)
         works.append(own)
     current = current.model_copy(update={"models": models})
-    record = publish_current(files, current, work.intent.kind, ends_hold=work.intent.ends_hold)
+    doomed = [path for each in works for path in (*_unneeded_parts(each, current), *_used_moves(each))]
+    record = publish_current(files, current, work.intent.kind, ends_hold=work.intent.ends_hold, doomed=doomed)
     for each in works:
-        sweep(each.files, run_id, kept_parts(each.entries, each.published_names))
-        for entry in each.entries:
-            if entry.num_moves:
-                each.files.delete(moves_file(run_id, entry.name))
         if each is not work and each.intent.info is not None:
             write_record(each.files, STORE_FILE, each.intent.info)
+    delete_listed(files)
     return record
 
 
@@ -278,7 +277,7 @@ def _decided(files: StoreFiles, run_id: str, entries: list[JournalEntry] | None 
             f"{files.uri(path)}: missing, and without it the publication of run {run_id} can't be finished; restore "
             "the file, or go back with `embedder rollback`"
         )
-    retired = pq.read_table(BytesIO(files.read(run_file(run_id, RETIRED_FILE))))["item_id"]
+    retired = pq.read_table(BytesIO(files.read(run_file(run_id, intent.retired))))["item_id"]
     if entries is None:
         counting = set(intent.entries)
         entries = [entry for entry in read_entries(files, run_id, is_light=True) if entry.name in counting]
@@ -303,9 +302,9 @@ def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder
         What readers are to see of that model.
     """
     files, intent = work.files, work.intent
-    settle(files, work.run_id)
-    embeddings = commit_table(work, "embeddings", columns)
-    items = commit_table(work, "items", pa.schema([]))
+    base = read_current(files)
+    embeddings = commit_table(work, "embeddings", columns, base)
+    items = commit_table(work, "items", pa.schema([]), base)
     fields = (*MODEL_FIELDS, *FURTHER_FIELDS)
     return Current(
         run_id=work.run_id,
@@ -313,42 +312,43 @@ def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder
         embeddings=embeddings,
         items=items,
         index=build_index(embeddings),
-        published_at=utc_now(),
+        published_at=files.environment.now(),
         retrieval=intent.retrieval,
         **(intent.info.model_dump(include=set(fields)) if intent.info else {}),
     )
 
 
-def sweep(files: StoreFiles, run_id: str, kept: Collection[str] = ()) -> None:
-    """Delete the run's part files that the newest version doesn't hold: of interrupted write tasks, and rewritten ones.
-
-    Args:
-        files: the store.
-        run_id: id of the run.
-        kept: part files that earlier publications may need.
-    """
+def _unneeded_parts(work: Publication, current: Current) -> list[str]:
+    """Part files of a publication's run that no version needs: of interrupted write tasks, and rewritten ones."""
+    files, own = work.files, of_model(current, work.files.model)
+    kept = kept_parts(work.entries, work.published_names)
+    doomed = []
     for name in TABLES:
-        table = RecordTable(files, name)
-        needed = {*table.paths(), *kept}
-        for info in files.list(name):
+        needed = {*RecordTable(files, name, getattr(own, name)).paths(), *kept}
+        for info in files.list(name, f"{name}/part-{work.run_id}-"):
             path = info.path.removeprefix(f"{name}/")
-            if path.startswith(f"part-{run_id}-") and path not in needed:
-                files.delete(info.path)
+            if path.startswith(f"part-{work.run_id}-") and path not in needed:
+                doomed.append(model_folder(files.model) + info.path)
+    return doomed
 
 
-def settle(files: StoreFiles, run_id: str | None = None) -> None:
-    """Revert the tables' newest versions to the published rows, so that changes start from there.
+def _used_moves(work: Publication) -> list[str]:
+    """Files of moves of a publication's run."""
+    paths = (moves_file(work.run_id, entry.name) for entry in work.entries if entry.num_moves)
+    return [model_folder(work.files.model) + path for path in paths]
+
+
+def settle(files: StoreFiles) -> None:
+    """Revert the tables' newest versions to the published rows, so that other readers of them see no half publication.
 
     An operation that was killed between its commits and CURRENT.json leaves newer versions.
 
     Args:
         files: the store, held by the write lock.
-        run_id: a run that is about to publish; a commit that it has made already stays.
     """
     current = read_current(files)
     for name in TABLES:
         newest, number = RecordTable(files, name), -1 if current is None else getattr(current, name)
-        if newest.version <= number or (run_id is not None and newest.committed(run_id)):
-            continue
-        mark = f"settled-{'' if current is None else current.run_id}-{newest.version}"
-        newest.commit_files(mark, RecordTable(files, name, number).parts())
+        if newest.version > number:
+            mark = f"settled-{'' if current is None else current.run_id}-{newest.version}"
+            newest.commit_files(mark, RecordTable(files, name, number).parts())

@@ -20,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from embedder.errors import StoreError
 from embedder.quantities import counted
 from embedder.storage.user_cache import cache_folder
-from embedder.store.files import FileInfo, StoreFiles
+from embedder.store.backends import FileInfo
+from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.models import MODELS_FOLDER
 

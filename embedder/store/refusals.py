@@ -13,7 +13,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal_segments import names_in_journal
 from embedder.store.layout import RUNS_FOLDER, STORE_FILE
 from embedder.store.lock import LOCK_FILE
-from embedder.store.runs import last_run
+from embedder.store.runs import last_run, withdraw_run
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,16 @@ def taken_back(files: StoreFiles, before: StoreBefore) -> Iterator[None]:
 def _take_back(files: StoreFiles, before: StoreBefore) -> None:
     last = last_run(files)
     if last is not None and last.run_id != before.last_run:
-        if names_in_journal(files, last.run_id):
+        if names_in_journal(files, last.run_id) or not withdraw_run(files, last.run_id):
             return
         folder = f"{RUNS_FOLDER}/{last.run_id}"
-        for info in list(files.list(folder)):
-            files.delete(info.path)
+        files.delete_each([info.path for info in files.list(folder)])
         if files.folder is not None:
             shutil.rmtree(files.folder / folder, ignore_errors=True)
     if before.has_store:
         return
-    files.delete(STORE_FILE)
-    if files.folder is not None:
+    if files.folder is not None:  # in a bucket, a run that takes the store over may have written the record since
+        files.delete(STORE_FILE)
         if not before.has_lock:
             files.delete(LOCK_FILE)
         with suppress(OSError):

@@ -1,6 +1,5 @@
 """Runs of a store: start, resumption after a crash, and which of them are published."""
 
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -9,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedder.storage.hashed_rows import HashedRows
+from embedder.store.backends import WriteConflictError
 from embedder.store.files import NUM_RECORD_READERS, StoreFiles
 from embedder.store.finished import hashed, of_whole, read_finished
 from embedder.store.journal import JournalEntry, read_entries
@@ -18,11 +18,13 @@ from embedder.store.layout import (
     Kind,
     RunInfo,
     StoreInfo,
+    create_record,
+    parse_record,
     read_current,
     read_record,
+    record_bytes,
     run_file,
-    utc_now,
-    write_record,
+    swap_record,
 )
 from embedder.store.schema import ITEMS
 
@@ -85,7 +87,32 @@ def start_run(
     views = [Run(view, begin_model_run(view, run_info, own), session="") for view, own in models]
     everywhere = (files, *(own.files for own in views))
     names = set[str]().union(*(names_in_journal(each, run_info.run_id) for each in everywhere))
-    return Run(files, run_info, session=_next_session(names))
+    session = _next_session(files, names)
+    adopted = {"session": session, "is_withdrawn": False}
+    path = run_file(run_info.run_id, RUN_FILE)
+    swap_record(files, path, RunInfo, lambda found: (found or run_info).model_copy(update=adopted))
+    return Run(files, run_info.model_copy(update=adopted), session)
+
+
+def withdraw_run(files: StoreFiles, run_id: str) -> bool:
+    """Have no later command resume a run, so that its files may be deleted; whether no other one has resumed it.
+
+    Args:
+        files: the store, held by the write lock.
+        run_id: of a run that this command began.
+
+    Raises:
+        LeaseLostError: another run has taken the store over.
+    """
+    path = run_file(run_id, RUN_FILE)
+    found, tag = files.read_tagged(path)
+    files.confirm_lease()  # after reading: who resumes the run from now on changes its record
+    info = parse_record(files, path, found, RunInfo)
+    try:
+        files.replace(path, record_bytes(info.model_copy(update={"is_withdrawn": True})), tag)
+    except WriteConflictError:
+        return False
+    return True
 
 
 def begin_model_run(view: StoreFiles, main: RunInfo, info: StoreInfo) -> RunInfo:
@@ -97,14 +124,13 @@ def begin_model_run(view: StoreFiles, main: RunInfo, info: StoreInfo) -> RunInfo
         info: the model.
     """
     own = main.model_copy(update=_row_settings(info, pa.schema([])))
-    if read_record(view, run_file(main.run_id, RUN_FILE), RunInfo) is None:
-        write_record(view, run_file(main.run_id, RUN_FILE), own)
+    create_record(view, run_file(main.run_id, RUN_FILE), own)
     return own
 
 
 def next_session(run: Run) -> Run:
     """Next session of the same run; its work so far counts as finished before."""
-    return replace(run, session=_next_session(names_in_journal(run.files, run.run_id)))
+    return replace(run, session=_next_session(run.files, names_in_journal(run.files, run.run_id)))
 
 
 def resumable_run(
@@ -121,7 +147,7 @@ def resumable_run(
         models: views of further models, with the model and preprocessing of each.
     """
     last = last_run(files)
-    if last is None or last.kind in OPERATIONS or is_published(files, last):
+    if last is None or last.kind in OPERATIONS or last.is_withdrawn or is_published(files, last):
         return None
     if not _has_settings(last, info, carryover):
         return None
@@ -160,11 +186,15 @@ def new_run(files: StoreFiles, info: StoreInfo, carryover: pa.Schema, kind: Kind
     last, current = last_run(files), read_current(files)
     times = [last.started_at if last else None, run_time(current.run_id) if current else None]
     known = [time for time in times if time is not None]
-    started_at = max([utc_now(), *(time + timedelta(seconds=1) for time in known)])
-    # The ids of its interim publications have a 0 there (`embedder.store.interim`), and so sort before it.
-    run_id = f"{started_at:{_TIME_FORMAT}}-{secrets.randbelow(0xF000) + 0x1000:04x}"
-    run_info = RunInfo(run_id=run_id, started_at=started_at, kind=kind, **_row_settings(info, carryover))
-    write_record(files, run_file(run_id, RUN_FILE), run_info)
+    started_at = max([files.environment.now(), *(time + timedelta(seconds=1) for time in known)])
+    settings, is_new = _row_settings(info, carryover), False
+    while not is_new:
+        # The ids of its interim publications have a 0 there (`embedder.store.interim`), and so sort before it.
+        ending = f"{int(files.environment.token(2), 16) % 0xF000 + 0x1000:04x}"
+        run_id = f"{started_at:{_TIME_FORMAT}}-{ending}"
+        run_info = RunInfo(run_id=run_id, started_at=started_at, kind=kind, **settings)
+        files.confirm_lease()
+        is_new = create_record(files, run_file(run_id, RUN_FILE), run_info)
     return run_info
 
 
@@ -180,7 +210,7 @@ def unfinished_runs(files: StoreFiles) -> list[RunInfo]:
     """Embedding runs that have not published, and that a later command may resume, oldest first."""
     current = read_current(files)
     after = "" if current is None else current.run_id
-    return [run for run in all_runs(files, after) if run.kind not in OPERATIONS]
+    return [run for run in all_runs(files, after) if run.kind not in OPERATIONS and not run.is_withdrawn]
 
 
 def all_runs(files: StoreFiles, after: str = "") -> list[RunInfo]:
@@ -211,10 +241,10 @@ def is_published(files: StoreFiles, run: RunInfo) -> bool:
     return current is not None and current.run_id >= run.run_id
 
 
-def _next_session(names: Iterable[str]) -> str:
+def _next_session(files: StoreFiles, names: Iterable[str]) -> str:
     """Name of a session; sorts after all earlier ones, and its random end sets it apart from one without entries."""
     number = max((int(name.partition("-")[0]) for name in names), default=0) + 1
-    return f"{number:04d}-{secrets.token_hex(2)}"
+    return f"{number:04d}-{files.environment.token(4)}"
 
 
 FINISHED = ("size_bytes", "modified", "attempts", "state", "transient")

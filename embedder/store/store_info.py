@@ -10,7 +10,7 @@ from embedder.store.layout import (
     StoreInfo,
     read_current,
     read_record,
-    write_record,
+    swap_record,
 )
 from embedder.store.schema import FORMAT_VERSION
 
@@ -37,8 +37,7 @@ def bind_store(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) 
     served = check_binding(files, info, may_change=may_change)
     if served is None or (differing(served, info) and read_current(files) is None):  # nothing is served yet
         served = info
-    if served != read_record(files, STORE_FILE, StoreInfo):  # or a run was killed between CURRENT.json and this file
-        write_record(files, STORE_FILE, served)
+    swap_record(files, STORE_FILE, StoreInfo, lambda found: served)  # a run may have been killed after CURRENT.json
     return served
 
 

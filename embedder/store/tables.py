@@ -1,25 +1,17 @@
 """Access to Delta tables: read a version's files, and commit adds and removes as one version."""
 
 import json
-import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedder.errors import StoreError
-from embedder.store.delta_log import Action
-from embedder.store.delta_state import LogError, TableState, read_state
+from embedder.store.delta_log import Action, columns_entry, commit_entry, entry_file, put_checkpoint, table_entry
+from embedder.store.delta_state import LogError, TableState, advance, read_state
 from embedder.store.files import StoreFiles
 from embedder.store.journal import PartFile
 from embedder.store.schema import TABLES, with_nulls
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable, PostCommitHookProperties
-    from deltalake.transaction import AddAction, RemoveAction
-
 
 ROWS_PER_PIECE = 100_000
 FILES_AT_ONCE = 1000
@@ -40,7 +32,6 @@ class RecordTable:
             StoreError: the table or that version of it can't be read.
         """
         self.files, self.name = files, name
-        self._delta: DeltaTable | None = None  # of one that is changed
         self._state = None if version == -1 else self._read_state(version)
 
     def _read_state(self, version: int | None = None) -> TableState | None:
@@ -186,85 +177,64 @@ class RecordTable:
         """Whether that run's commit is already in the table."""
         return self._state is not None and run_id in self._state.transactions
 
-    def commit(self, run_id: str, adds: Sequence[PartFile], removes: Sequence[str], schema: pa.Schema) -> int:
-        """Add and remove files as one version, once per run; return the version that holds them.
+    def commit_files(
+        self, mark: str, wanted: Sequence[PartFile], schema: pa.Schema | None = None, session: str = ""
+    ) -> int:
+        """Make the newest version hold exactly these files; return it.
+
+        The entry is the difference from the version before it, and is written if no other entry took its number. So a
+        version holds what it was to contain, whatever an overtaken writer has committed, or an unfinished operation
+        has left.
 
         Args:
-            run_id: marks the commit, so that repeating it after a crash changes nothing.
-            adds: part files to add.
-            removes: paths of those to remove.
+            mark: id of the run, which the entry bears.
+            wanted: the files, from any version or run.
             schema: columns of the table, which is created where it does not exist.
+            session: session of the run, which the entry bears, too.
+
+        Raises:
+            LeaseLostError: another run has taken the store over.
         """
-        from deltalake import CommitProperties, Transaction
+        schema = schema if schema is not None else self.schema if self.schema is not None else TABLES[self.name]
+        kept = {part.path for part in wanted}
+        while True:
+            if self._state is None:
+                self._put_entry(0, table_entry(schema))
+                continue
+            held = set(self._adds)
+            if held == kept:
+                return self.version
+            now_ms = int(self.files.environment.now().timestamp() * 1000)
+            adds = [_add(part, now_ms) for part in wanted if part.path not in held]
+            removes = [_remove(path, now_ms) for path in sorted(held - kept)]
+            number = self.version + 1
+            if self._put_entry(number, commit_entry(mark, session, now_ms, adds, removes)) and number % 100 == 0:
+                self.write_checkpoint()
 
-        with self._changing(schema) as (delta, keep_log):
-            if not self.committed(run_id) and (adds or removes):
-                delta.create_write_transaction(
-                    [*map(_add, adds), *map(_remove, removes)],
-                    mode="append",
-                    schema=delta.schema(),
-                    commit_properties=CommitProperties(app_transactions=[Transaction(run_id, 1)]),
-                    post_commithook_properties=keep_log,
-                )
-        return self.version
-
-    @contextmanager
-    def _changing(self, schema: pa.Schema) -> Iterator["tuple[DeltaTable, PostCommitHookProperties]"]:
-        """Guard a change of the log: check that the lock is still held, and raise failures as errors of the store.
-
-        Args:
-            schema: columns of the table, which is created where it does not exist.
-
-        Yields:
-            The table, and the options to change it with: by default Delta deletes log entries by their age, and with
-            them versions of the history.
-        """
-        from deltalake import DeltaTable, PostCommitHookProperties, Schema
-
+    def _put_entry(self, number: int, data: bytes) -> bool:
+        """Write an entry of the log unless there is one of that number, and read the one that is there."""
         self.files.confirm_lease()
-        where: dict[str, Any] = {"storage_options": self.files.storage_options}
+        is_new = self.files.create(entry_file(self.name, number), data)
         try:
-            if self._delta is None and self._state is None:
-                self._delta = DeltaTable.create(
-                    self.files.uri(self.name), Schema.from_arrow(schema), mode="ignore", **where
-                )
-            self._delta = self._delta or DeltaTable(self.files.uri(self.name), **where)
-            yield self._delta, PostCommitHookProperties(cleanup_expired_logs=False)
-            self._delta.update_incremental()
-        except OSError as error:
-            raise self.files.problem(error, self.name) from None
-        self._state = self._read_state()
+            self._state = advance(self._state, self.files.read(entry_file(self.name, number)) if not is_new else data)
+        except LogError as error:
+            raise self._unreadable(number, error) from None
+        return is_new
 
     def write_checkpoint(self) -> None:
         """Write the newest version whole, so that readers of it need no earlier entry of the log."""
         if self._state is not None:
-            with self._changing(self._state.schema) as (delta, _):
-                delta.create_checkpoint()
+            self.files.confirm_lease()
+            put_checkpoint(self.files, self.name, self.version)
 
     def add_columns(self, schema: pa.Schema) -> None:
         """Add missing columns to an existing table; its rows have nulls there."""
-        if self._state is None:
-            return
-        from deltalake import Schema
-
-        lacking = [field for field in Schema.from_arrow(schema).fields if field.name not in self._state.schema.names]
-        if lacking:
-            with self._changing(schema) as (delta, keep_log):
-                delta.alter.add_columns(lacking, post_commithook_properties=keep_log)
-
-    def commit_files(self, run_id: str, wanted: Sequence[PartFile]) -> int:
-        """Make the newest version hold exactly these files, once per run; return that version.
-
-        Anything that an unfinished operation left in the newest version is removed with that.
-
-        Args:
-            run_id: marks the commit.
-            wanted: the files, from any version or run.
-        """
-        held, kept = set(self.paths()), {part.path for part in wanted}
-        adds = [part for part in wanted if part.path not in held]
-        schema = self.schema if self.schema is not None else TABLES[self.name]
-        return self.commit(run_id, adds, sorted(held - kept), schema)
+        while self._state is not None:
+            lacking = [field for field in schema if field.name not in self._state.schema.names]
+            if not lacking:
+                return
+            whole = pa.schema([*self._state.schema, *lacking])
+            self._put_entry(self.version + 1, columns_entry(self.files, self.name, self.version, whole))
 
 
 def _part(table: str, add: Action) -> PartFile:
@@ -275,13 +245,10 @@ def _part(table: str, add: Action) -> PartFile:
     )
 
 
-def _add(part: PartFile) -> "AddAction":
-    from deltalake.transaction import AddAction
+def _add(part: PartFile, now_ms: int) -> Action:
+    fields = {"size": part.size_bytes, "modificationTime": now_ms, "dataChange": True, "stats": part.stats}
+    return {"add": {"path": part.path, "partitionValues": {}} | fields}
 
-    return AddAction(part.path, part.size_bytes, {}, int(time.time() * 1000), True, part.stats)
 
-
-def _remove(path: str) -> "RemoveAction":
-    from deltalake.transaction import RemoveAction
-
-    return RemoveAction(path=path, deletion_timestamp=int(time.time() * 1000), data_change=True)
+def _remove(path: str, now_ms: int) -> Action:
+    return {"remove": {"path": path, "deletionTimestamp": now_ms, "dataChange": True}}

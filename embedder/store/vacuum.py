@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from embedder.store.current import model_folder, record_of, writable
+from embedder.store.backends import FileInfo
+from embedder.store.current import model_folder, move_current, record_of, writable
+from embedder.store.deletions import delete_listed
 from embedder.store.delta_log import LOG_FOLDER
-from embedder.store.files import FileInfo, StoreFiles
+from embedder.store.files import StoreFiles, is_unfinished
 from embedder.store.history import part_files, publications, readable
-from embedder.store.layout import INPUT_FOLDER, PAIRS_FILE, RUNS_FOLDER, Current, Published, utc_now
+from embedder.store.layout import INPUT_FOLDER, PAIRS_FILE, RUNS_FOLDER, STORE_FILE, Current, Published
 from embedder.store.models import model_files, model_folders
-from embedder.store.publication import INTENT_FILE, RETIRED_FILE
+from embedder.store.publication import INTENT_FILE
 from embedder.store.query_towers import unneeded_towers
 from embedder.store.runs import run_time, unfinished_runs
 from embedder.store.schema import TABLES
@@ -22,9 +24,8 @@ from embedder.store.words import unneeded_words
 
 _PART = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.parquet")
 _JOURNAL = re.compile(
-    rf"runs/(?P<run_id>[^/]+)/(journal/[^/]+|{INPUT_FOLDER}/[^/]+|{re.escape(INTENT_FILE)}|{re.escape(RETIRED_FILE)})"
+    rf"runs/(?P<run_id>[^/]+)/(journal/[^/]+|{INPUT_FOLDER}/[^/]+|{re.escape(INTENT_FILE)}|retired[^/]*\.parquet)"
 )
-_PART_OR_JOURNAL = re.compile(r"(^|/)part-[^/]+\.parquet$|(^|/)runs/[^/]+/journal/")
 _INDEX = re.compile(r"index/(?P<number>\d{6,})/.+")
 
 
@@ -67,7 +68,7 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
         StoreError: there is no store, nothing is published, it is of an older format, or a record is damaged.
     """
     current = writable(files)
-    history, now, grace = publications(files), utc_now(), timedelta(days=keep_days)
+    history, now, grace = publications(files), files.environment.now(), timedelta(days=keep_days)
     kept = kept_publications(history, now, grace, keep_versions)
     whole = readable(files, kept)
     versions: list[Current] = [current, *(record for record in kept if record.run_id in whole)]
@@ -84,12 +85,13 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
     doomed += unneeded_towers(files, [served_info(bound, each) for each in served])
     for model in models:
         doomed += _unneeded_model_towers(files, model, served)
+    unfinished_files = [info for info in files.list("") if is_unfinished(info)]
     if not dry_run:
-        files.confirm_lease()
-        for info in doomed:  # in the order in which a kill may leave them: no log names a part file that is gone
-            if not _PART_OR_JOURNAL.search(info.path):
-                files.delete(info.path)
-        files.delete_each(info.path for info in doomed if _PART_OR_JOURNAL.search(info.path))
+        files.delete_each(info.path for info in unfinished_files)  # nothing ever refers to them
+        if doomed:
+            move_current(files, current, [info.path for info in doomed])
+        delete_listed(files)
+    doomed += unfinished_files
     return Vacuumed(tuple(doomed), tuple(sorted(left)), tuple(sorted(left - asked)))
 
 
@@ -127,9 +129,8 @@ def _unneeded_of_model(
         found = list(view.list(""))
         if any(run_id in info.path for run_id in unfinished for info in found):
             return []
-        # The newest log entry first: what a kill leaves of a log is an earlier version, whose files are still there.
-        found.sort(key=lambda info: info.path, reverse=True)
-        found.sort(key=lambda info: f"/{LOG_FOLDER}/" not in f"/{info.path}")
+        # Its logs and store.json stay: a model of that name that comes later goes on with their names.
+        found = [info for info in found if f"/{LOG_FOLDER}/" not in info.path and info.path != STORE_FILE]
     return [info._replace(path=folder + info.path) for info in found]
 
 

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Collection
 
-from embedder.store.files import FileInfo, StoreFiles
+from embedder.store.backends import FileInfo
+from embedder.store.files import StoreFiles
 
 WORDS_FOLDER = "words"
 _FILE = re.compile(rf"{WORDS_FOLDER}/(?P<version>\d{{6,}})/.+")

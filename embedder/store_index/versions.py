@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from embedder.errors import StoreError
 from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
 from index.atomic_folder import sweep_leftovers, whole_folder
 from index.errors import RetrievalError
 from index.manifest import MANIFEST_NAME, Manifest, read_manifest
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from index.search import Index
 
 INDEX_FOLDER = "index"
+CLAIM_NAME = "claim"
+"""File by which a writer takes a version's number, before it uploads the version."""
 COPIES_FOLDER = "indexes"  # in the user's cache
 MAX_KEPT_COPIES = 4
 
@@ -34,9 +37,9 @@ def add_version(files: StoreFiles, build: Build) -> tuple[int, Manifest]:
     """Build the next version; returns its number and manifest."""
     if files.folder is not None:
         root = files.folder / INDEX_FOLDER
-        number = next_version(root)
+        number = next_version(root, _last_deleted(files))
         return number, build(version_path(root, number))
-    number = _next_number(files)
+    number = _claim_number(files)
     with tempfile.TemporaryDirectory(prefix="embedder-index-") as name:
         folder = version_path(name, number)
         manifest = build(folder)
@@ -166,10 +169,19 @@ def drop_copies(num_kept: int = 0) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _next_number(files: StoreFiles) -> int:
-    """Number after the highest one there, whole or not: a number is never used twice."""
+def _claim_number(files: StoreFiles) -> int:
+    """Take the number after the highest one that ever was there, whole or not, which no other writer has taken."""
     names = {info.path.split("/")[1] for info in files.list(INDEX_FOLDER)}
-    return max((int(name) for name in names if name.isdecimal()), default=0) + 1
+    number = max([_last_deleted(files), *(int(name) for name in names if name.isdecimal())]) + 1
+    files.confirm_lease()
+    while not files.create(_path(number, CLAIM_NAME), files.environment.token(8).encode()):
+        number += 1
+    return number
+
+
+def _last_deleted(files: StoreFiles) -> int:
+    current = read_current(files.main)
+    return 0 if current is None else current.last_index.get(files.model, 0)
 
 
 def _path(number: int, name: str) -> str:

@@ -206,7 +206,7 @@ def commit_parts(folder: Path, num_parts: int) -> None:
             PartFile(table="items", path=path, num_rows=1, size_bytes=1000, stats=json.dumps(stats), session="")
         )
     files = StoreFiles(folder)
-    RecordTable(files, "items").commit("run", parts, [], TABLES["items"])
+    RecordTable(files, "items").commit_files("run", parts, TABLES["items"])
     print(json.dumps({"num_parts": len(RecordTable(files, "items").paths())}))
 
 

@@ -80,7 +80,7 @@ def publish(config_path: Path, embedded: Iterable[pa.Table]) -> None:
     for task, rows in enumerate(embedded):
         for part in write_part(files, metadata, task, rows).parts:
             parts[part.table].append(part)
-    versions = {name: RecordTable(files, name).commit(run.run_id, parts[name], [], TABLES[name]) for name in TABLES}
+    versions = {name: RecordTable(files, name).commit_files(run.run_id, parts[name], TABLES[name]) for name in TABLES}
     fields = info.model_dump(include=set(MODEL_FIELDS))
     publish_current(
         files, Current(run_id=run.run_id, index=None, published_at=utc_now(), **versions, **fields), "embed"

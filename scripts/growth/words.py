@@ -103,7 +103,7 @@ def make(root: Path, number: int, changed_every: int = 0) -> dict[str, Any]:
         path = f"part-20261125T000000Z-{changed_every:06x}-{task:06d}.parquet"
         parts.append(store_part(files, name, path, table, session=""))
     table = RecordTable(files, name)
-    return {"version": table.commit(f"run{changed_every}", parts, table.paths(), TABLES[name])}
+    return {"version": table.commit_files(f"run{changed_every}", parts, TABLES[name])}
 
 
 def build(root: Path, number: int) -> dict[str, Any]:

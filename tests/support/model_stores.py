@@ -1,8 +1,13 @@
 """Stores with further models, their vectors and outputs known: rows by hand, published as a run publishes them."""
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import pyarrow as pa
 from store_samples import INFO, reject, row, table
 
+from embedder.servables import make_servable
 from embedder.store.current import publish_current
 from embedder.store.files import StoreFiles
 from embedder.store.journal import parts_of
@@ -39,6 +44,7 @@ def add_model(
     has_vectors: bool = True,
     kind: str = "refresh",
     retired: bool = False,
+    section: Mapping[str, Any] | None = None,
     **outputs: pa.Array,
 ) -> Published:
     """Publish rows of a further model beside what is published, as a run with work for that model alone.
@@ -50,11 +56,13 @@ def add_model(
         has_vectors: whether they have any.
         kind: of the publication.
         retired: whether the rows that the model had before leave its tables.
+        section: of the model, whose files are there (`code_section`); else that of towers that are nowhere.
         outputs: columns beside the vectors, a value for each row.
     """
     current, view = published(files), model_files(files, name)
     schema = pa.schema({column: values.type for column, values in outputs.items()})
-    info = further_info(name, has_vectors=has_vectors, outputs=schema)
+    served = {} if section is None else {"servable": section, "model_fingerprint": make_servable(section).fingerprint()}
+    info = further_info(name, has_vectors=has_vectors, outputs=schema, **served)
     write_record(view, STORE_FILE, info)
     run = new_run(files, info, pa.schema([]), kind)
     fingerprints = (info.model_fingerprint, info.preprocess_fingerprint)
@@ -64,8 +72,8 @@ def add_model(
     for each in TABLES:
         columns = with_carryover(TABLES[each], schema if each == "embeddings" else pa.schema([]))
         held = RecordTable(view, each)
-        removes = held.paths() if retired else []
-        versions[each] = held.commit(run.run_id, list(parts_of([entry], each)), removes, columns)
+        kept = [] if retired else held.parts()
+        versions[each] = held.commit_files(run.run_id, [*kept, *parts_of([entry], each)], columns)
     before = current.models.get(name)
     own = Current(
         run_id=run.run_id,
@@ -76,6 +84,28 @@ def add_model(
     )
     changes = {"run_id": run.run_id, "published_at": utc_now(), "models": current.models | {name: own}}
     return publish_current(files, current.model_copy(update=changes), kind)
+
+
+def code_section(folder: Path, name: str = "own", **keys: Any) -> dict[str, Any]:
+    """Section of a model of the kind python, for whose class each text points upwards; it leaves a file when it ran."""
+    (folder / "own.py").write_text(
+        f"""
+from pathlib import Path
+import numpy as np
+
+class Upwards:
+    def load(self, device):
+        Path({str(folder / "ran")!r}).touch()
+
+    def __call__(self, batch):
+        return {{"text_embedding": np.array([[0.0, 1.0]] * batch.num_rows, np.float32)}}
+"""
+    )
+    columns = {
+        "inputs": {"text": {"make": "text"}},
+        "outputs": {"text_embedding": {"type": "float32", "shape": [2]}},
+    }
+    return {"name": name, "kind": "python", "uri": f"{folder / 'own.py'}:Upwards", **columns, **keys}
 
 
 def drop_model(files: StoreFiles, name: str) -> Published:

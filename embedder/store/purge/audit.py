@@ -1,6 +1,5 @@
 """Search of all files of a store for some items, by the kind of each file."""
 
-import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +9,16 @@ import pyarrow.compute as pc
 
 from embedder.errors import StoreError
 from embedder.store.arrow_tensors import unpack_vectors
+from embedder.store.backends import FileInfo
 from embedder.store.delta_log import LOG_FOLDER
-from embedder.store.files import FileInfo, StoreFiles
+from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, PUBLISHED_FILE, STORE_FILE
 from embedder.store.purge.id_matcher import ItemNames
 from embedder.store.purge.tombstones import PURGED_FILE
 from embedder.store.query_towers import is_tower_file
 from embedder.store.runs import RUN_FILE
 from embedder.store.tables import RecordTable
+from shards.schema import parse_json
 
 RECORDS = (
     STORE_FILE,
@@ -158,6 +159,6 @@ def texts_of(content: bytes) -> list[Any]:
 
 def _value(line: str) -> Any:
     try:
-        return json.loads(line)
+        return parse_json(line)
     except ValueError:
         return line

@@ -10,9 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from embedder.store.backends import FileInfo
 from embedder.store.current import model_folder, of_model
 from embedder.store.delta_log import LOG_FOLDER, places_of, replay
-from embedder.store.files import FileInfo, StoreFiles
+from embedder.store.files import StoreFiles
 from embedder.store.history import publications, readable
 from embedder.store.journal import JournalEntry, read_entry
 from embedder.store.journal_segments import is_segment, segment_lines
@@ -342,25 +343,30 @@ def _changed(
         found = places_of(model_files(files, model), name, paths).values()
         logs.update(model_folder(model) + path for paths_of_part in found for path in paths_of_part)
     texts = {info for info in named if is_free_text(info) or f"/{LOG_FOLDER}/" in info.path}
-    texts |= {info for info in infos if is_segment(info.path) and split_segment(files, info.path, names, parts)[1]}
+    texts |= {
+        info
+        for info in infos
+        if is_segment(info.path) and split_segment(files, info.path, files.read(info.path), names, parts)[1]
+    }
     return [info for info in infos if info.path in logs or (info in texts and info not in deleted)]
 
 
 def split_segment(
-    files: StoreFiles, path: str, names: ItemNames, parts: Collection[str]
+    files: StoreFiles, path: str, content: bytes, names: ItemNames, parts: Collection[str]
 ) -> tuple[list[bytes], list[bytes]]:
     """Split a segment of a journal: lines that stay, and those of entries that name an item or a part file with one.
 
     Args:
         files: the store.
         path: of the segment.
+        content: of the segment.
         names: of the items.
         parts: paths of part files that hold one.
     """
     match = _RUN.fullmatch(path)
     folder = model_folder((match["model"] if match is not None else None) or "")
     stays, goes = list[bytes](), list[bytes]()
-    for _, line in segment_lines(files.read(path)):
+    for _, line in segment_lines(content):
         entry = parse_record(files, path, line, JournalEntry)
         holds = any(f"{folder}{part.table}/{part.path}" in parts for part in entry.parts)
         (goes if holds or names.found_in(json.loads(line)) else stays).append(line)

@@ -13,28 +13,32 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.errors import RunFailedError
+from embedder.errors import RunFailedError, StoreError
 from embedder.quantities import counted
+from embedder.store.backends import FileInfo, WriteConflictError
 from embedder.store.current import (
     IndexChoice,
     begin,
     count_rows,
     model_folder,
+    move_current,
     parts_at,
     publish_files,
     update_record,
     versions_of,
 )
+from embedder.store.deletions import delete_listed
 from embedder.store.delta_log import LOG_FOLDER, Action, change_log, places_of, restate_parts, without_bounds
-from embedder.store.files import FileInfo, StoreFiles
+from embedder.store.files import StoreFiles, is_unfinished
 from embedder.store.history import publications, readable
 from embedder.store.journal import PartFile
 from embedder.store.journal_segments import is_segment
-from embedder.store.layout import Current, Published, RunInfo, read_current
+from embedder.store.layout import Current, Published, RunInfo, read_current, swap_bytes
 from embedder.store.models import model_files, model_folders
 from embedder.store.part_writer import encode_part, rewritten_name, store_part
 from embedder.store.purge.audit import Scan, is_among, is_free_text, names_in, row_values, scan_store, texts_of
@@ -79,12 +83,14 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
         StoreError: there is no store, it is of an older format, or an item is unknown to it.
         RunFailedError: the search still finds something of them.
     """
+    unfinished = [info.path for info in files.list("") if is_unfinished(info)]
+    files.confirm_lease()
+    files.delete_each(unfinished)  # by killed writers; nothing ever refers to them, and they may hold anything
     plan = plan_purge(files, item_ids)
     before = readable(files, publications(files))
     remember_purged(files, plan.ids)
     new = _publish_without(files, plan, choose_index) if plan.publishes else None
     _forget_indexes(files, plan.indexes)
-    files.confirm_lease()
     _delete(files, [info for info in plan.deleted if not is_part(info)])
     _drop_sealed_entries(files, plan)
     redact_logs(files, plan.names)
@@ -135,7 +141,7 @@ def _without(
         if f"{model_folder(files.model)}{name}/{part.path}" not in held:
             yield part
         elif (rest := _rest(table, part.path, ids)).num_rows:
-            yield store_part(files, name, rewritten_name(run.run_id, "purge", [part.path]), rest, session="")
+            yield store_part(files, name, rewritten_name(run.run_id, "", "purge", [part.path]), rest, session="")
 
 
 def _rest(table: RecordTable, path: str, ids: Collection[str]) -> pa.Table:
@@ -169,15 +175,23 @@ def _drop_sealed_entries(files: StoreFiles, plan: PurgePlan) -> None:
     parts = {info.path for info in (*plan.rewritten, *plan.deleted) if is_part(info)}
     for info in plan.changed:
         if is_segment(info.path):
-            stays, goes = split_segment(files, info.path, plan.names, parts)
-            if goes:
-                files.confirm_lease()
-                files.write(info.path, b"".join(line + b"\n" for line in stays))
+
+            def without_items(content: bytes | None, path: str = info.path) -> bytes | None:
+                stays, goes = split_segment(files, path, content or b"", plan.names, parts)
+                return b"".join(line + b"\n" for line in stays) if goes else None
+
+            swap_bytes(files, info.path, without_items)
 
 
 def _delete(files: StoreFiles, infos: Sequence[FileInfo]) -> None:
-    for info in infos:
-        files.delete(info.path)
+    """Delete files in two steps: CURRENT.json tells of them first."""
+    current = read_current(files)
+    if current is None:  # nothing was ever published, so nothing can come to refer to them
+        files.confirm_lease()
+        files.delete_each([info.path for info in infos])
+    elif infos:
+        move_current(files, current, [info.path for info in infos])
+        delete_listed(files)
 
 
 def redact_texts(files: StoreFiles, names: ItemNames) -> None:
@@ -187,8 +201,8 @@ def redact_texts(files: StoreFiles, names: ItemNames) -> None:
     """
     texts = [info for info in files.list("") if is_free_text(info)]
     for info in texts:
-        if names_in(files, info, names) and _is_utf8(content := files.read(info.path)):
-            files.write(info.path, _without_names(content, names))
+        if names_in(files, info, names):
+            swap_bytes(files, info.path, lambda content: _without_names(content, names) if _is_utf8(content) else None)
 
 
 def _without_names(content: bytes, names: ItemNames) -> bytes:
@@ -201,7 +215,9 @@ def _without_names(content: bytes, names: ItemNames) -> bytes:
     return "\n".join(lines).encode() + (b"\n" if content.endswith(b"\n") else b"")
 
 
-def _is_utf8(content: bytes) -> bool:
+def _is_utf8(content: bytes | None) -> TypeGuard[bytes]:
+    if content is None:
+        return False
     try:
         content.decode()
     except UnicodeDecodeError:
@@ -253,12 +269,20 @@ def _rewrite_in_place(
     table, places = RecordTable(view, name), places_of(view, name, set(own.values()))
     for group in _groups(list(own)):
         paths = [own[info] for info in group]
+        tags = {path: view.read_tagged(f"{name}/{path}")[1] for path in paths}
         new = {path: encode_part(name, path, _rest(table, path, ids), session="") for path in paths}
-        files.confirm_lease()
         for log_path in sorted(set().union(*(places[path] for path in paths))):
             restate_parts(view, log_path, {path: part for path, (part, _) in new.items()})
         for path, (_, content) in new.items():
-            view.write(f"{name}/{path}", content)
+            files.confirm_lease()
+            try:
+                view.replace(f"{name}/{path}", content, tags[path])
+            except WriteConflictError:
+                files.confirm_lease()  # refused where another run has taken the store over
+                raise StoreError(
+                    f"{view.uri(f'{name}/{path}')}: changed while it was rewritten, though no other command writes to "
+                    "the store; run the same purge again"
+                ) from None
 
 
 def _groups(infos: Sequence[FileInfo]) -> Iterator[list[FileInfo]]:

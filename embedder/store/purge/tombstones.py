@@ -9,7 +9,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from embedder.store.files import StoreFiles
-from embedder.store.layout import Record, read_record, utc_now, write_record
+from embedder.store.layout import Record, read_record, swap_record
 
 PURGED_FILE = "purged.json"
 
@@ -32,10 +32,14 @@ def read_purged(files: StoreFiles) -> PurgedIds:
 
 def remember_purged(files: StoreFiles, item_ids: Collection[str]) -> None:
     """Record items as purged, so that later runs leave them out."""
-    known = read_purged(files)
-    now = utc_now()
-    new = {known.hash_of(item_id): now for item_id in item_ids}
-    write_record(files, PURGED_FILE, known.model_copy(update={"hashes": new | known.hashes}))
+    fresh, now = read_purged(files), files.environment.now()
+
+    def with_items(record: PurgedIds | None) -> PurgedIds:
+        known = record or fresh
+        new = {known.hash_of(item_id): now for item_id in item_ids}
+        return known.model_copy(update={"hashes": new | known.hashes})
+
+    swap_record(files, PURGED_FILE, PurgedIds, with_items)
 
 
 def purged_before(files: StoreFiles, item_ids: Iterable[str]) -> set[str]:
@@ -48,9 +52,15 @@ def allow_again(files: StoreFiles, item_ids: Collection[str]) -> int:
     """Forget that these items were purged, so that the next run embeds them; return how many of them were."""
     known = read_purged(files)
     forgotten = {known.hash_of(item_id) for item_id in item_ids} & known.hashes.keys()
+
+    def without_items(record: PurgedIds | None) -> PurgedIds | None:
+        if record is None:
+            return None
+        rest = {digest: time for digest, time in record.hashes.items() if digest not in forgotten}
+        return record.model_copy(update={"hashes": rest})
+
     if forgotten:
-        rest = {digest: time for digest, time in known.hashes.items() if digest not in forgotten}
-        write_record(files, PURGED_FILE, known.model_copy(update={"hashes": rest}))
+        swap_record(files, PURGED_FILE, PurgedIds, without_items)
     return len(forgotten)
 
 

@@ -25,7 +25,8 @@ from embedder.storage.file_adapter import RangeFile
 from embedder.storage.object_ranges import PIECE_BYTES, TAIL_BYTES, ObjectRanges
 from embedder.storage.object_stores import open_place
 from embedder.storage.parquet_ranges import read_parquet
-from embedder.store.files import StoreFiles, WriteConflictError
+from embedder.store.backends import WriteConflictError
+from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.part_writer import store_part, write_part
 from embedder.store.store_info import bind_store

@@ -1,0 +1,412 @@
+"""Backends of a store: eight operations on named files, on a disk or in a bucket.
+
+Every file appears whole or not at all, and under its name once its content can't be lost. What a backend must keep is
+in `docs/store-protocol.md`; the simulator of the store (`scripts/simulate_store.py`) has further ones.
+"""
+
+import ctypes
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import obstore
+import pyarrow as pa
+import pyarrow.parquet as pq
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+
+from embedder.storage.file_adapter import RangeFile
+from embedder.storage.object_ranges import TAIL_BYTES, ObjectRanges
+from embedder.storage.object_stores import ObjectStoreError, explain, open_place
+from embedder.storage.parquet_ranges import read_parquet
+from embedder.store.environment import REAL_ENVIRONMENT, Environment, lease_s
+from embedder.store.errors import local_problem, remote_problem
+
+Tag = dict[str, Any]
+"""Version of a file that was read or written; opaque."""
+
+Condition = Tag | Literal["absent"] | None
+"""What a file must be when it is written: a version that was read, absent, or anything (None)."""
+
+TEMPORARY = re.compile(r".+#[0-9a-f]+")
+"""Name of a file that was never finished: of a writer at work, or of one that was killed."""
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+_RENAME_NOREPLACE = 1
+_AT_FDCWD = -100
+
+
+class FileInfo(NamedTuple):
+    """One file of the store."""
+
+    path: str
+    size_bytes: int
+
+
+class WriteConflictError(Exception):
+    """File that is not as the condition of a write asks; nothing was written."""
+
+
+class Backend(Protocol):
+    """Files by their paths relative to a root."""
+
+    def read(self, path: str) -> tuple[bytes, Tag]:
+        """Read a file's content and its version; FileNotFoundError where there is none."""
+
+    def open(self, path: str) -> Any:
+        """Open a file for random access, as pyarrow takes it."""
+
+    def read_table(self, path: str, columns: list[str] | None) -> pa.Table:
+        """Read a Parquet file, or those of some columns that it has."""
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file."""
+
+    def folders(self, folder: str) -> list[str]:
+        """Names of the folders directly in a folder."""
+
+    def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
+        """Yield all files below a folder that sort after a path, unfinished ones (`TEMPORARY`) among them."""
+
+    def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
+        """Write bytes or a local file, durably, on a condition; its new version, or WriteConflictError."""
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete files, durably; those that are not there are no error."""
+
+
+class Disk:
+    """File system calls of `DiskBackend`, each of which a power cut may follow."""
+
+    def write(self, path: str, data: bytes | Path) -> None:
+        """Write a new file, and have its content on the disk."""
+        with Path(path).open("xb") as file:
+            if isinstance(data, bytes):
+                file.write(data)
+            else:
+                with data.open("rb") as source:
+                    while piece := source.read(8 << 20):
+                        file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name, in the place of what has it."""
+        Path(source).replace(target)
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file another name that no file has, else FileExistsError; its old name goes."""
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            _rename_new(source, target)
+        else:
+            Path(source).unlink()
+
+    def unlink(self, path: str) -> None:
+        """Remove a file."""
+        Path(path).unlink()
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder, whose parent is there, unless it exists."""
+        with suppress(FileExistsError):
+            Path(path).mkdir()
+
+    def sync_folder(self, path: str) -> None:
+        """Have the names in a folder on the disk."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def read(self, path: str) -> bytes:
+        """Read a file."""
+        return Path(path).read_bytes()
+
+    def is_file(self, path: str) -> bool:
+        """Whether there is such a file."""
+        return Path(path).is_file()
+
+    def is_folder(self, path: str) -> bool:
+        """Whether there is such a folder."""
+        return Path(path).is_dir()
+
+    def entries(self, path: str) -> list[tuple[str, bool, int]]:
+        """Name, whether it is a folder, and size of all that is in a folder; one that is not there has nothing."""
+        try:
+            found = list(os.scandir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        entries = []
+        for each in found:
+            with suppress(FileNotFoundError):  # gone meanwhile
+                is_folder = each.is_dir()
+                entries.append((each.name, is_folder, 0 if is_folder else each.stat().st_size))
+        return entries
+
+
+class DiskBackend:
+    """Folder of a disk.
+
+    A file is written under a temporary name, flushed, named, and its name is flushed. So a power cut leaves a file
+    whole or not at all, and no file that was written before one that is there is missing.
+    """
+
+    def __init__(self, folder: Path, disk: Disk | None = None, environment: Environment = REAL_ENVIRONMENT) -> None:
+        """Name the folder, which is made by the first write.
+
+        Args:
+            folder: absolute.
+            disk: its file system.
+            environment: gives the names of unfinished files.
+        """
+        self._folder, self._disk, self._environment = str(folder), disk or Disk(), environment
+        self._known_folders: set[str] = set()
+
+    def _at(self, path: str) -> str:
+        return f"{self._folder}/{path}"
+
+    def read(self, path: str) -> tuple[bytes, Tag]:
+        """As of `Backend`."""
+        with self._named_errors(path):
+            data = self._disk.read(self._at(path))
+        return data, content_tag(data)
+
+    def open(self, path: str) -> Any:
+        """As of `Backend`; mapped into memory."""
+        return pa.memory_map(self._at(path))
+
+    def read_table(self, path: str, columns: list[str] | None) -> pa.Table:
+        """As of `Backend`."""
+        file = pq.ParquetFile(self.open(path))
+        return file.read(columns, use_threads=file.metadata.num_rows > 10_000)  # else waiting takes longer
+
+    def exists(self, path: str) -> bool:
+        """As of `Backend`."""
+        return self._disk.is_file(self._at(path))
+
+    def folders(self, folder: str) -> list[str]:
+        """As of `Backend`."""
+        with self._named_errors(folder):
+            return sorted(name for name, is_folder, _ in self._disk.entries(self._at(folder)) if is_folder)
+
+    def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
+        """As of `Backend`; sorted."""
+        start = folder.rstrip("/")
+        with self._named_errors(folder):
+            found = [info for info in self._below(start) if after is None or info.path > after]
+        return iter(sorted(found))
+
+    def _below(self, folder: str) -> Iterator[FileInfo]:
+        for name, is_folder, size_bytes in self._disk.entries(self._at(folder)):
+            path = f"{folder}/{name}" if folder else name
+            if is_folder:
+                yield from self._below(path)
+            else:
+                yield FileInfo(path, size_bytes)
+
+    def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
+        """As of `Backend`; on the condition of a version, only the holder of the store's lock may call this.
+
+        Comparing and writing are two steps then, between which another process may write.
+        """
+        target = self._at(path)
+        temporary = f"{target}#{self._environment.token(4)}"
+        with self._named_errors(path):
+            if isinstance(condition, dict) and not self._is_version(target, condition):
+                raise WriteConflictError(path)
+            self._make_folder(target.rpartition("/")[0])
+            try:
+                self._disk.write(temporary, data)
+                if condition == "absent":
+                    self._disk.link(temporary, target)
+                else:
+                    self._disk.rename(temporary, target)
+            except FileExistsError:
+                raise WriteConflictError(path) from None
+            except FileNotFoundError:
+                self._known_folders.clear()  # somebody has removed the folder
+                raise
+            finally:
+                with suppress(OSError):  # there is one only where something failed
+                    self._disk.unlink(temporary)
+            self._disk.sync_folder(target.rpartition("/")[0])
+        return content_tag(data) if isinstance(data, bytes) else {}
+
+    def _is_version(self, target: str, tag: Tag) -> bool:
+        try:
+            return content_tag(self._disk.read(target)) == tag
+        except FileNotFoundError:
+            return False
+
+    def _make_folder(self, folder: str) -> None:
+        """Make a folder and those above it, each with its name on the disk."""
+        if folder in self._known_folders and self._disk.is_folder(folder):
+            return
+        parent = folder.rpartition("/")[0]
+        if not self._disk.is_folder(folder):
+            if parent and parent != folder:
+                self._make_folder(parent)
+            self._disk.make_folder(folder)
+            self._disk.sync_folder(parent or "/")
+        self._known_folders.add(folder)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """As of `Backend`."""
+        touched = set()
+        for path in paths:
+            with self._named_errors(path), suppress(FileNotFoundError, NotADirectoryError):
+                self._disk.unlink(self._at(path))
+                touched.add(self._at(path).rpartition("/")[0])
+        for folder in sorted(touched):
+            with suppress(FileNotFoundError):
+                self._disk.sync_folder(folder)
+
+    @contextmanager
+    def _named_errors(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise local_problem(error, self._at(path)) from None
+
+
+class BucketBackend:
+    """Folder of a bucket. Object stores other than S3 go the same way, and are not tested here.
+
+    Writes with a condition are small, and are given up within a lease: none that was sent under it outlives it.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Name the folder.
+
+        Args:
+            address: its URI.
+        """
+        self._address = address
+
+    @cached_property
+    def _client(self) -> Any:
+        with self._named_errors(""):
+            return open_place(self._address)
+
+    @cached_property
+    def _quick_client(self) -> Any:
+        with self._named_errors(""):
+            return open_place(self._address, within_s=lease_s())
+
+    def _ranges(self, path: str) -> ObjectRanges:
+        return ObjectRanges(self._client, path, partial(self._named_errors, path), tail_bytes=TAIL_BYTES)
+
+    def read(self, path: str) -> tuple[bytes, Tag]:
+        """As of `Backend`."""
+        with self._named_errors(path):
+            got = self._client.get(path)
+            return bytes(got.bytes()), _tag(got.meta)
+
+    def open(self, path: str) -> Any:
+        """As of `Backend`; by ranges."""
+        return pa.PythonFile(RangeFile(self._ranges(path)), mode="r")
+
+    def read_table(self, path: str, columns: list[str] | None) -> pa.Table:
+        """As of `Backend`."""
+        return read_parquet(self._ranges(path), columns)
+
+    def exists(self, path: str) -> bool:
+        """As of `Backend`."""
+        try:
+            with self._named_errors(path):
+                self._client.head(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def folders(self, folder: str) -> list[str]:
+        """As of `Backend`."""
+        with self._named_errors(folder):
+            found = obstore.list_with_delimiter(self._client, folder)["common_prefixes"]
+        return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
+
+    def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
+        """As of `Backend`."""
+        with self._named_errors(folder):
+            for chunk in obstore.list(self._client, folder, offset=after):
+                for meta in chunk:
+                    yield FileInfo(meta["path"], meta["size"])
+
+    def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
+        """As of `Backend`."""
+        client = self._client if condition is None else self._quick_client
+        options: Any = {} if condition is None else {"mode": "create" if condition == "absent" else condition}
+        try:
+            with self._named_errors(path):
+                return _tag(obstore.put(client, path, data, **options))
+        except FileNotFoundError:
+            raise WriteConflictError(path) from None
+        except (AlreadyExistsError, PreconditionError):
+            return self._written_before(path, data)
+
+    def _written_before(self, path: str, data: bytes | Path) -> Tag:
+        """A request that was sent again because its answer was lost finds its own work, which is no conflict."""
+        with suppress(FileNotFoundError):
+            found, tag = self.read(path)
+            if found == data:
+                return tag
+        raise WriteConflictError(path)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """As of `Backend`; many by one request."""
+        if paths := [*paths]:
+            with self._named_errors(paths[0]):
+                obstore.delete(self._client, paths)
+
+    @contextmanager
+    def _named_errors(self, path: str) -> Iterator[None]:
+        """Turn errors of the client into those for the user; refused conditions pass, they are answers."""
+        try:
+            yield
+        except (AlreadyExistsError, PreconditionError):
+            raise
+        except ObjectStoreError as error:
+            raise remote_problem(error) from None
+        except (BaseError, OSError) as error:
+            raise self._problem(error, path) from None
+
+    def _problem(self, error: Exception, path: str) -> Exception:
+        where = f"{self._address}/{path}"
+        problem = explain(error, where)
+        if problem.kind == "NoBucket":
+            problem = explain(error, self._address)
+        return FileNotFoundError(where) if problem.kind == "FileNotFound" else remote_problem(problem)
+
+
+def content_tag(data: bytes) -> Tag:
+    """Version of a file on a disk: the hash of its content."""
+    return {"sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _tag(meta: Any) -> Tag:
+    """Pick the fields that S3 (`e_tag`) and Google (`version`) compare."""
+    return {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
+
+
+def _rename_new(source: str, target: str) -> None:
+    """Rename a file to a name that no file has, on a file system without hard links.
+
+    Raises:
+        FileExistsError: there is one.
+        OSError: the system can't do that in one step.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), target)
+    if rename(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target)

@@ -1,0 +1,99 @@
+"""Clocks, sleeps, random names and threads of a store's writers, given to them, so that a simulator can give others."""
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from embedder.errors import StoreError
+
+LEASE_S = 60.0
+"""Seconds for which the lock of a store in a bucket holds after its last renewal."""
+MAX_LEASE_S = 3600.0
+"""Longest lease that is taken, or waited for."""
+
+
+class Repetition(Protocol):
+    """Action that is repeated beside the caller until it is stopped."""
+
+    def stop(self) -> None:
+        """Stop it, and wait for its end."""
+
+
+class RepeatingThread:
+    """Thread that calls an action every few seconds until it returns false or is stopped."""
+
+    def __init__(self, every_s: float, action: Callable[[], bool], name: str) -> None:
+        """Start the thread.
+
+        Args:
+            every_s: seconds before each call.
+            action: what is done; whether to go on.
+            name: of the thread.
+        """
+        self._every_s, self._action, self._ended = every_s, action, threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_s) and self._action():
+            pass
+
+    def stop(self) -> None:
+        """Stop the thread, and wait for its end."""
+        self._ended.set()
+        self._thread.join()
+
+
+def _boot_clock_s() -> float:
+    """Monotonic clock that includes the machine's sleep, where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Source of what a writer takes from its machine.
+
+    Attributes:
+        clock_s: monotonic clock, by which a lock is watched.
+        now: wall clock, of which nothing that must be right depends.
+        sleep: waits for some seconds.
+        token: random hexadecimal name of some bytes.
+        repeat: starts an action that is repeated.
+    """
+
+    clock_s: Callable[[], float] = _boot_clock_s
+    now: Callable[[], datetime] = _utc_now
+    sleep: Callable[[float], None] = time.sleep
+    token: Callable[[int], str] = secrets.token_hex
+    repeat: Callable[[float, Callable[[], bool], str], Repetition] = RepeatingThread
+
+
+REAL_ENVIRONMENT = Environment()
+
+
+def lease_s() -> float:
+    """Seconds for which this process holds a lock without renewing it.
+
+    Raises:
+        StoreError: EMBEDDER_LEASE_S is no time.
+    """
+    text = os.environ.get("EMBEDDER_LEASE_S", str(LEASE_S))
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= MAX_LEASE_S:
+        raise StoreError(
+            f"EMBEDDER_LEASE_S is {text!r}; write seconds above 0, at most {MAX_LEASE_S:g}, or leave it out for "
+            f"{LEASE_S:g}"
+        )
+    return found
