@@ -198,7 +198,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise RetrievalError(f"{path}: not found, so there is no index version here; build one") from None
     except OSError as error:
         raise RetrievalError(f"{path}: {error.strerror}; make the file readable") from None
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter of a list of a list of ...
         raise RetrievalError(f"{path}: this is no valid JSON; build the index again") from None
     if not isinstance(content, dict):
         raise RetrievalError(f"{path}: this is no JSON object; build the index again")

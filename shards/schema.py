@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -17,6 +18,18 @@ class ModelSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON of any origin, in which a list of a list of ... is damage as any other.
+
+    Raises:
+        ValueError: it is no JSON, no UTF-8, or nested more deeply than Python's parser follows.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_json(path: Path, cure: str) -> dict[str, object]:
     """Read one JSON object.
 
@@ -28,7 +41,7 @@ def read_json(path: Path, cure: str) -> dict[str, object]:
         ModelError: the file is missing, is no JSON, or holds no object.
     """
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror or error}; {cure}") from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError both are

@@ -1,6 +1,5 @@
 """Checks of a tokenizer.json: that it fits a text tower, and which texts it knows a word of."""
 
-import json
 import unicodedata
 from typing import Any
 
@@ -16,17 +15,15 @@ def parse_tokenizer(content: str, where: str) -> Any:
     """Read the content of a tokenizer.json.
 
     Raises:
-        ModelError: it is no JSON object.
+        ModelError: it is no JSON object, or one of something else.
     """
     from tokenizers import Tokenizer
 
     try:
-        is_object = isinstance(json.loads(content), dict)
-    except ValueError:
-        is_object = False
-    if not is_object:
-        raise ModelError(f"{where}: the tokeniser is no JSON object; give the content of a {TOKENIZER_FILE}")
-    return Tokenizer.from_str(content)
+        return Tokenizer.from_str(content)
+    except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
+        found = "no JSON object" if not content.lstrip().startswith("{") else f"none that can be read ({error!s:.200})"
+        raise ModelError(f"{where}: the tokeniser is {found}; give the content of a {TOKENIZER_FILE}") from None
 
 
 def check_tokenizer(tokenizer: Any, text: TextTower, where: str) -> None:

@@ -4,7 +4,6 @@ Source: the safetensors format (8 bytes little-endian header length, a JSON head
 `model.safetensors.index.json` that transformers writes beside several files.
 """
 
-import json
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from shards.config import CONFIG_FILE, ModelConfig
 from shards.errors import ModelError
-from shards.schema import ModelSection, describe, read_json
+from shards.schema import ModelSection, describe, parse_json, read_json
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
 from shards.towers.base import Shape
 
@@ -213,7 +212,7 @@ def check_shape(path: Path, name: str, found: Sequence[int], expected: Shape, cu
 
 def _parse_header(path: Path, text: bytes) -> dict[str, _HeaderItem]:
     try:
-        tree = json.loads(text)
+        tree = parse_json(text)
         if isinstance(tree, dict):
             tree.pop("__metadata__", None)
         return _HEADER.validate_python(tree)

@@ -144,7 +144,13 @@ class BaseQueryEncoder(ABC):
     def _in_batches(self, encode: Callable[[list[Q]], Floats], queries: list[Q]) -> Floats:
         width = self.model.config.embedding_dim
         parts = [encode(queries[start : start + BATCH_ROWS]) for start in range(0, len(queries), BATCH_ROWS)]
-        return np.concatenate([np.empty((0, width), np.float32), *parts])
+        vectors = np.concatenate([np.empty((0, width), np.float32), *parts])
+        if not np.isfinite(vectors).all():
+            raise ConfigError(
+                f"model {self.model.uri}: its vector of a query has values that are NaN or infinite, which is near to "
+                "nothing; its weights are damaged: import or fetch the model again, and `embedder refresh` the store"
+            )
+        return vectors
 
     def _text_batch(self, texts: list[str]) -> Floats:
         return self._embed_ids([self._captions.encode(text) for text in texts])

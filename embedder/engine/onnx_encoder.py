@@ -1,6 +1,5 @@
 """Encoder of queries by ONNX Runtime, from the query towers of a store: without torch, and without the model folder."""
 
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from embedder.errors import StoreError
 from embedder.store.query_towers import QueryTowers
 from shards.config import CONFIG_FILE, SIGMOID_FILE, TOKENIZER_FILE, load_model_config
 from shards.length_groups import group_by_length
+from shards.schema import parse_json
 
 if TYPE_CHECKING:
     from embedder.engine.query_encoder import QueryEncoder
@@ -82,8 +82,15 @@ class OnnxQueryEncoder(BaseQueryEncoder):
         return found
 
     def _read_sigmoid(self) -> tuple[float, float] | None:
-        sigmoid = json.loads(self._towers.path(SIGMOID_FILE).read_text(encoding="utf-8"))
-        return None if sigmoid is None else (sigmoid[0], sigmoid[1])
+        path = self._towers.path(SIGMOID_FILE)
+        try:
+            sigmoid = parse_json(path.read_bytes())
+            return None if sigmoid is None else (float(sigmoid[0]), float(sigmoid[1]))
+        except (ValueError, TypeError, LookupError):
+            raise StoreError(
+                f"{path}: it holds no scale and bias of a sigmoid; write the towers again with "
+                f"`embedder export-query-towers --force {self._towers.files.option}`"
+            ) from None
 
     @locked_cached_property
     def _text_tower(self) -> Any:

@@ -1,8 +1,8 @@
 """Forecast of a refresh: what it would do, and why, without doing it; no lock, no file written, no model loaded."""
 
-import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -24,6 +24,7 @@ from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_current, 
 from embedder.store.runs import REPORT_FILE, all_runs
 from embedder.store.store_info import check_writable, served_info
 from embedder.store.tables import RecordTable
+from shards.schema import parse_json
 
 NUM_RUNS = 5  # whose medians make an estimate
 
@@ -198,7 +199,16 @@ def estimate_s(files: StoreFiles, model_fingerprint: str, num_items: int) -> Run
         return RunEstimate(wall_s=0.0)
     runs = reversed([run for run in all_runs(files) if run.model_fingerprint == model_fingerprint])
     paths = (run_file(run.run_id, REPORT_FILE) for run in runs)
-    return from_reports((json.loads(files.read(path)) for path in paths if files.exists(path)), num_items)
+    return from_reports(_reports(files, paths), num_items)
+
+
+def _reports(files: StoreFiles, paths: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Reports of runs that have one; what can't be read is left out: only an estimate is made of them."""
+    for path in paths:
+        with suppress(FileNotFoundError, ValueError):
+            report = parse_json(files.read(path))
+            if isinstance(report, dict):
+                yield report
 
 
 def from_reports(reports: Iterable[dict[str, Any]], num_items: int) -> RunEstimate:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from embedder.media.limits import DecodeLimits
+from shards.schema import parse_json
 
 Message = dict[str, Any]
 
@@ -97,7 +98,7 @@ class SandboxProcess:
             self._read_some(deadline)
         line, _, self._received = self._received.partition(b"\n")
         try:
-            message = json.loads(line)
+            message = parse_json(line)
         except ValueError:
             raise self._death() from None
         if not isinstance(message, dict):

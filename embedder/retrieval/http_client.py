@@ -18,6 +18,7 @@ from urllib.parse import urlencode, urlsplit
 from embedder.errors import ConfigError, StoreError
 from embedder.storage.printable import printable
 from index.errors import RetrievalError
+from shards.schema import parse_json
 
 MAX_TRIES = 6
 FIRST_WAIT_S, MAX_WAIT_S = 0.1, 5.0  # between two tries, doubled each time; 3.1 s in all
@@ -53,7 +54,7 @@ class HttpAnswer:
     def error(self) -> dict[str, Any] | None:
         """Error as the service tells it; None of an answer by another program."""
         try:
-            found = json.loads(self.body)["error"]
+            found = parse_json(self.body)["error"]
         except (ValueError, TypeError, KeyError):
             return None
         return found if isinstance(found, dict) and "what" in found else None
@@ -140,7 +141,7 @@ class HttpClient:
     def _json(self, method: str, path: str, body: bytes | None = None) -> Any:
         answer = self._request(method, path, body)
         try:
-            return json.loads(answer.body)
+            return parse_json(answer.body)
         except ValueError:
             raise StoreError(f"{self.url}: it answers with something else than JSON; is it a query service?") from None
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from embedder.retrieval.hits import Hit
 from embedder.retrieval.queries import SearchOptions
 from embedder.serve.errors import RequestError
+from shards.schema import parse_json
 
 NAME_BYTES = 5  # of ten thousand hits, two have the same name in one of 20,000 lists
 
@@ -75,8 +76,8 @@ def read_cursor(text: str, max_depth: int) -> Cursor:
     """
     try:
         head, _, seen = base64.b64decode(text.encode(), altchars=b"-_", validate=True).partition(b"\0")
-        version, digest = json.loads(head)
-    except (binascii.Error, ValueError, TypeError, RecursionError):
+        version, digest = parse_json(head)
+    except (binascii.Error, ValueError, TypeError):
         raise _refused("it is not one that an answer gave") from None
     is_whole = len(seen) % NAME_BYTES == 0 and 0 < count_seen(seen) <= max_depth
     if not (isinstance(version, str) and isinstance(digest, str) and is_whole):

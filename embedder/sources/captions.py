@@ -1,6 +1,5 @@
 """Captions in files: plain text, or one key of a JSON object."""
 
-import json
 from contextlib import closing
 from typing import Any
 
@@ -9,6 +8,7 @@ from embedder.sources.errors import FetchError
 from embedder.sources.type_inference import clean_text
 from embedder.sources.uris import TarMember, split_uri
 from embedder.storage.printable import readable
+from shards.schema import parse_json
 
 MAX_CAPTION_BYTES = 1 << 20
 # No `title`: exports of photo services put the file's name there.
@@ -53,8 +53,8 @@ def json_object(data: bytes, where: str) -> dict[str, Any]:
     """
     text = decode_text(data, where)
     try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        tree = parse_json(text)
+    except ValueError as error:
         raise FetchError("CaptionBroken", f"{readable(where)}: no valid JSON ({error})") from None
     if not isinstance(tree, dict):
         raise FetchError("CaptionBroken", f"{readable(where)}: a {type(tree).__name__} where a JSON object is due")

@@ -1,11 +1,12 @@
 """Columns of a table by name: a dot leads into a struct, unless a column's very name has it."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from shards.schema import parse_json
 
 _FEATURES = b"huggingface"  # key of a Parquet file's metadata, where the library `datasets` describes its columns
 
@@ -91,9 +92,9 @@ def column_names(schema: pa.Schema) -> Iterator[str]:
 def label_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
     """Read the names of the numbers in columns of labels, by column, as Hugging Face's `datasets` stores them."""
     try:
-        features = json.loads((schema.metadata or {})[_FEATURES])["info"]["features"]
+        features = parse_json((schema.metadata or {})[_FEATURES])["info"]["features"]
         return dict(_labels(features)) if isinstance(features, dict) else {}
-    except (KeyError, TypeError, ValueError, RecursionError):
+    except (KeyError, TypeError, ValueError):
         return {}  # another program's metadata
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from embedder.sources.type_inference import (
 )
 from embedder.storage.file_adapter import RangeFile
 from embedder.storage.printable import readable
+from shards.schema import parse_json
 
 PAGE_BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20  # a JSON Lines row beyond this is a file without line ends, not a row
@@ -238,8 +238,8 @@ def _json_row(text: bytes, where: str) -> dict[str, Any] | None:
     if not text.strip():
         return None
     try:
-        row = json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        row = parse_json(text.decode("utf-8"))
+    except ValueError as error:
         raise SourceError(f"{where}: no valid JSON ({error}); correct that line") from None
     if not isinstance(row, dict):
         raise SourceError(f"{where}: a {type(row).__name__} where a JSON object is due; write one object a line")

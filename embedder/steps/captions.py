@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
-from shards.tokenizer import knows_a_word
+from shards.config import TOKENIZER_FILE
+from shards.tokenizer import knows_a_word, parse_tokenizer
 
 # The tokeniser truncates after it has tokenised everything, and a word of a megabyte takes it seconds. A token has at
 # most about 16 characters, and no tower takes more than a few hundred tokens.
@@ -28,8 +28,11 @@ class CaptionEncoder:
             max_tokens: longer captions are cut there, special tokens included.
             end_id: id of the token that ends a caption (`TextTower.end_id`); what follows the first one is cut, also
                 where the caption itself contains its text. None: nothing is.
+
+        Raises:
+            ModelError: the tokeniser is none.
         """
-        self._tokenizer = Tokenizer.from_str(tokenizer_json)
+        self._tokenizer = parse_tokenizer(tokenizer_json, f"the model's {TOKENIZER_FILE}")
         self._end_id = end_id
         padding = self._tokenizer.padding
         if padding is not None and padding["length"] is not None:

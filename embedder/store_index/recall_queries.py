@@ -4,7 +4,6 @@ An index that is tuned with the images themselves has a low recall for texts. An
 its texts lie and in which directions they vary (`index.queries.text_like_queries`).
 """
 
-import json
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from embedder.store_index.rows import IndexRows
 from index.queries import CAPTIONS, SAMPLED, TEXT_LIKE, text_like_queries
 from index.vectors import Floats
 from shards.errors import ModelError
+from shards.schema import parse_json
 
 NUM_WORDS = 512
 MIN_LETTERS = 3
@@ -60,8 +60,11 @@ def _words(model: Model) -> list[str]:
     """Words of the model's vocabulary, from all parts of it."""
     if model.tokenizer_json is None:  # a model without a text tower is asked with images alone
         return []
-    vocabulary: Any = json.loads(model.tokenizer_json)["model"].get("vocab", [])
-    tokens = list(vocabulary) if isinstance(vocabulary, dict) else [piece for piece, _ in vocabulary]
+    try:
+        vocabulary: Any = parse_json(model.tokenizer_json)["model"].get("vocab", [])
+        tokens = list(vocabulary) if isinstance(vocabulary, dict) else [piece for piece, _ in vocabulary]
+    except (ValueError, TypeError, LookupError):  # damaged, which whoever encodes with it is told
+        return []
     words = sorted({word for token in tokens if (word := token.strip("▁#Ġ")).isalpha() and len(word) >= MIN_LETTERS})
     return words[:: -(-len(words) // NUM_WORDS)] if words else []
 

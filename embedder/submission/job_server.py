@@ -18,6 +18,7 @@ from urllib.parse import quote
 from embedder.errors import ConfigError, RunFailedError
 from embedder.retrieval.http_client import HttpAnswer, HttpClient
 from embedder.storage.printable import printable
+from shards.schema import parse_json
 
 TIMEOUT_S = 10.0  # of a connection, and of an answer
 PATIENCE_S = 8.0  # in which a request is repeated; with a last one that waits, 18 s in all
@@ -148,7 +149,7 @@ class JobServer(HttpClient):
 
     def _parsed(self, answer: HttpAnswer) -> Any:
         try:
-            return json.loads(answer.body)
+            return parse_json(answer.body)
         except ValueError:
             raise self._unknown(answer.body.decode(errors="replace")) from None
 

@@ -7,7 +7,6 @@ rare HTML entities stay as they are: no tokenizer.json can express them.
 from __future__ import annotations
 
 import gzip
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from shards.convert.open_clip_config import TextSection
 from shards.convert.preprocessing import TOKENIZER_CONFIG_FILE, import_tokenizer
 from shards.convert.siglip_tokenizer import FINAL_SIGMA
 from shards.errors import ModelError
+from shards.schema import read_json
 from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.towers.kinds import TextTower
 
@@ -132,7 +132,7 @@ def _own_tokenizer(folder: Path) -> Any:
 
     files = folder / VOCABULARY_FILE, folder / MERGES_FILE
     if all(path.is_file() for path in files):
-        vocabulary = json.loads(files[0].read_text(encoding="utf-8"))
+        vocabulary: Any = read_json(files[0], "save CLIP's vocabulary beside the model")
         lines = files[1].read_text(encoding="utf-8").splitlines()[1:]
         merges = [tuple(line.split()) for line in lines if line]
     else:

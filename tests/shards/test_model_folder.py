@@ -61,7 +61,15 @@ def test_a_broken_configuration_names_key_rule_and_value(model, section, changes
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "No such file"), ("{", "no valid JSON"), ("[]", "found list")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        ("{", "no valid JSON"),
+        ("[]", "found list"),
+        ("[" * 200_000, r"no valid JSON \(it is nested too deeply\); repair or fetch it again"),
+    ],
+)
 def test_a_missing_or_garbled_configuration_is_refused(model, content, message):
     (model / "config.json").unlink()
     if content is not None:

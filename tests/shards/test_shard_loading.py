@@ -170,7 +170,11 @@ def test_temperature_and_bias_are_allowed_and_not_needed(model):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\x00" * 8, b"\xff" * 64, b'\x10\x00\x00\x00\x00\x00\x00\x00{"a": nonsense}}']
+    "content",
+    [
+        *(b"", b"\x00" * 8, b"\xff" * 64, b'\x10\x00\x00\x00\x00\x00\x00\x00{"a": nonsense}}'),
+        (200_000).to_bytes(8, "little") + b"[" * 200_000,
+    ],
 )
 def test_files_that_are_no_safetensors_are_refused(model, content):
     (model / "model.safetensors").write_bytes(content)

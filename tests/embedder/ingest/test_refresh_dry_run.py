@@ -1,5 +1,7 @@
 """A dry run says what would be done and why, and changes nothing."""
 
+from pathlib import Path
+
 import samples
 from refresh_runs import contents, refreshed, rows_of, touch
 
@@ -82,6 +84,17 @@ def test_an_estimate_is_the_median_of_the_last_runs_that_measured_anything():
     found = from_reports(reports, 300)
     assert (found.items_per_s, found.num_runs, found.wall_s) == (3.0, 5, 110.0)
     assert from_reports([], 300).wall_s is None
+
+
+def test_a_report_that_is_damaged_is_no_part_of_an_estimate(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=3, captions=False)
+    config = make_run(source)
+    refreshed(config)
+    (source / "new.png").write_bytes(samples.image_bytes(9))
+    (report,) = Path(config.store).glob("runs/*/report.json")
+    for content in ("[" * 200_000, "{", "[]"):
+        report.write_text(content)
+        assert forecast(config, REFRESH).estimate.wall_s is None
 
 
 def test_the_command_prints_what_would_be_done(make_run, tmp_path, run_embedder):

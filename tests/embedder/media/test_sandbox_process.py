@@ -15,6 +15,7 @@ from sandbox_checks import FIT, has_ended, is_orange, refused, wait_until
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.sandbox import SandboxedDecoder
+from embedder.media.sandbox_process import SandboxCrashError, SandboxProcess
 
 
 def test_several_decoders_work_in_threads_that_come_and_go(encode_image):
@@ -40,6 +41,18 @@ def test_several_decoders_work_in_threads_that_come_and_go(encode_image):
         decoder.close()
     assert wrong == []
     assert all(has_ended(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("sent", [b"nonsense", b"3", b"[" * 200_000, b"[" * 900 + b"]" * 900])
+def test_a_broken_message_of_the_child_is_its_end(sent):
+    with Path(os.devnull).open("rb") as inbox, Path(os.devnull).open("wb") as outbox:
+        process = SandboxProcess(DecodeLimits(), inbox.fileno(), outbox.fileno())
+    try:
+        process._received = sent + b"\n"
+        with pytest.raises(SandboxCrashError):
+            process.receive(1)
+    finally:
+        process.kill()
 
 
 PARENT = """

@@ -95,8 +95,8 @@ def test_a_lock_outlives_many_leases_while_its_holder_lives(files, monkeypatch):
         assert not lease.lost
         assert files.read(LOCK_FILE) != first
         write_current(files, state("alive"))
-        write_current(files, state("alive twice"))
-    assert read_current(files).run_id == "alive twice"
+        write_current(files, state("alive-twice"))
+    assert read_current(files).run_id == "alive-twice"
 
 
 def test_the_lock_of_a_killed_process_is_taken_over_after_its_lease_and_not_before(files, monkeypatch, said):
@@ -124,7 +124,7 @@ def test_a_process_that_slept_through_its_lease_publishes_nothing_and_says_so(fi
         assert f"process {os.getpid()}" in stderr
         assert sleeper.returncode != 0
         assert read_current(files).run_id == "second"
-        write_current(files, state("second still holds it"))
+        write_current(files, state("second-still-holds-it"))
 
 
 def test_clocks_of_other_machines_decide_nothing(files, monkeypatch):
@@ -177,15 +177,15 @@ def outcomes_of(number: int, files: StoreFiles) -> list[str]:
 def test_who_published_without_the_lock_is_not_overwritten(files):
     write_current(files, state("first"))
     with write_lock(files):
-        write_current(another(files), state("a stranger"))
+        write_current(another(files), state("a-stranger"))
         with pytest.raises(LeaseLostError, match="another run published while this one held the lock"):
             write_current(files, state("ours"))
-    assert read_current(files).run_id == "a stranger"
+    assert read_current(files).run_id == "a-stranger"
 
 
 def test_a_first_publication_is_fenced_too(files):
     with write_lock(files):
-        write_current(another(files), state("a stranger"))
+        write_current(another(files), state("a-stranger"))
         with pytest.raises(LeaseLostError):
             write_current(files, state("ours"))
 
@@ -219,9 +219,9 @@ def test_a_server_that_was_away_for_a_while_does_not_end_a_run(monkeypatch):
                 server.send_signal(signal.SIGSTOP)
                 time.sleep(1.5)
                 server.send_signal(signal.SIGCONT)
-                write_current(files, state("after the break"))
+                write_current(files, state("after-the-break"))
                 assert not lease.lost
-            assert read_current(files).run_id == "after the break"
+            assert read_current(files).run_id == "after-the-break"
 
 
 def test_a_server_that_ignores_conditions_is_refused(monkeypatch):

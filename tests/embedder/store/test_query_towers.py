@@ -11,13 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from command_runs import run_here
+from safetensors.torch import load_file, save_file
 from store_samples import row, table
 from tower_families import save_random_model, tiny
 
 from embedder.engine.model_folder import open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.engine.query_tower_export import export_query_towers, preprocessing_of
-from embedder.errors import ConfigError
+from embedder.errors import ConfigError, StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
@@ -25,7 +26,7 @@ from embedder.store.layout import StoreInfo
 from embedder.store.part_writer import RunMetadata, write_part
 from embedder.store.publish import PublishIntent, publish
 from embedder.store.purge.audit import is_free_text
-from embedder.store.query_towers import TOWERS_FOLDER, find_towers, towers_path
+from embedder.store.query_towers import TOWERS_FOLDER, find_towers, towers_path, write_manifest
 from embedder.store.runs import start_run
 from embedder.store.store_info import bind_store
 from embedder.store.vacuum import vacuum
@@ -197,3 +198,34 @@ def test_in_a_bucket_a_tower_is_fetched_once_and_again_where_the_copy_is_damaged
     store = open_store(files.address)
     assert np.abs(store.encode_text(["w5 w6 w7"]) - expected(models[0])).max() < 1e-5
     assert store.encoder.kind == "onnx"
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_query_whose_vector_is_not_finite_is_refused_and_names_the_model(models, tmp_path, kind, value):
+    folder = shutil.copytree(models[0], tmp_path / "model")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name, tensor in tensors.items() if name.startswith("text.") and "word_embeddings" in name)
+    tensors[name][:] = value
+    save_file(tensors, path)
+    files, info = publish_model(tmp_path / "store", folder)
+    if kind == "onnx":
+        export_query_towers(files, info)
+    store = open_store(files.address)
+    assert store.encoder.kind == kind
+    with pytest.raises(
+        ConfigError, match=rf"model {folder}: its vector of a query has values that are NaN or infinite"
+    ):
+        store.search("w5 w6 w7")
+
+
+@pytest.mark.parametrize("content", ["[" * 200_000, "{}", '["a", "b"]', "[1]"])
+def test_a_hostile_sigmoid_of_query_towers_is_told_in_one_line(models, tmp_path, content):
+    files, info = publish_model(tmp_path / "store", models[0])
+    export_query_towers(files, info)
+    folder = files.folder / towers_path(info)
+    (folder / "sigmoid.json").write_text(content)
+    write_manifest(folder, info)
+    with pytest.raises(StoreError, match="it holds no scale and bias of a sigmoid; write the towers again with"):
+        open_store(files.address).search("w5 w6 w7")
