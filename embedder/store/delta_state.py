@@ -89,7 +89,9 @@ def read_state(files: StoreFiles, table: str, version: int | None = None) -> Tab
         pieces = files.each(lambda path: _read_actions(files, path), paths)
         return _replay(None, wanted, (action for piece in pieces for action in piece))
     except FileNotFoundError as error:
-        raise LogError(f"the log lacks entry {str(error).rpartition('/')[2]}") from None
+        name = str(error).rpartition("/")[2]
+        entry = _ENTRY.fullmatch(name)
+        raise LogError(f"the log lacks entry {int(entry[1])}" if entry else f"the log lacks {name}") from None
     except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
         raise LogError(f"{type(error).__name__}: {error}") from None
 

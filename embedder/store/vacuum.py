@@ -52,7 +52,7 @@ class Vacuumed:
 def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2, dry_run: bool = False) -> Vacuumed:
     """Delete part files, journals, index versions and query towers that no publication worth keeping needs.
 
-    So it does for each model; of one that no such publication has any more, nothing is left.
+    So it does for each model; of one that no such publication has any more, its logs and its store.json are left.
 
     Reports and records of all runs stay. A kill in the middle leaves files that the next vacuum deletes. A publication
     whose files are all needed by a kept one stays readable, but loses its index: a search of it compares with every
