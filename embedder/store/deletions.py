@@ -9,7 +9,8 @@ import json
 from collections.abc import Iterable, Sequence
 
 from embedder.errors import StoreError
-from embedder.store.files import StoreFiles
+from embedder.store.backends import FileInfo
+from embedder.store.files import StoreFiles, is_unfinished
 from embedder.store.layout import Current, read_current
 
 DELETIONS_FOLDER = "deletions"
@@ -41,6 +42,17 @@ def listed_files(files: StoreFiles, current: Current | None) -> frozenset[str]:
     """
     names = current.deleting if current is not None else ()
     return frozenset(path for name in names for path in _read_list(files, name) or ())
+
+
+def unnamed_lists(files: StoreFiles, current: Current) -> list[FileInfo]:
+    """Lists that no change of CURRENT.json came to name, as their writers were killed or overtaken before it.
+
+    Args:
+        files: the store.
+        current: what is published; where it is the same when they are to go, none of them can be named later.
+    """
+    named = {_list_file(name) for name in current.deleting}
+    return [info for info in files.list(DELETIONS_FOLDER) if info.path not in named and not is_unfinished(info)]
 
 
 def open_lists(files: StoreFiles, names: Iterable[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from embedder.store.backends import FileInfo
 from embedder.store.current import model_folder, move_current, record_of, writable
-from embedder.store.deletions import delete_listed
+from embedder.store.deletions import delete_listed, unnamed_lists
 from embedder.store.delta_log import LOG_FOLDER
 from embedder.store.files import StoreFiles, is_unfinished
 from embedder.store.history import part_files, publications, readable
@@ -78,15 +78,17 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
     for model in models:
         doomed += _unneeded_of_model(files, model, history, versions, unfinished, now - grace)
     asked, kept_models = {version.run_id for version in versions}, {name for each in versions for name in each.models}
-    whole_models = [each for each in history if kept_models.issuperset(each.models)]  # of others, the logs go, too
+    whole_models = [each for each in history if kept_models.issuperset(each.models)]  # of others, all files go
     left = asked | readable(files, whole_models, [info.path for info in doomed])
     served = [each for each in (current, *history) if each.run_id in left | {current.run_id}]
     bound = read_store_info(files)
     doomed += unneeded_towers(files, [served_info(bound, each) for each in served])
     for model in models:
         doomed += _unneeded_model_towers(files, model, served)
+    doomed += unnamed_lists(files, current)
     unfinished_files = [info for info in files.list("") if is_unfinished(info)]
     if not dry_run:
+        files.confirm_lease()
         files.delete_each(info.path for info in unfinished_files)  # nothing ever refers to them
         if doomed:
             move_current(files, current, [info.path for info in doomed])
