@@ -157,11 +157,7 @@ class BucketLease(Lease):
     def confirm(self) -> None:
         """Renew the lock; refused where another process has taken it."""
         with self._guard:
-            self._holder["beat"] += 1
-            try:
-                self._tag = self.files.replace(LOCK_FILE, _bytes(self._holder), self._tag)
-            except WriteConflictError:
-                self.lost = True
+            self.lost = self.lost or not self._renewed()
         if self.lost:
             holder = read_holder(self.files)
             cause = (
@@ -174,6 +170,23 @@ class BucketLease(Lease):
                 f"store {self.files.address}: {cause}; nothing of this one is published since: run the same command "
                 "again"
             )
+
+    def _renewed(self) -> bool:
+        """Rewrite the lock; whether it still is this process's."""
+        while True:
+            self._holder["beat"] += 1
+            try:
+                self._tag = self.files.replace(LOCK_FILE, _bytes(self._holder), self._tag)
+            except WriteConflictError:
+                try:
+                    found, tag = self.files.read_tagged(LOCK_FILE)
+                except FileNotFoundError:
+                    return False
+                if _parse(found).get("token") != self._holder["token"]:
+                    return False
+                self._tag = tag  # of a renewal that was given up, and came to the server all the same
+            else:
+                return True
 
     def close(self) -> None:
         """Mark the lock as free; where that fails, it expires after its lease."""
