@@ -360,6 +360,11 @@ class RunConfig(ConfigSection):
         return self.model[1:] if isinstance(self.model, tuple) else ()
 
     @property
+    def model_sections(self) -> tuple[dict[str, Any], ...]:
+        """Sections of the further models, as `embedder.servables.make_servable` takes them."""
+        return tuple(model.settings() for model in self.further_models)
+
+    @property
     def required_model(self) -> str:
         """Address of the main model's folder.
 

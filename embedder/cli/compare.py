@@ -7,7 +7,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.options import ReadConfig, command
+from embedder.cli.options import AllowStoreCode, ReadConfig, command
 from embedder.cli.results import Result, new_table
 from embedder.errors import ConfigError
 from embedder.quantities import counted, money, percent, rate, size_text
@@ -38,6 +38,7 @@ def compare(
     num_queries: Annotated[int | None, typer.Option(min=1, help=NUM_HELP)] = None,
     num_shown: Annotated[int, typer.Option(min=0, help="Most wins, losses and hard queries to show.")] = 12,
     out: Annotated[Path | None, typer.Option(help="Folder for comparison.json and comparison.html.")] = None,
+    allow_store_code: AllowStoreCode = False,
 ) -> Result:
     """Compare two models on the same queries; exit 1 where a group lost more than [compare] allows."""
     run = read()
@@ -45,7 +46,9 @@ def compare(
     from embedder.evaluation.compare import CompareOptions
     from embedder.evaluation.compare import compare as run_comparison
 
-    options = CompareOptions(queries, group, num_queries, num_shown, run.compare)
+    options = CompareOptions(
+        queries, group, num_queries, num_shown, run.compare, run.model_sections, allow_store_code=allow_store_code
+    )
     found = run_comparison(before, after, options)
     saved = save_comparison(found, out) if out is not None else []
     failure = "" if found.passed else f"compare: {found.verdict}"

@@ -7,7 +7,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.options import PublishedBy, ReadConfig, SearchedModel, StoreUri, command
+from embedder.cli.options import AllowStoreCode, PublishedBy, ReadConfig, SearchedModel, StoreUri, command
 from embedder.cli.results import Result, new_table
 from embedder.errors import ConfigError
 from embedder.quantities import MIB, counted
@@ -34,16 +34,23 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json and recall_latency.png.")] = None,
     version: PublishedBy = None,
     model: SearchedModel = None,
+    allow_store_code: AllowStoreCode = False,
 ) -> Result:
     """Measure R@k, recall of the index, latency and memory, with confidence intervals."""
-    run = read({"store": store, "model": model})
+    run = read({"store": store})
 
     from embedder.evaluation.evaluate import EvaluationOptions
     from embedder.evaluation.outputs import evaluate_tracked
     from embedder.retrieval.store_api import open_store
 
     options = EvaluationOptions(queries=queries, k=k, group=group, num_queries=num_queries)
-    opened = open_store(run.required_store, model=run.main_model, version=version)
+    opened = open_store(
+        run.required_store,
+        model=model or run.main_model,
+        version=version,
+        servables=run.model_sections,
+        allow_store_code=allow_store_code,
+    )
     found = evaluate_tracked(opened, run, options, out)
     saved = save_evaluation(found, out) if out is not None else []
     return Result(found.model_dump(mode="json"), [*evaluation_parts(found), *saved])

@@ -20,6 +20,9 @@ ModelUri = Annotated[str | None, typer.Option("--model", help="Model folder: loc
 SearchedModel = Annotated[
     str | None, typer.Option("--model", help="Model of the store by its name; or a model folder, if that has moved.")
 ]
+AllowStoreCode = Annotated[
+    bool, typer.Option("--allow-store-code", help="Run the code that the store names, as its writer wants it.")
+]
 ModelName = Annotated[
     str | None, typer.Option("--model", metavar="NAME", help="A further model of the store; else its main one.")
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from embedder.cli.options import PublishedBy, ReadConfig, SearchedModel, StoreUri, command
+from embedder.cli.options import AllowStoreCode, PublishedBy, ReadConfig, SearchedModel, StoreUri, command
 from embedder.cli.results import Result, new_table
 from embedder.errors import ConfigError
 from embedder.quantities import counted
@@ -70,6 +70,7 @@ def search(
         str | None, typer.Option(metavar="URL", help="Search by a query service (`embedder serve`) instead.")
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="File that holds the token of --server.")] = None,
+    allow_store_code: AllowStoreCode = False,
 ) -> Result:
     """Find images and videos that fit a text, an image, both together, or a vector."""
     weights = {"text_weight": text_weight, "not_weight": not_weight}
@@ -77,7 +78,7 @@ def search(
     options = SearchOptions(
         k=k, where=where, group=not all_segments, fold=fold, hybrid=hybrid, min_score=min_score, **given
     )
-    run = read({"store": store, "model": model})
+    run = read({"store": store})
     if (vector is not None) == bool(queries or images):
         raise ConfigError("what to search with: give a text, --image FILE, both together, or --vector FILE.npy alone")
     if text_weight is not None and not (queries and images):
@@ -91,6 +92,10 @@ def search(
         raise ConfigError(
             "--server searches the service's store; leave out --store, and give --model the name of a model"
         )
+    if server is not None and allow_store_code:
+        raise ConfigError(
+            "--allow-store-code is for a store that is opened here; a service is given it by its operator"
+        )
     if server is None and token_file is not None:
         raise ConfigError("--token-file is for --server; give both, or neither")
 
@@ -102,7 +107,13 @@ def search(
     else:
         from embedder.retrieval.store_api import open_store
 
-        opened = open_store(run.required_store, model=run.main_model, version=version)
+        opened = open_store(
+            run.required_store,
+            model=model or run.main_model,
+            version=version,
+            servables=run.model_sections,
+            allow_store_code=allow_store_code,
+        )
     query = queries or (None if vector is None else _read_vectors(vector))
     answers = opened.search(
         query, options, image=images or None, not_text=not_texts or None, not_image=not_images or None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from embedder.cli.options import ModelUri, ReadConfig, StoreUri, command
+from embedder.cli.options import AllowStoreCode, ModelUri, ReadConfig, StoreUri, command
 from embedder.cli.results import PIPE_WIDTH, Result
 from embedder.cli.terminal import Terminal
 from embedder.errors import ConfigError
@@ -46,6 +46,7 @@ def serve(
         typer.Option("--limit", metavar="NAME=VALUE", help="Set any limit, as rate_per_s=20; repeatable."),
     ] = None,
     model: ModelUri = None,
+    allow_store_code: AllowStoreCode = False,
     on_ray: Annotated[bool, typer.Option("--ray", help="Run replicas on Ray Serve.")] = False,
     replicas: Annotated[int, typer.Option(min=1, help="With --ray: replicas that always run.")] = 1,
     max_replicas: Annotated[int, typer.Option(min=1, help="With --ray: replicas that run under load.")] = 1,
@@ -55,6 +56,8 @@ def serve(
     given = {
         "store": run.required_store,
         "model": run.main_model if model is not None else None,
+        "servables": run.model_sections,
+        "allow_store_code": allow_store_code,
         "host": host,
         "port": port,
         "token_file": token_file,

@@ -1,9 +1,14 @@
-"""Encoder of queries by a further model of a store: its towers by torch, else the servable that made its vectors."""
+"""Encoder of queries by a further model of a store: its towers by torch, else the servable that made its vectors.
+
+A store is data, which others may have made: of what it names, readers open only `DATA_KINDS`. Code comes from the
+reader's own configuration, or from the store where the reader has said so (`CodeSources`).
+"""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +23,7 @@ from embedder.media.limits import DecodeLimits
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.servables import make_servable
 from embedder.servables.order import ERROR
-from embedder.storage.printable import is_text
+from embedder.storage.printable import is_text, printable
 from embedder.store.layout import StoreInfo
 
 if TYPE_CHECKING:
@@ -27,45 +32,120 @@ if TYPE_CHECKING:
     from embedder.servables.run import RunningServable
 
 TOWERS = "towers"
+DATA_KINDS = (TOWERS, "onnx")
+"""Kinds that hold no code: safetensors with a description of towers that this package has, and graphs of ONNX, whose
+operators are ONNX Runtime's own (nobody registers others). The others have some: `python` is a file of it; a .pt2 has
+expressions that are evaluated as Python; TorchScript is a program with operators that open files; a checkpoint of `hf`
+or `vllm` chooses among much of other libraries' code, which was not written for hostile ones."""
 SIDES = {"image": "images", "text": "texts"}
+MAX_SHOWN = 100  # characters of a key of a store in a message
 
 
-def open_servable_encoder(info: StoreInfo) -> AnyQueryEncoder:
+@dataclass(frozen=True)
+class CodeSources:
+    """Places that a reader takes code of models from.
+
+    Attributes:
+        own: sections [[model]] of the reader's own configuration, by their names.
+        allow_store_code: whether code that a store names is run, too.
+    """
+
+    own: "Mapping[str, Servable | Mapping[str, Any]]" = field(default_factory=dict)
+    allow_store_code: bool = False
+
+    @classmethod
+    def of(cls, servables: "Iterable[Servable | Mapping[str, Any]]" = (), allow_store_code: bool = False) -> Self:
+        """Make it of servables, or of their sections.
+
+        Args:
+            servables: the reader's own, as `embedder.servables.make_servable` takes them.
+            allow_store_code: whether code that a store names is run, too.
+        """
+        own = {str(each["name"] if isinstance(each, Mapping) else each.name): each for each in servables}
+        return cls(own, allow_store_code)
+
+    def servable(self, info: StoreInfo, model: str) -> "Servable":
+        """Make the servable of a further model, of the store's section where that is data or allowed.
+
+        Args:
+            info: description of the model.
+            model: its name in the store.
+
+        Raises:
+            StoreError: the store's section would run code, and the reader has neither a section of its own nor leave.
+        """
+        section = info.servable or {}
+        if not _has_code(section):
+            return make_servable(section)
+        if model in self.own:
+            return make_servable(self.own[model]).absolute()
+        if self.allow_store_code:
+            return make_servable(section)
+        what = printable(str(section.get("kind", TOWERS)), MAX_SHOWN)
+        if section.get("python") is not None:
+            what += " in an interpreter of its own"
+        raise StoreError(
+            f"model {model or section.get('name')} of the store: it is of the kind {what}, which would run code that "
+            f"the store names; a store is data, of which readers take the kinds {' and '.join(DATA_KINDS)} alone; give "
+            "the configuration that has this [[model]] (--config FILE), or run the store's code, if you trust whoever "
+            "wrote it (--allow-store-code)"
+        )
+
+
+DATA_ALONE = CodeSources()
+
+
+def _has_code(section: Mapping[str, Any]) -> bool:
+    """Whether a section names code: by its kind, or as another interpreter, which may be any program."""
+    return section.get("kind", TOWERS) not in DATA_KINDS or section.get("python") is not None
+
+
+def open_servable_encoder(info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> AnyQueryEncoder:
     """Open the encoder of a further model that has no query towers in the store; loads nothing yet.
 
     Args:
         info: description of the model.
+        model: its name in the store.
+        code: places that code is taken from.
 
     Raises:
-        StoreError: its files are now those of another model.
+        StoreError: its files are now those of another model, or code that nobody allowed.
         ServableError: a file is missing, or of another framework.
         shards.ModelError: its model folder is none.
     """
     section = info.servable or {}
-    return open_towers(info) if section.get("kind", TOWERS) == TOWERS else ServableEncoder(info)
+    if section.get("kind", TOWERS) == TOWERS:
+        return open_towers(info, model)
+    return ServableEncoder(info, model, code)
 
 
-def open_towers(info: StoreInfo) -> QueryEncoder:
+def open_towers(info: StoreInfo, model: str = "") -> QueryEncoder:
     """Open the towers of a further model of that kind.
 
     Args:
         info: description of the model.
+        model: its name in the store.
 
     Raises:
         StoreError: its model folder is now that of another model.
         ServableError: a file is missing.
         shards.ModelError: it is no whole model folder.
     """
-    return QueryEncoder(open_model(checked_servable(info).uri))
+    return QueryEncoder(open_model(checked_servable(info, model).uri))
 
 
-def checked_servable(info: StoreInfo) -> "Servable":
+def checked_servable(info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> "Servable":
     """Servable of a further model.
 
+    Args:
+        info: description of the model.
+        model: its name in the store.
+        code: places that code is taken from.
+
     Raises:
-        StoreError: its files are now those of another model.
+        StoreError: its files are now those of another model, or code that nobody allowed.
     """
-    servable = make_servable(info.servable or {})
+    servable = code.servable(info, model)
     takes_others = any("." in (each.of or "") for each in servable.input_columns().values())
     found = (
         info.model_fingerprint if takes_others else servable.fingerprint()
@@ -88,17 +168,19 @@ class ServableEncoder:
 
     kind = "servable"
 
-    def __init__(self, info: StoreInfo) -> None:
+    def __init__(self, info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> None:
         """Check that the servable still is the one that made the vectors.
 
         Args:
             info: description of the model.
+            model: its name in the store.
+            code: places that code is taken from.
 
         Raises:
-            StoreError: it is another one now.
+            StoreError: it is another one now, or code that nobody allowed.
             ServableError: a file is missing, or of another framework.
         """
-        self._servable = checked_servable(info)
+        self._servable = checked_servable(info, model, code)
         self._turn = threading.Lock()  # one thread calls a servable at a time
 
     def encode_text(self, texts: Sequence[str]) -> Floats:

@@ -7,11 +7,11 @@ Legend: `Q` queries, `R` right answers, `E` embedding size of a side.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,9 @@ from shards.training.paired import (
     paired_differences,
 )
 
+if TYPE_CHECKING:
+    from embedder.servables.base import Servable
+
 LOG = logging.getLogger(__name__)
 DEFAULT_NUM_CAPTIONS = 2000
 DEPTH = 10
@@ -58,6 +61,8 @@ class CompareOptions:
         num_queries: most queries; by default all of a file, and 2,000 captions.
         num_shown: most queries to show among the wins, the losses, and the hard ones.
         rule: metric, loss that is allowed, and confidence.
+        servables: as in `embedder.open_store`, for stores that are given by their addresses.
+        allow_store_code: likewise.
     """
 
     queries: str | None = None
@@ -65,6 +70,8 @@ class CompareOptions:
     num_queries: int | None = None
     num_shown: int = 12
     rule: CompareConfig = field(default_factory=CompareConfig)
+    servables: "Sequence[Servable | Mapping[str, Any]]" = ()
+    allow_store_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,11 @@ def compare(
     require("embed", "embedder compare")
     options = replace(options or CompareOptions(), **keywords)
     group = options.group or options.rule.group
-    stores = open_side(before), open_side(after)
+    before_store, after_store = (
+        open_side(each, servables=options.servables, allow_store_code=options.allow_store_code)
+        for each in (before, after)
+    )
+    stores = before_store, after_store
     tables = _images(stores[0]), _images(stores[1])
     item_ids = common_ids(*tables)
     if not len(item_ids):

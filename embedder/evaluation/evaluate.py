@@ -98,7 +98,7 @@ def evaluate(
     if isinstance(store, RunConfig):
         from embedder.evaluation.outputs import evaluate_tracked
 
-        opened = open_store(store.required_store, model=store.main_model)
+        opened = open_store(store.required_store, model=store.main_model, servables=store.model_sections)
         return evaluate_tracked(opened, store, options)
     check_has_vectors(store.files, store.current)
     if store.info.searched == "text":

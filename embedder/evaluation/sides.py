@@ -1,6 +1,5 @@
 """Sides of a comparison: a store, an earlier publication of it, or one of its further models, and what they cost."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,38 +13,40 @@ from embedder.store.layout import run_file
 from embedder.store.models import check_has_vectors
 from embedder.store.runs import REPORT_FILE
 from embedder.store_index.versions import manifest_of
+from shards.schema import parse_json
 
 SIDE = re.compile(r"(?P<store>.+?)(?:@(?P<run>\d{8}T\d{6}Z[\w.-]*))?(?:#(?P<model>[a-z0-9_]+))?")
 """Address of a store, then perhaps `@RUN_ID`, then perhaps `#NAME`; other `@` and `#` belong to the address."""
 MAX_EARLIER = 50  # publications that are looked through for the report of the run that computed the vectors
 
 
-def open_side(address: "str | Path | Store", where: str = "embedder.compare") -> Store:
+def open_side(address: "str | Path | Store", where: str = "embedder.compare", **code: Any) -> Store:
     """Open a store, a publication `STORE@RUN_ID`, or a model `STORE#NAME`; of an earlier one, `STORE@RUN_ID#NAME`.
 
     Args:
         address: one of these, or a store that is open.
         where: what asks, for messages.
+        code: `servables` and `allow_store_code` of `embedder.open_store`.
 
     Raises:
         StoreError: there is no store, no such publication that can be read, no such model, or it can't be compared.
         ConfigError: the address is empty.
     """
     check_argument(f"{where}: side", address, (str, Path, Store), "a store, its address, STORE@RUN_ID or STORE#NAME")
-    opened = address if isinstance(address, Store) else _opened(str(address))
+    opened = address if isinstance(address, Store) else _opened(str(address), code)
     check_has_vectors(opened.files, opened.current)
     if opened.info.searched == "text":
         raise StoreError(ONE_TOWER.format(address=opened.files.address, side="vision"))
     return opened
 
 
-def _opened(address: str) -> Store:
+def _opened(address: str, code: dict[str, Any]) -> Store:
     parts = SIDE.fullmatch(address)
     if parts is None:
         raise ConfigError("compare: a side is empty; write STORE, STORE@RUN_ID or STORE#NAME")
     if Path(address).exists():
-        return open_store(address)
-    return open_store(parts["store"], model=parts["model"], version=parts["run"])
+        return open_store(address, **code)
+    return open_store(parts["store"], model=parts["model"], version=parts["run"], **code)
 
 
 def describe_side(name: str, store: Store, images: ImageTable, width: int) -> ComparedSide:
@@ -100,7 +101,7 @@ def _report(store: Store) -> tuple[str | None, dict[str, Any]]:
         if own is None or own.model_fingerprint != store.info.model_fingerprint:
             break
         try:
-            report = json.loads(files.read(run_file(record.run_id, REPORT_FILE)))
+            report = parse_json(files.read(run_file(record.run_id, REPORT_FILE)))
         except (FileNotFoundError, ValueError):  # a compaction has no report
             continue
         if isinstance(report, dict) and report.get("num_items"):

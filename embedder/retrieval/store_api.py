@@ -1,7 +1,7 @@
 """Python API of a store, for notebooks and services: read it, encode queries, search."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +16,7 @@ from embedder.engine.encode_queries import AnyQueryEncoder, BaseQueryEncoder
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.query_encoder import QueryEncoder
 from embedder.engine.query_tower_export import preprocessing_of
-from embedder.engine.servable_encoder import open_servable_encoder, open_towers
+from embedder.engine.servable_encoder import DATA_ALONE, CodeSources, open_servable_encoder, open_towers
 from embedder.errors import StoreError, check_argument
 from embedder.retrieval.hits import Answers, Hits
 from embedder.retrieval.model_columns import ModelColumns
@@ -37,11 +37,19 @@ from shards.errors import ModelError
 if TYPE_CHECKING:
     from embedder.media.given_inputs import GivenImage
     from embedder.retrieval.queries import Images, Query
+    from embedder.servables.base import Servable
 
 LOG = logging.getLogger(__name__)
 
 
-def open_store(uri: str | Path, *, model: str | None = None, version: str | None = None) -> "Store":
+def open_store(
+    uri: str | Path,
+    *,
+    model: str | None = None,
+    version: str | None = None,
+    servables: "Sequence[Servable | Mapping[str, Any]]" = (),
+    allow_store_code: bool = False,
+) -> "Store":
     """Open the published snapshot of a store.
 
     Args:
@@ -49,13 +57,16 @@ def open_store(uri: str | Path, *, model: str | None = None, version: str | None
         model: name of a further model (`Store.models`), whose vectors are searched; or a model folder to encode queries
             with, where the store's own has moved; its fingerprint must be the store's.
         version: run id of an earlier publication (`embedder history`), which may have had another model.
+        servables: your own sections [[model]], by whose code further models encode queries: a store is data.
+        allow_store_code: run code that the store names, too. Whoever can write into it can then do here all that
+            you can.
 
     Raises:
         StoreError: there is no store, nothing is published yet, its format is unknown, that version can't be read any
             more, or it has no model of that name.
     """
     check_argument("embedder.open_store: uri", uri, (str, Path), "the folder or address of a store")
-    return Store(StoreFiles(uri), model, version)
+    return Store(StoreFiles(uri), model, version, code=CodeSources.of(servables, allow_store_code))
 
 
 DEFAULT_OPTIONS = SearchOptions()
@@ -77,6 +88,7 @@ class Store:
         model: str | None = None,
         version: str | None = None,
         publication: Current | None = None,
+        code: CodeSources = DATA_ALONE,
     ) -> None:
         """Read what is published; see `open_store`.
 
@@ -85,7 +97,9 @@ class Store:
             model: name of a further model, or model folder.
             version: run id of an earlier publication.
             publication: instead of that, one that was read before.
+            code: places that code of further models is taken from.
         """
+        self._code = code
         self.publication = published(files.main) if publication is None else publication
         if version is not None and version != self.publication.run_id:
             self.publication = find_publication(files.main, version)
@@ -119,7 +133,7 @@ class Store:
         if name in (self.model, self.model or MAIN):
             return self
         find_model(self.files, self.publication, name)
-        return Store(self.files.main, name or MAIN, publication=self.publication)
+        return Store(self.files.main, name or MAIN, publication=self.publication, code=self._code)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the embeddings table, or some of its columns.
@@ -288,11 +302,11 @@ class Store:
         Of a further model without towers, the servable encodes what it takes.
 
         Raises:
-            StoreError: the model folder now holds another model.
+            StoreError: the model folder now holds another model, or the store names code that nobody allowed.
             ServableError: a further model's file is missing, or of another framework.
         """
         if self.model:
-            return self._query_towers() or open_servable_encoder(self.info)
+            return self._query_towers() or open_servable_encoder(self.info, self.model, self._code)
         if self._given_model is not None:
             model = self._open_model()
             if preprocessing_of(model, self.info) != self.info.preprocess_fingerprint:
@@ -322,7 +336,7 @@ class Store:
             return None
 
     def _torch_encoder(self) -> QueryEncoder:
-        return open_towers(self.info) if self.model else QueryEncoder(self._open_model())
+        return open_towers(self.info, self.model) if self.model else QueryEncoder(self._open_model())
 
     def _open_model(self) -> Model:
         model = open_model(self._given_model or self.info.model)

@@ -6,16 +6,20 @@ the old one ends on it.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from embedder.engine.servable_encoder import DATA_ALONE, CodeSources
 from embedder.errors import check_argument
 from embedder.retrieval.store_api import Store
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.store_info import published
+
+if TYPE_CHECKING:
+    from embedder.servables.base import Servable
 
 MAX_DOUBLINGS = 5  # a failed opening is tried again after 2, 4, ... 32 times the usual wait: it may be large
 
@@ -30,6 +34,8 @@ def follow_store(
     model: str | None = None,
     on_error: OnError | None = None,
     on_change: OnChange | None = None,
+    servables: "Sequence[Servable | Mapping[str, Any]]" = (),
+    allow_store_code: bool = False,
 ) -> "FollowingStore":
     """Open the published snapshot of a store, and replace it by each later one.
 
@@ -39,13 +45,16 @@ def follow_store(
         model: as in `open_store`; a publication of another model, or without one of that name, is not served then.
         on_error: called on the polling thread with the error of a publication that can't be opened, once for each.
         on_change: called there with each later publication, once it is served.
+        servables: as in `open_store`.
+        allow_store_code: as in `open_store`; of every later publication, too.
 
     Raises:
         StoreError: there is no store, nothing is published yet, or its format is unknown.
         RetrievalError: the index is damaged.
     """
     check_argument("embedder.follow_store: uri", uri, (str, Path), "the folder or address of a store")
-    return FollowingStore(StoreFiles(uri), every_s, model, on_error, on_change)
+    code = CodeSources.of(servables, allow_store_code)
+    return FollowingStore(StoreFiles(uri), every_s, model, on_error, on_change, code)
 
 
 class FollowingStore:
@@ -66,11 +75,13 @@ class FollowingStore:
         model: str | None = None,
         on_error: OnError | None = None,
         on_change: OnChange | None = None,
+        code: CodeSources = DATA_ALONE,
     ) -> None:
-        self.snapshot = Store(files, model)
+        self.snapshot = Store(files, model, code=code)
         self.snapshot.prepare()
         self.last_error: Exception | None = None
         self._files, self._model, self._on_error, self._on_change = files, model, on_error, on_change
+        self._code = code
         self._every_s, self._num_failures = every_s, 0
         self._looking, self._closed = Lock(), Event()
         self._thread = Thread(
@@ -129,7 +140,7 @@ class FollowingStore:
         held = current.model_copy(update={"hold": self.snapshot.publication.hold})
         if held == self.snapshot.publication:  # a hold that was released changes no row
             return None
-        newer = Store(self._files, self._model)
+        newer = Store(self._files, self._model, code=self._code)
         newer.prepare(self.snapshot)
         return newer
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.compat.locked_property import locked_cached_property
+from embedder.engine.servable_encoder import CodeSources
 from embedder.errors import USER_MISTAKES, StoreError
 from embedder.retrieval.snapshot import IdRows
 from embedder.retrieval.store_api import Store
@@ -194,8 +195,9 @@ class Publications:
         self._files = StoreFiles(settings.store)
         self._earlier: OrderedDict[str, ServedPublication] = OrderedDict()
         self._lock, self._generation = threading.Lock(), 0
+        self._code = CodeSources.of(settings.servables, settings.allow_store_code)
         self._following = FollowingStore(
-            self._files, settings.follow_s, settings.model, self._tell_error, self._take_over
+            self._files, settings.follow_s, settings.model, self._tell_error, self._take_over, self._code
         )
         self.current = self._publication(self._following.snapshot, is_current=True)
 
@@ -267,7 +269,7 @@ class Publications:
                 404, where, f"no publication {run_id!r}", "a publication of the store", "choose one of /versions"
             ) from None
         try:
-            store = Store(self._files, None, run_id)
+            store = Store(self._files, None, run_id, code=self._code)
             store.prepare(current.store)
         except StoreError:
             raise RequestError(

@@ -1,6 +1,7 @@
 """Settings of the query service, all with the unit and the effect; nothing heavy is imported."""
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,6 +15,12 @@ class ServeSettings(BaseModel):
 
     store: str = Field(description="folder or address of the store")
     model: str | None = Field(None, description="model folder to encode queries with, where it has moved")
+    servables: tuple[dict[str, Any], ...] = Field(
+        (), description="the operator's own sections [[model]], whose code encodes queries of further models"
+    )
+    allow_store_code: bool = Field(
+        False, description="run code that the store names for further models, as whoever wrote the store wants it"
+    )
     follow_s: float = Field(2.0, gt=0, description="seconds between two looks for a newer publication")
     show_uris: bool = Field(False, description="show where the items' files lie")
     access_log: bool = Field(True, description="write a line of JSON about each request to standard error")

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from embedder.errors import ConfigError
+from embedder.errors import ConfigError, StoreError
 
 FORMAT_VERSION = 2
 READABLE_FORMATS = (1, FORMAT_VERSION)
@@ -10,6 +10,9 @@ READABLE_FORMATS = (1, FORMAT_VERSION)
 format can be read, and written after a migration."""
 MARKS = ("store.json", "runs")
 """File and folder by which a store of embeddings is recognised."""
+
+PICKLED = "ray.data.arrow_pickled_object"
+"""Arrow's name of Ray's type for values of any class, of which a program that has imported Ray makes objects."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -57,7 +60,16 @@ TABLES = {"items": ITEMS, "embeddings": EMBEDDINGS}
 
 
 def with_nulls(content: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Add the columns of a schema that rows of an older format lack, with nulls."""
+    """Add the columns of a schema that rows of an older format lack, with nulls.
+
+    Raises:
+        StoreError: a column holds pickled objects, whose code would run as they are read.
+    """
+    if any(PICKLED in str(kind) for kind in content.schema.types):
+        raise StoreError(
+            f"a part file of the store has a column of {PICKLED}: Ray runs what such values hold as they are read, and "
+            "a store is data; delete its items and embed them again, or use a store of somebody whom you trust"
+        )
     for column in schema:
         if column.name not in content.schema.names:
             content = content.append_column(column, pa.nulls(content.num_rows, column.type))

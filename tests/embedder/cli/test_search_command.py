@@ -6,12 +6,14 @@ import threading
 import numpy as np
 import pytest
 import samples
+from model_stores import add_model, code_section, vector_row
 from PIL import Image
 from search_stores import QUERY, picture, searchable, towards, video
 from typer.testing import CliRunner
 
 from embedder.cli import app
 from embedder.config import load_config
+from embedder.errors import ConfigError, StoreError
 from embedder.ingest.embed import embed
 from embedder.retrieval.store_api import open_store
 
@@ -234,3 +236,36 @@ def test_a_notebook_shows_a_heading_for_each_query(texts):
     assert html.count("<img") == 4
     assert html.index("a &lt;red&gt; car</h4>") < html.index("two cats</h4>")
     assert "none of 6" in open_store(texts).search("a car", where="false")._repr_html_()
+
+
+def test_code_of_a_store_runs_by_the_configuration_that_has_it_or_with_leave(tmp_path, ask):
+    store = searchable(tmp_path / "s", *(picture(f"{n}.png", 10 * n) for n in range(4)), index=False)
+    rows = [vector_row(f"{n}.png", towards(30 * n)) for n in range(4)]
+    add_model(store.files, "own", *rows, section=code_section(tmp_path))
+    asked = ("upwards", "--model", "own", "-k", 1)
+    with pytest.raises(StoreError, match="--config FILE"):
+        ask(tmp_path / "s", *asked)
+    assert not (tmp_path / "ran").exists()
+    assert ask(tmp_path / "s", *asked, "--allow-store-code")["hits"][0]["item_id"] == "3.png"
+    (tmp_path / "ran").unlink()
+    (tmp_path / "run.toml").write_text(
+        """
+[[model]]
+uri = "nowhere"
+
+[[model]]
+name = "own"
+kind = "python"
+uri = "own.py:Upwards"
+inputs = { text = { make = "text" } }
+outputs = { text_embedding = { type = "float32", shape = [2] } }
+"""
+    )
+    assert ask(tmp_path / "s", *asked, "--config", tmp_path / "run.toml")["hits"][0]["item_id"] == "3.png"
+    with pytest.raises(ConfigError, match="--allow-store-code is for a store that is opened here"):
+        CliRunner().invoke(
+            app, ["search", "upwards", "--server", "http://127.0.0.1:1", "--allow-store-code"], catch_exceptions=False
+        )
+    (tmp_path / "own.py").write_text((tmp_path / "own.py").read_text() + "\n# changed")
+    with pytest.raises(StoreError, match="its fingerprint is"):
+        ask(tmp_path / "s", *asked, "--config", tmp_path / "run.toml")

@@ -5,9 +5,10 @@ import pytest
 import samples
 
 from embedder.config import load_config
+from embedder.engine import servable_encoder
 from embedder.engine.further_models import open_models
 from embedder.engine.query_encoder import QueryEncoder
-from embedder.engine.servable_encoder import ServableEncoder, open_servable_encoder
+from embedder.engine.servable_encoder import CodeSources, ServableEncoder, open_servable_encoder
 from embedder.errors import ConfigError, StoreError
 
 MEAN_COLOUR = """
@@ -57,8 +58,14 @@ def test_towers_of_a_further_model_encode_as_their_model_folder_does(tiny_model)
     assert encoder.encode_text(texts).shape == (2, encoder.model.config.embedding_dim)
 
 
-def test_a_servable_encodes_the_images_of_queries_as_unit_vectors(colours):
-    encoder = ServableEncoder(colours)
+@pytest.fixture
+def code(colours):
+    """The reader's own configuration, which has the section of the store's model."""
+    return CodeSources.of([colours.servable])
+
+
+def test_a_servable_encodes_the_images_of_queries_as_unit_vectors(colours, code):
+    encoder = ServableEncoder(colours, "colours", code)
     images = [np.full((10, 10, 3), colour, np.uint8) for colour in ([200, 0, 0], [0, 100, 100])]
     expected = np.array([[1, 0, 0], [0, 0.5**0.5, 0.5**0.5]])
     assert np.allclose(encoder.encode_image(images), expected, atol=0.02)
@@ -66,20 +73,80 @@ def test_a_servable_encodes_the_images_of_queries_as_unit_vectors(colours):
     assert (encoder.probability(0.5), encoder.warning("xyz")) == (None, None)
 
 
-def test_a_text_is_refused_by_a_servable_of_images_in_one_line(colours):
+def test_a_text_is_refused_by_a_servable_of_images_in_one_line(colours, code):
     with pytest.raises(ConfigError, match="it has no tower that encodes texts alone; search with an image"):
-        ServableEncoder(colours).encode_text(["a red car"])
+        ServableEncoder(colours, "colours", code).encode_text(["a red car"])
 
 
-def test_an_image_that_cannot_be_read_is_refused_in_one_line(colours, tmp_path):
-    encoder = ServableEncoder(colours)
+def test_an_image_that_cannot_be_read_is_refused_in_one_line(colours, code, tmp_path):
+    encoder = ServableEncoder(colours, "colours", code)
     with pytest.raises(ConfigError, match=r"a query can't be encoded: .*"):
         encoder.encode_image([b"no image at all"])
     with pytest.raises(ConfigError, match="it can't be read"):
         encoder.encode_image([tmp_path / "missing.png"])
 
 
-def test_a_servable_that_has_changed_since_does_not_encode_queries(colours, colour_file):
+def test_a_servable_that_has_changed_since_does_not_encode_queries(colours, code, colour_file):
     colour_file.write_text(MEAN_COLOUR.replace("2.0", "3.0"))
     with pytest.raises(StoreError, match=r"its fingerprint is .*, the store's vectors are of"):
-        ServableEncoder(colours)
+        ServableEncoder(colours, "colours", code)
+
+
+RULE = (
+    "which would run code that the store names; a store is data, of which readers take the kinds towers and onnx "
+    "alone; give the configuration that has this [[model]] (--config FILE), or run the store's code, if you trust "
+    "whoever wrote it (--allow-store-code)"
+)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"kind": "python", "uri": "m.py:M"},
+        {"kind": "python", "uri": "this.that:M"},
+        {"kind": "hf", "uri": "folder"},
+        {"kind": "hf", "uri": "folder", "allow_pickle": True},
+        {"kind": "vllm", "uri": "folder"},
+        {"kind": "torchscript", "uri": "m.pt"},
+        {"kind": "torch_export", "uri": "m.pt2"},
+        {"kind": "new", "uri": "m"},
+        {"kind": ["towers"], "uri": "m"},
+    ],
+)
+def test_of_a_store_only_kinds_without_code_are_opened(colours, section, monkeypatch):
+    monkeypatch.setattr(servable_encoder, "make_servable", pytest.fail)
+    info = colours.model_copy(update={"servable": section})
+    with pytest.raises(StoreError) as refused:
+        open_servable_encoder(info, "tags", CodeSources.of([colours.servable]))
+    assert str(refused.value) == f"model tags of the store: it is of the kind {section['kind']}, {RULE}"
+
+
+def test_another_interpreter_is_code_of_whatever_kind_the_model_is(colours, tmp_path):
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    program.chmod(0o755)
+    info = colours.model_copy(update={"servable": {"kind": "onnx", "uri": "m.onnx", "python": str(program)}})
+    with pytest.raises(StoreError, match=r"of the kind onnx in an interpreter of its own, which would run code"):
+        open_servable_encoder(info, "tags").encode_text(["a"])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_store_does_not_choose_among_the_readers_own_models(colours):
+    own = {**colours.servable, "name": "mine"}
+    with pytest.raises(StoreError, match="model colours of the store: it is of the kind python"):
+        open_servable_encoder(colours, "colours", CodeSources.of([own]))
+
+
+def test_of_a_section_of_the_readers_own_the_files_are_the_readers(colours, tmp_path):
+    moved = {**colours.servable, "uri": f"{tmp_path / 'moved.py'}:MeanColour"}
+    (tmp_path / "moved.py").write_text(MEAN_COLOUR)
+    (tmp_path / "colours.py").write_text("raise SystemExit('code of the store ran')")
+    encoder = open_servable_encoder(colours, "colours", CodeSources.of([moved]))
+    assert encoder.encode_image([np.full((9, 9, 3), 7, np.uint8)]).shape == (1, 3)
+    with pytest.raises(StoreError, match="its fingerprint is"):
+        open_servable_encoder(colours, "colours", CodeSources(allow_store_code=True))
+
+
+def test_with_leave_the_code_that_the_store_names_encodes_queries(colours):
+    encoder = open_servable_encoder(colours, "colours", CodeSources(allow_store_code=True))
+    assert encoder.encode_image([np.full((9, 9, 3), 7, np.uint8)]).shape == (1, 3)

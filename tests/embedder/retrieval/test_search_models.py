@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 import pytest
-from model_stores import LABELS, add_model, label_row, vector_row
+from model_stores import LABELS, add_model, code_section, label_row, vector_row
 from search_stores import QUERY, ids, picture, searchable, towards, video
 
 from embedder.errors import ConfigError, StoreError
@@ -217,3 +217,37 @@ def test_of_a_model_and_a_folder_of_one_name_the_folder_is_written_as_a_path(tmp
     assert open_store(store.files.address, model="clip").model == "clip"
     assert open_store(store.files.address, model="./clip").model == ""
     assert model_files(store.files, "clip").address.endswith("/models/clip")
+
+
+@pytest.fixture
+def with_code(tmp_path):
+    """Address of a store whose model `own` is a class of a file, and the section that names it."""
+    store = searchable(tmp_path / "s", *(picture(name, 10 * n) for n, name in enumerate(NAMES)), index=False)
+    section = code_section(tmp_path)
+    add_model(store.files, "own", *(vector_row(name, towards(30 * n)) for n, name in enumerate(NAMES)), section=section)
+    return store.files.address, section
+
+
+def test_a_search_runs_no_code_of_the_store_but_with_leave_or_from_the_readers_configuration(with_code, tmp_path):
+    address, section = with_code
+    store = open_store(address, model="own")
+    assert ids(store.search(towards(90), k=1)) == ["d.png"], "vectors need no code"
+    with pytest.raises(StoreError, match=r"^model own of the store: it is of the kind python, which would run code"):
+        store.search("upwards")
+    assert not (tmp_path / "ran").exists()
+    for leave in ({"servables": [section]}, {"allow_store_code": True}):
+        for opened in (open_store(address, model="own", **leave), open_store(address, **leave).of_model("own")):
+            assert ids(opened.search("upwards", k=1)) == ["d.png"]
+            (tmp_path / "ran").unlink()
+
+
+def test_a_followed_store_runs_no_code_of_the_store_but_with_leave(with_code, tmp_path):
+    address, _ = with_code
+    with follow_store(address, model="own") as following, pytest.raises(StoreError, match="of the kind python"):
+        following.search("upwards")
+    assert not (tmp_path / "ran").exists()
+    with follow_store(address, every_s=3600, model="own", allow_store_code=True) as following:
+        assert ids(following.search("upwards", k=1)) == ["d.png"]
+        add_model(following.files.main, "own", vector_row("e.png", towards(90)), section=code_section(tmp_path))
+        assert following.look()
+        assert ids(following.search("upwards", k=1)) == ["d.png"]

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 import pytest
-from model_stores import add_model, label_row, vector_row
+from model_stores import add_model, code_section, label_row, vector_row
 from running_server import running
 from search_stores import picture, searchable, towards
 from served import FOLLOW_S, Served
@@ -97,3 +97,27 @@ def test_a_client_of_the_service_names_the_model(server):
         assert [hit.item_id for hit in store.search(towards(0), k=3)] == NAMES[::-1]
     with connect(server.url, model="clp") as store, pytest.raises((StoreError, ConfigError), match="no model 'clp'"):
         store.search(towards(0))
+
+
+@pytest.mark.parametrize("leave", ["none", "configuration", "store"])
+def test_no_request_runs_code_of_the_store_unless_the_operator_allowed_it(files, tmp_path, leave):
+    section = code_section(tmp_path)
+    add_model(files, "own", *(vector_row(name, towards(45 * n)) for n, name in enumerate(NAMES)), section=section)
+    settings = {"none": {}, "configuration": {"servables": (section,)}, "store": {"allow_store_code": True}}[leave]
+    with running(files.address, cache_dir=tmp_path / "cache", **settings) as url:
+        server = Served(url, None, tmp_path)
+        assert found(server.search(QUERY, model="own"))[0] == "a.png", "vectors need no code"
+        asked = {"texts": ["upwards"], "model": "own"}
+        answers = [server.search({"text": "upwards"}, model="own"), server.post("/embed", asked)]
+        allowed = server.search({"text": "upwards"}, model="own", allow_store_code=True)
+    assert (tmp_path / "ran").exists() == (leave != "none")
+    assert allowed.status == 422, "it is no key of a request"
+    if leave != "none":
+        assert found(answers[0])[0] == "c.png"
+        assert answers[1].json["vectors"] == [[0, 1]]
+        return
+    for answer in answers:
+        assert answer.status == 422
+        assert "model own of the store: it is of the kind python" in answer.error["what"]
+        assert answer.error["cure"].endswith("(--allow-store-code)")
+        assert str(tmp_path) not in str(answer.error)

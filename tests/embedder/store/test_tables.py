@@ -1,9 +1,16 @@
 """A version of a table is read in pieces as it is read whole; files that hold none of the changed items stay."""
 
+import os
+import pickle
+
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from search_stores import QUERY
 from store_samples import INFO, begin, publish_rows, row, table
 
+from embedder.errors import StoreError
+from embedder.retrieval.store_api import open_store
 from embedder.store.delta_log import LOG_FOLDER, change_log, without_bounds
 from embedder.store.files import StoreFiles
 from embedder.store.part_writer import write_part
@@ -72,3 +79,31 @@ def test_a_file_whose_log_entry_has_no_bounds_is_looked_into(files):
     rows = RecordTable(files, "embeddings").read().sort_by("item_id")
     assert rows["item_id"].to_pylist() == list(NAMES)
     assert rows["content_version"].to_pylist() == ["v0", "v1", *["v0"] * 6]
+
+
+class Code:
+    """Object whose pickle makes a folder as it is read."""
+
+    def __init__(self, place):
+        self.place = str(place)
+
+    def __reduce__(self):
+        return os.mkdir, (self.place,)
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_pickled_objects_of_ray_are_never_read_from_a_store(files, tmp_path, is_inside):
+    from ray.data._internal.object_extensions.arrow import ArrowPythonObjectType
+
+    for path in (files.folder / "embeddings").glob("*.parquet"):
+        content = pq.read_table(path)
+        stored = pa.array([pickle.dumps(Code(tmp_path / "ran"))] * content.num_rows, pa.large_binary())
+        objects = pa.ExtensionArray.from_storage(ArrowPythonObjectType(), stored)
+        objects = pa.StructArray.from_arrays([objects], ["inside"]) if is_inside else objects
+        changed = content.set_column(content.schema.get_field_index("caption"), "caption", objects)
+        pq.write_table(changed, path)
+    store = open_store(files.address)
+    for read in (store.to_arrow, lambda: store.to_arrow(["caption"]), lambda: store.search(QUERY)):
+        with pytest.raises(StoreError, match="a part file of the store has a column of ray.data.arrow_pickled_object"):
+            read()
+    assert not (tmp_path / "ran").exists()
