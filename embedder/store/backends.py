@@ -48,6 +48,11 @@ class FileInfo(NamedTuple):
     size_bytes: int
 
 
+def is_unfinished_path(path: str) -> bool:
+    """Whether a file was never finished: of a writer at work, or of one that was killed."""
+    return TEMPORARY.fullmatch(path) is not None
+
+
 class WriteConflictError(Exception):
     """File that is not as the condition of a write asks; nothing was written."""
 
@@ -79,12 +84,15 @@ class Backend(Protocol):
     def delete(self, paths: Iterable[str]) -> None:
         """Delete files, durably; those that are not there are no error."""
 
+    def below(self, folder: str) -> "Backend":
+        """Backend whose root is a folder of this one."""
+
 
 class Disk:
     """File system calls of `DiskBackend`, each of which a power cut may follow."""
 
-    def write(self, path: str, data: bytes | Path) -> None:
-        """Write a new file, and have its content on the disk."""
+    def create(self, path: str, data: bytes | Path) -> None:
+        """Write a new file."""
         with Path(path).open("xb") as file:
             if isinstance(data, bytes):
                 file.write(data)
@@ -92,8 +100,10 @@ class Disk:
                 with data.open("rb") as source:
                     while piece := source.read(8 << 20):
                         file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
+
+    def sync_file(self, path: str) -> None:
+        """Have the content of a file on the disk."""
+        _sync(path, os.O_RDONLY)
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, in the place of what has it."""
@@ -121,11 +131,7 @@ class Disk:
 
     def sync_folder(self, path: str) -> None:
         """Have the names in a folder on the disk."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def read(self, path: str) -> bytes:
         """Read a file."""
@@ -225,7 +231,8 @@ class DiskBackend:
                 raise WriteConflictError(path)
             self._make_folder(target.rpartition("/")[0])
             try:
-                self._disk.write(temporary, data)
+                self._disk.create(temporary, data)
+                self._disk.sync_file(temporary)
                 if condition == "absent":
                     self._disk.link(temporary, target)
                 else:
@@ -267,8 +274,12 @@ class DiskBackend:
                 self._disk.unlink(self._at(path))
                 touched.add(self._at(path).rpartition("/")[0])
         for folder in sorted(touched):
-            with suppress(FileNotFoundError):
+            with self._named_errors(folder.removeprefix(f"{self._folder}/")), suppress(FileNotFoundError):
                 self._disk.sync_folder(folder)
+
+    def below(self, folder: str) -> "DiskBackend":
+        """As of `Backend`."""
+        return DiskBackend(Path(self._folder) / folder, self._disk, self._environment)
 
     @contextmanager
     def _named_errors(self, path: str) -> Iterator[None]:
@@ -367,6 +378,10 @@ class BucketBackend:
             with self._named_errors(paths[0]):
                 obstore.delete(self._client, paths)
 
+    def below(self, folder: str) -> "BucketBackend":
+        """As of `Backend`."""
+        return BucketBackend(f"{self._address}/{folder}")
+
     @contextmanager
     def _named_errors(self, path: str) -> Iterator[None]:
         """Turn errors of the client into those for the user; refused conditions pass, they are answers."""
@@ -385,6 +400,14 @@ class BucketBackend:
         if problem.kind == "NoBucket":
             problem = explain(error, self._address)
         return FileNotFoundError(where) if problem.kind == "FileNotFound" else remote_problem(problem)
+
+
+def _sync(path: str, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def content_tag(data: bytes) -> Tag:

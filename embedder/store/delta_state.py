@@ -7,7 +7,8 @@ do without deltalake, which is 130 MB and belongs to writers (`embedder.store.ta
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, reduce
 from io import BytesIO
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from embedder.store.delta_log import LOG_FOLDER, Action, entry_file, last_checkpoint, parse_entry, read_actions
+from embedder.store.delta_log import LOG_FOLDER, Action, entry_file, last_checkpoint, parse_entry
 from embedder.store.files import StoreFiles
 
 READER_VERSIONS, READER_FEATURES = (1, 3), frozenset({"timestampNtz"})
@@ -75,23 +76,36 @@ def read_state(files: StoreFiles, table: str, version: int | None = None) -> Tab
     Raises:
         LogError: there is no such version, or it can't be read.
     """
-    entries, checkpoints = _list_log(files, table, last_checkpoint(files, table))
-    if not any(version is None or number <= version for number in checkpoints):
+    first = last_checkpoint(files, table)
+    if version is not None and not first:
+        with suppress(FileNotFoundError):  # without a checkpoint it is known which entries a version needs
+            return _read_version(files, table, version, {})
+    entries, checkpoints = _list_log(files, table, first)
+    if first and not any(version is None or number <= version for number in checkpoints):
         entries, checkpoints = _list_log(files, table)
     newest = max([*entries, *checkpoints], default=None)
-    wanted = newest if version is None else version
-    if wanted is None or (newest is None and not files.exists(entry_file(table, wanted))):
+    if newest is None:
         return None
-    base = max((number for number in checkpoints if number <= wanted), default=-1)
     try:
-        # Entries are read by their numbers: a listing may lack the newest ones.
-        paths = [*checkpoints.get(base, ()), *(entry_file(table, number) for number in range(base + 1, wanted + 1))]
-        pieces = files.each(lambda path: _read_actions(files, path), paths)
-        return _replay(None, wanted, (action for piece in pieces for action in piece))
+        return _read_version(files, table, newest if version is None else version, checkpoints)
     except FileNotFoundError as error:
         name = str(error).rpartition("/")[2]
         entry = _ENTRY.fullmatch(name)
         raise LogError(f"the log lacks entry {int(entry[1])}" if entry else f"the log lacks {name}") from None
+
+
+def _read_version(files: StoreFiles, table: str, version: int, checkpoints: Mapping[int, Sequence[str]]) -> TableState:
+    """Read a version from a checkpoint and the entries after it, by their numbers: a listing may lack the newest ones.
+
+    Raises:
+        FileNotFoundError: one of them is missing.
+        LogError: one of them can't be read.
+    """
+    base = max((number for number in checkpoints if number <= version), default=-1)
+    paths = [*checkpoints.get(base, ()), *(entry_file(table, number) for number in range(base + 1, version + 1))]
+    contents = files.each(files.read, paths)
+    try:
+        return _state_at(version, tuple(paths), tuple(contents))
     except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
         raise LogError(f"{type(error).__name__}: {error}") from None
 
@@ -126,15 +140,21 @@ def _list_log(files: StoreFiles, table: str, first: int = 0) -> tuple[dict[int, 
     return entries, {number: paths for (number, total), paths in parts.items() if len(paths) == total}
 
 
-def _read_actions(files: StoreFiles, path: str) -> list[Action]:
+def _parse_actions(path: str, content: bytes) -> list[Action]:
     """Actions of an entry or of a checkpoint, of which only the columns that matter here."""
     if path.endswith(".json"):
-        return list(read_actions(files, path)[0])
-    rows = pq.ParquetFile(BytesIO(files.read(path))).read(CHECKPOINT_COLUMNS)
+        return parse_entry(content)
+    rows = pq.ParquetFile(BytesIO(content)).read(CHECKPOINT_COLUMNS)
     is_any = reduce(pc.or_, (rows[name].is_valid() for name in rows.column_names))  # rows of removed files say nothing
     return [
         {kind: action for kind, action in row.items() if action is not None} for row in rows.filter(is_any).to_pylist()
     ]
+
+
+def _state_at(version: int, paths: Sequence[str], contents: Sequence[bytes]) -> TableState:
+    """State of a version by the log files that it needs, in their order."""
+    pieces = (_parse_actions(path, content) for path, content in zip(paths, contents, strict=True))
+    return _replay(None, version, (action for piece in pieces for action in piece))
 
 
 def _replay(state: TableState | None, version: int, actions: Iterable[Action]) -> TableState:

@@ -5,9 +5,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from embedder.errors import StoreError
 
@@ -68,6 +69,7 @@ class Environment:
         sleep: waits for some seconds.
         token: random hexadecimal name of some bytes.
         repeat: starts an action that is repeated.
+        make_lock: makes a lock among the threads of a process.
     """
 
     clock_s: Callable[[], float] = _boot_clock_s
@@ -75,6 +77,7 @@ class Environment:
     sleep: Callable[[float], None] = time.sleep
     token: Callable[[int], str] = secrets.token_hex
     repeat: Callable[[float, Callable[[], bool], str], Repetition] = RepeatingThread
+    make_lock: Callable[[], AbstractContextManager[Any]] = threading.Lock
 
 
 REAL_ENVIRONMENT = Environment()

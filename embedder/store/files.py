@@ -20,13 +20,13 @@ from embedder.storage.object_ranges import PIECE_BYTES
 from embedder.storage.object_stores import ObjectStoreError, is_remote, split_place
 from embedder.storage.printable import is_text
 from embedder.store.backends import (
-    TEMPORARY,
     Backend,
     BucketBackend,
     DiskBackend,
     FileInfo,
     Tag,
     WriteConflictError,
+    is_unfinished_path,
 )
 from embedder.store.environment import REAL_ENVIRONMENT, Environment
 
@@ -282,4 +282,4 @@ def _bucket_address(uri: str) -> str:
 
 def is_unfinished(info: FileInfo) -> bool:
     """Whether a file was never finished: of a writer at work, or of one that was killed."""
-    return TEMPORARY.fullmatch(info.path) is not None
+    return is_unfinished_path(info.path)

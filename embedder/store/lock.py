@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from io import FileIO
@@ -137,7 +136,7 @@ class BucketLease(Lease):
             "lease_s": self.lease_s,
             "beat": 0,
         }
-        self._guard = threading.Lock()
+        self._guard = files.environment.make_lock()
         self._beats: Repetition | None = None
         self._has_overtaken = False
         self._tag = self._take()
@@ -278,9 +277,9 @@ def write_lock(files: StoreFiles) -> Iterator[Lease]:
         files.lease = lease
         try:
             yield lease
-        except RunFailedError:
-            if lease.lost:  # whatever error ended the run, this is the cause
-                lease.confirm()
+        except Exception:
+            with suppress(StoreError, StoreUnavailableError):
+                lease.confirm()  # whatever error ended the run, a lost lock is its cause
             raise
         finally:
             files.lease = None

@@ -33,6 +33,7 @@ class ModelFiles(StoreFiles):
         """
         super().__init__(f"{main.address}/{MODELS_FOLDER}/{model}")
         self._main, self._model = main, model
+        self.backend, self.environment = main.backend.below(f"{MODELS_FOLDER}/{model}"), main.environment
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ModelFiles, (self._main, self._model)

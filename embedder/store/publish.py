@@ -277,7 +277,7 @@ def _decided(files: StoreFiles, run_id: str, entries: list[JournalEntry] | None 
             f"{files.uri(path)}: missing, and without it the publication of run {run_id} can't be finished; restore "
             "the file, or go back with `embedder rollback`"
         )
-    retired = pq.read_table(BytesIO(files.read(run_file(run_id, intent.retired))))["item_id"]
+    retired = _read_retired(files, run_file(run_id, intent.retired))
     if entries is None:
         counting = set(intent.entries)
         entries = [entry for entry in read_entries(files, run_id, is_light=True) if entry.name in counting]
@@ -288,6 +288,10 @@ def _decided(files: StoreFiles, run_id: str, entries: list[JournalEntry] | None 
     return Publication(
         files, run_id, intent, entries, batch.finished, whole, retired, moves, published_names=before.names
     )
+
+
+def _read_retired(files: StoreFiles, path: str) -> pa.ChunkedArray:
+    return pq.read_table(BytesIO(files.read(path)))["item_id"]
 
 
 def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder) -> Current:

@@ -1,7 +1,7 @@
 """Runs of a store: start, resumption after a crash, and which of them are published."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -87,11 +87,26 @@ def start_run(
     views = [Run(view, begin_model_run(view, run_info, own), session="") for view, own in models]
     everywhere = (files, *(own.files for own in views))
     names = set[str]().union(*(names_in_journal(each, run_info.run_id) for each in everywhere))
-    session = _next_session(files, names)
-    adopted = {"session": session, "is_withdrawn": False}
-    path = run_file(run_info.run_id, RUN_FILE)
-    swap_record(files, path, RunInfo, lambda found: (found or run_info).model_copy(update=adopted))
-    return Run(files, run_info.model_copy(update=adopted), session)
+    return _begin_session(Run(files, run_info, session=""), names)
+
+
+def _begin_session(run: Run, names: Iterable[str]) -> Run:
+    """Begin the next session of a run, and write down that it has: of an item in several sessions the last one counts.
+
+    Args:
+        run: the run.
+        names: of its journal entries.
+    """
+    number = max((int(name.partition("-")[0]) for name in names), default=0)
+    token = run.files.environment.token(4)
+
+    def adopted(found: RunInfo | None) -> RunInfo:
+        info = found or run.info
+        last = max(number, int(info.session.partition("-")[0] or 0))
+        return info.model_copy(update={"session": f"{last + 1:04d}-{token}", "is_withdrawn": False})
+
+    info = swap_record(run.files, run_file(run.run_id, RUN_FILE), RunInfo, adopted)
+    return Run(run.files, info, info.session) if info is not None else run
 
 
 def withdraw_run(files: StoreFiles, run_id: str) -> bool:
@@ -130,7 +145,7 @@ def begin_model_run(view: StoreFiles, main: RunInfo, info: StoreInfo) -> RunInfo
 
 def next_session(run: Run) -> Run:
     """Next session of the same run; its work so far counts as finished before."""
-    return replace(run, session=_next_session(run.files, names_in_journal(run.files, run.run_id)))
+    return _begin_session(run, names_in_journal(run.files, run.run_id))
 
 
 def resumable_run(
@@ -239,12 +254,6 @@ def is_published(files: StoreFiles, run: RunInfo) -> bool:
     """Whether this run or a later one is what readers see."""
     current = read_current(files)
     return current is not None and current.run_id >= run.run_id
-
-
-def _next_session(files: StoreFiles, names: Iterable[str]) -> str:
-    """Name of a session; sorts after all earlier ones, and its random end sets it apart from one without entries."""
-    number = max((int(name.partition("-")[0]) for name in names), default=0) + 1
-    return f"{number:04d}-{files.environment.token(4)}"
 
 
 FINISHED = ("size_bytes", "modified", "attempts", "state", "transient")
