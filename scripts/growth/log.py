@@ -112,7 +112,7 @@ def make_store(config_path: Path, num_versions: int, parts_per_version: int) -> 
     from embedder.engine.job import make_plan, store_info
     from embedder.engine.model_folder import open_model
     from embedder.sources.listing import list_sources
-    from embedder.store.current import write_current
+    from embedder.store.current import move_current
     from embedder.store.files import StoreFiles
     from embedder.store.layout import PUBLISHED_FILE, Current, Published, RunInfo, run_file, utc_now, write_record
     from embedder.store.runs import RUN_FILE, new_run
@@ -146,7 +146,7 @@ def make_store(config_path: Path, num_versions: int, parts_per_version: int) -> 
         previous = run_id
     for name in TABLES:
         DeltaTable(files.uri(name), version=max(num_versions - ENTRIES_AFTER_CHECKPOINT, 0)).create_checkpoint()
-    write_current(files, current)
+    move_current(files, current)
 
 
 def _templates(files: Any, run: Any, row: pa.Table) -> dict[str, tuple[bytes, str]]:

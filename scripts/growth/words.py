@@ -109,7 +109,7 @@ def make(root: Path, number: int, changed_every: int = 0) -> dict[str, Any]:
 def build(root: Path, number: int) -> dict[str, Any]:
     """Build the index of the first version, and publish that."""
     from embedder.config_toml.index_section import IndexConfig
-    from embedder.store.current import write_current
+    from embedder.store.current import move_current
     from embedder.store.files import StoreFiles
     from embedder.store.layout import Current, utc_now
     from embedder.store_index.keep_words import keep_words
@@ -117,7 +117,7 @@ def build(root: Path, number: int) -> dict[str, Any]:
     del number
     files = StoreFiles(str(root))
     keep_words(files, FIRST, IndexConfig())
-    write_current(files, Current(run_id="first", embeddings=FIRST, items=-1, published_at=utc_now()))
+    move_current(files, Current(run_id="first", embeddings=FIRST, items=-1, published_at=utc_now()))
     return {"index_mib": index_bytes(root, FIRST) / MIB}
 
 

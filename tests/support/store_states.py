@@ -1,6 +1,9 @@
 """State of a store as readers see it, and simulated kills between any two changes to it."""
 
+import threading
+from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +12,8 @@ from store_samples import INFO, table
 
 from embedder.config import RunConfig
 from embedder.config_toml.index_section import IndexConfig
+from embedder.store.backends import BucketBackend, DiskBackend
+from embedder.store.environment import REAL_ENVIRONMENT
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Published
 from embedder.store.part_writer import RunMetadata, write_part
@@ -65,35 +70,67 @@ class Killed(Exception):
     """Stands for kill -9."""
 
 
-CHANGES = (
-    (StoreFiles, "write"),
-    (StoreFiles, "create"),
-    (StoreFiles, "delete"),
-    (RecordTable, "commit"),
-    (RecordTable, "add_columns"),
-)
-
-
 @contextmanager
 def dying(monkeypatch, number: int):
-    """Kill all changes to stores but the first few before they are made; yields a list of those that were made."""
+    """Kill all changes to files of stores but the first few before they are made; yields a list of those that were.
+
+    On a disk, the write that is killed leaves half of its file under an unfinished name.
+    """
     made: list[str] = []
+    guard, is_dead = threading.Lock(), threading.Event()
 
-    def mortal(kind, name):
-        change = getattr(kind, name)
+    def survives(name: str, path: str) -> bool:
+        with guard:
+            if len(made) < number:
+                made.append(f"{name} {path}")
+                return True
+        return False
 
-        def attempt(self, *arguments, **options):
-            if len(made) >= number:
-                raise Killed
-            made.append(name)
-            return change(self, *arguments, **options)
+    def mortal_put(kind):
+        put = kind.put
+
+        def attempt(self, path, data, condition):
+            if survives("put", path):
+                return put(self, path, data, condition)
+            if kind is DiskBackend and not is_dead.is_set():
+                is_dead.set()
+                content = data if isinstance(data, bytes) else data.read_bytes()
+                put(self, f"{path}#dead", content[: len(content) // 2], None)
+            raise Killed
+
+        return attempt
+
+    def mortal_delete(kind):
+        delete = kind.delete
+
+        def attempt(self, paths):
+            for path in paths:
+                if not survives("delete", path):
+                    is_dead.set()
+                    raise Killed
+                delete(self, [path])
 
         return attempt
 
     with monkeypatch.context() as patch:
-        for kind, name in CHANGES:
-            patch.setattr(kind, name, mortal(kind, name))
+        for kind in (DiskBackend, BucketBackend):
+            patch.setattr(kind, "put", mortal_put(kind))
+            patch.setattr(kind, "delete", mortal_delete(kind))
         yield made
+
+
+def set_clock(monkeypatch, now: Callable[[], datetime], *stores: StoreFiles) -> None:
+    """Have stores take another wall clock.
+
+    Args:
+        monkeypatch: of the test.
+        now: the clock.
+        stores: those that are open already.
+    """
+    changed = replace(REAL_ENVIRONMENT, now=now)
+    monkeypatch.setattr("embedder.store.files.REAL_ENVIRONMENT", changed)
+    for files in stores:
+        files.environment = changed
 
 
 def build_store_index(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG, **options) -> tuple[int, Manifest]:

@@ -5,20 +5,21 @@ import os
 import shutil
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import samples
 from embedding_runs import embedded
+from store_states import set_clock
 
 import embedder
 from embedder.engine import local
 from embedder.errors import RunFailedError, StoreError
 from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
-from embedder.store import runs as store_runs
+from embedder.store.backends import DiskBackend
 from embedder.store.files import StoreFiles
 from embedder.store.tables import RecordTable
 
@@ -254,8 +255,7 @@ def test_a_clock_set_back_by_years_publishes_all_the_same(make_run, tmp_path, mo
     source = samples.folder(tmp_path / "in", num_images=4)
     config = make_run(source)
     first = refreshed(config)
-    now = store_runs.utc_now
-    monkeypatch.setattr(store_runs, "utc_now", lambda: now() - timedelta(days=5000))
+    set_clock(monkeypatch, lambda: datetime.now(UTC) - timedelta(days=5000))
     for number in range(2):
         (source / f"new{number}.png").write_bytes(samples.image_bytes(50 + number))
         report = refreshed(config)
@@ -268,14 +268,14 @@ def test_a_clock_set_back_by_years_publishes_all_the_same(make_run, tmp_path, mo
 def test_a_first_run_killed_by_a_lack_of_space_for_its_report_is_still_published(make_run, tmp_path, monkeypatch):
     """What stands after the swap can't take the publication back."""
     config = make_run(samples.folder(tmp_path / "in", num_images=4))
-    write = StoreFiles.write
+    put = DiskBackend.put
 
-    def no_report(self, path, data):
+    def no_report(self, path, data, condition):
         if path.endswith("report.json"):
             raise StoreError("store: no space left on device; free some space")
-        return write(self, path, data)
+        return put(self, path, data, condition)
 
-    monkeypatch.setattr(StoreFiles, "write", no_report)
+    monkeypatch.setattr(DiskBackend, "put", no_report)
     with pytest.raises(StoreError):
         embed(config)
     monkeypatch.undo()

@@ -159,8 +159,8 @@ def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
     source = samples.folder(tmp_path / "in", num_images=4)
     refreshed(make_run(source))
     new = make_run(source, model=new_model)
-    commit, keep = RecordTable.commit, publish_or_refuse.keep_index
-    write, swap_file = current.write_record, current.write_current
+    commit, keep = RecordTable.commit_files, publish_or_refuse.keep_index
+    swap_record, move_current = current.swap_record, current.move_current
 
     def dying_commit(self, *arguments):
         version = commit(self, *arguments)
@@ -168,15 +168,15 @@ def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
             raise Killed
         return version
 
-    def dying_write(files, path, record):
+    def dying_swap(files, path, *arguments):
         if path == moment:
             raise Killed
-        write(files, path, record)
+        return swap_record(files, path, *arguments)
 
-    def dying_swap(files, current):
+    def dying_move(files, current, doomed=()):
         if moment == CURRENT_FILE:
             raise Killed
-        swap_file(files, current)
+        move_current(files, current, doomed)
 
     def dying_index(*arguments, **options):
         if moment == "index":
@@ -184,9 +184,9 @@ def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
         return keep(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RecordTable, "commit", dying_commit)
-        patch.setattr(current, "write_record", dying_write)
-        patch.setattr(current, "write_current", dying_swap)
+        patch.setattr(RecordTable, "commit_files", dying_commit)
+        patch.setattr(current, "swap_record", dying_swap)
+        patch.setattr(current, "move_current", dying_move)
         patch.setattr(publish_or_refuse, "keep_index", dying_index)
         with pytest.raises(Killed):
             refresh(new, IngestOptions(kind="refresh"))

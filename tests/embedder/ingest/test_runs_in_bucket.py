@@ -198,7 +198,7 @@ def test_a_run_killed_between_any_two_steps_of_publishing_leaves_the_old_state_s
     publish_rows(files, row("a.jpg"), row("b.jpg"))
     run, stamp = begin(files)
     write_part(files, stamp, 0, table(row("b.jpg", image_embedding=[0.0, 1.0]), row("c.jpg")))
-    before, commit = read_current(files), RecordTable.commit
+    before, commit = read_current(files), RecordTable.commit_files
 
     def dying_commit(self, *arguments):
         version = commit(self, *arguments)
@@ -206,13 +206,13 @@ def test_a_run_killed_between_any_two_steps_of_publishing_leaves_the_old_state_s
             raise Killed
         return version
 
-    def dying_swap(files, current):
+    def dying_move(files, current, doomed=()):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(RecordTable, "commit", dying_commit)
+        patch.setattr(RecordTable, "commit_files", dying_commit)
         if fatal_step == "current":
-            patch.setattr(swap_module, "write_current", dying_swap)
+            patch.setattr(swap_module, "move_current", dying_move)
         with pytest.raises(Killed):
             publish(run, stamp, lambda version: None)
     assert read_current(files) == before

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
 from bucket_server import bucket_on, running_server
 
 from embedder.errors import RunFailedError, StoreError
-from embedder.store.current import write_current
+from embedder.store.current import move_current
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current, utc_now
 from embedder.store.lock import BEATS_PER_LEASE, LOCK_FILE, BucketLease, LeaseLostError, write_lock
@@ -24,13 +25,13 @@ HOLDER = """
 import sys
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, utc_now
-from embedder.store.current import write_current
+from embedder.store.current import move_current
 from embedder.store.lock import write_lock
 files = StoreFiles(sys.argv[1])
 with write_lock(files):
     print("held", flush=True)
     sys.stdin.readline()
-    write_current(files, Current(run_id="sleeper", embeddings=1, items=1, published_at=utc_now()))
+    move_current(files, Current(run_id="sleeper", embeddings=1, items=1, published_at=utc_now()))
 """
 
 
@@ -57,7 +58,7 @@ def holder_process(files: StoreFiles) -> subprocess.Popen:
     return process
 
 
-def controlled_clock(monkeypatch, step_s: float) -> list[float]:
+def controlled_clock(files: StoreFiles, step_s: float) -> list[float]:
     """Have the clock of a waiting process go on by a step with each look at it; the times that it saw."""
     times_s: list[float] = []
 
@@ -65,7 +66,7 @@ def controlled_clock(monkeypatch, step_s: float) -> list[float]:
         times_s.append(len(times_s) * step_s)
         return times_s[-1]
 
-    monkeypatch.setattr("embedder.store.lock.clock_s", clock_s)
+    files.environment = replace(files.environment, clock_s=clock_s)
     return times_s
 
 
@@ -94,19 +95,19 @@ def test_a_lock_outlives_many_leases_while_its_holder_lives(files, monkeypatch):
         time.sleep(2)
         assert not lease.lost
         assert files.read(LOCK_FILE) != first
-        write_current(files, state("alive"))
-        write_current(files, state("alive-twice"))
+        move_current(files, state("alive"))
+        move_current(files, state("alive-twice"))
     assert read_current(files).run_id == "alive-twice"
 
 
-def test_the_lock_of_a_killed_process_is_taken_over_after_its_lease_and_not_before(files, monkeypatch, said):
+def test_the_lock_of_a_killed_process_is_taken_over_after_its_lease_and_not_before(files, said):
     process = holder_process(files)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    times_s = controlled_clock(monkeypatch, step_s=LEASE_S / 4)
+    times_s = controlled_clock(files, step_s=LEASE_S / 4)
     with write_lock(files):
         assert times_s == [0, 0.75, 1.5, 2.25, LEASE_S], "it was watched until its lease was over, and no longer"
-        write_current(files, state("second"))
+        move_current(files, state("second"))
     assert [line.split(";")[0] for line in said][1:] == ["it does not"]
     assert f"process {process.pid}" in said[0]
     assert read_current(files).run_id == "second"
@@ -117,25 +118,25 @@ def test_a_process_that_slept_through_its_lease_publishes_nothing_and_says_so(fi
     sleeper = holder_process(files)
     sleeper.send_signal(signal.SIGSTOP)
     with write_lock(files):
-        write_current(files, state("second"))
+        move_current(files, state("second"))
         sleeper.send_signal(signal.SIGCONT)
         _, stderr = sleeper.communicate("go on\n", timeout=30)
         assert "another one took the store over" in stderr
         assert f"process {os.getpid()}" in stderr
         assert sleeper.returncode != 0
         assert read_current(files).run_id == "second"
-        write_current(files, state("second-still-holds-it"))
+        move_current(files, state("second-still-holds-it"))
 
 
-def test_clocks_of_other_machines_decide_nothing(files, monkeypatch):
+def test_clocks_of_other_machines_decide_nothing(files):
     ages = {"in 1970": "1970-01-01T00:00:00+00:00", "in 2099": "2099-01-01T00:00:00+00:00"}
     for since in ages.values():
         dead = {"token": "x", "host": "h", "pid": 1, "since": since, "lease_s": 0.5, "beat": 7}
         files.write(LOCK_FILE, json.dumps(dead).encode())
-        times_s = controlled_clock(monkeypatch, step_s=0.25)
+        times_s = controlled_clock(files, step_s=0.25)
         with write_lock(files):
             assert times_s == [0, 0.25, 0.5]
-    monkeypatch.setattr("embedder.store.lock.utc_now", lambda: datetime.fromisoformat(ages["in 1970"]))
+    files.environment = replace(files.environment, now=lambda: datetime.fromisoformat(ages["in 1970"]))
     with write_lock(files), pytest.raises(StoreError, match="since 1970"), write_lock(another(files)):
         pytest.fail("two hold it")
 
@@ -175,19 +176,19 @@ def outcomes_of(number: int, files: StoreFiles) -> list[str]:
 
 
 def test_who_published_without_the_lock_is_not_overwritten(files):
-    write_current(files, state("first"))
+    move_current(files, state("first"))
     with write_lock(files):
-        write_current(another(files), state("a-stranger"))
+        move_current(another(files), state("a-stranger"))
         with pytest.raises(LeaseLostError, match="another run published while this one held the lock"):
-            write_current(files, state("ours"))
+            move_current(files, state("ours"))
     assert read_current(files).run_id == "a-stranger"
 
 
 def test_a_first_publication_is_fenced_too(files):
     with write_lock(files):
-        write_current(another(files), state("a-stranger"))
+        move_current(another(files), state("a-stranger"))
         with pytest.raises(LeaseLostError):
-            write_current(files, state("ours"))
+            move_current(files, state("ours"))
 
 
 def test_a_run_that_lost_the_store_is_told_that_and_not_how_it_stopped(files):
@@ -219,7 +220,7 @@ def test_a_server_that_was_away_for_a_while_does_not_end_a_run(monkeypatch):
                 server.send_signal(signal.SIGSTOP)
                 time.sleep(1.5)
                 server.send_signal(signal.SIGCONT)
-                write_current(files, state("after-the-break"))
+                move_current(files, state("after-the-break"))
                 assert not lease.lost
             assert read_current(files).run_id == "after-the-break"
 

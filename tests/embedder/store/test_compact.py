@@ -3,6 +3,7 @@
 import json
 import math
 from contextlib import suppress
+from itertools import count
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -168,7 +169,7 @@ def test_other_readers_find_ids_by_their_bounds(files):
 
 
 def test_killed_between_any_two_steps_rows_stay_and_it_ends_when_done_again(tmp_path, monkeypatch):
-    for number in range(20):
+    for number in count():
         files = new_store(tmp_path / str(number))
         many_parts(files, 3)
         before = state_now(files)

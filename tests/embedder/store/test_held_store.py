@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from contextlib import suppress
+from itertools import count
 
 import pytest
 import samples
@@ -170,7 +171,7 @@ def test_a_store_of_before_has_no_hold_and_older_readers_take_the_new_file(make_
 def test_setting_and_releasing_are_whole_or_not_at_all_wherever_they_die(make_run, source, tmp_path, monkeypatch):
     config = make_run(source)
     nights(config, source, 1)
-    for number in range(12):
+    for number in count():
         copy = StoreFiles(shutil.copytree(config.store, tmp_path / f"copy {number}"))
         with dying(monkeypatch, number) as made, suppress(Killed), write_lock(copy):
             rollback(copy, None, no_index)

@@ -6,6 +6,7 @@ index, and an unfinished run.
 
 import tarfile
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +120,7 @@ def test_an_unfinished_first_run_is_given_up_too(files):
 
 
 def test_killed_between_any_two_steps_it_is_still_read_and_ends_when_done_again(tmp_path, monkeypatch):
-    for number in range(20):
+    for number in count():
         files = unpack(tmp_path / str(number))
         before = rows_now(files)
         with dying(monkeypatch, number) as made, suppress(Killed):

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from itertools import count
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,14 +12,16 @@ import pytest
 from delta_rows import delta_rows
 from deltalake import DeltaTable
 from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
-from store_states import finished_ids
+from store_states import Killed, dying, finished_ids
 from work_on_disk import finished_items_in  # noqa: F401 - runs each test in memory and on disk
 
 from embedder.errors import StoreError
 from embedder.store import current as swap_module
 from embedder.store import publication
+from embedder.store.current import PROTOCOL_FIELDS
 from embedder.store.files import StoreFiles
 from embedder.store.layout import (
+    CURRENT_FILE,
     PUBLISHED_FILE,
     STORE_FILE,
     Current,
@@ -139,7 +143,9 @@ def test_each_publication_leaves_a_record_of_what_it_came_to(files):
         ("embed", 3, 2, 1),
         ("embed", 3, 2, 2),
     ]
-    assert records[1].model_dump(include=set(Current.model_fields)) == read_current(files).model_dump()
+    state = set(Current.model_fields) - set(PROTOCOL_FIELDS)
+    assert records[1].model_dump(include=state) == read_current(files).model_dump(include=state)
+    assert records[1].model_dump(include=set(PROTOCOL_FIELDS)) == {"deleting": (), "last_index": {}, "fence": None}
 
 
 def test_a_changed_file_that_can_not_be_read_is_stale_and_keeps_all_that_is_known_of_its_vectors(files):
@@ -211,7 +217,7 @@ def test_a_publication_cut_off_between_its_commits_is_finished_as_it_was_decided
     publish_rows(files, row("a.jpg"), row("b.jpg"))
     run, metadata = begin(files)
     write_part(files, metadata, 0, table(row("c.jpg")))
-    commit = RecordTable.commit
+    commit = RecordTable.commit_files
 
     def dying_commit(self, *arguments):
         version = commit(self, *arguments)
@@ -220,7 +226,7 @@ def test_a_publication_cut_off_between_its_commits_is_finished_as_it_was_decided
         return version
 
     with monkeypatch.context() as patch:
-        patch.setattr(RecordTable, "commit", dying_commit)
+        patch.setattr(RecordTable, "commit_files", dying_commit)
         with pytest.raises(Killed):
             publish(run, metadata, nothing_built, retired=pa.chunked_array([["b.jpg"]]))
     _, later = begin(files)
@@ -300,17 +306,11 @@ def test_an_item_that_can_not_be_read_any_more_keeps_its_old_vector(files):
     assert [each["state"] for each in rows_of(files, "items")] == ["rejected"]
 
 
-class Killed(Exception):
-    """Stands for kill -9 between two steps."""
-
-
 @pytest.mark.parametrize("fatal_write", ["embeddings commit", "items commit", "index", "current"])
 def test_a_run_killed_between_any_two_steps_of_publishing_ends_in_the_same_store(files, monkeypatch, fatal_write):
-    publish_rows(files, row("a.jpg"), row("b.jpg"))
-    run, metadata = begin(files)
-    write_part(files, metadata, 0, table(row("b.jpg", image_embedding=[0.0, 1.0]), row("c.jpg")))
+    run, metadata = about_to_publish(files)
     published = read_current(files)
-    commit = RecordTable.commit
+    commit = RecordTable.commit_files
 
     def dying_commit(self, *arguments):
         version = commit(self, *arguments)
@@ -322,27 +322,62 @@ def test_a_run_killed_between_any_two_steps_of_publishing_ends_in_the_same_store
         if fatal_write == "index":
             raise Killed
 
-    def dying_write(files, current):
+    def dying_move(files, current, doomed=()):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(RecordTable, "commit", dying_commit)
+        patch.setattr(RecordTable, "commit_files", dying_commit)
         if fatal_write == "current":
-            patch.setattr(swap_module, "write_current", dying_write)
+            patch.setattr(swap_module, "move_current", dying_move)
         with pytest.raises(Killed):
             publish(run, metadata, dying_build)
     assert read_current(files) == published, "readers go on with the old state"
+    check_that_it_ends(files, run.run_id)
 
+
+def test_a_run_killed_before_any_write_of_publishing_ends_in_the_same_store(tmp_path, monkeypatch):
+    for number in count():
+        files = StoreFiles(tmp_path / str(number))
+        run, metadata = about_to_publish(files)
+        published, rows = read_current(files), rows_of(files)
+        with dying(monkeypatch, number) as made, suppress(Killed):
+            publish(run, metadata, nothing_built)
+        is_published = read_current(files) != published
+        assert is_published == (f"put {CURRENT_FILE}" in made), "by one write, before which readers see the old state"
+        if not is_published:
+            own = RecordTable(files, "embeddings", published.embeddings).read(["item_id"])
+            assert own.num_rows == len(rows)
+            check_that_it_ends(files, run.run_id)
+        finish_publication(files, lambda version, model: None)
+        check_rows(files)
+        if len(made) < number:  # nothing was left to kill
+            break
+    assert number > 8, "the intent, part files, two commits, the record, the swap, store.json, what is deleted"
+
+
+def about_to_publish(files):
+    publish_rows(files, row("a.jpg"), row("b.jpg"))
+    run, metadata = begin(files)
+    write_part(files, metadata, 0, table(row("b.jpg", image_embedding=[0.0, 1.0]), row("c.jpg")))
+    return run, metadata
+
+
+def check_that_it_ends(files, run_id):
+    """What the next session publishes is the same run, and whole."""
     again, metadata = begin(files)
-    assert again.run_id == run.run_id
+    assert again.run_id == run_id
     publish(again, metadata, nothing_built)
+    check_rows(files)
+    assert read_current(files).embeddings == RecordTable(files, "embeddings").version
+
+
+def check_rows(files):
     assert [(each["item_id"], each["image_embedding"]) for each in rows_of(files)] == [
         ("a.jpg", [1.0, 0.0]),
         ("b.jpg", [0.0, 1.0]),
         ("c.jpg", [1.0, 0.0]),
     ]
     assert [each["item_id"] for each in rows_of(files, "items")] == ["a.jpg", "b.jpg", "c.jpg"]
-    assert read_current(files).embeddings == RecordTable(files, "embeddings").version
 
 
 def test_parts_of_cut_off_tasks_are_swept_when_the_run_is_published(files):

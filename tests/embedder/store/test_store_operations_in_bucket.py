@@ -8,7 +8,7 @@ from test_store_sequences import Model
 
 from embedder.retrieval.store_api import open_store
 from embedder.store.compact import PartTarget, compact
-from embedder.store.current import write_current
+from embedder.store.current import move_current
 from embedder.store.files import StoreFiles
 from embedder.store.history import past_runs, release, rollback
 from embedder.store.layout import read_current, utc_now
@@ -93,11 +93,11 @@ def test_a_hold_is_set_and_released_on_condition_that_nobody_published_meanwhile
     assert (held.is_held, held.hold.to_run) == (True, first.run_id)
     stranger = held.model_copy(update={"published_at": utc_now()})
     with write_lock(files):
-        write_current(StoreFiles(files.address), stranger)
+        move_current(StoreFiles(files.address), stranger)
         with pytest.raises(LeaseLostError, match="another run published while this one held the lock"):
             rollback(files, held.previous, no_index)
     with write_lock(files):
-        write_current(StoreFiles(files.address), held)
+        move_current(StoreFiles(files.address), held)
         with pytest.raises(LeaseLostError):
             release(files)
     assert read_current(files) == held, "as the stranger left it"

@@ -1,5 +1,7 @@
 """Upkeep of a store with further models: compaction, vacuum, rollback, purge, migration and history are over all."""
 
+from itertools import count
+
 import pyarrow as pa
 import pytest
 from model_stores import add_model, drop_model, files_of, label_row, rejected_row, vector_row
@@ -14,9 +16,11 @@ from embedder.store.history import past_runs, publications, readable, rollback
 from embedder.store.layout import Current, read_current, write_record
 from embedder.store.lock import write_lock
 from embedder.store.migrate import migrate
-from embedder.store.models import model_files, model_folders
+from embedder.store.models import model_files
+from embedder.store.publish import finish_publication
 from embedder.store.purge.purge import purge
 from embedder.store.rejects import find_rejects, rejecting_model
+from embedder.store.schema import TABLES
 from embedder.store.store_info import read_store_info
 from embedder.store.tables import RecordTable
 from embedder.store.vacuum import vacuum
@@ -82,12 +86,20 @@ def test_a_vacuum_keeps_what_earlier_publications_need_of_each_model(files):
     assert [state(files, record) for record in history[-2:]][1] == state(files)
 
 
-def test_of_a_model_that_no_kept_publication_has_a_vacuum_leaves_nothing(files):
+def test_of_a_model_that_no_kept_publication_has_a_vacuum_leaves_its_logs_and_its_record_alone(files):
     published = drop_model(files, "labels")
+    _settle(files)
     vacuum(files)
-    assert model_folders(files) == ["clip", "labels"], "the publication before has it"
+    held = {info.path for info in files.list("models/labels")}
+    assert {path.split("/")[2] for path in held if path.endswith(".parquet")} == set(TABLES), (
+        "the publication before has it"
+    )
     kept = vacuum(files, keep_days=0.0, keep_versions=1)
-    assert model_folders(files) == ["clip"]
+    left = {info.path for info in files.list("models/labels")}
+    assert left == {"models/labels/store.json", *(path for path in held if "/_delta_log/" in path)}, (
+        "names of a log are used once, so that it goes on if there is a model of that name again"
+    )
+    assert [RecordTable(model_files(files, "labels"), name).paths() for name in TABLES] == [[], []]
     assert published.run_id in kept.kept
     assert readable(files, publications(files)) == set(kept.kept), "those with labels can't be read, and none says so"
     assert ids(open_store(files.address, model="clip").search(QUERY, k=1)) == ["f.jpg"]
@@ -95,18 +107,29 @@ def test_of_a_model_that_no_kept_publication_has_a_vacuum_leaves_nothing(files):
 
 def test_a_vacuum_of_a_removed_model_that_is_killed_leaves_tables_that_a_run_can_go_on_with(files, monkeypatch):
     drop_model(files, "labels")
-    num_kills = 0
-    for _ in range(60):
-        with dying(monkeypatch, 1):
+    view, expected = model_files(files, "labels"), state(files)
+    for number in count():
+        with dying(monkeypatch, number):
             try:
+                _settle(files)
                 vacuum(files, keep_days=0.0, keep_versions=1)
             except Killed:
-                num_kills += 1
-                RecordTable(model_files(files, "labels"), "embeddings").read()
+                for name in TABLES:
+                    RecordTable(view, name).read()
+                assert state(files) == expected
                 continue
         break
-    assert num_kills > 3, "so that the test can fail"
-    assert model_folders(files) == ["clip"]
+    assert number > 3, "so that the test can fail"
+    assert not [info.path for info in view.list("") if info.path.endswith(".parquet")]
+    version = RecordTable(view, "embeddings").version
+    add_model(files, "labels", label_row("c.jpg"), has_vectors=False, top=pa.array(["cow"]))
+    assert read_current(files).models["labels"].embeddings > version
+    assert [each["item_id"] for each in state(files)["labels", "embeddings"]] == ["c.jpg"]
+
+
+def _settle(files) -> None:
+    """What every command that writes does first."""
+    finish_publication(files, lambda version, info: None)
 
 
 def test_a_rollback_brings_the_rows_of_all_models_back_and_another_one_those_after_them(files):
@@ -157,7 +180,7 @@ def test_an_item_of_a_further_model_alone_is_known_and_purged(files):
 
 def test_a_purge_that_is_killed_between_any_two_steps_ends_by_the_same_command(files, monkeypatch):
     expected = {key: [each for each in rows if each["item_id"] != "a.jpg"] for key, rows in state(files).items()}
-    for number in range(0, 200, 3):
+    for number in count(0, 3):
         with dying(monkeypatch, number) as made:
             try:
                 with write_lock(files):

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import count
 
 import numpy as np
 import pytest
@@ -18,14 +19,14 @@ from store_states import (
     record,
     rows_at,
     rows_now,
+    set_clock,
     state_now,
 )
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
-from embedder.store import vacuum as vacuum_module
 from embedder.store.history import past_runs, publications, rollback
-from embedder.store.layout import read_current
+from embedder.store.layout import CURRENT_FILE, read_current
 from embedder.store.part_writer import write_part
 from embedder.store.publish import publish
 from embedder.store.vacuum import kept_publications, vacuum
@@ -41,8 +42,8 @@ def files(tmp_path):
 
 def nights(files, number=4):
     """So many publications that each replace the same row."""
-    for count in range(number):
-        publish_refresh(files, row("a.jpg", modified=f"t{count}", caption=f"night {count}"))
+    for night in range(number):
+        publish_refresh(files, row("a.jpg", modified=f"t{night}", caption=f"night {night}"))
 
 
 def at(run_id: str, days_ago: float):
@@ -63,7 +64,12 @@ def test_without_grace_only_the_newest_versions_stay_and_the_bytes_are_told(file
     done = vacuum(files, keep_days=0, keep_versions=2)
     assert done == promised
     left = {info.path: info.size_bytes for info in files.list("")}
-    assert done.size_bytes == sum(before.values()) - sum(left.values())
+    assert left.keys() <= before.keys()
+    assert {path for path in left if left[path] != before[path]} == {CURRENT_FILE}, "which tells of what is deleted"
+    assert {info.path: info.size_bytes for info in done.deleted} == {
+        path: size_bytes for path, size_bytes in before.items() if path not in left
+    }
+    assert done.size_bytes == sum(before[path] for path in before.keys() - left.keys())
     assert [run.can_be_read for run in past_runs(files)] == [False, False, True, True]
     assert len(list(files.list("embeddings/_delta_log"))) == 5, "the log stays whole"
     assert not any("/journal/" in path for path in left)
@@ -174,7 +180,7 @@ def test_what_a_half_made_commit_put_into_the_newest_version_stays(files, monkey
 
 
 def test_killed_at_any_moment_it_harms_nothing_and_ends_when_done_again(tmp_path, monkeypatch):
-    for number in range(0, 20, 2):
+    for number in count(0, 2):
         files = new_store(tmp_path / str(number))
         nights(files, 3)
         state, kept = state_now(files), publications(files)[-2:]
@@ -195,7 +201,7 @@ def test_a_store_without_publication_is_refused(files):
 
 def test_ages_are_counted_by_the_wall_clock(files, monkeypatch):
     nights(files, 3)
-    monkeypatch.setattr(vacuum_module, "utc_now", lambda: datetime.now(UTC) + timedelta(days=8))
+    set_clock(monkeypatch, lambda: datetime.now(UTC) + timedelta(days=8), files)
     vacuum(files, keep_versions=1)
     assert [run.can_be_read for run in past_runs(files)] == [False, False, True]
 
@@ -210,10 +216,10 @@ def opened(files, run_id: str) -> list:
 def adding_nights(files, number: int) -> dict[str, list]:
     """Nights that add a picture each and replace none; gives what each version holds, the index built each time."""
     found = {}
-    for count in range(number):
-        run = publish_refresh(files, row(f"{count}.jpg"))
+    for night in range(number):
+        run = publish_refresh(files, row(f"{night}.jpg"))
         build_store_index(files)
-        found[run.run_id] = [count + 1] * 3
+        found[run.run_id] = [night + 1] * 3
     return found
 
 

@@ -6,14 +6,12 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 from store_samples import row
-from store_states import Killed, build_store_index, new_store, no_index, publish_refresh, record
+from store_states import Killed, build_store_index, new_store, no_index, publish_refresh, record, set_clock
 from typer.testing import CliRunner
 
 from embedder.cli import app
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
-from embedder.store import current as swap_module
-from embedder.store import vacuum as vacuum_module
 from embedder.store.compact import PartTarget, compact
 from embedder.store.history import publications, rollback
 from embedder.store.layout import read_current
@@ -119,17 +117,17 @@ def test_a_replaced_index_stays_for_its_time_however_old_its_publication_is(file
     now = datetime.now(UTC)
 
     def build_at(days: float) -> None:
-        monkeypatch.setattr(swap_module, "utc_now", lambda: now + timedelta(days=days))
+        set_clock(monkeypatch, lambda: now + timedelta(days=days), files)
         build_store_index(files)
 
     for days in (0, 1, 20, 25):
         build_at(days)
-    monkeypatch.setattr(vacuum_module, "utc_now", lambda: now + timedelta(days=26))
+    set_clock(monkeypatch, lambda: now + timedelta(days=26), files)
     vacuum(files)
     assert index_folders(files) == {2, 3, 4}, "the first was replaced 25 days ago, the second six, the third one"
     assert [rollback_index(files)[0] for _ in range(2)] == [3, 2]
     rollback_index(files, 4)
-    monkeypatch.setattr(vacuum_module, "utc_now", lambda: now + timedelta(days=90))
+    set_clock(monkeypatch, lambda: now + timedelta(days=90), files)
     vacuum(files)
     assert len(index_folders(files)) == 2, "the published one, and one to go back to"
     assert rollback_index(files)[0]
@@ -142,7 +140,7 @@ def test_an_index_whose_build_died_before_the_swap_goes_after_its_time(files, mo
         build_store_index(files)
     vacuum(files)
     assert (index_folders(files), read_current(files).index) == ({1, 2}, 1)
-    monkeypatch.setattr(vacuum_module, "utc_now", lambda: datetime.now(UTC) + timedelta(days=8))
+    set_clock(monkeypatch, lambda: datetime.now(UTC) + timedelta(days=8), files)
     vacuum(files)
     assert index_folders(files) == {1}
 
