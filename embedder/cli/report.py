@@ -2,14 +2,21 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from embedder.cli.options import ReadConfig, StoreUri, command
 from embedder.cli.results import Result
-from embedder.errors import ConfigError
+from embedder.errors import ConfigError, StoreError
 from embedder.quantities import counted
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from embedder.store.files import StoreFiles
+
+ParsedT = TypeVar("ParsedT", bound="BaseModel")
 
 MAX_LISTED = 5  # runs that a refusal names
 
@@ -42,20 +49,41 @@ def report(
             f"store {files.address}: no report of {f'run {run_id}' if run_id else 'any run'}; {_reports(known)}"
         )
     chosen = run_id or known[-1]
-    text = files.read(run_file(chosen, REPORT_FILE))
-    found = Report.model_validate_json(text)
+    found = _parsed(files, run_file(chosen, REPORT_FILE), Report)
     shown = report_parts(found)
     if plot is not None:
         path = run_file(chosen, TIMELINE_FILE)
         if not files.exists(path):
             raise ConfigError(f"--plot {plot}: run {chosen} has no {TIMELINE_FILE}; only runs on Ray are drawn")
-        timeline = Timeline.model_validate_json(files.read(path))
+        timeline = _parsed(files, path, Timeline)
         try:
             draw_timeline(plot, timeline, found.events, f"run {chosen}")
         except OSError as error:
             raise ConfigError(f"--plot {plot}: {error.strerror}; name a file in a folder that is there") from None
         shown = [*shown, f"plot: {plot}"]
-    return Result(json.loads(text), shown)
+    return Result(json.loads(files.read(run_file(chosen, REPORT_FILE))), shown)
+
+
+def _parsed(files: "StoreFiles", path: str, kind: type[ParsedT]) -> ParsedT:
+    """Parse a file of a run.
+
+    Args:
+        files: the store.
+        path: of the file.
+        kind: class of what it holds.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return kind.model_validate_json(files.read(path))
+    except ValidationError as error:
+        raise StoreError(
+            f"{files.uri(path)}: not a whole {path.rpartition('/')[2]} ({counted(error.error_count(), 'mistake')}); "
+            "restore the file from a backup, or name another run"
+        ) from None
 
 
 def _reports(known: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 import samples
@@ -58,6 +59,18 @@ def test_an_unknown_run_is_refused_with_those_that_are_known(finished, run_embed
     store, report = finished
     code, _, error = run_embedder("report", "20200101T000000Z-ffff", "--store", store)
     assert code == 2 and "no report of run 20200101T000000Z-ffff" in error and report.run_id in error
+
+
+@pytest.mark.parametrize("content", ["[" * 200_000, "{", "{}"])
+def test_a_damaged_report_is_told_in_one_line(finished, run_embedder, content):
+    store, report = finished
+    path = Path(store) / "runs" / report.run_id / "report.json"
+    path.write_text(content)
+    code, _, error = run_embedder("report", "--store", store)
+    assert code == 2
+    assert error.startswith(f"embedder: {path}: not a whole report.json (")
+    assert "or name another run" in error
+    assert error.count("\n") <= 1
 
 
 def test_a_run_on_ray_is_drawn_and_another_is_refused(finished, run_embedder, tmp_path):
