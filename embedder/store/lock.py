@@ -353,7 +353,7 @@ def _lease_of(holder: dict[str, Any]) -> float:
     """Seconds for which a holder's lock is good: those that it gives, if they make sense."""
     try:
         found = float(holder.get("lease_s", LEASE_S))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return LEASE_S
     return found if 0 < found <= MAX_LEASE_S else LEASE_S
 
