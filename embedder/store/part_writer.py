@@ -20,6 +20,7 @@ from embedder.batch_schema import CARRIED
 from embedder.errors import StoreError
 from embedder.store.accumulators.run_states import Metric, states_of
 from embedder.store.arrow_lookup import without_items
+from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.item_states import split_records
 from embedder.store.journal import TASK_DIGITS, JournalEntry, PartFile, entry_name, entry_path
@@ -157,10 +158,13 @@ def gathered(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]:
 def _undone_on_failure(files: StoreFiles, metadata: RunMetadata, name: str, path: str) -> Iterator[None]:
     """Delete a write task's part files when the block fails; otherwise a full disk would stay full of unused files.
 
-    They stay where an earlier attempt of the task has left its journal entry.
+    They stay where an earlier attempt of the task has left its journal entry, and where a request had no answer: the
+    entry that names them may come to the server yet.
     """
     try:
         yield
+    except StoreUnavailableError:
+        raise
     except Exception:
         with suppress(OSError, BaseError, StoreError):
             if find_entry(files, metadata.run_id, name) is None:

@@ -100,8 +100,8 @@ class Publication:
     published_names: frozenset[str] = frozenset()
 
 
-def commit_table(work: Publication, name: str, columns: pa.Schema, base: Current | None) -> int:
-    """Commit a publication's version of one table, unless that is done; returns its number.
+def commit_table(work: Publication, name: str, columns: pa.Schema, base: Current | None) -> RecordTable:
+    """Commit a publication's version of one table, unless that is done; returns the table at that version.
 
     Args:
         work: what is published.
@@ -110,14 +110,16 @@ def commit_table(work: Publication, name: str, columns: pa.Schema, base: Current
         base: what is published of the model, to which the work is added; an overtaken or unfinished operation may have
             left newer versions of the table.
     """
-    published = RecordTable(work.files, name, -1 if base is None else getattr(base, name))
+    newest, number = RecordTable(work.files, name), -1 if base is None else getattr(base, name)
+    published = newest if newest.version == number else RecordTable(work.files, name, number)
     wanted = _own_parts(work, published)
     if not work.intent.replaces_all:
         rewritten, removes = _replace_older(work, published)
         gone = set(removes)
         wanted += [*rewritten, *(part for part in published.parts() if part.path not in gone)]
     schema = with_carryover(TABLES[name], columns)
-    return RecordTable(work.files, name).commit_files(work.run_id, wanted, schema, work.intent.session)
+    newest.commit_files(work.run_id, wanted, schema, work.intent.session)
+    return newest
 
 
 def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:

@@ -307,8 +307,8 @@ def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder
     """
     files, intent = work.files, work.intent
     base = read_current(files)
-    embeddings = commit_table(work, "embeddings", columns, base)
-    items = commit_table(work, "items", pa.schema([]), base)
+    embeddings = commit_table(work, "embeddings", columns, base).version
+    items = commit_table(work, "items", pa.schema([]), base).version
     fields = (*MODEL_FIELDS, *FURTHER_FIELDS)
     return Current(
         run_id=work.run_id,

@@ -1,0 +1,167 @@
+"""Simulate writers and readers of one store that are interrupted anywhere, and check what must hold after every change.
+
+    python scripts/simulate_store.py [--schedules N] [--seed S] [--processes 2] [--plant FAULT]
+    python scripts/simulate_store.py --minutes 30                 # as many schedules as there is time for
+    python scripts/simulate_store.py --all-faults                 # plant each fault: how many schedules find it?
+    python scripts/simulate_store.py --list-faults
+    python scripts/simulate_store.py --replay '{"operations": ...}'
+
+The store's own code runs (locks, records, journals, logs, publications, deletions), on a simulated bucket or a simulated
+disk with a volatile half. A schedule says which commands run and where each is paused, killed, cut off from power,
+refused, or left without its answer. What must hold is in `docs/store-protocol.md`. A failing schedule is printed with its
+seed, and again without what it fails without; `--replay` runs it. The last line is one JSON document: `schedules`,
+`violations`, `seconds`; exit 1 where there is a violation (with --all-faults: where a fault is not found).
+"""
+
+import argparse
+import gc
+import json
+import logging
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from store_simulation import light_rows
+from store_simulation.faults import FAULTS, plant
+from store_simulation.schedules import Schedule, base, draw, from_json, run_schedule, shrink, to_json
+
+FAULT_SCHEDULES = 100_000
+MAX_SHOWN = 5
+BATCH = 250
+
+
+def prepare(fault: str | None = None) -> None:
+    """Make this process a simulator's; the stores that schedules begin with are made before a fault is planted."""
+    logging.disable(logging.CRITICAL)
+    light_rows.install()
+    for on_disk in (False, True):
+        base(on_disk)
+    if fault is not None:
+        plant(fault)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def schedule_of(seed: int) -> Schedule:
+    """Draw the schedule of a seed."""
+    return draw(Random(seed))
+
+
+def find(seeds: range) -> tuple[int, list[tuple[int, tuple[str, ...]]]]:
+    """Run schedules; number of those that ran, and the failing seeds with what did not hold."""
+    found = [(seed, run_schedule(schedule_of(seed)).violations) for seed in seeds]
+    gc.collect()
+    return len(seeds), [each for each in found if each[1]]
+
+
+def batches(seed: int, num_schedules: int | None, until_s: float | None) -> Iterator[range]:
+    """Ranges of seeds, until there are enough or the time is over."""
+    start = 0
+    while (num_schedules is None or start < num_schedules) and (until_s is None or time.monotonic() < until_s):
+        size = BATCH if num_schedules is None else min(BATCH, num_schedules - start)
+        yield range(seed + start, seed + start + size)
+        start += size
+
+
+def simulate(options: argparse.Namespace) -> int:
+    """Run schedules in some processes and report."""
+    began_s = time.monotonic()
+    until_s = None if options.minutes is None else began_s + 60 * options.minutes
+    num_schedules = None if options.minutes is not None else options.schedules
+    prepare(options.plant)
+    num_run, failing = 0, list[tuple[int, tuple[str, ...]]]()
+    context = multiprocessing.get_context("fork")
+    with context.Pool(options.processes) as pool:
+        for number, found in pool.imap(find, batches(options.seed, num_schedules, until_s)):
+            num_run += number
+            failing += found
+            if found and options.plant:
+                break
+        pool.terminate()
+    for seed, violations in failing[:MAX_SHOWN]:
+        show(seed, violations)
+    seconds = round(time.monotonic() - began_s, 2)
+    print(json.dumps({"schedules": num_run, "violations": len(failing), "seconds": seconds}))
+    return 1 if failing else 0
+
+
+def show(seed: int, violations: tuple[str, ...]) -> None:
+    """Print a failing schedule and what is left of it."""
+    print(f"seed {seed}: {'; '.join(violations[:3])}")
+    print(f"    {to_json(schedule_of(seed))}")
+    smaller = shrink(schedule_of(seed))
+    print(f"    shrunk to {to_json(smaller)}: {'; '.join(run_schedule(smaller).violations[:3])}")
+
+
+def find_fault(name: str, seed: int, num_schedules: int) -> tuple[int | None, float]:
+    """Plant a fault, in a process of its own; number of schedules until it is found, and seconds."""
+    began_s = time.monotonic()
+    plant(name)
+    for number in range(num_schedules):
+        if run_schedule(schedule_of(seed + number)).violations:
+            return number + 1, time.monotonic() - began_s
+    return None, time.monotonic() - began_s
+
+
+def find_all_faults(options: argparse.Namespace) -> int:
+    """Plant each fault, and print a table of how many schedules find it."""
+    began_s = time.monotonic()
+    prepare()
+    context = multiprocessing.get_context("fork")
+    with context.Pool(options.processes, maxtasksperchild=1) as pool:
+        asked = [(each.name, options.seed, options.schedules) for each in FAULTS]
+        answers = pool.starmap(find_fault, asked, chunksize=1)
+    print(f"| fault | what the store does wrong | schedules until found | s |\n|---|---|---|---|")
+    for fault, (number, seconds) in zip(FAULTS, answers, strict=True):
+        print(
+            f"| {fault.name} | {fault.description} | {'NOT FOUND' if number is None else f'{number:,}'} | {seconds:.1f} |"
+        )
+    survivors = [fault.name for fault, (number, _) in zip(FAULTS, answers, strict=True) if number is None]
+    result: dict[str, Any] = {
+        "faults": len(FAULTS),
+        "survivors": survivors,
+        "schedules": sum(number or options.schedules for number, _ in answers),
+        "seconds": round(time.monotonic() - began_s, 2),
+    }
+    print(json.dumps(result))
+    return 1 if survivors else 0
+
+
+def replay(text: str) -> int:
+    """Run one schedule again."""
+    outcome = run_schedule(from_json(text))
+    for violation in outcome.violations:
+        print(violation)
+    print(json.dumps({"schedules": 1, "violations": len(outcome.violations), "results": outcome.results}))
+    return 1 if outcome.violations else 0
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedules", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--plant", metavar="FAULT", choices=[each.name for each in FAULTS])
+    parser.add_argument("--all-faults", action="store_true")
+    parser.add_argument("--list-faults", action="store_true")
+    parser.add_argument("--replay", metavar="SCHEDULE")
+    options = parser.parse_args()
+    if options.list_faults:
+        for each in FAULTS:
+            print(f"{each.name}: {each.description}")
+        print(json.dumps({"faults": [each.name for each in FAULTS]}))
+        return 0
+    if options.replay is not None:
+        prepare(options.plant)
+        return replay(options.replay)
+    return find_all_faults(options) if options.all_faults else simulate(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,368 @@
+"""Schedules: which operations run on the store, where each is interrupted and how, and what must hold at the end."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import cache, partial
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from embedder.store.backends import DiskBackend, is_unfinished_path
+from embedder.store.files import StoreFiles
+from embedder.store.history import publications, readable
+from embedder.store.lock import Lease
+from embedder.store import lock as lock_module
+from store_simulation.backends import Files, SimulatedBucket, SimulatedDisk
+from store_simulation.checker import Checker
+from store_simulation.operations import ERRORS, OPERATIONS, embed, read
+from store_simulation.world import Fault, Process, Stuck, World
+
+CLOCKS = (timedelta(), timedelta(days=36_500), timedelta(days=-36_500))
+WRITERS = tuple(name for name in OPERATIONS if name not in ("read", "late worker"))
+
+
+class Schedule(NamedTuple):
+    """What happens to one store.
+
+    Attributes:
+        operations: names, one for each process, in the order of their beginnings.
+        faults: what goes wrong.
+        clocks: numbers in `CLOCKS`, one for each process.
+        on_disk: whether the store is on a disk, else it is in a bucket.
+        lock: content that the lock has at the beginning.
+        luck: seed of what a power cut leaves of what was not synced.
+    """
+
+    operations: tuple[str, ...]
+    faults: tuple[Fault, ...] = ()
+    clocks: tuple[int, ...] = ()
+    on_disk: bool = False
+    lock: str = ""
+    luck: int = 0
+
+
+class Outcome(NamedTuple):
+    """What came of a schedule.
+
+    Attributes:
+        violations: what did not hold; nothing of a good one.
+        num_effects: effects of each process.
+        results: how each process ended.
+    """
+
+    violations: tuple[str, ...]
+    num_effects: tuple[int, ...]
+    results: tuple[str, ...]
+
+
+@cache
+def base(on_disk: bool) -> Any:
+    """State of a store with two publications: items x y, then a new x, and z."""
+    checker, world = Checker(), World(ERRORS)
+    backend = _backend(world, checker, None, on_disk, None)
+    for number, items in enumerate((("x", "y"), ("x", "z"))):
+        process = _process(
+            world, checker, backend, number, f"base{number}", partial(embed, items=items), (), 0, on_disk
+        )
+        world.run([process], lambda _: None)
+        assert process.result == "ok" and not checker.violations, (process.result, checker.violations)
+    return backend, checker
+
+
+def _backend(world: World, checker: Checker, start: Any, on_disk: bool, luck: Random | None) -> Any:
+    if not on_disk:
+        return SimulatedBucket(world, checker, dict(start.objects) if start is not None else {})
+    disk = SimulatedDisk(world, checker, "/store")
+    if start is not None:
+        disk.copy_from(start)
+    return disk
+
+
+def _process(
+    world: World,
+    checker: Checker,
+    backend: Any,
+    number: int,
+    name: str,
+    operation: Any,
+    faults: Any,
+    clock: int,
+    on_disk: bool,
+) -> Process:
+    def work(process: Process) -> None:
+        environment = world.environment(process)
+        if on_disk:
+            files = Files(DiskBackend(Path("/store"), backend, environment), environment, "s3://simulated/store")
+        else:
+            files = Files(backend, environment)
+        operation(files, process)
+
+    process = Process(number, name, work, {each.effect: each for each in faults}, CLOCKS[clock])
+    process.notes["on_begin"] = checker.purge_begun.update
+    process.notes["checker"] = checker
+    return process
+
+
+def run_schedule(schedule: Schedule) -> Outcome:
+    """Run one schedule on a store of its own."""
+    start, before = base(schedule.on_disk)
+    checker = Checker(
+        states=dict(before.states), written=set(before.written), current=before.current, needed=before.needed
+    )
+    world = World(ERRORS)
+    luck = Random(schedule.luck)
+    backend = _backend(world, checker, start, schedule.on_disk, luck)
+    if schedule.lock:
+        backend.objects[".lock"] = (schedule.lock.encode(), 1)  # which the base has, too
+    processes = []
+    for number, name in enumerate(schedule.operations):
+        faults = [each for each in schedule.faults if each.process == number]
+        clock = schedule.clocks[number] if number < len(schedule.clocks) else 0
+        process = _process(
+            world,
+            checker,
+            backend,
+            number,
+            f"{'ABC'[number]} {name}",
+            OPERATIONS[name],
+            faults,
+            clock,
+            schedule.on_disk,
+        )
+        if name.startswith("refresh without"):
+            checker.retired.add(name.split()[-1])
+        processes.append(process)
+    for process in processes:
+        process.notes["first"] = processes[0]
+    on_end = partial(_on_end, checker, backend)
+    try:
+        if schedule.on_disk:
+            world.run(processes[:1], on_end)
+            if processes[0].result == "killed" and any(each.kind == "power cut" for each in schedule.faults):
+                backend.cut_power(lambda: luck.random() < 0.5)
+                checker.reread()
+            world.run(processes[1:], on_end)
+        else:
+            world.run(processes, on_end)
+        _at_the_end(world, checker, backend, schedule)
+    except Stuck:
+        checker.fail("it does not end")
+    for crash in world.crashes:
+        checker.fail(crash)
+    return Outcome(
+        tuple(checker.violations),
+        tuple(each.num_effects for each in processes),
+        tuple(each.result for each in processes),
+    )
+
+
+def _on_end(checker: Checker, backend: Any, process: Process) -> None:
+    """Judge what a command has said."""
+    if process.result != "ok":
+        return
+    published, items = process.notes.get("published"), process.notes.get("items")
+    if items and published is None:
+        checker.fail(f"{process.name} said done and published nothing")
+    elif items:
+        if lacking := {each for each, own in items.items() if published.items.get(each) != own} - checker.being_purged:
+            checker.fail(f"{process.name} said done without {sorted(lacking)}")
+        if kept := process.notes["retired"] & published.items.keys():
+            checker.fail(f"{process.name} said done and kept {sorted(kept)}")
+    if purging := process.notes.get("purging"):
+        checker.purged |= purging
+        for item in purging:
+            _check_gone(checker, backend, process, item)
+
+
+def _paths(backend: Any) -> list[str]:
+    if isinstance(backend, SimulatedDisk):
+        return [name.removeprefix("/store/") for name in backend.names]
+    return list(backend.objects)
+
+
+def _check_gone(checker: Checker, backend: Any, process: Process, item: str) -> None:
+    """An item that a command says to have purged is in no byte, but for what others have written since it began."""
+    quoted = f'"{item}"'.encode()
+    for path in _paths(backend):
+        writer, change = checker.last_writer.get(path, (None, 0))
+        is_late = writer is not process and change > process.notes["changes"]
+        content = checker.content(path) or b""
+        if (
+            not is_late
+            and (quoted in content or f"'{item}'".encode() in content)
+            and not path.endswith(("published.json", ".lock"))
+        ):
+            checker.fail(f"{process.name} said done, and {path} holds {item}")
+    record = checker.content("purged.json")
+    if record is None:
+        checker.fail(f"{process.name} said done, and nothing remembers it")
+
+
+def _at_the_end(world: World, checker: Checker, backend: Any, schedule: Schedule) -> None:
+    """The next writer takes the store over, and a vacuum leaves what something refers to."""
+
+    def follow(name: str, operation: Any) -> Process:
+        process = _process(world, checker, backend, 9, name, operation, (), 0, schedule.on_disk)
+        world.run([process], partial(_on_end, checker, backend))
+        if process.result != "ok":
+            checker.fail(f"the next writer can't {name}: {process.result}")
+        return process
+
+    purged = set(checker.purged)
+    if schedule.luck % 3 and not purged:
+        return
+    follow("embed e", partial(embed, items=("e", *sorted(purged))))
+    if schedule.luck % 4 == 0:
+        _check_history(world, checker, backend, schedule)
+    if schedule.luck % 8 == 0:
+        follow("vacuum", OPERATIONS["vacuum"])
+        if not any(schedule.clocks):  # a clock ahead of the vacuum's keeps indexes
+            _check_leftovers(checker, backend)
+        follow("embed e again", partial(embed, items=("e",)))
+
+
+def _check_history(world: World, checker: Checker, backend: Any, schedule: Schedule) -> None:
+    """Publications that the store calls readable are whole."""
+
+    def look(files: StoreFiles, process: Process) -> None:
+        history = publications(files)
+        for each in history:
+            if each.run_id in readable(files, [each]):
+                needed: set[str] = set()
+                for name in ("items", "embeddings"):
+                    paths = checker._paths(name, getattr(each, name), needed)
+                    if paths is None or any(not checker.content(f"{name}/{path}") for path in paths):
+                        checker.fail(f"publication {each.run_id} is called readable and is not")
+
+    process = _process(world, checker, backend, 9, "history", look, (), 0, schedule.on_disk)
+    world.run([process], lambda _: None)
+    if process.result != "ok":
+        checker.fail(f"the history can't be read: {process.result}")
+
+
+def _check_leftovers(checker: Checker, backend: Any) -> None:
+    """After a vacuum of one version every part file, index, list and unfinished file is one that something needs."""
+    newest = {
+        f"{folder}{table}/{path}"
+        for folder in ("", "models/second/")
+        for table in ("items", "embeddings")
+        for path in checker.newest_paths(f"{folder}{table}", _paths(backend))
+    }
+    current = checker.current or {}
+    record = json.loads(checker.content(f"runs/{current.get('run_id')}/published.json") or b"{}")
+    indexes = {current.get("index"), *map(int, record.get("past_indexes", ()))}
+    for path in _paths(backend):
+        first = path.split("/")[0]
+        is_table = "/_delta_log/" not in path and first in ("items", "embeddings")
+        if (is_table and path not in checker.needed and path not in newest) or is_unfinished_path(path):
+            checker.fail(f"vacuum left {path}")
+        if first == "deletions" and path.split("/")[1].removesuffix(".json") not in current.get("deleting", ()):
+            checker.fail(f"vacuum left a list that nothing names: {path}")
+        if "/journal/" in path or path.rpartition("/")[2] in ("publication.json",):
+            checker.fail(f"vacuum left {path}")
+        if first == "index" and int(path.split("/")[1]) not in indexes and not path.endswith("claim"):
+            checker.fail(f"vacuum left {path}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def pairs() -> Iterator[tuple[str, str]]:
+    """All pairs of operations of which the first is interrupted by the second."""
+    return itertools.product(WRITERS, OPERATIONS)
+
+
+def draw(random: Random) -> Schedule:
+    """Draw a schedule: mostly a writer that is silent while another one works, and goes on at some effect of it."""
+    on_disk = random.random() < 0.1
+    num = 2 if random.random() < 0.85 else 3
+    operations = tuple(random.choice(tuple(OPERATIONS) if number else WRITERS) for number in range(num))
+    clocks = tuple(random.choice((0, 0, 0, 1, 2)) for _ in operations)
+    faults: list[Fault] = []
+    if on_disk:
+        first = Fault(
+            0, random.randint(1, 250), random.choice(("power cut", "power cut", "kill", "kill after", "refused"))
+        )
+        return Schedule(operations[:2], (first,), (), True, "", random.randint(0, 1 << 30))
+    style = random.random()
+    if style < 0.6:
+        faults.append(Fault(0, random.randint(1, 90), "pause", _pause(random)))
+    elif style < 0.8:
+        faults.append(Fault(0, random.randint(1, 90), random.choice(("kill", "kill after"))))
+    else:
+        faults.append(
+            Fault(
+                0, random.randint(1, 90), random.choice(("lost", "late", "repeated", "refused", "lag")), _pause(random)
+            )
+        )
+        faults.append(Fault(0, random.randint(1, 90), "pause", _pause(random)))
+    if random.random() < 0.3:
+        kind = random.choice(("pause", "kill", "kill after", "lost", "late", "repeated", "refused", "lag"))
+        faults.append(Fault(random.randrange(num), random.randint(1, 90), kind, _pause(random)))
+    lock = random.choice(LOCKS) if random.random() < 0.03 else ""
+    unique = {(each.process, each.effect): each for each in faults}
+    return Schedule(operations, tuple(unique.values()), clocks, False, lock, random.randint(0, 1 << 30))
+
+
+LOCKS = (
+    "",
+    "[]",
+    "nonsense",
+    "{}",
+    '{"token": 5, "lease_s": 1e9}',
+    '{"token": "x", "lease_s": "nan"}',
+    '{"lease_s": -1}',
+)
+
+
+def _pause(random: Random) -> int:
+    return random.choice((random.randint(1, 12), random.randint(10, 120), random.randint(60, 200), 10**9))
+
+
+def shrink(schedule: Schedule) -> Schedule:
+    """Leave out what a failing schedule fails without."""
+
+    def fails(candidate: Schedule) -> bool:
+        return bool(run_schedule(candidate).violations)
+
+    is_smaller = True
+    while is_smaller:
+        is_smaller = False
+        for candidate in _smaller(schedule):
+            if fails(candidate):
+                schedule, is_smaller = candidate, True
+                break
+    return schedule
+
+
+def _smaller(schedule: Schedule) -> Iterator[Schedule]:
+    for number in range(len(schedule.faults)):
+        yield schedule._replace(faults=schedule.faults[:number] + schedule.faults[number + 1 :])
+    if schedule.lock:
+        yield schedule._replace(lock="")
+    if any(schedule.clocks):
+        yield schedule._replace(clocks=())
+    if len(schedule.operations) > 1:
+        yield schedule._replace(operations=schedule.operations[:-1])
+    for number, fault in enumerate(schedule.faults):
+        for length in (10**9, fault.length // 2):
+            if fault.length not in (length, 10**9) and length:
+                changed = (*schedule.faults[:number], fault._replace(length=length), *schedule.faults[number + 1 :])
+                yield schedule._replace(faults=changed)
+
+
+def to_json(schedule: Schedule) -> str:
+    """Schedule as one line."""
+    return json.dumps(schedule._asdict() | {"faults": [each._asdict() for each in schedule.faults]})
+
+
+def from_json(text: str) -> Schedule:
+    """Schedule of a line."""
+    found = json.loads(text)
+    faults = tuple(Fault(**each) for each in found["faults"])
+    return Schedule(
+        **found | {"operations": tuple(found["operations"]), "clocks": tuple(found["clocks"]), "faults": faults}
+    )
