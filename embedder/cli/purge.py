@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,7 +52,7 @@ def purge(
     if allow_again:
         return _allow_again(run, ids)
     if dry_run:
-        plan = _purge_plan(StoreFiles(run.required_store), ids)
+        plan = _purge_plan(StoreFiles(run.required_store), ids, reads_alone=True)
         return Result({"dry_run": True, **_plan_data(plan)}, [*_plan_lines(plan), "nothing was changed"])
     return _purge(run, ids, confirm=not yes)
 
@@ -127,13 +128,20 @@ def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
     return Result({"dry_run": False, **data}, _purged(files, done))
 
 
-def _purge_plan(files: StoreFiles, item_ids: list[str]) -> "PurgePlan":
+def _purge_plan(files: StoreFiles, item_ids: list[str], *, reads_alone: bool = False) -> "PurgePlan":
+    """Say what a purge would do.
+
+    Args:
+        files: the store.
+        item_ids: ids of the items.
+        reads_alone: take no lock, which is a file of the store; a run that changes files meanwhile may end it.
+    """
     from embedder.store.lock import write_lock
     from embedder.store.purge.plan import plan_purge
     from embedder.store.store_info import read_store_info
 
     read_store_info(files)
-    with write_lock(files):  # no other process changes files while they are read
+    with nullcontext() if reads_alone else write_lock(files):  # no other process changes files while they are read
         return plan_purge(files, item_ids)
 
 

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from embedder.cli.options import ReadConfig, SearchedModel, StoreUri, command
 from embedder.cli.results import Result, new_table
-from embedder.cli.store_access import write_access
+from embedder.cli.store_access import read_access, write_access
 from embedder.config import RunConfig
 from embedder.errors import ConfigError
 from embedder.quantities import MIB, agree, counted, size_text
@@ -185,7 +185,7 @@ def vacuum(
 
     from embedder.store.vacuum import vacuum as run_vacuum
 
-    with write_access(run) as files:
+    with read_access(run) if dry_run else write_access(run) as files:
         done = run_vacuum(files, keep_days=keep_days, keep_versions=keep_versions, dry_run=dry_run)
     paths = [info.path for info in done.deleted]
     count = f"{'would delete' if dry_run else 'deleted'} {counted(len(paths), 'file')}, {size_text(done.size_bytes)}"

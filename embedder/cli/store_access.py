@@ -9,6 +9,24 @@ from embedder.store.files import StoreFiles
 
 
 @contextmanager
+def read_access(config: RunConfig) -> Iterator[StoreFiles]:
+    """Give the files of the store to a command that only reads: it takes no lock, and works where none can be taken.
+
+    Args:
+        config: names the store.
+
+    Raises:
+        ConfigError: no store is named.
+        StoreError: there is no store, or its format is unknown.
+    """
+    from embedder.store.store_info import read_store_info
+
+    files = StoreFiles(config.required_store)
+    read_store_info(files)
+    yield files
+
+
+@contextmanager
 def write_access(config: RunConfig, *, commits: str | None = None) -> Iterator[StoreFiles]:
     """Hold the lock of the store, and finish a publication that was cut off; yields the store's files.
 

@@ -11,7 +11,6 @@ Purging drops them with the other copies, as they hold the words of captions.
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections import Counter
@@ -22,7 +21,7 @@ from threading import Lock
 
 import numpy as np
 
-from embedder.storage.user_cache import cache_folder
+from embedder.storage.user_cache import cache_folder, mark_used
 from embedder.store.files import StoreFiles
 from embedder.store.tables import RecordTable
 from embedder.store_index import keep_words
@@ -247,10 +246,10 @@ def open_words(files: StoreFiles, table: RecordTable) -> CaptionWords:
 
 def _cached(folder: Path) -> WordIndex | None:
     """Index of a folder; None where it isn't there or is damaged."""
-    if not folder.is_dir():
-        return None
     try:
-        os.utime(folder)  # the copies used last are kept
+        if not folder.is_dir():
+            return None
+        mark_used(folder)
         return open_word_index(folder)
     except (RetrievalError, OSError):
         shutil.rmtree(folder, ignore_errors=True)

@@ -89,9 +89,10 @@ class ThumbnailCache:
 
     def _read_folder(self, ids: IdRows) -> None:
         """Take over what an earlier process left of these items, and delete the rest."""
-        if not self._folder.is_dir():
+        try:
+            folders = {path.name: path for path in self._folder.iterdir()}
+        except OSError:  # there is none, or not for this user
             return
-        folders = {path.name: path for path in self._folder.iterdir()}
         known = (
             {digest: item_id for item_id in ids.values() if (digest := _digest(item_id)) in folders} if folders else {}
         )

@@ -1,6 +1,7 @@
 """Folders of this machine that hold what could be made or fetched again."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -12,3 +13,9 @@ def cache_folder(name: str) -> Path:
     """
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "embedder" / name
+
+
+def mark_used(copy: Path) -> None:
+    """Give a copy in the cache the time of now: those that were used last are kept. Of another user's it stays."""
+    with suppress(OSError):
+        os.utime(copy)

@@ -6,7 +6,6 @@ first used, into a folder of this machine that is named by the manifest's hash.
 """
 
 import hashlib
-import os
 import re
 import secrets
 import shutil
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from embedder.errors import StoreError
 from embedder.quantities import counted
-from embedder.storage.user_cache import cache_folder
+from embedder.storage.user_cache import cache_folder, mark_used
 from embedder.store.backends import FileInfo
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
@@ -78,7 +77,8 @@ class QueryTowers:
         """
         expected, path = self.manifest.files[name], self.folder / name
         if _is_whole(path, expected):
-            os.utime(self.folder)  # the copies used last are kept
+            if self.files.folder is None:  # a store is never written by those who read it
+                mark_used(self.folder)
             return path
         uri = self.files.uri(f"{towers_path(self.info)}/{name}")
         if self.files.folder is None:
@@ -161,7 +161,7 @@ def cached_folder(info: StoreInfo) -> Path | None:
         ):
             continue
         if all(_is_whole(path.parent / name, expected) for name, expected in manifest.files.items()):
-            os.utime(path.parent)
+            mark_used(path.parent)
             return path.parent
     return None
 
