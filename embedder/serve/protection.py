@@ -5,9 +5,11 @@ Pure ASGI, as a middleware of Starlette's would put a queue between the applicat
 
 import asyncio
 import logging
+import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -66,8 +68,14 @@ class ProtectedApp:
         self._tokens = TokenFile(settings.token_file) if settings.token_file is not None else None
         self._rate = RateLimit(settings.rate_per_s, settings.rate_burst)
         self._hosts = {host.lower() for host in settings.allowed_hosts}
-        if settings.host in LOOPBACK:
+        # Without tokens a foreign page could read all answers through a browser, by a name that it binds to this
+        # address; to an address a browser sends none of that page's.
+        self._takes_addresses = settings.host not in LOOPBACK and not self._hosts and self._tokens is None
+        if settings.host in LOOPBACK or self._takes_addresses:
             self._hosts |= set(LOOPBACK)
+        if self._takes_addresses:
+            machine = socket.gethostname().lower()
+            self._hosts |= {settings.host.lower(), machine, machine.partition(".")[0]}
         self._num_answering = 0
         self._num_body_bytes = 0
 
@@ -134,7 +142,7 @@ class ProtectedApp:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             name = ""
-        if self._hosts and name not in self._hosts:
+        if self._hosts and name not in self._hosts and not (self._takes_addresses and _is_address(name)):
             raise RequestError(
                 421,
                 "header Host",
@@ -236,6 +244,14 @@ class ProtectedApp:
             if not is_whole:
                 self._num_body_bytes -= num_bytes
         return b"".join(parts)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class _ClientGoneError(Exception):

@@ -51,7 +51,9 @@ class ServeSettings(BaseModel):
 
     token_file: Path | None = Field(None, description="file of tokens, one a line; without it nobody is asked for one")
     allowed_hosts: tuple[str, ...] = Field(
-        (), description="names in the Host header; by default those of localhost when bound to it, else all"
+        (),
+        description="names in the Host header; by default those of localhost when bound to it, else all with a "
+        "token_file, and without one the host, localhost, this machine's name, and addresses",
     )
     trusted_proxies: tuple[str, ...] = Field(
         (), description="addresses of reverse proxies whose X-Forwarded-For names the client"

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import threading
 
 import pytest
@@ -205,3 +206,17 @@ def test_a_request_that_is_cut_off_leaves_nothing_behind():
 
 def test_a_large_answer_arrives_whole(port):
     assert len(ask(port, "/big")[2]) == BIG_BYTES
+
+
+def test_without_tokens_other_machines_call_a_server_by_its_own_names_and_addresses_alone():
+    machine = socket.gethostname()
+    with running(host="search.example.org") as port:
+        for host in ("localhost", "127.0.0.1:8765", "10.1.2.3:80", "[fe80::1]", machine, "search.example.org:1"):
+            assert ask(port, "/search", host=host)[0] == 200, host
+        for host in ("evil.example", "evil.example:8765", f"{machine}.evil.example", "10.1.2.3.evil.example", ""):
+            assert "--allowed-host" in refusal(ask(port, "/search", host=host), 421)["cure"], host
+        assert ask(port, "/readyz", host="a-pod")[0] == 200
+    with running(host="0.0.0.0", allowed_hosts=("search.example.org",)) as port:
+        assert ask(port, "/search", host="search.example.org")[0] == 200
+        for host in ("10.1.2.3", machine, "evil.example"):
+            refusal(ask(port, "/search", host=host), 421)
