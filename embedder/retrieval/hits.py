@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
+from embedder.media.sniff import HEAD_BYTES
 from embedder.retrieval.queries import QueryParts
-from embedder.sources.byte_ranges import open_ranges
+from embedder.sources.byte_ranges import EmbeddedFile, open_ranges
 from embedder.sources.fetch import Fetcher, FetchError
-from embedder.sources.item_ranges import open_item
+from embedder.sources.item_ranges import check_kind, open_item
 from embedder.sources.uris import TableCell, split_uri
 from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.output_file import check_output_file
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from embedder.retrieval.hit_files import CopiedFiles
+    from embedder.retrieval.snapshot import EmbeddedFiles
 
 IMAGE_PX = 512
 THUMBNAIL = ResizeSpec(image_size=160, mode="pad", interpolation="lanczos", reduced_decode=True)
@@ -94,6 +96,14 @@ class Hit:
     words_rank: int | None = None
     probability: float | None = None
 
+    files: ClassVar["EmbeddedFiles | None"] = None
+    """Of the snapshot that answered, where it is known: which files are those that were embedded; no field of a hit."""
+
+    @property
+    def embedded(self) -> EmbeddedFile | None:
+        """What the item's file has to be to be opened; None where any will do."""
+        return None if self.files is None else self.files.of(self.item_id, self.uri, self.modality)
+
     @property
     def middle_s(self) -> float | None:
         """Middle of a video's segment, in seconds from its start; None of an image."""
@@ -107,11 +117,10 @@ class Hit:
         """Fetch the content of the item's file; of a video, all of it.
 
         Raises:
-            embedder.sources.fetch.FetchError: the file is gone or can't be read.
+            embedder.sources.fetch.FetchError: the file is gone, can't be read, or has changed since it was embedded.
         """
-        with Fetcher() as fetcher, fetcher.fetch(self.uri, max_bytes=DecodeLimits().max_video_bytes) as fetched:
-            content = fetched.content
-            return content.read_bytes() if isinstance(content, Path) else content or b""
+        with Fetcher() as fetcher:
+            return b"".join(self.pieces(fetcher))
 
     def pieces(self, fetcher: Fetcher) -> Iterator[bytes]:
         """Content of the item's file, some MiB at a time; of a video, all of it.
@@ -120,16 +129,18 @@ class Hit:
             fetcher: that keeps open what several hits are read from.
 
         Raises:
-            embedder.sources.fetch.FetchError: the file is gone, can't be read, or ends early.
+            embedder.sources.fetch.FetchError: the file is gone, can't be read, has changed since it was embedded, or
+                ends early.
         """
-        max_bytes = DecodeLimits().max_file_bytes
+        max_bytes, embedded = DecodeLimits().max_file_bytes, self.embedded
         if not isinstance(split_uri(self.uri)[1], TableCell):
-            yield from _pieces(open_item(self.uri, max_bytes=max_bytes), self.uri)
+            yield from _pieces(open_item(self.uri, max_bytes=max_bytes, embedded=embedded), self.uri)
             return
-        with fetcher.fetch(self.uri, max_bytes=max_bytes) as fetched:
+        with fetcher.fetch(self.uri, max_bytes=max_bytes, embedded=embedded) as fetched:
             if isinstance(fetched.content, Path):  # which the cell names
-                yield from _pieces(open_ranges(str(fetched.content)), self.uri)
+                yield from _pieces(open_ranges(str(fetched.content)), self.uri, embedded)
             elif fetched.content is not None:
+                check_kind(fetched.content[:HEAD_BYTES], self.uri, embedded)
                 yield fetched.content
             else:
                 raise FetchError("NoContent", f"{readable(self.uri)}: there is no image any more")
@@ -315,8 +326,9 @@ def _require_pandas(where: str) -> None:
         )
 
 
-def _pieces(ranges: ByteRanges, uri: str) -> Iterator[bytes]:
+def _pieces(ranges: ByteRanges, uri: str, embedded: EmbeddedFile | None = None) -> Iterator[bytes]:
     with closing(ranges):
+        check_kind(ranges.read_at(0, HEAD_BYTES) if embedded is not None else b"", uri, embedded)
         start = 0
         while start < ranges.size:
             piece = ranges.read_at(start, PIECE_BYTES)
@@ -359,7 +371,7 @@ def _decode(hits: Iterable[Hit], resize: ResizeSpec) -> Iterator[Pixels | FetchE
         with fetcher.ahead([hit.uri for hit in hits], max_bytes=max_bytes):
             for hit in hits:
                 try:
-                    with fetcher.fetch(hit.uri, max_bytes=max_bytes) as fetched:
+                    with fetcher.fetch(hit.uri, max_bytes=max_bytes, embedded=hit.embedded) as fetched:
                         if fetched.content is None:
                             yield FetchError("NoContent", f"{hit.uri}: there is no image any more")
                         elif hit.middle_s is None:

@@ -17,11 +17,13 @@ from embedder.retrieval.grouping import ItemRows
 from embedder.retrieval.hybrid import HybridRanker
 from embedder.retrieval.model_columns import ModelColumns, match_keys
 from embedder.retrieval.ranking import RowNumbers, row_numbers
+from embedder.sources.byte_ranges import EmbeddedFile
+from embedder.sources.item_ranges import embedded_file
 from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, StoreInfo
 from embedder.store.part_writer import VECTOR_COLUMNS
-from embedder.store.schema import EMBEDDINGS
+from embedder.store.schema import EMBEDDINGS, ITEMS, with_nulls
 from embedder.store.tables import RecordTable
 from embedder.store_index.versions import open_version
 from index.errors import RetrievalError
@@ -33,13 +35,15 @@ if TYPE_CHECKING:
 SAMPLE_ROWS = 1000  # of vectors, from which the deviation of scores is known to a few per cent
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, beside carryover
 
+ITEM_FILE = ("item_id", "source", "size_bytes", "modified", "stale")  # what tells an item's file
+
 
 class IdRows:
     """Rows of an item, found by its id: by binary search in the order of the ids, 8 bytes for each row."""
 
     def __init__(self, ids: pa.ChunkedArray) -> None:
-        self._ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
-        self._order: Rows = pc.sort_indices(self._ids).to_numpy().astype(np.int64)
+        self._ids = ids  # where they lie, which may be on disk
+        self._order: Rows = pc.sort_indices(ids).to_numpy().astype(np.int64)
 
     def rows(self, item_id: str) -> Rows:
         """Rows of one item, in their order; none where there is no such item."""
@@ -136,6 +140,42 @@ class RowMetadata:
         return RowFilter(self.rows)
 
 
+class EmbeddedFiles:
+    """What one version of the items table says of the files of its items; read when it is first needed."""
+
+    def __init__(self, files: StoreFiles, version: int) -> None:
+        self._files, self._version = files, version
+
+    def load(self) -> None:
+        """Read it now."""
+        _ = self._items
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EmbeddedFiles, (self._files, self._version)
+
+    def of(self, item_id: str, uri: str, modality: str) -> EmbeddedFile | None:
+        """What the local file of an item has to be; None of the web and of object stores.
+
+        Args:
+            item_id: of the item.
+            uri: of its file.
+            modality: of its row.
+        """
+        gathered, ids = self._items
+        found = gathered.take(ids.rows(item_id)[:1]).to_pylist()
+        item = found[0] if found else dict.fromkeys(ITEM_FILE) | {"item_id": item_id}
+        return embedded_file(uri, item, is_text=modality == "text")
+
+    @locked_cached_property
+    def _items(self) -> tuple[GatheredRows, IdRows]:
+        """All items, on disk where they are many, and the rows of each id."""
+        table = RecordTable(self._files, "items", self._version)
+        schema = pa.schema([ITEMS.field(name) for name in ITEM_FILE])
+        pieces = (with_nulls(piece, schema).select(ITEM_FILE) for piece in table.pieces(list(ITEM_FILE)))
+        gathered = GatheredRows(in_memory_or_mapped(pieces, schema))
+        return gathered, IdRows(gathered.table["item_id"])
+
+
 class Snapshot:
     """Vectors and metadata of one model of a publication; safe for several threads."""
 
@@ -160,6 +200,11 @@ class Snapshot:
             rows = self._table.read(["item_id", "segment", column])
             return ExactIndex(rows.filter(pc.is_valid(rows[column])).combine_chunks(), column)
         return open_version(self.files, self.current.index, self.info.model_fingerprint)
+
+    @locked_cached_property
+    def embedded_files(self) -> EmbeddedFiles:
+        """What the files of the items have to be."""
+        return EmbeddedFiles(self.files, self.current.items)
 
     @locked_cached_property
     def items(self) -> ItemRows:
@@ -236,6 +281,8 @@ class Snapshot:
             _ = self.metadata.filter
         if like is not None and "ids" in vars(like.metadata):
             _ = self.metadata.ids
+        if like is not None and "embedded_files" in vars(like):
+            self.embedded_files.load()
 
     @locked_cached_property
     def _table(self) -> RecordTable:

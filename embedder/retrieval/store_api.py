@@ -237,6 +237,8 @@ class Store:
         for parts, hits in zip(queries.parts, answers, strict=True):
             hits.parts, hits.query, hits.version = parts, parts.name, self.version
             hits.carried = self.searcher.snapshot.metadata.carried
+            for hit in hits:
+                vars(hit)["files"] = self.searcher.snapshot.embedded_files
             texts = [*([] if parts.text is None else [parts.text]), *parts.away.texts]
             hits.warnings = [line for text in texts if (line := self.encoder.warning(text)) is not None]
         return answers[0] if queries.is_single else Answers(answers)

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
+from embedder.retrieval.snapshot import EmbeddedFiles
 from embedder.serve.errors import RequestError
 from embedder.serve.task_threads import TaskThreads
 from embedder.serve.thumbnails import unreadable
@@ -60,6 +61,7 @@ async def clip_response(
     headers: dict[str, str],
     range_header: str | None,
     *,
+    files: EmbeddedFiles,
     threads: TaskThreads,
     max_bytes: int,
     with_body: bool,
@@ -70,15 +72,21 @@ async def clip_response(
         row: of the segment.
         headers: of the answer.
         range_header: of the request.
+        files: what those of items have to be.
         threads: to read in.
         max_bytes: the most that may be held in memory.
         with_body: false for HEAD.
 
     Raises:
-        RequestError: the file is gone, or the range lies beyond its end.
+        RequestError: the file is gone or another one, or the range lies beyond its end.
     """
+
+    def open_file() -> ByteRanges:
+        embedded = files.of(row["item_id"], row["uri"], row["modality"])
+        return open_item(row["uri"], max_bytes=max_bytes, embedded=embedded)
+
     try:
-        ranges = await threads.run(lambda: open_item(row["uri"], max_bytes=max_bytes))
+        ranges = await threads.run(open_file)
     except ItemError as error:
         raise unreadable(row["item_id"], error) from None
     try:

@@ -43,7 +43,7 @@ Size = Annotated[Literal[160, 320, 640, 1280], BeforeValidator(_number), Query(d
     responses={
         200: {"content": {CONTENT_TYPE: {}}, "description": "The image, or the frame in the middle of the segment"},
         304: {"description": "It is the one that the client has"},
-        **errors_of(404, 410, 422, 503),
+        **errors_of(404, 409, 410, 422, 503),
     },
 )
 async def image(
@@ -56,7 +56,7 @@ async def image(
     row = await service.lookups.run(_segment, publication, item_id, segment)
     times = (row["start_s"], row["end_s"])
     middle_s = None if None in times else sum(times) / 2
-    frame = Frame(item_id, row["uri"], row["content_version"], middle_s, size)
+    frame = Frame(item_id, row["uri"], row["content_version"], middle_s, size, publication.files)
     headers = {"ETag": f'"{frame.digest}"', "Cache-Control": f"private, max-age={MAX_AGE_S}"}
     if is_known(request, headers["ETag"]):
         return Response(status_code=304, headers=headers)
@@ -70,7 +70,7 @@ async def image(
     responses={
         200: {"content": {"video/*": {}}, "description": "The file"},
         206: {"content": {"video/*": {}}, "description": "The range of it that was asked for"},
-        **errors_of(404, 410, 416, 422, 503),
+        **errors_of(404, 409, 410, 416, 422, 503),
     },
 )
 async def clip(request: Request, item_id: ItemId, segment: Segment = None, version: Version = None) -> Response:
@@ -94,6 +94,7 @@ async def clip(request: Request, item_id: ItemId, segment: Segment = None, versi
         row,
         headers,
         given,
+        files=publication.files,
         threads=service.clips,
         max_bytes=service.settings.max_image_bytes,
         with_body=request.method != "HEAD",

@@ -13,6 +13,7 @@ BODIES: tuple[type[BaseModel], ...] = (SearchRequest, EmbedRequest)
 MEANINGS = {
     400: "The body is no JSON, or no form",
     404: "There is no such item or publication",
+    409: "The file of the item has changed since it was embedded",
     410: "That publication can't be read any more",
     413: "The request is too large",
     415: "The body is neither JSON nor a form",

@@ -3,8 +3,10 @@
 import itertools
 import logging
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,12 @@ import pyarrow as pa
 
 from embedder.compat.locked_property import locked_cached_property
 from embedder.engine.servable_encoder import CodeSources
-from embedder.errors import USER_MISTAKES, StoreError
-from embedder.retrieval.snapshot import IdRows
+from embedder.errors import USER_MISTAKES, ConfigError, StoreError
+from embedder.redaction import mask
+from embedder.retrieval.snapshot import EmbeddedFiles, IdRows
 from embedder.retrieval.store_api import Store
 from embedder.retrieval.store_follower import FollowingStore
-from embedder.serve.errors import RequestError
+from embedder.serve.errors import STORE_RETRY_S, RequestError
 from embedder.serve.settings import ServeSettings
 from embedder.store.files import StoreFiles
 from embedder.store.history import find_publication, readable
@@ -28,6 +31,9 @@ from index.vectors import Floats, Rows
 LOG = logging.getLogger(__name__)
 
 WARM_UP_TEXT = "a photo"
+NOT_TRIED = "no text was encoded yet"
+LONG_TRY_S = 1.0
+REST = 10  # times as long as a long attempt to encode a text took, no other one is made
 HIDDEN = ("uri",)  # unless the server shows them
 _SERIALS = itertools.count()
 
@@ -41,6 +47,7 @@ class ServedPublication:
         serial: number of this opening; a purge changes what an earlier publication of the same name holds.
         hidden: columns that are neither described nor read by conditions: a path could be guessed letter by letter.
         facets: answers of `/facets` by condition.
+        encodes_texts: whether one was encoded since the last failure.
     """
 
     def __init__(self, store: Store, *, is_current: bool, show_uris: bool) -> None:
@@ -50,7 +57,8 @@ class ServedPublication:
         self.run_id, self.model = store.publication.run_id, store.info.model_fingerprint
         self.facets: dict[str | None, bytes] = {}
         self._show_uris, self._further = show_uris, dict[str, ServedPublication]()
-        self._opening = threading.Lock()
+        self._opening, self._trying = threading.Lock(), threading.Lock()
+        self.encodes_texts, self._text_problem, self._next_try_s = False, NOT_TRIED, 0.0
 
     def opened(self, model: str | None) -> "ServedPublication | None":
         """Publication as a model's requests see it, where it is open: the main one's, None or `main`, always is."""
@@ -99,10 +107,81 @@ class ServedPublication:
         self.store.searcher.snapshot.metadata.filter.remember(where, timeout_s, self.hidden)
 
     @property
+    def files(self) -> EmbeddedFiles:
+        """What the files of its items have to be."""
+        return self.store.searcher.snapshot.embedded_files
+
+    @property
     def encoder(self) -> str | None:
         """Kind of the encoder of queries; None until one was needed."""
         encoder = vars(self.store).get("encoder")
         return None if encoder is None else str(getattr(encoder, "kind", "torch"))
+
+    def encode_texts(self, texts: Sequence[str]) -> Floats:
+        """Vectors of texts, float32 (Q, E), L2-normalised.
+
+        Raises:
+            ConfigError: a text can't be encoded, or the model has no text tower.
+            StoreError: the encoder of a further model is one that may not run, or can't be loaded.
+            RequestError: no text can be, as the encoder can't be loaded.
+        """
+        try:
+            _ = self.store.encoder
+        except Exception as error:  # whatever it lacks
+            if self.store.model and isinstance(error, USER_MISTAKES):
+                raise
+            raise self.no_texts(error) from None
+        try:
+            vectors = self.store.encode_text(texts)
+        except ConfigError:
+            raise
+        except (*USER_MISTAKES, ImportError) as error:  # of a tower, or torch, which is loaded with the first text
+            raise self.no_texts(error) from None
+        self.encodes_texts = True
+        return vectors
+
+    def no_texts(self, error: Exception) -> RequestError:
+        """Note that a text couldn't be encoded, so that the next probe tries; gives the refusal of the request.
+
+        The reason may name places of this machine, so it goes to the log.
+        """
+        LOG.warning(f"texts can't be encoded: {mask(str(error) or type(error).__name__)}")
+        self.encodes_texts = False
+        self._text_problem = f"no text can be encoded, as the model's query encoder fails ({type(error).__name__})"
+        return RequestError(
+            503,
+            "query",
+            self._text_problem,
+            "a store with query towers, or a model folder that can be read",
+            "search by vectors, images or items meanwhile, and tell the operator: the log has the reason",
+            retry_after=str(STORE_RETRY_S),
+        )
+
+    def text_problem(self) -> str | None:
+        """Reason why no text can be encoded, in one sentence; None while texts can be, or the model is for images.
+
+        One is encoded to find out unless that has worked since the last failure; where it takes long, not each time.
+        """
+        if self.encodes_texts or not self._trying.acquire(blocking=False):
+            return None if self.encodes_texts else self._text_problem
+        try:
+            if (began_s := time.monotonic()) >= self._next_try_s:
+                self._try_text()
+                took_s = (ended_s := time.monotonic()) - began_s
+                self._next_try_s = ended_s + (REST * took_s if took_s > LONG_TRY_S else 0)
+        finally:
+            self._trying.release()
+        return None if self.encodes_texts else self._text_problem
+
+    def _try_text(self) -> None:
+        try:
+            self.encode_texts([WARM_UP_TEXT])
+        except RequestError:
+            pass
+        except ConfigError:  # it has no text tower, and nobody expects it to have one
+            self.encodes_texts = True
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is told
+            self.no_texts(error)
 
     @property
     def index_recall(self) -> float:
@@ -219,11 +298,10 @@ class Publications:
         """Load what the first requests need; a store whose model is gone is served without its texts."""
         store = self.current.store
         _ = store.searcher.snapshot.metadata.ids
-        try:
-            store.encode_text([WARM_UP_TEXT])
-            store.search(WARM_UP_TEXT, k=1)
-        except Exception as error:  # noqa: BLE001  # whatever its model lacks, items, images and vectors are served
-            LOG.warning(f"texts can't be encoded: {error}")
+        self.current.files.load()
+        if self.current.text_problem() is None:  # else items, images and vectors are served all the same
+            with suppress(*USER_MISTAKES):
+                store.search(WARM_UP_TEXT, k=1)
 
     def at(self, version: str | None) -> ServedPublication:
         """Publication of a name, as `/versions` or an answer gives it; None for the newest.

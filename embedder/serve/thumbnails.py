@@ -14,6 +14,7 @@ from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import Pixels, SandboxedDecoder
+from embedder.retrieval.snapshot import EmbeddedFiles
 from embedder.serve.errors import RequestError, busy
 from embedder.serve.metrics import Metrics
 from embedder.serve.thumbnail_cache import Key, ThumbnailCache
@@ -29,6 +30,9 @@ QUALITY = 82
 ENCODING = 1  # grows when thumbnails of the same content would look different
 MAX_REMOTE_BYTES = 1 << 30  # of a video that is downloaded for one frame
 
+OTHER_FILES = ("Changed", "TableChanged", "LinkOutsideRoot", "BrokenLink", "NotAFile")
+"""Errors of files that are others than were embedded."""
+
 T = TypeVar("T")
 
 
@@ -41,6 +45,7 @@ class Frame(NamedTuple):
         content_version: of that file.
         time_s: of the frame, in seconds; None of an image.
         size_px: of the longer side.
+        files: what those of items have to be; None where any will do.
     """
 
     item_id: str
@@ -48,6 +53,7 @@ class Frame(NamedTuple):
     content_version: str | None
     time_s: float | None
     size_px: int
+    files: EmbeddedFiles | None = None
 
     @property
     def digest(self) -> str:
@@ -159,7 +165,8 @@ def _decode(frame: Frame, decoder: SandboxedDecoder, fetcher: Fetcher, max_bytes
     path, _ = split_uri(frame.uri)
     max_file_bytes = MAX_REMOTE_BYTES if is_remote(path) or is_web(path) else decoder.limits.max_video_bytes
     try:
-        with fetcher.fetch(frame.uri, max_bytes=max_bytes, max_file_bytes=max_file_bytes) as fetched:
+        embedded = None if frame.files is None else frame.files.of(frame.item_id, frame.uri, "image")
+        with fetcher.fetch(frame.uri, max_bytes=max_bytes, max_file_bytes=max_file_bytes, embedded=embedded) as fetched:
             if fetched.content is None:
                 raise FetchError("NoContent", "the item has no image")
             if frame.time_s is None:
@@ -182,6 +189,14 @@ def unreadable(item_id: str, error: ItemError) -> RequestError:
             503, where, f"its file can't be read now ({error.error_type})", "a source that answers", "try again later",
             retry_after="5",
         )  # fmt: skip
+    if error.error_type in OTHER_FILES:
+        return RequestError(
+            409,
+            where,
+            f"its file has changed since it was embedded ({error.error_type})",
+            "the same file as then, in the folder of its source, and no link out of it",
+            "run `embedder refresh` for the store, or put the file back",
+        )
     if error.error_type == MISSING_EXTRA:
         rule, cure = "a format that the server's installation reads", "install the extra `formats` beside the server"
         return RequestError(422, where, f"its file can't be decoded here ({error.error_type})", rule, cure)

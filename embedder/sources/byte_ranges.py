@@ -1,21 +1,76 @@
 """Random access to the bytes of one file, local or in an object store, by one interface."""
 
+import errno
 import io
 import os
+import re
 import stat
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple, Self
 
 from embedder.sources.errors import FetchError, from_os_error
+from embedder.sources.listing_schema import time_text
+from embedder.sources.local_listing import is_inside
 from embedder.storage.file_adapter import ByteRanges, RangeFile
 from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
+
+_TIME = re.compile(r"@-?\d+ns|\d{4}-\d\d-\d\dT[\d:.]+Z")  # of a file, as `time_text` writes it
+REFRESH = "`embedder refresh` embeds it as it is now"
+_LOOK_UP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class EmbeddedFile(NamedTuple):
+    """What a store knows of the file that an item was embedded from, for whoever opens it again: another is refused.
+
+    Attributes:
+        root: folder of its source; a link below it is followed only to what lies below it, too.
+        size_bytes: of the file; None where the listing didn't know it.
+        modified: time of the file, and after `|` what else changes the item. An item that isn't told by the time of its
+            file, but by a hash, has another text here, or None: any content will do.
+        is_text: whether it is a caption, and no image or video.
+        is_stale: whether the listing has seen another content since, which couldn't be embedded.
+    """
+
+    root: str
+    size_bytes: int | None = None
+    modified: str | None = None
+    is_text: bool = False
+    is_stale: bool = False
+
+    def check(self, path: str, status: os.stat_result) -> None:
+        """Check that an open file is the one that was embedded.
+
+        Args:
+            path: of the file.
+            status: of what is open.
+
+        Raises:
+            FetchError: it is another one.
+        """
+        time = (self.modified or "").partition("|")[0]
+        is_told = _TIME.fullmatch(time) is not None
+        # A mount may cut times off, at the second or somewhere behind it.
+        is_as_old = time.startswith(time_text(status.st_mtime_ns).rstrip("0Z").rstrip("."))
+        if self.is_stale or (is_told and not (is_as_old and self.size_bytes in (None, status.st_size))):
+            raise FetchError("Changed", f"{readable(path)}: it has changed since it was embedded; {REFRESH}")
+
+    def beside(self, path: str, root: str) -> Self:
+        """What is known of a local file that a cell of this one, a table, names.
+
+        Args:
+            path: of the file.
+            root: folder that the name is relative to; empty of an absolute one.
+        """
+        modified = (self.modified or "").partition("|")[2] or None
+        return self._replace(root=root or os.path.dirname(path), size_bytes=None, modified=modified)  # noqa: PTH120
 
 
 class LocalRanges:
     """A regular local file; anything else is refused before a read could block."""
 
-    def __init__(self, path: str) -> None:
-        self._descriptor, status = open_regular(path)
+    def __init__(self, path: str, embedded: EmbeddedFile | None = None) -> None:
+        self._descriptor, status = open_regular(path, embedded)
         self._path = path
         self.size = status.st_size
         self.version = _version_of(status)
@@ -39,17 +94,21 @@ class LocalRanges:
             self._descriptor = -1
 
 
-def open_ranges(path: str) -> ByteRanges:
+def open_ranges(path: str, embedded: EmbeddedFile | None = None) -> ByteRanges:
     """Open a local path or an object store URI.
 
+    Args:
+        path: of the file.
+        embedded: what a local one has to be; None where any file will do.
+
     Raises:
-        FetchError: the file is missing, no regular file, or may not be read.
+        FetchError: the file is missing, no regular file, may not be read, or is another one than was embedded.
     """
     if is_remote(path):
         from embedder.sources.object_listing import open_object
 
         return open_object(path)
-    return LocalRanges(path)
+    return LocalRanges(path, embedded)
 
 
 def open_file(path: str) -> BinaryIO:
@@ -61,18 +120,26 @@ def open_file(path: str) -> BinaryIO:
     return io.BufferedReader(RangeFile(open_ranges(path)), buffer_size=1 << 20)
 
 
-def open_regular(path: str) -> tuple[int, os.stat_result]:
+def open_regular(path: str, embedded: EmbeddedFile | None = None) -> tuple[int, os.stat_result]:
     """Open a regular file to read; return its descriptor and status.
 
-    Links are followed (the listing allows those that stay in the root), so what is open is looked at again: a name may
-    have been swapped for a pipe since it was listed. O_NONBLOCK keeps even that from blocking.
+    While items are embedded links are followed (the listing allows those that stay in the root), so what is open is
+    looked at again: a name may have been swapped for a pipe since it was listed. O_NONBLOCK keeps even that from
+    blocking. Afterwards the folder's owner may have put links to any file into the place of an item's.
+
+    Args:
+        path: of the file.
+        embedded: what it has to be; None where any file will do.
 
     Raises:
-        FetchError: the file is missing, no regular file, or may not be read.
+        FetchError: the file is missing, no regular file, may not be read, or is another one than was embedded.
     """
     try:
-        _check_regular(os.stat(path), path)  # noqa: PTH116 (before the open: opening a device can have effects)
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if embedded is not None:
+            descriptor = _open_beneath(embedded.root, path)
+        else:
+            _check_regular(os.stat(path), path)  # noqa: PTH116 (before the open: opening a device can have effects)
+            descriptor = os.open(path, _READ)
     except OSError as error:
         raise from_os_error(error, readable(path)) from None
     except ValueError:
@@ -80,18 +147,63 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
     try:
         status = os.fstat(descriptor)
         _check_regular(status, path)
+        if embedded is not None:
+            embedded.check(path, status)
     except FetchError:
         os.close(descriptor)
         raise
     return descriptor, status
 
 
-def local_version(path: str) -> str:
+def _open_beneath(root: str, path: str) -> int:
+    """Open a file below a folder; a link there is followed if it leads to what lies below that folder, too."""
+    try:
+        return _walk(root, path)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+    real_root, target = os.path.realpath(root), os.path.realpath(path)
+    if not is_inside(target, real_root):
+        raise FetchError(
+            "LinkOutsideRoot",
+            f"{readable(path)}: a link that leaves {readable(root)} is not followed; put the file itself there",
+        )
+    return _walk(real_root, target)  # a link that comes into the way meanwhile is not followed
+
+
+def _walk(root: str, path: str) -> int:
+    """Open a file below a folder, component by component, none of which may be a link."""
+    *folders, name = [part for part in path[len(root) :].split("/") if part]
+    if ".." in folders:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    here = os.open(root, _LOOK_UP)
+    try:
+        for folder in folders:
+            above, here = here, os.open(folder, _LOOK_UP | os.O_NOFOLLOW, dir_fd=here)
+            os.close(above)
+        status = os.stat(name, dir_fd=here, follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        _check_regular(status, path)
+        return os.open(name, _READ | os.O_NOFOLLOW, dir_fd=here)
+    finally:
+        os.close(here)
+
+
+def local_version(path: str, embedded: EmbeddedFile | None = None) -> str:
     """Return the version of the local file that has this name now.
 
+    Args:
+        path: of the file.
+        embedded: what it has to be; None where any file will do.
+
     Raises:
-        FetchError: there is none, or it can't be looked at.
+        FetchError: there is none, it can't be looked at, or is another one than was embedded.
     """
+    if embedded is not None:
+        descriptor, status = open_regular(path, embedded)
+        os.close(descriptor)
+        return _version_of(status)
     try:
         return _version_of(os.stat(path))  # noqa: PTH116
     except OSError as error:

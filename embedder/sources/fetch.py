@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from embedder.config import WebConfig
-from embedder.sources.byte_ranges import local_version, open_ranges, open_regular
+from embedder.sources.byte_ranges import EmbeddedFile, local_version, open_ranges, open_regular
 from embedder.sources.captions import read_caption
 from embedder.sources.errors import FetchError, from_os_error
 from embedder.sources.fetched import Fetched
@@ -49,7 +49,9 @@ class Fetcher:
         self._client: WebClient | None = None
         self._downloads: DownloadsAhead | None = None
 
-    def fetch(self, uri: str, *, max_bytes: int, max_file_bytes: int | None = None) -> Fetched:
+    def fetch(
+        self, uri: str, *, max_bytes: int, max_file_bytes: int | None = None, embedded: EmbeddedFile | None = None
+    ) -> Fetched:
         """Fetch one item.
 
         Local whole files are given as a path. Tar members and cells come as bytes, and so do remote files up to
@@ -60,6 +62,7 @@ class Fetcher:
             uri: as the listing gives it.
             max_bytes: the most that may be held in memory.
             max_file_bytes: the most that a whole file may have; none allows any size.
+            embedded: what a local file has to be, of an item that was embedded before; None of one that is listed now.
 
         Raises:
             FetchError: the bytes are missing, forbidden, changed since the listing, or too many.
@@ -68,14 +71,14 @@ class Fetcher:
             return self._download(uri, max_bytes, max_file_bytes)
         path, part = split_uri(uri)
         if isinstance(part, TarMember):
-            return self._member(path, part, max_bytes)
+            return self._member(path, part, max_bytes, embedded)
         if isinstance(part, TableCell):
-            return self._cell(path, part, max_bytes)
+            return self._cell(path, part, max_bytes, embedded)
         if part is not None:
             return Fetched(None, None, 0)
         if is_remote(path):
             return _remote_file(path, max_bytes, max_file_bytes)
-        return _local_file(path, max_file_bytes)
+        return _local_file(path, max_file_bytes, embedded)
 
     @contextmanager
     def ahead(self, uris: Iterable[str], *, max_bytes: int, max_file_bytes: int | None = None) -> Iterator[None]:
@@ -133,38 +136,38 @@ class Fetcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _member(self, path: str, member: TarMember, max_bytes: int) -> Fetched:
+    def _member(self, path: str, member: TarMember, max_bytes: int, embedded: EmbeddedFile | None) -> Fetched:
         _check_size(member.size, max_bytes, f"{readable(path)}: member {member.name!r}")
         was_open = self._tar is not None
         try:
-            data = _read_member(self._open_tar(path), path, member)
+            data = _read_member(self._open_tar(path, embedded), path, member)
         except FetchError as error:
             if error.error_type != "Changed" or not was_open:
                 raise
             self.close()  # the tar may have been replaced, and listed anew, since it was opened
-            data = _read_member(self._open_tar(path), path, member)
+            data = _read_member(self._open_tar(path, embedded), path, member)
         return Fetched(data, None, len(data))
 
-    def _open_tar(self, path: str) -> ByteRanges:
+    def _open_tar(self, path: str, embedded: EmbeddedFile | None) -> ByteRanges:
         """Keep one tar open; a local one that was replaced under its name is opened anew."""
         if self._tar is not None:
             name, ranges = self._tar
-            if name == path and (is_remote(path) or ranges.version == local_version(path)):
+            if name == path and (is_remote(path) or ranges.version == local_version(path, embedded)):
                 return ranges
             ranges.close()
             self._tar = None
-        self._tar = (path, open_ranges(path))
+        self._tar = (path, open_ranges(path, embedded))
         return self._tar[1]
 
-    def _cell(self, path: str, cell: TableCell, max_bytes: int) -> Fetched:
-        value = self._cells.cell(path, cell)
+    def _cell(self, path: str, cell: TableCell, max_bytes: int, embedded: EmbeddedFile | None) -> Fetched:
+        value = self._cells.cell(path, cell, embedded)
         reference = None
         if value.is_valid and hasattr(value, "keys"):  # a struct of `bytes` and, where they lie elsewhere, `path`
             keys = list(value.keys())
             reference = value["path"].as_py() if "path" in keys else None
             value = value["bytes"]
         if not value.is_valid:
-            return self._referenced(path, reference, max_bytes) if reference else Fetched(None, None, 0)
+            return self._referenced(path, reference, max_bytes, embedded) if reference else Fetched(None, None, 0)
         buffer = value.as_buffer()
         _check_size(buffer.size, max_bytes, f"{readable(path)}: row {cell.row} of {cell.column!r}")
         return Fetched(buffer.to_pybytes(), None, buffer.size)
@@ -180,13 +183,16 @@ class Fetcher:
         fetched = self._downloads.take(address) if self._downloads is not None else None
         return fetched or self._web_client().download(address, _size_limits(max_bytes, max_file_bytes))
 
-    def _referenced(self, table: str, reference: str, max_bytes: int) -> Fetched:
+    def _referenced(self, table: str, reference: str, max_bytes: int, embedded: EmbeddedFile | None) -> Fetched:
         """Fetch the file that a struct's `path` names; a relative one lies beside the table's file."""
         if is_web(reference):
             return self._download(reference, max_bytes, None)
         is_absolute = reference.startswith("/") or is_remote(reference)
-        path = reference if is_absolute else f"{table.rpartition('/')[0]}/{reference}"
-        return _remote_file(path, max_bytes) if is_remote(path) else _local_file(path)
+        folder = "" if is_absolute else table.rpartition("/")[0]
+        path = reference if is_absolute else f"{folder}/{reference}"
+        if is_remote(path):
+            return _remote_file(path, max_bytes)
+        return _local_file(path, embedded=None if embedded is None else embedded.beside(path, folder))
 
 
 def _size_limits(max_bytes: int, max_file_bytes: int | None) -> "SizeLimits":
@@ -208,10 +214,17 @@ def _read_member(ranges: ByteRanges, path: str, member: TarMember) -> bytes:
     return data
 
 
-def _local_file(path: str, max_file_bytes: int | None = None) -> Fetched:
-    descriptor, status = open_regular(path)  # opened once, so that what can't be read is found here
+def _local_file(path: str, max_file_bytes: int | None = None, embedded: EmbeddedFile | None = None) -> Fetched:
+    descriptor, status = open_regular(path, embedded)  # opened once, so that what can't be read is found here
+    try:
+        _check_size(status.st_size, max_file_bytes, readable(path), "decode.max_video_bytes")
+    except FetchError:
+        os.close(descriptor)
+        raise
+    open_path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")  # for the sandbox: whatever has the name by then
+    if embedded is not None and open_path.exists():
+        return Fetched(None, open_path, status.st_size, descriptor=descriptor)
     os.close(descriptor)
-    _check_size(status.st_size, max_file_bytes, readable(path), "decode.max_video_bytes")
     return Fetched(None, Path(path), status.st_size)
 
 

@@ -1,5 +1,6 @@
 """The bytes of one item, wherever they came from."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -11,12 +12,20 @@ class Fetched:
 
     Leave it as a context manager, or call `close`: a download's temporary file is deleted then. A user's own file is
     never touched.
+
+    Attributes:
+        data: bytes in memory.
+        path: of the file.
+        size_bytes: of the content.
+        is_temporary: whether the file is a download.
+        descriptor: of the file, where `path` leads through it to what was open before, whatever has its name now.
     """
 
     data: bytes | None
     path: Path | None
     size_bytes: int
     is_temporary: bool = False
+    descriptor: int | None = None
 
     @property
     def content(self) -> bytes | Path | None:
@@ -29,9 +38,11 @@ class Fetched:
         return self.data is None and self.path is None
 
     def close(self) -> None:
-        """Delete the temporary file, if there is one."""
+        """Delete the temporary file, and close the descriptor, if there is one; once."""
         if self.is_temporary and self.path is not None:
             self.path.unlink(missing_ok=True)
+        if self.descriptor is not None:
+            os.close(self.descriptor)
 
     def __enter__(self) -> Self:
         return self

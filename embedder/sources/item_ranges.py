@@ -1,10 +1,17 @@
 """Bytes of one item by ranges, whatever holds them: a file, a member of a tar, a cell of a table, an object."""
 
-from embedder.sources.byte_ranges import open_ranges
+import os
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
+
+from embedder.media.sniff import HEAD_BYTES, extra_kind, sniff
+from embedder.sources.byte_ranges import EmbeddedFile, open_ranges
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.sources.tar_scan import BLOCK_BYTES, check_member
-from embedder.sources.uris import TableRow, TarMember, split_uri
+from embedder.sources.uris import TableCell, TableRow, TarMember, split_uri
 from embedder.storage.file_adapter import ByteRanges
+from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
 from embedder.storage.web_address import is_web
 
@@ -52,24 +59,89 @@ class BytesRanges:
         self._content = b""
 
 
-def open_item(uri: str, *, max_bytes: int) -> ByteRanges:
+def embedded_file(uri: str, item: Mapping[str, Any], *, is_text: bool) -> EmbeddedFile | None:
+    """Say what the local file of an item has to be; None of the web and of object stores, which have no links.
+
+    Args:
+        uri: of the item.
+        item: its row of the items table: `item_id`, `source`, `size_bytes`, `modified`, `stale`.
+        is_text: whether it is a caption without an image.
+    """
+    path, part = split_uri(uri)
+    if is_web(path) or is_remote(path):
+        return None
+    root = _root(path, part, item["item_id"].removeprefix(f"{item['source']}:"))
+    size_bytes = item["size_bytes"] if part is None else None
+    return EmbeddedFile(root, size_bytes, item["modified"], is_text, bool(item["stale"]))
+
+
+def _root(path: str, part: object, name: str) -> str:
+    """Folder of the source of a local file: ids of files, and those of members, begin with the path below it.
+
+    Where the id tells nothing, as of what a table names, it is the folder of the file.
+    """
+    match part:
+        case TarMember():  # the longest, if several prefixes are names of tars
+            names = [f"{prefix}{path[-len('.tar') :]}" for prefix in accumulate(name.split("/"), "{}/{}".format)][::-1]
+        case TableCell():
+            names = [name.rpartition("#")[0]]
+        case _:
+            names = [name]
+    roots = (path.removesuffix(f"/{each}") for each in names if each and path.endswith(f"/{each}"))
+    return next(roots, os.path.dirname(path)) or "/"  # noqa: PTH120
+
+
+def check_kind(head: bytes, uri: str, embedded: EmbeddedFile | None) -> None:
+    """Check that content is of the kind that was embedded.
+
+    Args:
+        head: its first bytes.
+        uri: of the item.
+        embedded: what its file has to be; None where any will do.
+
+    Raises:
+        FetchError: it is another kind.
+    """
+    if embedded is None:
+        return
+    found = sniff(head)
+    is_media = found in ("image", "video") or (found is None and extra_kind(head) is not None)
+    if not (found == "text" if embedded.is_text else is_media):
+        raise FetchError("Changed", f"{readable(uri)}: it is no {'caption' if embedded.is_text else 'image or video'}")
+
+
+def open_item(uri: str, *, max_bytes: int, embedded: EmbeddedFile | None = None) -> ByteRanges:
     """Open the bytes of an item; of a file, a tar and an object only what is asked for is read, of the web all.
 
     Args:
         uri: as the listing gives it.
         max_bytes: the most that may be held in memory, which a table's cell is.
+        embedded: what its file has to be; None where any will do.
 
     Raises:
         FetchError: the bytes are missing, forbidden, changed since the listing, or too many.
     """
+    ranges = _open(uri, max_bytes, embedded)
+    try:
+        check_kind(ranges.read_at(0, HEAD_BYTES) if embedded is not None else b"", uri, embedded)
+    except BaseException:
+        ranges.close()
+        raise
+    return ranges
+
+
+def _open(uri: str, max_bytes: int, embedded: EmbeddedFile | None) -> ByteRanges:
     path, part = split_uri(uri)
     if part is None and not is_web(path):
-        return open_ranges(path)
+        return open_ranges(path, embedded)
     if isinstance(part, TarMember):
-        return _open_member(path, part)
+        return _open_member(path, part, embedded)
     if isinstance(part, TableRow):
         raise FetchError("NoContent", f"{readable(uri)}: a row without a file")
-    with Fetcher() as fetcher, fetcher.fetch(uri, max_bytes=max_bytes, max_file_bytes=MAX_DOWNLOAD_BYTES) as fetched:
+    with (
+        Fetcher() as fetcher,
+        fetcher.fetch(uri, max_bytes=max_bytes, max_file_bytes=MAX_DOWNLOAD_BYTES, embedded=embedded) as fetched,
+    ):
         if fetched.path is not None:  # the file that a struct's `path` names, or a download, which is open when it goes
             return open_ranges(str(fetched.path))
         return _read(fetched.data)
@@ -81,8 +153,8 @@ def _read(content: bytes | None) -> BytesRanges:
     return BytesRanges(content)
 
 
-def _open_member(path: str, member: TarMember) -> PartRanges:
-    whole = open_ranges(path)
+def _open_member(path: str, member: TarMember, embedded: EmbeddedFile | None) -> PartRanges:
+    whole = open_ranges(path, embedded)
     try:
         start = member.offset - BLOCK_BYTES
         block = whole.read_at(start, BLOCK_BYTES) if start >= 0 else b""

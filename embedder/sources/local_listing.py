@@ -106,7 +106,7 @@ def look_at(root: str, name: str, real_root: str) -> Entry | None:
 
 def _link_entry(path: str, name: str, real_root: str) -> Entry | None:
     target = os.path.realpath(path)
-    if not _is_inside(target, real_root):
+    if not is_inside(target, real_root):
         return Entry(name, None, "", "LinkOutsideRoot", "a link that leaves the source's root is not followed")
     try:
         status = os.stat(path)  # noqa: PTH116
@@ -122,7 +122,8 @@ def _status_entry(name: str, status: os.stat_result) -> Entry:
     return Entry(name, status.st_size, modified)
 
 
-def _is_inside(path: str, folder: str) -> bool:
+def is_inside(path: str, folder: str) -> bool:
+    """Whether a path is a folder's own, or below it; both with their links followed."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedder.sources.byte_ranges import local_version, open_ranges
+from embedder.sources.byte_ranges import EmbeddedFile, local_version, open_ranges
 from embedder.sources.columns import column_path, parquet_name, take_column
 from embedder.sources.errors import FetchError
 from embedder.sources.uris import TableCell
@@ -31,14 +31,19 @@ class ParquetCells:
         self._start, self._cells = 0, pa.nulls(0)  # in memory are the rows from `_start` of the row group
         self._num_rows = 0
 
-    def cell(self, path: str, cell: TableCell) -> Any:
+    def cell(self, path: str, cell: TableCell, embedded: EmbeddedFile | None = None) -> Any:
         """Return the Arrow scalar of a cell.
 
+        Args:
+            path: of the file.
+            cell: place in it.
+            embedded: what the file has to be; None where any will do.
+
         Raises:
-            FetchError: the file or the cell is missing, or can't be read.
+            FetchError: the file or the cell is missing, can't be read, or the file is another one than was embedded.
         """
         # A rewritten file must not be read through its old footer; a remote one is read by ranges of one version.
-        version = "" if is_remote(path) else local_version(path)
+        version = "" if is_remote(path) else local_version(path, embedded)
         place = (path, version, cell.column, cell.row_group)
         try:
             if place != self._place or cell.row < self._start:
@@ -55,9 +60,12 @@ class ParquetCells:
     def _open(self, place: tuple[str, str, str, int]) -> None:
         import pyarrow.parquet as pq
 
-        path, _, column, row_group = place
+        path, version, column, row_group = place
         self.close()
-        self._raw = RangeFile(open_ranges(path))
+        ranges = open_ranges(path)
+        self._raw = RangeFile(ranges)
+        if version not in ("", ranges.version):  # what has the name now was not looked at
+            raise FetchError("TableChanged", f"{readable(path)}: it was replaced while it was opened; open it again")
         self._file = pq.ParquetFile(self._raw, pre_buffer=False)  # Arrow's threads would hold bytes of Python
         schema = self._file.schema_arrow
         if row_group >= self._file.num_row_groups or column_path(schema, column) is None:

@@ -110,12 +110,11 @@ def test_an_image_has_no_clip(server):
 
 def test_an_item_whose_file_is_gone_says_so_and_not_where_it_was(server):
     gone = server.source / "pictures" / "0005.png"
-    content = gone.read_bytes()
-    gone.unlink()
+    away = gone.rename(server.source.parent / "away.png")
     try:
         answer = server.item("pictures/0005.png", "/image")
     finally:
-        gone.write_bytes(content)
+        away.rename(gone)
     assert answer.status == 404
     assert str(server.source) not in answer.body.decode()
     assert server.item("pictures/0005.png", "/image").status == 200, "nothing of the failure is kept"
