@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 
 from embedder.errors import USER_MISTAKES
-from embedder.serve.errors import busy, mistake
+from embedder.serve.errors import RequestError, busy, mistake
 from embedder.serve.facets import facets as describe_facets
 from embedder.serve.openapi import errors_of
 from embedder.serve.publications import ServedPublication
@@ -89,10 +89,17 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", responses=errors_of(503))
 async def readyz(request: Request) -> Response:
-    """Tell whether requests should be sent here: not before the store is open, nor once the server drains."""
+    """Tell whether requests should be sent here: not before the store is open, nor while no text can be encoded.
+
+    Nor once the server drains. Where a text was encoded none is for this, until one fails.
+    """
     service: Service = request.app.state.service
     if not service.is_ready:
         raise busy("it ends, or has not begun")
+    publication = service.publications.current
+    problem = None if publication.encodes_texts else await service.lookups.run(publication.text_problem)
+    if problem is not None:
+        raise RequestError(503, "model", problem, "a model that encodes texts", "look at the log", retry_after="5")
     return Response(to_json({"status": "ready"}), media_type=JSON_TYPE)
 
 

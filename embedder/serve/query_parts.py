@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import binascii
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,14 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from embedder.errors import USER_MISTAKES
+from embedder.redaction import mask
 from embedder.retrieval.queries import SearchOptions
-from embedder.serve.errors import RequestError, mistake
+from embedder.serve.errors import STORE_RETRY_S, RequestError, busy, mistake
 from embedder.serve.publications import ServedPublication
 from embedder.serve.schema import Example, ImageQuery, Query
 from embedder.serve.search_batch import Asked
 from embedder.serve.service import Service, too_large
 from index.errors import RetrievalError
 from index.vectors import Floats, check_vectors
+
+LOG = logging.getLogger(__name__)
 
 Uploads = dict[str, bytes]
 
@@ -141,6 +145,9 @@ class PartEncoder:
             )
         except (*USER_MISTAKES, ImportError) as error:  # the latter of an installation without torch
             raise mistake(error, "image") from None
+        except OSError as error:  # of the model's files
+            LOG.warning(f"images can't be encoded: {mask(str(error))}")
+            raise busy("the model's files can't be read now", STORE_RETRY_S) from None
         vector: Floats = vectors[0]
         return vector
 

@@ -15,7 +15,7 @@ from embedder.errors import USER_MISTAKES
 from embedder.retrieval.hits import Hit, Hits
 from embedder.retrieval.queries import SearchOptions
 from embedder.serve.cursors import Cursor, count_seen, following, make_cursor
-from embedder.serve.errors import mistake
+from embedder.serve.errors import RequestError, mistake
 from embedder.serve.metrics import Metrics
 from embedder.serve.publications import ServedPublication
 from embedder.storage.web_address import shown_uri
@@ -111,12 +111,12 @@ class BatchSearcher:
                 texts[id(asked.publication)].append(number)
         for numbers in texts.values():
             began = time.perf_counter()
-            encode = batch[numbers[0]].publication.store.encode_text
-            encoded = together(encode, [batch[each].text or "" for each in numbers])
+            publication = batch[numbers[0]].publication
+            encoded = together(publication.encode_texts, [batch[each].text or "" for each in numbers])
             self._metrics.encode_seconds.observe(time.perf_counter() - began)
             for number, vector in zip(numbers, encoded, strict=True):
                 if isinstance(vector, Exception):
-                    answers[number] = vector
+                    answers[number] = vector if isinstance(vector, RequestError) else publication.no_texts(vector)
                 else:
                     vectors[number] = vector
         return vectors
@@ -141,6 +141,8 @@ def together(compute: Callable[[Sequence[Given]], Iterable[Made]], given: Sequen
     """Compute for all at once; where that fails, for each alone, so that nobody gets an error of another's query."""
     try:
         return list(compute(given))
+    except RequestError as refusal:  # of none alone
+        return [refusal for _ in given]
     except (*USER_MISTAKES, ImportError) as error:  # the latter of an installation without torch
         problem: Exception = mistake(error, "query")
     except Exception as error:  # noqa: BLE001  # it is raised where the answer is awaited

@@ -1,15 +1,19 @@
 """Each request is answered by one publication; what leaves the store is gone from caches."""
 
+import errno
+import shutil
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import samples
 from running_server import running
-from served import FOLLOW_S, Served
+from served import FOLLOW_S, Served, make_store
 from store_samples import row
 from store_states import build_store_index, new_store, publish_refresh
 
+from embedder.retrieval.store_api import Store
 from embedder.store.layout import read_current
 from embedder.store.vacuum import vacuum
 
@@ -171,3 +175,39 @@ def test_while_versions_are_published_no_answer_mixes_two(live, files, tmp_path)
             thread.join()
     assert not problems
     assert len(asked) > 20
+
+
+def test_a_server_is_ready_while_texts_can_be_encoded_and_says_why_it_is_not(tiny_model, tmp_path, monkeypatch):
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    config, _ = make_store(tmp_path / "made", model)
+    store, away = Path(config.store), tmp_path / "away"
+    shutil.rmtree(store / "query_towers")
+    model.rename(away)
+    encoded = []
+    encode = Store.encode_text
+    monkeypatch.setattr(Store, "encode_text", lambda store, texts: encoded.append(texts) or encode(store, texts))
+    with running(store, follow_s=FOLLOW_S, cache_dir=tmp_path / "cache") as url:
+        live = Served(url, None, tmp_path)
+        for answer in (live.get("/readyz"), live.search({"text": "a red car"}), live.post("/embed", {"texts": ["a"]})):
+            assert answer.status == 503, answer.body
+            assert "no text can be encoded, as the model's query encoder fails (ModelError)" in answer.error["what"]
+            assert int(answer.headers["Retry-After"]) > 0
+            assert str(tmp_path) not in answer.body.decode(), "the reason names places, so it goes to the log"
+        assert live.get("/healthz").status == 200
+        assert live.search({"vector": [1.0] + [0.0] * 23}).status == 200
+        away.rename(model)
+        assert live.get("/readyz").status == 200, "it is tried again"
+        assert live.search({"text": "a red car"}).status == 200
+        encoded.clear()
+        assert [live.get("/readyz").status for _ in range(10)] == [200] * 10
+        assert encoded == [], "what has worked is not tried again"
+        monkeypatch.setattr(Store, "encode_text", no_space)
+        failed = live.search({"text": "a green car"}, {"text": "a blue car"})
+        assert (failed.status, failed.error["what"]) == (503, live.get("/readyz").error["what"])
+        assert "(OSError)" in failed.error["what"]
+        monkeypatch.setattr(Store, "encode_text", encode)
+        assert live.get("/readyz").status == 200
+
+
+def no_space(*_):
+    raise OSError(errno.EIO, "Input/output error")

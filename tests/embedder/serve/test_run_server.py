@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import samples
-from served import Served
+from served import Served, make_store
 from store_samples import row
 from store_states import new_store, publish_refresh
 
@@ -50,18 +50,20 @@ def refusal(store, *options):
     return line
 
 
-def test_a_signal_first_turns_balancers_away_and_then_ends_the_process_well(store, tmp_path):
-    with process(store, "--cache-dir", str(tmp_path), "--limit", "drain_s=3") as (running, url):
+def test_a_signal_first_turns_balancers_away_and_then_ends_the_process_well(tiny_model, tmp_path):
+    config, _ = make_store(tmp_path / "made", tiny_model)
+    query = {"vector": [1.0] + [0.0] * 23}
+    with process(config.store, "--cache-dir", str(tmp_path), "--limit", "drain_s=3") as (running, url):
         served = Served(url, None, None)
         assert served.get("/readyz?token=hunter2secret").status == 200
-        assert served.search(QUERY).status == 200
+        assert served.search(query).status == 200
         running.send_signal(signal.SIGTERM)
         for _ in range(100):
             if (answer := served.get("/readyz")).status == 503:
                 break
             time.sleep(0.02)
         assert answer.error["where"] == "server"
-        assert served.search(QUERY).status == 200, "what still comes is answered"
+        assert served.search(query).status == 200, "what still comes is answered"
         _, log = running.communicate(timeout=TIMEOUT_S)
     assert running.returncode == 0, log
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
