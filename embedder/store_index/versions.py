@@ -4,7 +4,6 @@ In a folder of this machine they are made and searched where they stand.
 """
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedder.errors import StoreError
-from embedder.storage.user_cache import cache_folder
+from embedder.storage.user_cache import cache_folder, mark_used
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from index.atomic_folder import sweep_leftovers, whole_folder
@@ -146,7 +145,7 @@ def fetched_copy(files: StoreFiles, path: str, names: Callable[[Path], Iterable[
     manifest = files.read(f"{path}/{MANIFEST_NAME}")
     folder = cache_folder(COPIES_FOLDER) / hashlib.sha256(manifest).hexdigest()[:32]
     if folder.is_dir():
-        os.utime(folder)
+        mark_used(folder)
         return folder, False
     try:
         with whole_folder(folder) as stage:
