@@ -1,0 +1,425 @@
+"""Writers that were overtaken, at any of their changes, and requests that come late: what is published stays right."""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from itertools import count
+from pathlib import Path
+
+import pytest
+from store_samples import row
+from store_states import (
+    Killed,
+    build_store_index,
+    new_store,
+    no_index,
+    publish_refresh,
+    rows_at,
+    state_now,
+    vectors_now,
+)
+
+from embedder.errors import RunFailedError, StoreError
+from embedder.store.backends import WriteConflictError
+from embedder.store.compact import PartTarget, compact
+from embedder.store.deletions import delete_listed
+from embedder.store.environment import REAL_ENVIRONMENT
+from embedder.store.files import StoreFiles
+from embedder.store.history import past_runs, publications, readable, rollback
+from embedder.store.layout import Current, read_current
+from embedder.store.lock import LOCK_FILE, write_lock
+from embedder.store.publish import finish_publication
+from embedder.store.purge.audit import scan_store
+from embedder.store.purge.id_matcher import ItemNames
+from embedder.store.purge.purge import purge
+from embedder.store.purge.tombstones import read_purged
+from embedder.store.schema import TABLES
+from embedder.store.tables import RecordTable
+from embedder.store.vacuum import vacuum
+from embedder.store_index import keep_index
+from index.versions import list_versions
+
+Operation = Callable[[StoreFiles], object]
+
+UP = [0.0, 1.0]
+FIRST_ROWS = ("a.jpg", "b.jpg", "ours.jpg", "theirs.jpg")
+OPERATIONS: dict[str, Operation] = {
+    "vacuum": lambda files: vacuum(files, keep_days=0, keep_versions=1),
+    "rollback": lambda files: rollback(files, publications(files)[0].run_id, no_index),
+    "refresh": lambda files: publish_refresh(files, row("b.jpg", modified="t9", image_embedding=UP), row("new.jpg")),
+    "compact": lambda files: compact(files, PartTarget()),
+}
+
+
+class Asleep:
+    """Renewal of the lock by a process that sleeps: none."""
+
+    def stop(self) -> None:
+        pass
+
+
+class Steps:
+    """Changes that a backend makes, before one of which something else happens."""
+
+    def __init__(self, number: int, action: Callable[[], object]) -> None:
+        self.made: list[str] = []
+        self._number, self._action = number, action
+
+    def __call__(self, name: str, path: str) -> None:
+        if len(self.made) == self._number:
+            self.made.append("the other's")
+            self._action()
+        self.made.append(f"{name} {path}")
+
+    @property
+    def was_interrupted(self) -> bool:
+        return "the other's" in self.made
+
+
+class Stepwise:
+    """Backend that reports each change before it is made."""
+
+    def __init__(self, backend, step: Callable[[str, str], None]) -> None:
+        self._backend, self._step = backend, step
+
+    def __getattr__(self, name: str):
+        return getattr(self._backend, name)
+
+    def put(self, path, data, condition):
+        self._step("put", path)
+        return self._backend.put(path, data, condition)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._step("delete", path)
+            self._backend.delete([path])
+
+    def below(self, folder: str) -> "Stepwise":
+        return Stepwise(self._backend.below(folder), lambda name, path: self._step(name, f"{folder}/{path}"))
+
+
+@dataclass
+class Seen:
+    """What a store holds for its readers."""
+
+    current: Current
+    rows: dict
+    versions: dict[str, dict]
+    purged: set[str]
+
+
+def seen(files: StoreFiles) -> Seen:
+    history = publications(files)
+    whole = readable(files, history)
+    versions = {each.run_id: rows_at(files, each) for each in history if each.run_id in whole}
+    return Seen(read_current(files), state_now(files), versions, set(read_purged(files).hashes))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> StoreFiles:
+    """Three publications, each of which has rewritten files of the one before."""
+    files = new_store(tmp_path_factory.mktemp("base") / "store")
+    publish_refresh(files, *map(row, FIRST_ROWS))
+    publish_refresh(files, row("b.jpg", modified="t1", image_embedding=UP), row("c.jpg"))
+    publish_refresh(files, row("a.jpg", modified="t2", image_embedding=UP))
+    return files
+
+
+def copied(base: StoreFiles, place: Path | str) -> StoreFiles:
+    files = StoreFiles(place)
+    for info in base.list(""):
+        if info.path != LOCK_FILE:
+            files.write(info.path, base.read(info.path))
+    return files
+
+
+def sleeping(files: StoreFiles) -> StoreFiles:
+    """The store as a process has it that is about to fall asleep."""
+    own = StoreFiles(files.address)
+    own.environment = replace(REAL_ENVIRONMENT, repeat=lambda every_s, action, name: Asleep())
+    return own
+
+
+def next_writer(files: StoreFiles) -> StoreFiles:
+    """The store as a process has it that comes when the lock of the one before has expired, or was removed by hand."""
+    own, times_s = StoreFiles(files.address), count(0, 1_000_000)
+    own.environment = replace(REAL_ENVIRONMENT, clock_s=lambda: next(times_s), sleep=lambda seconds: None)
+    if own.folder is not None:
+        (own.folder / LOCK_FILE).unlink(missing_ok=True)
+    return own
+
+
+def carried_out(files: StoreFiles, operation: Operation) -> Exception | None:
+    """Do something to a store as a command does; gives what it was refused with."""
+    try:
+        with write_lock(files):
+            finish_publication(files, lambda version, info: None)
+            operation(files)
+    except (StoreError, RunFailedError) as error:
+        return error
+    return None
+
+
+def overtaken_everywhere(base, place, ours: Operation, theirs: Operation, stride: int = 1, start: int = 0) -> int:
+    """Overtake a writer before each of its changes; gives how often, and checks what is left each time."""
+    for number in count(start, stride):
+        files = copied(base, f"{place}/{number}")
+        sleeper = sleeping(files)
+        left: list[tuple[Seen, bool]] = []
+
+        def overtake(files=files, sleeper=sleeper, left=left) -> None:
+            is_locked = sleeper.lease is not None
+            carried_out(next_writer(files), theirs)
+            left.append((seen(files), is_locked))
+
+        steps = Steps(number, overtake)
+        sleeper.backend = Stepwise(sleeper.backend, steps)
+        error = carried_out(sleeper, ours)
+        if not steps.was_interrupted:
+            return number // stride
+        ((after, is_locked),) = left
+        check_that_nothing_is_lost(files, after, error is not None or is_locked, steps.made)
+    raise AssertionError
+
+
+def check_that_nothing_is_lost(files: StoreFiles, after: Seen, was_overtaken: bool, made: list[str]) -> None:
+    """What the second writer left is there, and the next one builds on it.
+
+    Args:
+        files: the store.
+        after: what it held then.
+        was_overtaken: whether the first one had the lock, so that it may not publish any more.
+        made: changes of the first one.
+    """
+    now = seen(files)
+    if was_overtaken:
+        assert now.current == after.current, made
+        assert now.rows == after.rows, made
+        assert now.versions == after.versions, made
+    assert now.purged >= after.purged, made
+    assert carried_out(next_writer(files), lambda own: publish_refresh(own, row("later.jpg"))) is None
+    expected = {item for item, _ in now.rows["embeddings"]} | {"later.jpg"}
+    assert set(vectors_now(files)) - {"new.jpg"} == expected - {"new.jpg"}, made  # a run is resumed by any refresh
+    current = read_current(files)
+    for name in TABLES:
+        assert RecordTable(files, name).paths() == RecordTable(files, name, getattr(current, name)).paths()
+
+
+PAIRS = [(ours, theirs) for ours in OPERATIONS for theirs in OPERATIONS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_whoever_is_overtaken_at_whatever_step_changes_nothing_any_more(base, tmp_path, ours, theirs):
+    assert overtaken_everywhere(base, tmp_path, OPERATIONS[ours], OPERATIONS[theirs]) >= 5
+
+
+def test_an_overtaken_vacuum_deletes_nothing_that_a_rollback_has_published(base, tmp_path, bucket):
+    ours, theirs = OPERATIONS["vacuum"], OPERATIONS["rollback"]
+    assert overtaken_everywhere(base, tmp_path, ours, theirs, 2) > 5
+    assert overtaken_everywhere(base, bucket, ours, theirs, 6, 1) > 3
+
+
+def test_an_overtaken_rollback_can_not_publish_what_a_vacuum_has_deleted(base, tmp_path, bucket):
+    ours, theirs = OPERATIONS["rollback"], OPERATIONS["vacuum"]
+    assert overtaken_everywhere(base, tmp_path, ours, theirs, 2) > 2
+    assert overtaken_everywhere(base, bucket, ours, theirs, 4, 1) > 2
+
+
+def purge_of(item: str) -> Operation:
+    return lambda files: purge(files, [item], no_index)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_an_overtaken_purge_brings_no_purged_item_back_and_forgets_none(base, tmp_path, request, is_remote):
+    place, stride = (request.getfixturevalue("bucket"), 11) if is_remote else (tmp_path, 4)
+    for number in count(2, stride):
+        files = copied(base, f"{place}/{number}")
+        sleeper = sleeping(files)
+
+        def overtake(files=files) -> None:
+            assert carried_out(next_writer(files), purge_of("theirs.jpg")) is None
+
+        steps = Steps(number, overtake)
+        sleeper.backend = Stepwise(sleeper.backend, steps)
+        carried_out(sleeper, purge_of("ours.jpg"))
+        if not steps.was_interrupted:
+            break
+        check_that_only_unneeded_parts_hold(files, "theirs.jpg", steps.made)
+        assert {"a.jpg", "b.jpg", "c.jpg"} <= set(vectors_now(files)), steps.made
+        known = read_purged(files)
+        assert known.hash_of("theirs.jpg") in known.hashes, steps.made
+        assert carried_out(next_writer(files), purge_of("ours.jpg")) is None, steps.made
+        vacuum(files)
+        assert scan_store(files, ItemNames({"ours.jpg", "theirs.jpg"})).found_in == ()
+        assert set(vectors_now(files)) == {"a.jpg", "b.jpg", "c.jpg"}
+        assert len(read_purged(files).hashes) == 2
+    assert number > 15
+
+
+def check_that_only_unneeded_parts_hold(files: StoreFiles, item: str, made: list[str]) -> None:
+    """A part file that the overtaken purge was about to write may come, which no version has: a vacuum deletes it."""
+    needed = {f"{name}/{path}" for name in TABLES for path in RecordTable(files, name).paths()}
+    needed |= {
+        f"{name}/{path}"
+        for each in publications(files)
+        for name in TABLES
+        for path in RecordTable(files, name, getattr(each, name)).paths()
+    }
+    found = set(scan_store(files, ItemNames({item})).found_in)
+    assert found <= {made[made.index("the other's") + 1].removeprefix("put ")} - needed, made
+
+
+class Late:
+    """Backend whose process dies with its first request to a certain file on the way."""
+
+    def __init__(self, backend, pattern: str) -> None:
+        self._backend, self._pattern = backend, pattern
+        self.on_its_way: list[tuple] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._backend, name)
+
+    def put(self, path, data, condition):
+        if self.on_its_way:
+            raise Killed
+        if fnmatch(path, self._pattern):
+            self.on_its_way.append((path, data, condition))
+            raise Killed
+        return self._backend.put(path, data, condition)
+
+    def delete(self, paths) -> None:
+        raise Killed
+
+    def arrive(self) -> None:
+        for each in self.on_its_way:
+            with suppress(WriteConflictError):
+                self._backend.put(*each)
+
+
+@pytest.mark.parametrize("pattern", ["embeddings/_delta_log/*", "runs/*/published.json", "CURRENT.json"])
+def test_a_late_request_of_an_overtaken_writer_is_never_taken_for_ours(base, bucket, pattern):
+    for number in count(0, 2):
+        files = copied(base, f"{bucket}/{number}")
+        dying, before = sleeping(files), seen(files)
+        dying.backend = late = Late(dying.backend, pattern)
+        with pytest.raises(Killed):
+            carried_out(dying, OPERATIONS["rollback"])
+        own = next_writer(files)
+        steps = Steps(number, late.arrive)
+        own.backend = Stepwise(own.backend, steps)
+        refused = carried_out(own, OPERATIONS["refresh"])
+        if not steps.was_interrupted:
+            break
+        vectors = vectors_now(files)
+        if refused is None and read_current(files).restores is None:
+            assert (vectors["new.jpg"], vectors["b.jpg"]) == ([1.0, 0.0], UP)
+        assert carried_out(next_writer(files), lambda own: publish_refresh(own, row("later.jpg"))) is None
+        now = seen(files)
+        assert {run_id: now.versions[run_id] for run_id in before.versions} == before.versions
+        for name in TABLES:
+            held = RecordTable(files, name, getattr(now.current, name)).paths()
+            assert RecordTable(files, name).paths() == held, "the newest version is what is published"
+    assert number > 8
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_listing_that_lacks_the_newest_entries_of_the_logs_loses_nothing(base, tmp_path, request, is_remote):
+    files = copied(base, f"{request.getfixturevalue('bucket')}/store" if is_remote else tmp_path / "store")
+    newest = {f"{name}/_delta_log/{3:020d}.json" for name in TABLES}
+    before = seen(files)
+
+    class Behind(Stepwise):
+        def list(self, folder, after):
+            return (info for info in self._backend.list(folder, after) if info.path not in newest)
+
+    files.backend = Behind(files.backend, lambda name, path: None)
+    assert RecordTable(files, "items").version == 2, "so that the test can fail"
+    assert seen(files) == before
+    with write_lock(files):
+        finish_publication(files, lambda version, info: None)
+        publish_refresh(files, row("new.jpg"))
+    assert set(vectors_now(files)) == {*FIRST_ROWS, "c.jpg", "new.jpg"}
+    assert (read_current(files).embeddings, read_current(files).items) == (4, 4)
+    with write_lock(files):
+        rollback(files, before.current.run_id, no_index)
+    now = seen(files)
+    assert now.rows == before.rows
+    assert before.versions.items() <= now.versions.items()
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_the_number_of_a_deleted_index_is_never_used_again(tmp_path, request, monkeypatch, is_remote):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    files = new_store(f"{request.getfixturevalue('bucket')}/store" if is_remote else tmp_path / "store")
+    publish_refresh(files, row("a.jpg"))
+    assert build_store_index(files)[0] == 1
+
+    def dying_swap(files, number):
+        raise Killed
+
+    for number in (2, 3):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(keep_index, "swap_index", dying_swap)
+            build_store_index(files)
+        vacuum(files, keep_days=0, keep_versions=1)
+        assert f"{number:06d}" not in {info.path.split("/")[1] for info in files.list("index")}
+        assert read_current(files).last_index == {"": number}
+        publish_refresh(files, row(f"{number}.jpg"))
+        assert read_current(files).last_index == {"": number}
+    assert build_store_index(files)[0] == 4
+    if files.folder is not None:
+        assert 4 in list_versions(files.folder / "index")
+
+
+@pytest.mark.parametrize("clean_up", [OPERATIONS["vacuum"], purge_of("ours.jpg")])
+def test_files_that_were_never_finished_go_at_a_vacuum_and_a_purge(base, tmp_path, clean_up):
+    files = copied(base, tmp_path / "store")
+    run_id = read_current(files).run_id
+    paths = [
+        f"items/part-{run_id}-0001-aaaa-000000.parquet#1f",
+        "embeddings/_delta_log/00000000000000000004.json#00ff",
+        f"runs/{run_id}/run.json#a",
+        "models/tags/store.json#b0",
+        "CURRENT.json#1234abcd",
+    ]
+    for path in paths:
+        (files.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (files.folder / path).write_bytes(b"half of ours.jpg")
+    before = seen(files)
+    assert carried_out(files, clean_up) is None
+    assert not [info.path for info in files.list("") if "#" in info.path]
+    assert seen(files).current.run_id >= before.current.run_id
+    assert scan_store(files, ItemNames({"ours.jpg"})).num_files > 0
+
+
+def test_a_list_of_deletions_that_was_never_named_goes_at_the_next_vacuum_and_what_it_names_stays(base, tmp_path):
+    files = copied(base, tmp_path / "store")
+    (part,) = [info.path for info in files.list("items") if info.path.endswith(".parquet")][:1]
+    orphan = "deletions/0123456789abcdef.json"
+    files.write(orphan, f'["{part}"]'.encode())
+    vacuum(files)
+    assert not files.exists(orphan)
+    assert files.exists(part)
+    assert seen(files).versions == seen(base).versions
+
+
+def test_what_is_about_to_be_deleted_counts_as_deleted(base, tmp_path):
+    files = copied(base, tmp_path / "store")
+    first = publications(files)[0].run_id
+    doomed = StoreFiles(files.address)
+
+    def dies_at_the_first_deletion(name: str, path: str) -> None:
+        if name == "delete":
+            raise Killed
+
+    doomed.backend = Stepwise(doomed.backend, dies_at_the_first_deletion)
+    with pytest.raises(Killed):
+        OPERATIONS["vacuum"](doomed)
+    assert [run.can_be_read for run in past_runs(files)] == [False, False, True]
+    with pytest.raises(StoreError, match="can't be read any more"):
+        rollback(files, first, no_index)
+    delete_listed(files)
+    assert [run.can_be_read for run in past_runs(files)] == [False, False, True]
+    assert list(files.list("deletions")) == []
