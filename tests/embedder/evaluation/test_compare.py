@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from model_stores import add_model
+from model_stores import add_model, code_section
 from PIL import Image
 from playwright.sync_api import sync_playwright
 from store_samples import begin, row, table
@@ -127,6 +127,15 @@ def test_sides_are_stores_publications_and_models(make_store):
         open_side(f"{one}#large")
     with pytest.raises(ConfigError, match="a side is empty"):
         open_side("")
+
+
+def test_a_side_runs_no_code_of_its_store_but_with_leave(make_store, tmp_path):
+    one = make_store("one", *rows(2))
+    add_model(StoreFiles(one), "own", *rows(2), section=code_section(tmp_path))
+    with pytest.raises(StoreError, match="model own of the store: it is of the kind python"):
+        _ = open_side(f"{one}#own").encoder
+    assert not (tmp_path / "ran").exists()
+    assert open_side(f"{one}#own", allow_store_code=True).encoder.encode_text(["upwards"]).tolist() == [[0, 1]]
 
 
 def test_nothing_in_common_is_refused(make_store):
