@@ -32,6 +32,7 @@ from embedder.cli import (
     search,
     serve,
     store,
+    store_check,
     submit,
     train,
     verify,
@@ -78,6 +79,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(model.app, name="model")
 app.add_typer(index.app, name="index")
+app.add_typer(store_check.app, name="store")
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(submit.app, name="jobs")
 for command in COMMANDS:

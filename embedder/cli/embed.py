@@ -12,6 +12,7 @@ from embedder.cli.options import (
     NumStages,
     PlanFile,
     ReadConfig,
+    Repair,
     RetryRejects,
     StoreUri,
     command,
@@ -42,6 +43,7 @@ def embed(
     dtype: Dtype = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to attach to.")] = None,
     retry_rejects: RetryRejects = False,
+    repair: Repair = False,
     force: Force = None,
 ) -> Result:
     """Stream embeddings into the store: creates it or goes on, then publishes."""
@@ -64,5 +66,5 @@ def embed(
     from embedder.cli.render_report import report_parts
     from embedder.ingest.embed import embed as run_embed
 
-    report = run_embed(run, item_bar, retry_rejects=retry_rejects, forced=force or ())
+    report = run_embed(run, item_bar, retry_rejects=retry_rejects, repair=repair, forced=force or ())
     return Result(json.loads(report.model_dump_json()), report_parts(report))

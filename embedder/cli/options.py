@@ -36,6 +36,9 @@ PublishedBy = Annotated[
 RetryRejects = Annotated[
     bool, typer.Option("--retry-rejects/--no-retry-rejects", help="Embed again what was rejected before.")
 ]
+Repair = Annotated[
+    bool, typer.Option("--repair", help="Embed again what `store check` finds without its vectors, or with others.")
+]
 Force = Annotated[
     list[str] | None, typer.Option("--force", metavar="GUARD", help="Publish although this guard fails; repeatable.")
 ]

@@ -10,7 +10,17 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.options import AsJson, Force, ModelName, ReadConfig, RetryRejects, Settings, StoreUri, command
+from embedder.cli.options import (
+    AsJson,
+    Force,
+    ModelName,
+    ReadConfig,
+    Repair,
+    RetryRejects,
+    Settings,
+    StoreUri,
+    command,
+)
 from embedder.cli.results import Result, new_table, print_result
 from embedder.cli.terminal import item_bar
 from embedder.config import RunConfig, load_config
@@ -36,6 +46,7 @@ def refresh(
         float | None, typer.Option(min=0, help="Begin no item later than that after the start.")
     ] = None,
     retry_rejects: RetryRejects = False,
+    repair: Repair = False,
     force: Force = None,
     settings: Settings = None,
     as_json: AsJson = False,
@@ -46,7 +57,12 @@ def refresh(
     from embedder.ingest.work import IngestOptions
 
     options = IngestOptions(
-        kind="refresh", retry_rejects=retry_rejects, limit=limit, max_hours=max_hours, forced=tuple(force or ())
+        kind="refresh",
+        retry_rejects=retry_rejects,
+        repair=repair,
+        limit=limit,
+        max_hours=max_hours,
+        forced=tuple(force or ()),
     )
     if dry_run:
         from embedder.ingest.dry_run import forecast
@@ -87,7 +103,7 @@ def _forecast_parts(found: "Forecast") -> list[RenderableType]:
         + ("; less where contents turn out equal" if any(r.reason == CONTENT_CHANGED for r in found.reasons) else "")
     )
     shown += _model_lines(found)
-    shown += found.left_out
+    shown += (*found.left_out, *found.damage)
     if not found.retire_guard.passed:
         word = "overridden" if found.retire_guard.forced else "would refuse this"
         shown.append(f"guard retire {word}: {found.retire_guard.message}; --force retire does it all the same")

@@ -13,6 +13,7 @@ CONTENT_CHANGED = "content changed"  # size or time differ; the content may turn
 MODEL_CHANGED = "model changed"
 PREPROCESSING_CHANGED = "preprocessing changed"
 REJECTED_BEFORE = "rejected before"
+ROWS_DAMAGED = "rows damaged"  # they are not what the item's record tells
 STEP = "step"  # "step crop changed"; of several, one after the other
 
 KNOWN = pa.schema(

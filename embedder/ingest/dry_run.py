@@ -11,6 +11,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunConfig
+from embedder.ingest.damage import damage_lines
 from embedder.ingest.guards import Verdict, check_forced, judge_hold, judge_listing
 from embedder.ingest.inputs import open_inputs, resumable, unfinished_run
 from embedder.ingest.known_items import left_out_before, published_items
@@ -106,6 +107,8 @@ class Forecast(BaseModel):
     """Models that the configuration has no more, and that would leave the store."""
     left_out: tuple[str, ...] = ()
     """What the sources hold beside items, in lines for a person."""
+    damage: tuple[str, ...] = ()
+    """Models whose items tell of other vectors than the store has, in lines for a person."""
 
 
 def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
@@ -126,7 +129,7 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
         check_writable(files, bound)
     check_models(inputs)
     outdated = outdated_by(served_info(bound, current), inputs.info) if bound and current else None
-    published = published_items(files, current)
+    published = published_items(files, current, repair=options.repair)
     listing = inputs.listing.without_purged(files)
     _, finished = unfinished_run(inputs)
     work = plan_work(config, options, listing, published, finished, outdated)
@@ -136,6 +139,7 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     num_taken_over, work = changing.num_rows - left.to_embed.num_rows, replace(work, difference=left)
     chosen = left.first(options.limit).to_embed
     hold = judge_hold(files.address, current, options.forced)
+    plans = plan_models(inputs, listing, resumable(inputs))
     return Forecast(
         reasons=_reasons(work),
         num_unchanged=work.difference.num_unchanged,
@@ -149,9 +153,10 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
         rewrite_bytes=_rewrite_bytes(files, current, work, changing if num_taken_over else chosen),
         estimate=estimate_s(files, inputs.info.model_fingerprint, chosen.num_rows),
         retire_guard=judge_listing(work, config, options),
-        models={plan.model.name: _of_model(plan) for plan in plan_models(inputs, listing, resumable(inputs))},
+        models={plan.model.name: _of_model(plan) for plan in plans},
         removed_models=removed_models(inputs, current) if options.may_change else (),
         left_out=tuple(inputs.left_out.with_read(left_out_before(files, current, work.left_out_ids)).lines()),
+        damage=tuple(damage_lines(files, current, work, plans, options)),
     )
 
 

@@ -21,6 +21,7 @@ from embedder.engine.job import check_int8
 from embedder.engine.progress import ShowProgress, no_progress
 from embedder.errors import RunFailedError
 from embedder.ingest.build_report import idle_report
+from embedder.ingest.damage import damage_lines
 from embedder.ingest.execute import execute
 from embedder.ingest.guards import Verdict, check_forced, judge_earlier, judge_hold, judge_listing, refusal
 from embedder.ingest.inputs import Inputs, as_of_now, open_inputs, resumable, supplied, unfinished_run
@@ -63,6 +64,7 @@ def embed(
     show_progress: ShowProgress = no_progress,
     *,
     retry_rejects: bool = False,
+    repair: bool = False,
     forced: Collection[str] = (),
 ) -> Report:
     """Embed what the store lacks, and publish it, as `embedder embed` does; nothing leaves the store.
@@ -71,6 +73,7 @@ def embed(
         config: the run; `model`, `store` and at least one source must be set.
         show_progress: display of the progress.
         retry_rejects: embed again what was rejected before, changed or not.
+        repair: embed again what has other rows than its record tells, as `embedder store check` finds it.
         forced: names of guards that are overridden.
 
     Raises:
@@ -80,7 +83,7 @@ def embed(
         StoreError: the store is locked, or of another model.
         RunFailedError: a signal came, or a guard refused what would have been published.
     """
-    options = IngestOptions(kind="embed", retry_rejects=retry_rejects, forced=tuple(forced))
+    options = IngestOptions(kind="embed", retry_rejects=retry_rejects, repair=repair, forced=tuple(forced))
     return ingest(config, options, show_progress)
 
 
@@ -139,7 +142,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     with observer.traces.span("comparison"):
         listing = inputs.listing.without_purged(files)
         current = read_current(files)
-        published = published_items(files, current)
+        published = published_items(files, current, repair=options.repair)
         unfinished, finished = unfinished_run(inputs)
         outdated = outdated_by(served, inputs.info) if current is not None else None
         decide = partial(plan_work, config, options, listing, published, outdated=outdated)
@@ -154,6 +157,8 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     goes_on = unfinished is not None and current is not None and current.interim_of == unfinished.run_id
     is_same = all(plan.is_nothing for plan in plans) and not (removed and options.may_change)
     tell_removed(removed, may_change=options.may_change)
+    for line in damage_lines(files, current, work, plans, options):
+        LOG.warning(line)
     if current is not None and work.is_nothing and not goes_on and is_same:
         return _end_idle(inputs, observer.elapsed_s, work, read_before)
     require("embed", f"embedder {options.kind}")

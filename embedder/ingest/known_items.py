@@ -1,16 +1,17 @@
 """Facts about items that a store and the journal of its unfinished run already have."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.ingest.diff import KNOWN, REJECTED_BEFORE
+from embedder.ingest.diff import KNOWN, REJECTED_BEFORE, ROWS_DAMAGED
 from embedder.installation import MISSING_EXTRA, missing
-from embedder.storage.hashed_rows import HashedRows
+from embedder.storage.hashed_rows import HashedRows, common_parts
 from embedder.store.arrow_lookup import positions, take_or_null, without_items
 from embedder.store.files import StoreFiles
+from embedder.store.item_rows import ROW_KEYS, compare
 from embedder.store.layout import Current
 from embedder.store.runs import FINISHED_ITEMS
 from embedder.store.schema import ITEMS, with_nulls
@@ -37,14 +38,56 @@ LEFT_OUT_FACTS = pa.schema([ITEMS.field(name) for name in ("item_id", "uri", "er
 
 NOTHING_FINISHED = FINISHED_ITEMS.empty_table()
 
+DAMAGED = "damaged"
+"""State, here alone, of an item whose published rows are not what its record tells."""
 
-def published_items(files: StoreFiles, current: Current | None) -> HashedRows:
-    """Read the published items, with the columns of `PUBLISHED`."""
+
+def published_items(files: StoreFiles, current: Current | None, *, repair: bool = False) -> HashedRows:
+    """Read the published items, with the columns of `PUBLISHED`.
+
+    Args:
+        files: the store, or the view of a further model.
+        current: what is published of it.
+        repair: give the items whose rows are not what their records tell the state `DAMAGED`, which takes a look at
+            the keys of all rows.
+    """
     if current is None:
         return HashedRows((), PUBLISHED)
     table = RecordTable(files, "items", current.items)
     whole = (with_nulls(each, PUBLISHED) for each in table.pieces(PUBLISHED.names))
-    return HashedRows((each.select(PUBLISHED.names).cast(PUBLISHED) for each in whole), PUBLISHED)
+    items = HashedRows((each.select(PUBLISHED.names).cast(PUBLISHED) for each in whole), PUBLISHED)
+    if not repair:
+        return items
+    embeddings = RecordTable(files, "embeddings", current.embeddings)
+    keys = (each.select(ROW_KEYS.names).cast(ROW_KEYS) for each in embeddings.pieces(ROW_KEYS.names))
+    return HashedRows(_marked(items, HashedRows(keys, ROW_KEYS)), PUBLISHED)
+
+
+def _marked(items: HashedRows, rows: HashedRows) -> Iterator[pa.Table]:
+    """Published items part by part, those whose rows are damaged once each."""
+    num_parts = common_parts(items, rows)
+    for number in range(num_parts):
+        held = items.part(number, num_parts).select(PUBLISHED.names)
+        found = compare(held, rows.part(number, num_parts))
+        yield without_items(held, found["item_id"])
+        yield _damaged(found, held)
+
+
+def _damaged(found: pa.Table, held: pa.Table) -> pa.Table:
+    """Items whose rows are damaged, as `PUBLISHED`, with the number of those rows and no content that is known.
+
+    Args:
+        found: of `embedder.store.item_rows.compare`; what has rows and no record has no source either.
+        held: the items of the part.
+    """
+    place, constants = positions(found["item_id"], held["item_id"]), {"state": DAMAGED, "attempts": 1, "stale": False}
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {
+        field.name: pa.repeat(pa.scalar(constants.get(field.name), field.type), found.num_rows) for field in PUBLISHED
+    }
+    columns |= {name: take_or_null(held[name], place) for name in ("source", "size_bytes", "modified")}
+    columns |= {"item_id": found["item_id"], "num_vectors": found["num_rows"].cast(pa.int32())}
+    columns["source"] = pc.fill_null(columns["source"], "")
+    return pa.table(columns, schema=PUBLISHED)
 
 
 def left_out_before(files: StoreFiles, current: Current | None, ids: pa.ChunkedArray) -> pa.Table:
@@ -112,7 +155,7 @@ def whole_contents(items: pa.Table) -> pa.ChunkedArray:
 
 
 def _retries(items: pa.Table, *, max_attempts: int, retry_rejects: bool) -> pa.ChunkedArray:
-    """Reasons to try items again: `rejected before`, or null."""
+    """Reasons to embed items again though they look the same: `rejected before`, `rows damaged`, or null."""
     again = pc.not_equal(items["state"], "embedded")
     if not retry_rejects:
         in_passing = pc.fill_null(items["transient"], False)
@@ -120,4 +163,5 @@ def _retries(items: pa.Table, *, max_attempts: int, retry_rejects: bool) -> pa.C
         if "error_type" in items.schema.names and not missing("formats"):  # installed since it was left out
             may_work = pc.or_(may_work, pc.fill_null(pc.equal(items["error_type"], MISSING_EXTRA), False))
         again = pc.and_(again, may_work)
-    return pc.if_else(again, pa.scalar(REJECTED_BEFORE), pa.scalar(None, pa.string()))
+    reasons = pc.if_else(again, pa.scalar(REJECTED_BEFORE), pa.scalar(None, pa.string()))
+    return pc.if_else(pc.equal(items["state"], DAMAGED), pa.scalar(ROWS_DAMAGED), reasons)

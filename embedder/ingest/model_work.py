@@ -130,7 +130,7 @@ def _plan_model(inputs: Inputs, model: FurtherModel, listing: ListedItems, run: 
     if current is not None and bound is not None:
         outdated = outdated_by(served_info(bound, current), model.info)
     finished = finished_items(Run(view, run, session="")) if run is not None else HashedRows((), FINISHED_ITEMS)
-    published = published_items(view, current)
+    published = published_items(view, current, repair=inputs.options.repair)
     work = plan_work(inputs.config, inputs.options, listing, published, finished, outdated)
     return ModelPlan(model, view, current, work)
 

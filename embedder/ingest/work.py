@@ -46,6 +46,7 @@ class IngestOptions:
     Attributes:
         kind: `refresh` retires what is gone and may change the model; `embed` only adds.
         retry_rejects: embed again what was rejected before, changed or not.
+        repair: embed again what has other rows than its record tells, as `embedder store check` finds it.
         only: embed only these items, and retire none.
         limit: the most items to embed in this run.
         max_hours: hours after which no further items are begun.
@@ -55,6 +56,7 @@ class IngestOptions:
 
     kind: Kind = "embed"
     retry_rejects: bool = False
+    repair: bool = False
     only: pa.Array | None = None
     limit: int | None = None
     max_hours: float | None = None
@@ -86,6 +88,7 @@ class WorkPlan:
         num_listed: listed items, without those that were purged.
         num_published: published items of each source.
         left_out_ids: listed items that an earlier run read and left out, as they are no items.
+        num_vectors: rows that the published items have by their records.
     """
 
     difference: Difference
@@ -97,6 +100,7 @@ class WorkPlan:
     num_listed: int
     num_published: Mapping[str, int]
     left_out_ids: pa.ChunkedArray
+    num_vectors: int = 0
 
     def describe(self) -> str:
         """Summary in one line."""
@@ -151,6 +155,7 @@ def plan_work(
         plan.num_listed,
         plan.num_published,
         pa.concat_tables(plan.left_out)["item_id"],
+        plan.num_vectors,
     )
 
 
@@ -160,7 +165,7 @@ class _Sum:
     def __init__(self) -> None:
         self._to_embed, self._num_unchanged = RowsInOrder(), 0
         self.retired, self.finished_and_gone, self.left_out = [NO_ITEMS], [NO_ITEMS.select([0])], [NO_ITEMS.select([0])]
-        self.num_listed, self.num_published = 0, Counter[str]()
+        self.num_listed, self.num_vectors, self.num_published = 0, 0, Counter[str]()
 
     def add(self, difference: Difference) -> None:
         """Add the difference of a part."""
@@ -183,6 +188,7 @@ class _Sum:
         if left_out.num_rows:
             self.left_out.append(left_out.join(listed.select(["item_id"]), "item_id", join_type="left semi"))
         self.num_listed += listed.num_rows
+        self.num_vectors += pc.sum(held["num_vectors"]).as_py() or 0
         self.num_published.update(count_by_source(held))
 
     def difference(self) -> Difference:

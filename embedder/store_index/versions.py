@@ -60,18 +60,24 @@ def list_manifests(files: StoreFiles) -> list[tuple[int, Manifest]]:
         return [(number, read_manifest(version_path(root, number))) for number in list_versions(root)]
     names = (info.path.split("/")[1:] for info in sorted(files.list(INDEX_FOLDER)))
     numbers = [int(number) for number, name in names if name == MANIFEST_NAME and number.isdecimal()]
-    return [(number, _fetched_manifest(files, number)) for number in numbers]
+    return [(number, fetched_manifest(files, number)) for number in numbers]
 
 
 def manifest_of(files: StoreFiles, number: int) -> Manifest | None:
     """Manifest of a version; None where it is not there, or can't be read any more."""
     try:
-        return _fetched_manifest(files, number)
+        return fetched_manifest(files, number)
     except (FileNotFoundError, RetrievalError):
         return None
 
 
-def _fetched_manifest(files: StoreFiles, number: int) -> Manifest:
+def fetched_manifest(files: StoreFiles, number: int) -> Manifest:
+    """Read the manifest of a version.
+
+    Raises:
+        FileNotFoundError: there is none.
+        RetrievalError: it is damaged, or a newer release wrote it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / MANIFEST_NAME).write_bytes(files.read(_path(number, MANIFEST_NAME)))
         return read_manifest(folder)

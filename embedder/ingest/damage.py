@@ -1,0 +1,40 @@
+"""Damage that a run sees at no cost: a publication with fewer or more vectors than its items tell of."""
+
+from collections.abc import Sequence
+
+from embedder.ingest.model_work import ModelPlan
+from embedder.ingest.work import IngestOptions, WorkPlan
+from embedder.quantities import counted
+from embedder.store.current import record_of
+from embedder.store.files import StoreFiles
+from embedder.store.layout import PUBLISHED_FILE, Current, Published, read_record, run_file
+
+
+def damage_lines(
+    files: StoreFiles, current: Current | None, work: WorkPlan, plans: Sequence[ModelPlan], options: IngestOptions
+) -> list[str]:
+    """Lines on models whose items tell of another number of vectors than the record of the publication does.
+
+    Which items these are takes a look at all rows: of `embedder store check`, or of a run that repairs.
+
+    Args:
+        files: the store.
+        current: what is published.
+        work: of the main model.
+        plans: of the further models.
+        options: of the run; one that repairs has nothing to tell.
+    """
+    if current is None or options.repair:
+        return []
+    record = read_record(files, run_file(current.run_id, PUBLISHED_FILE), Published)
+    works = {"": work} | {plan.model.name: plan.work for plan in plans}
+    lines = []
+    for model, own in works.items():
+        published = record_of(record, model)
+        if published is not None and published.num_vectors != own.num_vectors:
+            name = f"model {model}: " if model else ""
+            lines.append(
+                f"{name}its items tell of {counted(own.num_vectors, 'vector')}, and {published.num_vectors:,} are "
+                f"published: `embedder store check {files.option}` names the items, --repair embeds them again"
+            )
+    return lines

@@ -1,0 +1,75 @@
+"""Files that nothing needs: unfinished ones, and part files that no version and no unfinished run has."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+from embedder.quantities import agree, counted, size_text
+from embedder.store.backends import FileInfo
+from embedder.store.files import is_unfinished
+from embedder.store.models import MODELS_FOLDER
+from embedder.store.schema import TABLES
+from embedder.store_check.findings import Finding, shown
+from embedder.store_check.scope import Listing
+
+BUILDING = "/.building-"
+_RUN = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.parquet")
+_PART = re.compile(rf"(?:{MODELS_FOLDER}/[^/]+/)?(?:{'|'.join(TABLES)})/(?P<name>[^/]+\.parquet)")
+
+
+def leftovers(
+    listing: Listing,
+    added: Mapping[str, Collection[str]],
+    unfinished: Sequence[str],
+    option: str,
+    *,
+    is_writing: bool,
+) -> list[Finding]:
+    """Findings on files that nothing needs; pure.
+
+    Args:
+        listing: all files of the store.
+        added: folder of each table whose log is whole -> part files that any version has, relative to that.
+        unfinished: ids of the runs that may be gone on with.
+        option: by which a command works on the store.
+        is_writing: whether a writer is at work, whose they may be.
+    """
+    temporary = [path for path in listing if is_unfinished(FileInfo(path, 0))]
+    building = [path for path in listing if BUILDING in f"/{path}"]
+    needed = {f"{folder}/{path}" for folder, paths in added.items() for path in paths}
+    parts = [
+        path
+        for path in listing
+        if (found := _PART.fullmatch(path)) is not None
+        and path.rpartition("/")[0] in added
+        and path not in needed
+        and run_of(found["name"]) not in unfinished
+    ]
+    whose = "they may be those of the writer at work; else " if is_writing else ""
+    vacuum = f"{whose}`embedder vacuum {option}` deletes {{}}"
+    built = f"{whose}the next index that is made deletes {{}}"
+    kinds = (
+        (temporary, "unfinished file", "a file is renamed once it is whole", vacuum),
+        (parts, "part file", "each part file is of a version, or of a run that goes on", vacuum),
+        (building, "file of an index that was cut off", "an index is renamed once it is whole", built),
+    )
+    findings = []
+    for paths, noun, rule, cure in kinds:
+        if paths:
+            number, size = len(paths), size_text(sum(listing[path] for path in paths))
+            text = f"{counted(number, noun, noun.replace('file', 'files', 1))} that nothing needs, {size}"
+            place = paths[0] if number == 1 else _common_folder(paths)
+            they = agree(number, "it", "them")
+            findings.append(Finding("note", place, f"{text}: {shown(sorted(paths))}", rule, cure.format(they)))
+    return findings
+
+
+def run_of(name: str) -> str:
+    """Id of the run in the name of a part file; empty where there is none."""
+    found = _RUN.fullmatch(name)
+    return found["run_id"] if found is not None else ""
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    """Folder that all of some files are in; a point for the store's root."""
+    folders = {path.rpartition("/")[0] for path in paths}
+    return folders.pop() or "." if len(folders) == 1 else "."

@@ -1,0 +1,106 @@
+"""Logs of the tables: their entries without gaps, each readable, and the newest version beside the published one."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from embedder.store.delta_log import LOG_FOLDER, read_actions
+from embedder.store.files import StoreFiles
+from embedder.store.schema import TABLES
+from embedder.store_check.findings import Finding, Unreadable, attempt, shown
+from embedder.store_check.scope import CheckedModel
+
+LOG_FILE = re.compile(r"(?P<number>\d{20})(?P<checkpoint>\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet|\.json)")
+RESTORE = "restore the file from a backup, or embed into a new store"
+
+
+@dataclass(frozen=True)
+class LogContent:
+    """Content of the log of a table.
+
+    Attributes:
+        added: part files that any version has, relative to the table's folder.
+        findings: what is wrong with it.
+        is_readable: whether nothing of it is missing or damaged.
+    """
+
+    added: frozenset[str]
+    findings: tuple[Finding, ...]
+    is_readable: bool
+
+
+def check_logs(model: CheckedModel) -> dict[str, LogContent]:
+    """Check the log of each table of a model."""
+    return {table: check_log(model, table) for table in TABLES}
+
+
+def check_log(model: CheckedModel, table: str) -> LogContent:
+    """Read the log of a table whole.
+
+    Args:
+        model: whose table it is.
+        table: its name.
+    """
+    folder, published = f"{table}/{LOG_FOLDER}", getattr(model.current, table)
+    names = {name: found for name in model.sizes_below(folder) if (found := LOG_FILE.fullmatch(name)) is not None}
+    entries = {int(found["number"]) for name, found in names.items() if name.endswith(".json")}
+    checkpoints = {int(found["number"]) for name, found in names.items() if found["checkpoint"] != ".json"}
+    added, findings = set[str](), []
+    is_readable = True
+    order = sorted(names)
+    contents = model.files.stream(lambda name: attempt(lambda: _added(model.files, f"{folder}/{name}")), order)
+    for name, content in zip(order, contents, strict=True):
+        if isinstance(content, Unreadable):
+            is_readable = False
+            rule = "an entry of a log has an action in each line"
+            place = model.place(f"{folder}/{name}")
+            findings.append(Finding("error", place, f"can't be read ({content.reason})", rule, RESTORE))
+        else:
+            added |= content
+    place = model.place(folder)
+    if missing := missing_entries(entries, checkpoints, published):
+        lost = any(number > max((each for each in checkpoints if each <= published), default=-1) for number in missing)
+        is_readable = False
+        findings.append(
+            Finding(
+                "error" if lost else "warning",
+                place,
+                f"lacks {shown(f'entry {number}' for number in missing)}",
+                "each version has its entry, and what is published has them all from its last checkpoint on",
+                RESTORE if lost else "versions before the checkpoint can't be read any more; restore them, or go on",
+            )
+        )
+    newest = max([*entries, *checkpoints], default=-1)
+    if newest > published:
+        number = newest - published
+        findings.append(
+            Finding(
+                "note",
+                place,
+                f"version {newest} is newer than the published {published}",
+                f"the last {number:,} of them are of an operation that was cut off, or is at work",
+                "the next command that writes finishes it or reverts it",
+            )
+        )
+    return LogContent(frozenset(added), tuple(findings), is_readable)
+
+
+def missing_entries(entries: Iterable[int], checkpoints: Iterable[int], published: int) -> list[int]:
+    """Numbers of the entries that a log lacks; pure.
+
+    Args:
+        entries: numbers of those that are there.
+        checkpoints: numbers of the versions that are written whole, with which another tool's log may begin.
+        published: number of the published version, up to which there must be some.
+    """
+    there = set(entries)
+    first = 0 if 0 in there or not (known := set(checkpoints)) else min(known) + 1
+    return [number for number in range(first, max([published, *there], default=-1) + 1) if number not in there]
+
+
+def _added(files: StoreFiles, path: str) -> set[str]:
+    """Part files that a file of the log adds."""
+    actions = list(read_actions(files, path)[0])
+    if not actions:
+        raise ValueError("it is empty")
+    return {action["add"]["path"] for action in actions if action.get("add")}

@@ -1,0 +1,283 @@
+"""Part files of a published version: each is there as the log tells, and can be read; the keys of their rows."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from embedder.storage.hashed_rows import HashedRows
+from embedder.store.files import StoreFiles
+from embedder.store.item_rows import RECORD_KEYS, ROW_KEYS
+from embedder.store.journal import PartFile
+from embedder.store.part_writer import VECTOR_COLUMNS
+from embedder.store.schema import with_nulls
+from embedder.store.tables import RecordTable
+from embedder.store_check.findings import Finding, Unreadable, attempt, shown
+from embedder.store_check.scope import CheckedModel
+
+KEYS = {"items": RECORD_KEYS, "embeddings": ROW_KEYS}
+NUM_WHOLE = 4
+"""Part files that are read whole side by side, each of at most 64 MiB, which takes about four times its size."""
+NUM_KEYS = 16
+
+Counts = dict[str, int]
+
+
+@dataclass(frozen=True)
+class PartContent:
+    """Content of one part file.
+
+    Attributes:
+        keys: `KEYS` of its rows.
+        num_valid: rows with a value, of columns that were asked for; lacks those of which that is not told.
+        widths: widths of the vectors, by column; of a file that was read whole.
+        num_not_finite: rows with a vector that has NaN or infinity; likewise.
+        models: fingerprints of the models of its rows; likewise.
+    """
+
+    keys: pa.Table
+    num_valid: Counts
+    widths: dict[str, set[int]] = field(default_factory=dict)
+    num_not_finite: int = 0
+    models: frozenset[str | None] = frozenset()
+
+
+@dataclass
+class TableContent:
+    """Content of a published version of a table, added up.
+
+    Attributes:
+        keys: `KEYS` of its rows.
+        num_parts: part files.
+        size_bytes: size of these.
+        num_rows: rows, by the log.
+        states: items by their state.
+        num_valid: rows with a value, of columns that were asked for; lacks those of which no file tells.
+        findings: what is wrong with it.
+        is_whole: whether all of it was read.
+    """
+
+    keys: HashedRows
+    num_parts: int = 0
+    size_bytes: int = 0
+    num_rows: int = 0
+    states: Counter[str] = field(default_factory=Counter)
+    num_valid: Counts = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    is_whole: bool = False
+
+
+class WayBack:
+    """Command that publishes again what was published before some part files came."""
+
+    def __init__(self, model: CheckedModel, earlier: Sequence[tuple[str, Any]]) -> None:
+        """Note what there is to go back to.
+
+        Args:
+            model: whose files are missing or damaged.
+            earlier: run ids of earlier publications that can be read, newest first, each with its part of this model.
+        """
+        self._model, self._earlier = model, earlier
+
+    def cure(self, table: str, paths: Sequence[str]) -> str:
+        """Cure of part files that are missing or damaged.
+
+        Args:
+            table: name of the table.
+            paths: relative to its folder.
+        """
+        restore = f"restore the {'file' if len(paths) == 1 else 'files'} from a backup"
+        for run_id, version in self._earlier:
+            held = attempt(lambda: RecordTable(self._model.files, table, getattr(version, table)).paths())  # noqa: B023
+            if not isinstance(held, Unreadable) and not set(held) & set(paths):
+                command = f"embedder rollback {run_id} {self._model.files.main.option}"
+                return f"{restore}, or go back with `{command}`, and release and refresh"
+        return f"{restore}, or embed into a new store"
+
+
+def check_table(
+    model: CheckedModel, table: str, way_back: WayBack, counted_columns: Sequence[str] = (), *, deep: bool
+) -> TableContent:
+    """Check the part files of a published version of a table, and read the keys of its rows.
+
+    Args:
+        model: whose table it is.
+        table: its name.
+        way_back: out of damage.
+        counted_columns: those of which the rows with a value are counted.
+        deep: read all columns.
+    """
+    found = TableContent(HashedRows((), KEYS[table]))
+    version = getattr(model.current, table)
+    parts = attempt(lambda: RecordTable(model.files, table, version).parts())
+    if isinstance(parts, Unreadable):
+        rule = "the log of the table tells the published version, with the rows of each part file"
+        cure = way_back.cure(table, ())
+        found.findings.append(Finding("error", model.place(table), parts.reason, rule, cure))
+        return found
+    found.num_parts, found.num_rows = len(parts), sum(part.num_rows for part in parts)
+    found.size_bytes = sum(part.size_bytes for part in parts)
+    there = _present(model, table, parts, found, way_back)
+    found.is_whole = len(there) == len(parts)
+    found.keys = HashedRows(_read(model, there, found, way_back, counted_columns, deep=deep), KEYS[table])
+    return found
+
+
+def _present(
+    model: CheckedModel, table: str, parts: Sequence[PartFile], found: TableContent, way_back: WayBack
+) -> list[PartFile]:
+    """Part files that are there in the size that the log tells; findings on the others."""
+    sizes = model.sizes_below(table)
+    missing = [each for each in parts if each.path not in sizes and not model.files.exists(f"{table}/{each.path}")]
+    gone = {each.path for each in missing}
+    cut = [each for each in parts if each.path in sizes and sizes[each.path] != each.size_bytes]
+    doomed = [each for each in parts if f"{table}/{each.path}" in model.doomed]
+    rule = "each part file of the published version is there, in the size that the log tells"
+    if missing:
+        found.findings.append(_of_parts(model, missing, "missing", rule, way_back))
+    if cut:
+        what = f"not of the size that the log tells ({sizes[cut[0].path]:,} bytes, not {cut[0].size_bytes:,})"
+        found.findings.append(_of_parts(model, cut, what, rule, way_back))
+    if doomed:
+        finding = _of_parts(model, doomed, "listed in deletions/", "nothing that is published is to go", way_back)
+        found.findings.append(finding)
+    return [each for each in parts if each.path not in gone | {part.path for part in cut}]
+
+
+def _of_parts(model: CheckedModel, parts: Sequence[PartFile], what: str, rule: str, way_back: WayBack) -> Finding:
+    """Finding on some part files of one table."""
+    table, paths = parts[0].table, [part.path for part in parts]
+    cure = way_back.cure(table, paths)
+    if len(parts) == 1:
+        return Finding("error", model.place(f"{table}/{paths[0]}"), what, rule, cure)
+    return Finding("error", model.place(table), f"{len(paths):,} part files {what}: {shown(paths)}", rule, cure)
+
+
+def _read(
+    model: CheckedModel,
+    parts: Sequence[PartFile],
+    found: TableContent,
+    way_back: WayBack,
+    counted_columns: Sequence[str],
+    *,
+    deep: bool,
+) -> Iterator[pa.Table]:
+    """Read part files, a few at once; yields the keys of their rows, and adds up the rest."""
+    unreadable: list[tuple[PartFile, str]] = []
+    widths: dict[int, list[str]] = {}
+    not_finite: list[PartFile] = []
+    foreign: list[PartFile] = []
+    num_valid: dict[str, int | None] = dict.fromkeys(counted_columns, 0)
+    fingerprint = None if model.info is None else model.info.model_fingerprint
+
+    def read(part: PartFile) -> PartContent | Unreadable:
+        return attempt(lambda: read_part(model.files, part, counted_columns, deep=deep))
+
+    for part, content in zip(parts, model.files.stream(read, parts, NUM_WHOLE if deep else NUM_KEYS), strict=True):
+        if isinstance(content, Unreadable):
+            unreadable.append((part, content.reason))
+            continue
+        if content.keys.num_rows != part.num_rows:
+            unreadable.append((part, f"it has {content.keys.num_rows:,} rows, not {part.num_rows:,} as the log tells"))
+        for width in set().union(*content.widths.values()):
+            widths.setdefault(width, []).append(part.path)
+        if content.num_not_finite:
+            not_finite.append(part)
+        if fingerprint is not None and content.models - {fingerprint}:
+            foreign.append(part)
+        for name, number in num_valid.items():
+            own = content.num_valid.get(name)
+            num_valid[name] = None if own is None or number is None else number + own
+        if part.table == "items":
+            found.states.update(dict(zip(*_counts(content.keys["state"]), strict=True)))
+        yield content.keys
+    found.is_whole = found.is_whole and not unreadable
+    found.num_valid = {name: number for name, number in num_valid.items() if number is not None}
+    if unreadable:
+        what = f"damaged ({unreadable[0][1]})"
+        rule = "each part file can be read, and has the rows that the log tells"
+        found.findings.append(_of_parts(model, [part for part, _ in unreadable], what, rule, way_back))
+    if len(widths) > 1:
+        told = ", ".join(f"{width} in {shown(paths)}" for width, paths in sorted(widths.items()))
+        rule = "all vectors of a model are of one width"
+        cure = way_back.cure("embeddings", min(widths.values(), key=len))
+        found.findings.append(Finding("error", model.place("embeddings"), f"widths {told}", rule, cure))
+    if not_finite:
+        rule = "each value of a vector is a finite number"
+        found.findings.append(_of_parts(model, not_finite, "with vectors that have NaN or infinity", rule, way_back))
+    if foreign:
+        rule = "all rows are of the model that CURRENT.json names, as vectors of two can't be compared"
+        found.findings.append(_of_parts(model, foreign, "with rows of another model", rule, way_back))
+
+
+def _counts(column: pa.ChunkedArray) -> tuple[list[str], list[int]]:
+    counts = pc.value_counts(column).to_pylist()
+    return [str(each["values"]) for each in counts], [each["counts"] for each in counts]
+
+
+def read_part(files: StoreFiles, part: PartFile, counted_columns: Sequence[str], *, deep: bool) -> PartContent:
+    """Read the keys of a part file's rows, or all of it.
+
+    Args:
+        files: the store, or the view of a further model.
+        part: the file.
+        counted_columns: those of which the rows with a value are counted.
+        deep: read all columns, and look at the vectors.
+    """
+    path, schema = f"{part.table}/{part.path}", KEYS[part.table]
+    content = files.read_table(path, None if deep else schema.names)
+    if lacking := {"item_id"} - set(content.column_names):
+        raise ValueError(f"it has no column {', '.join(lacking)}")
+    keys = with_nulls(content, schema).select(schema.names).cast(schema)
+    if not deep:
+        metadata = pq.ParquetFile(files.open(path)).metadata if counted_columns else None
+        return PartContent(
+            keys, {name: num for name in counted_columns if (num := num_valid(metadata, name)) is not None}
+        )
+    valid = {
+        name: content.num_rows - content[name].null_count for name in counted_columns if name in content.column_names
+    }
+    vectors = {name: content[name].drop_null() for name in VECTOR_COLUMNS if name in content.column_names}
+    return PartContent(
+        keys,
+        valid,
+        widths={name: set(pc.unique(pc.list_value_length(each)).to_pylist()) for name, each in vectors.items()},
+        num_not_finite=sum(map(num_not_finite, vectors.values())),
+        models=frozenset(pc.unique(content["model_fingerprint"]).to_pylist())
+        if "model_fingerprint" in content.column_names
+        else frozenset(),
+    )
+
+
+def num_not_finite(vectors: pa.ChunkedArray) -> int:
+    """Number of values that are NaN, infinite or null, of vectors that are there."""
+    chunks = (chunk.flatten().to_numpy(zero_copy_only=False) for chunk in vectors.chunks)
+    return sum(int(len(values) - np.count_nonzero(np.isfinite(values))) for values in chunks)
+
+
+def num_valid(metadata: pq.FileMetaData, column: str) -> int | None:
+    """Number of rows with a value in a column, by the file's statistics; None where these don't tell.
+
+    A vector that is null counts as one value that is null.
+
+    Args:
+        metadata: footer of the file.
+        column: its name; one that the file lacks has no value.
+    """
+    number = int(metadata.num_rows)
+    for each in range(metadata.num_row_groups):
+        group = metadata.row_group(each)
+        chunks = [group.column(place) for place in range(group.num_columns)]
+        own = [chunk.statistics for chunk in chunks if chunk.path_in_schema.partition(".")[0] == column]
+        if not own:
+            number -= int(group.num_rows)
+        elif own[0] is None or not own[0].has_null_count:
+            return None
+        else:
+            number -= int(own[0].null_count)
+    return number

@@ -1,0 +1,150 @@
+"""Rows of the tables beside each other: each item once, with the vectors that its record tells; and the counts."""
+
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.quantities import agree, counted
+from embedder.store.item_rows import mismatches
+from embedder.store.layout import PUBLISHED_FILE, Published, run_file
+from embedder.store_check.findings import NUM_SHOWN, Finding, Severity, shown
+from embedder.store_check.parts import TableContent
+from embedder.store_check.scope import CheckedModel
+
+REPAIR = "`embedder refresh CONFIG.toml --repair` embeds them again"
+
+# What is asked of an item, from the worst to the least: severity, table, what was found, the rule, and the cure.
+_KINDS: tuple[tuple[str, Severity, str, str, str, str], ...] = (
+    ("twice", "error", "items", "in more than one row", "items has each item_id once", REPAIR),
+    (
+        "without a record",
+        "error",
+        "embeddings",
+        "with vectors, and in no row of items",
+        "each row of embeddings has its item",
+        "`embedder refresh CONFIG.toml --repair` embeds those again that are listed, and retires the others",
+    ),
+    (
+        "segments twice",
+        "error",
+        "embeddings",
+        "with a segment in more than one row",
+        "embeddings has each item_id and segment once",
+        REPAIR,
+    ),
+    (
+        "without vectors",
+        "error",
+        "items",
+        "in state embedded without all vectors",
+        "an embedded item has as many rows in embeddings as its num_vectors tells",
+        REPAIR,
+    ),
+    (
+        "other vectors",
+        "error",
+        "items",
+        "in state embedded with more vectors than told",
+        "an embedded item has as many rows in embeddings as its num_vectors tells",
+        REPAIR,
+    ),
+    (
+        "rejects",
+        "warning",
+        "items",
+        "not embedded, with other vectors than told",
+        "an item that was rejected keeps as many rows in embeddings as its num_vectors tells",
+        REPAIR,
+    ),
+)
+
+
+def check_rows(model: CheckedModel, items: TableContent, embeddings: TableContent) -> list[Finding]:
+    """Compare the published items with the published rows of embeddings, part by part.
+
+    Args:
+        model: whose tables they are.
+        items: what was read of the first.
+        embeddings: of the other.
+    """
+    if not (items.is_whole and embeddings.is_whole):
+        place = model.place("items")
+        rule = "ids are compared where all part files of both tables can be read"
+        return [
+            Finding("note", place, "not compared with embeddings", rule, "cure the other findings, and check again")
+        ]
+    numbers, first = Counter[str](), dict[str, list[str]]()
+    for found in mismatches(items.keys, embeddings.keys):
+        for kind, ids in kinds_of(found).items():
+            numbers[kind] += len(ids)
+            known = first.setdefault(kind, [])
+            known += ids.slice(0, NUM_SHOWN - len(known)).to_pylist()
+    return [
+        Finding(
+            severity,
+            model.place(table),
+            f"{counted(numbers[kind], 'item')} {agree(numbers[kind], 'is', 'are')} {what}: "
+            f"{shown(map(repr, first[kind]), numbers[kind])}",
+            rule,
+            cure,
+        )
+        for kind, severity, table, what, rule, cure in _KINDS
+        if numbers[kind]
+    ]
+
+
+def kinds_of(found: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """Ids of items by what is wrong with each, the worst of several; pure.
+
+    Args:
+        found: of `embedder.store.item_rows.MISMATCHES`.
+    """
+    is_embedded = pc.fill_null(pc.equal(found["state"], "embedded"), False)
+    told = pc.coalesce(found["num_told"], 1)
+    conditions = (
+        pc.greater(found["num_records"], 1),
+        pc.equal(found["num_records"], 0),
+        pc.less(found["num_segments"], found["num_rows"]),
+        pc.and_(is_embedded, pc.less(found["num_rows"], told)),
+        is_embedded,
+    )
+    kinds = [pa.scalar(kind) for kind, *_ in _KINDS]
+    which = pc.case_when(pc.make_struct(*(each.combine_chunks() for each in conditions)), *kinds)
+    return {each.as_py(): found["item_id"].filter(pc.equal(which, each)) for each in pc.unique(which)}
+
+
+def check_counts(
+    model: CheckedModel, items: TableContent, embeddings: TableContent, record: Published | None
+) -> list[Finding]:
+    """Compare the counts of a publication's record with its tables.
+
+    Args:
+        model: whose tables they are.
+        items: what was read of the first.
+        embeddings: of the other.
+        record: the model's part of the record; None where there is none, or it has no counts.
+    """
+    if record is None or not (items.is_whole and embeddings.is_whole):
+        return []
+    expected = {
+        "num_items": items.states.total() - items.states["left_out"],
+        "num_vectors": embeddings.num_rows,
+        "num_rejected": items.states["rejected"],
+    }
+    differing = {name: number for name, number in expected.items() if getattr(record, name) != number}
+    if not differing:
+        return []
+    path = run_file(record.run_id, PUBLISHED_FILE)
+    found = ", ".join(f"{name} is {getattr(record, name):,}" for name in differing)
+    has = ", ".join(f"{name} {number:,}" for name, number in differing.items())
+    where = f"of model {model.name}, " if model.name else ""
+    return [
+        Finding(
+            "error",
+            path,
+            f"{where}{found}",
+            f"the tables have {has}",
+            "restore the file from a backup, or correct the numbers in it: they are for people and for guards",
+        )
+    ]
