@@ -6,11 +6,11 @@
     python scripts/simulate_store.py --list-faults
     python scripts/simulate_store.py --replay '{"operations": ...}'
 
-The store's own code runs (locks, records, journals, logs, publications, deletions), on a simulated bucket or a simulated
-disk with a volatile half. A schedule says which commands run and where each is paused, killed, cut off from power,
-refused, or left without its answer. What must hold is in `docs/store-protocol.md`. A failing schedule is printed with its
-seed, and again without what it fails without; `--replay` runs it. The last line is one JSON document: `schedules`,
-`violations`, `seconds`; exit 1 where there is a violation (with --all-faults: where a fault is not found).
+The store's own code runs (locks, records, journals, logs, publications, deletions), on a simulated bucket or a
+simulated disk with a volatile half. A schedule says which commands run and where each is paused, killed, cut off from
+power, refused, or left without its answer. What must hold is in `docs/store-protocol.md`. A failing schedule is printed
+with its seed, and again without what it fails without; `--replay` runs it. The last line is one JSON document:
+`schedules`, `violations`, `seconds`; exit 1 where there is a violation (with --all-faults: where a fault is not found).
 """
 
 import argparse
@@ -97,9 +97,9 @@ def show(seed: int, violations: tuple[str, ...]) -> None:
     print(f"    shrunk to {to_json(smaller)}: {'; '.join(run_schedule(smaller).violations[:3])}")
 
 
-def find_fault(name: str, seed: int, num_schedules: int) -> tuple[int | None, float]:
+def find_fault(asked: tuple[str, int, int]) -> tuple[int | None, float]:
     """Plant a fault, in a process of its own; number of schedules until it is found, and seconds."""
-    began_s = time.monotonic()
+    (name, seed, num_schedules), began_s = asked, time.monotonic()
     plant(name)
     for number in range(num_schedules):
         if run_schedule(schedule_of(seed + number)).violations:
@@ -114,12 +114,12 @@ def find_all_faults(options: argparse.Namespace) -> int:
     context = multiprocessing.get_context("fork")
     with context.Pool(options.processes, maxtasksperchild=1) as pool:
         asked = [(each.name, options.seed, options.schedules) for each in FAULTS]
-        answers = pool.starmap(find_fault, asked, chunksize=1)
-    print(f"| fault | what the store does wrong | schedules until found | s |\n|---|---|---|---|")
-    for fault, (number, seconds) in zip(FAULTS, answers, strict=True):
-        print(
-            f"| {fault.name} | {fault.description} | {'NOT FOUND' if number is None else f'{number:,}'} | {seconds:.1f} |"
-        )
+        print("| fault | what the store does wrong | schedules until found | s |\n|---|---|---|---|")
+        answers = []
+        for fault, (number, seconds) in zip(FAULTS, pool.imap(find_fault, asked), strict=True):
+            answers.append((number, seconds))
+            found = "NOT FOUND" if number is None else f"{number:,}"
+            print(f"| {fault.name} | {fault.description} | {found} | {seconds:.1f} |", flush=True)
     survivors = [fault.name for fault, (number, _) in zip(FAULTS, answers, strict=True) if number is None]
     result: dict[str, Any] = {
         "faults": len(FAULTS),

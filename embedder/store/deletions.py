@@ -12,6 +12,7 @@ from embedder.errors import StoreError
 from embedder.store.backends import FileInfo
 from embedder.store.files import StoreFiles, is_unfinished
 from embedder.store.layout import Current, read_current
+from shards.schema import parse_json
 
 DELETIONS_FOLDER = "deletions"
 
@@ -90,7 +91,7 @@ def _read_list(files: StoreFiles, name: str) -> list[str] | None:
     """
     path = _list_file(name)
     try:
-        found = json.loads(files.read(path))
+        found = parse_json(files.read(path))
     except FileNotFoundError:
         return None
     except ValueError:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from embedder.store.files import StoreFiles, is_unfinished, parquet_bytes
 from embedder.store.journal import PartFile
 from embedder.store.layout import swap_bytes
+from shards.schema import parse_json
 
 LOG_FOLDER = "_delta_log"
 LAST_CHECKPOINT = "_last_checkpoint"
@@ -129,7 +130,7 @@ def change_log(files: StoreFiles, log_path: str, change: Callable[[Action], Acti
 def without_bounds(action: Action) -> Action:
     """Copy of an action without the least and greatest values of its part file."""
     kind = "add" if action.get("add") else "remove"
-    stats = json.loads(action[kind]["stats"]) | {"minValues": {}, "maxValues": {}}
+    stats = parse_json(action[kind]["stats"]) | {"minValues": {}, "maxValues": {}}
     return action | {kind: action[kind] | {"stats": json.dumps(stats)} | _unparsed(action[kind])}
 
 
@@ -153,7 +154,7 @@ def parse_actions(log_path: str, content: bytes) -> tuple[Iterator[Action], pa.S
 
 def parse_entry(content: bytes) -> list[Action]:
     """Parse the actions of an entry."""
-    return [json.loads(line) for line in content.decode().splitlines() if line.strip()]
+    return [parse_json(line) for line in content.decode().splitlines() if line.strip()]
 
 
 def entry_file(table: str, number: int) -> str:
@@ -245,6 +246,6 @@ def _local_log(files: StoreFiles, table: str, version: int) -> Iterator[Path]:
 def last_checkpoint(files: StoreFiles, table: str) -> int:
     """Number of the checkpoint that the log names as its last one, before which nothing has to be listed; else 0."""
     try:
-        return int(json.loads(files.read(f"{table}/{LOG_FOLDER}/{LAST_CHECKPOINT}"))["version"])
+        return int(parse_json(files.read(f"{table}/{LOG_FOLDER}/{LAST_CHECKPOINT}"))["version"])
     except (FileNotFoundError, ValueError, LookupError, TypeError):
         return 0

@@ -4,7 +4,6 @@ Reads what the store's tables are: Parquet files and JSON entries, with checkpoi
 do without deltalake, which is 130 MB and belongs to writers (`embedder.store.tables`).
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 
 from embedder.store.delta_log import LOG_FOLDER, Action, entry_file, last_checkpoint, parse_entry
 from embedder.store.files import StoreFiles
+from shards.schema import parse_json
 
 READER_VERSIONS, READER_FEATURES = (1, 3), frozenset({"timestampNtz"})
 CHECKPOINT_COLUMNS = ["add.path", "add.size", "add.stats", "protocol", "metaData.schemaString", "txn"]
@@ -178,7 +178,7 @@ def _replay(state: TableState | None, version: int, actions: Iterable[Action]) -
 
 @lru_cache(maxsize=64)
 def _schema(columns: str) -> pa.Schema:
-    return pa.schema(map(_field, json.loads(columns)["fields"]))
+    return pa.schema(map(_field, parse_json(columns)["fields"]))
 
 
 def _check_protocol(protocol: Action) -> None:

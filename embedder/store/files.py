@@ -29,6 +29,7 @@ from embedder.store.backends import (
     is_unfinished_path,
 )
 from embedder.store.environment import REAL_ENVIRONMENT, Environment
+from embedder.store.trace import traced
 
 if TYPE_CHECKING:
     from embedder.store.lock import Lease
@@ -66,7 +67,7 @@ class StoreFiles:
         self._seen: dict[str, tuple[float, bool]] = {}
         if is_remote(text):
             self.address = _bucket_address(text)
-            self.backend: Backend = BucketBackend(self.address)
+            self.backend: Backend = traced(BucketBackend(self.address), self.address)
             return
         if len(urlsplit(text).scheme) > 1:  # one letter would be a drive
             scheme = urlsplit(text).scheme
@@ -75,7 +76,7 @@ class StoreFiles:
             )
         self.folder = Path(text).expanduser().absolute()
         self.address = str(self.folder)
-        self.backend = DiskBackend(self.folder)
+        self.backend = traced(DiskBackend(self.folder), self.address)
         if file := next((each for each in (self.folder, *self.folder.parents) if each.is_file()), None):
             raise StoreError(f"store {self.address}: {file} is a file; give the folder that holds the results")
 

@@ -27,6 +27,7 @@ from embedder.store.environment import LEASE_S, MAX_LEASE_S, Repetition, lease_s
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, read_current, record_bytes
+from shards.schema import parse_json
 
 LOCK_FILE = ".lock"
 BEATS_PER_LEASE = 6
@@ -364,7 +365,7 @@ def _bytes(content: dict[str, Any]) -> bytes:
 
 def _parse(data: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
+        found = parse_json(data)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,6 +1,5 @@
 """Access to Delta tables: read a version's files, and commit adds and removes as one version."""
 
-import json
 from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ from embedder.store.delta_state import LogError, TableState, advance, read_state
 from embedder.store.files import StoreFiles
 from embedder.store.journal import PartFile
 from embedder.store.schema import TABLES, with_nulls
+from shards.schema import parse_json
 
 ROWS_PER_PIECE = 100_000
 FILES_AT_ONCE = 1000
@@ -239,7 +239,7 @@ class RecordTable:
 
 def _part(table: str, add: Action) -> PartFile:
     """Part file of an entry in the log."""
-    num_rows = json.loads(add["stats"])["numRecords"]
+    num_rows = parse_json(add["stats"])["numRecords"]
     return PartFile(
         table=table, path=add["path"], num_rows=num_rows, size_bytes=add["size"], stats=add["stats"], session=""
     )

@@ -1,11 +1,12 @@
 """Deletion of files that no reader and no writer needs any more; what is published is never touched."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
+from embedder.errors import StoreError
 from embedder.store.backends import FileInfo
 from embedder.store.current import model_folder, move_current, record_of, writable
 from embedder.store.deletions import delete_listed, unnamed_lists
@@ -21,6 +22,7 @@ from embedder.store.schema import TABLES
 from embedder.store.store_info import read_store_info, served_info
 from embedder.store.tables import RecordTable
 from embedder.store.words import unneeded_words
+from shards.schema import parse_json
 
 _PART = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.parquet")
 _JOURNAL = re.compile(
@@ -212,7 +214,7 @@ def _indexes(
     """Files of index versions that are not needed; the manifest first, without which the rest is no version."""
     infos = [(info, match) for info in files.list("index") if (match := _INDEX.fullmatch(info.path))]
     built = {
-        int(match["number"]): json.loads(files.read(info.path))
+        int(match["number"]): _read_manifest(files, info.path)
         for info, match in infos
         if info.path.endswith("/manifest.json")
     }
@@ -225,6 +227,19 @@ def _indexes(
             needed.add(number)  # of a store older than such records, or of a build that was killed
     doomed = [info for info, match in infos if int(match["number"]) not in needed]
     return sorted(doomed, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))
+
+
+def _read_manifest(files: StoreFiles, path: str) -> dict[str, Any]:
+    """Read what a vacuum needs of an index's manifest.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    try:
+        manifest = parse_json(files.read(path))
+        return {"embeddings_version": manifest["embeddings_version"], "built_at": manifest["built_at"]}
+    except (ValueError, LookupError, TypeError):
+        raise StoreError(f"{files.uri(path)}: damaged; delete its folder, and build the index again") from None
 
 
 def needed_indexes(history: Sequence[Published], versions: Sequence[Current], since: datetime) -> set[int]:

@@ -142,7 +142,7 @@ class SimulatedBucket:
             if fault is not None and fault.kind == "kill after":
                 raise Killed
 
-    def below(self, folder: str) -> "Below":
+    def below(self, folder: str) -> Below:
         """As of `Backend`."""
         return Below(self, folder)
 
@@ -210,7 +210,7 @@ class SimulatedDisk(Disk):
         self._num_files = 0
         checker.attach(lambda path: self.contents.get(self.names.get(self._root + path, -1)))
 
-    def copy_from(self, other: "SimulatedDisk") -> None:
+    def copy_from(self, other: SimulatedDisk) -> None:
         """Take the durable state of another one."""
         self.contents, self.synced = dict(other.contents), set(other.synced)
         self.names, self.durable_names = dict(other.names), dict(other.names)

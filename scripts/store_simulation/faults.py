@@ -1,4 +1,4 @@
-"""Faults that can be planted in the store's protocol, one at a time: a simulator that finds none of them proves nothing.
+"""Faults that can be planted in the store's protocol, one at a time: a simulator that finds none proves nothing.
 
 Each replaces some text of a function of the store, as a programmer might have written it.
 """
@@ -42,8 +42,8 @@ FAULTS = tuple(
             "lost-lease-unnoticed",
             "a refused renewal of the lock is not taken for its loss",
             "lock:BucketLease.confirm",
-            "self.lost = True",
-            "pass",
+            "self.lost = self.lost or not self._renewed()",
+            "self._renewed()",
         ),
         (
             "commit-by-mark",

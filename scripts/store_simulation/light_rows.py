@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
+
 from embedder.store import (
     compact,
     current,
@@ -148,7 +149,7 @@ def _replace_older(work: Any, table: RecordTable) -> tuple[list[PartFile], list[
 def _held_rows(files: StoreFiles, infos: Sequence[Any], ids: Collection[str]) -> dict[str, Any]:
     held = {}
     for info in infos:
-        if (place := plan.place_of(info.path)) is None:
+        if plan.place_of(info.path) is None:
             continue
         found = plan.Counter(row["item_id"] for row in parse_rows(files.read(info.path)) if row["item_id"] in ids)
         if found:
@@ -186,7 +187,7 @@ def _cached(function: Callable[..., Any], maxsize: int = 20_000) -> Callable[...
 
 
 def install() -> None:
-    """Replace the store's work on rows in this process, and remember what it has parsed: no effect, no order changes."""
+    """Replace the store's work on rows in this process, and remember what is parsed: no effect and no order changes."""
     part_writer.encode_part = purge.encode_part = encode_part  # type: ignore[assignment]
     part_writer._num_rejected = lambda items: 0
     part_writer.rewrite_each = publication.rewrite_each = compact.rewrite_each = lambda rewrite, of: list(
@@ -212,7 +213,7 @@ def install() -> None:
     delta_log.parse_entry = delta_state.parse_entry = parse_entry
     delta_state._state_at = _cached(delta_state._state_at)
     publication.PublishIntent.column_schema = property(lambda intent: NO_COLUMNS)  # type: ignore[assignment]
-    parse = _cached(lambda path, data, kind: _parse_record(path, data, kind))
+    parse = _cached(_parse_record)
     layout.parse_record = lambda files, path, data, kind: parse(path, data, kind)
     for module in (history, current, publish, interim):
         if hasattr(module, "parse_record"):

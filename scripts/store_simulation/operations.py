@@ -1,18 +1,17 @@
 """Operations of the simulated processes: what commands do to a store, by the store's own functions."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+
 from embedder.errors import RunFailedError, StoreError
 from embedder.store.compact import compact
-from embedder.store.current import IndexChoice, begin, swap_index
+from embedder.store.current import IndexChoice, swap_index
 from embedder.store.files import StoreFiles
-from embedder.store.history import publications, readable, release, rollback
+from embedder.store.history import publications, release, rollback
 from embedder.store.interim import UnpublishedWork
 from embedder.store.journal_segments import names_in_journal, seal
 from embedder.store.layout import StoreInfo, read_current
@@ -28,8 +27,8 @@ from embedder.store.runs import Run, start_run
 from embedder.store.store_info import bind_store
 from embedder.store.tables import RecordTable
 from embedder.store.vacuum import vacuum
-from embedder.store_index.versions import CLAIM_NAME, has_version
 from embedder.store_index import versions
+from embedder.store_index.versions import has_version
 from index.manifest import MANIFEST_NAME
 from store_simulation.light_rows import NO_COLUMNS, Rows
 from store_simulation.world import Process
@@ -67,7 +66,7 @@ def embed(
         finish_publication(files, no_index)
         gone = purged_before(files, items)
         items = [each for each in items if each not in gone]
-        process.notes["items"] = {each: process.name for each in items}
+        process.notes["items"] = dict.fromkeys(items, process.name)
         views = [(model_files(files, model), INFO)] if model else []
         run = start_run(files, INFO, NO_COLUMNS, views)
         process.notes["run"] = (run.run_id, run.session)

@@ -3,7 +3,6 @@
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
@@ -13,11 +12,9 @@ from typing import Any, NamedTuple
 from embedder.store.backends import DiskBackend, is_unfinished_path
 from embedder.store.files import StoreFiles
 from embedder.store.history import publications, readable
-from embedder.store.lock import Lease
-from embedder.store import lock as lock_module
 from store_simulation.backends import Files, SimulatedBucket, SimulatedDisk
 from store_simulation.checker import Checker
-from store_simulation.operations import ERRORS, OPERATIONS, embed, read
+from store_simulation.operations import ERRORS, OPERATIONS, embed
 from store_simulation.world import Fault, Process, Stuck, World
 
 CLOCKS = (timedelta(), timedelta(days=36_500), timedelta(days=-36_500))
@@ -68,7 +65,8 @@ def base(on_disk: bool) -> Any:
             world, checker, backend, number, f"base{number}", partial(embed, items=items), (), 0, on_disk
         )
         world.run([process], lambda _: None)
-        assert process.result == "ok" and not checker.violations, (process.result, checker.violations)
+        if process.result != "ok" or checker.violations:
+            raise RuntimeError(f"no store to begin with: {process.result}; {checker.violations}")
     return backend, checker
 
 

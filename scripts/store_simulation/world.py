@@ -1,8 +1,8 @@
-"""Processes that work on one simulated store: one at a time, interrupted where a schedule says, with clocks of their own.
+"""Processes that work on one simulated store, one at a time, interrupted where a schedule says, with their own clocks.
 
-Each process is a greenlet that runs the store's real code. At each of its effects on the store it may be paused, killed,
-or given a wrong answer; whoever is not paused goes on, the process that was paused first before the others. So what
-happens follows from the schedule alone.
+Each process is a greenlet that runs the store's real code. At each of its effects on the store it may be paused,
+killed, or given a wrong answer; whoever is not paused goes on, the process that was paused first before the others. So
+what happens follows from the schedule alone.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 import greenlet
+
 from embedder.store.environment import Environment
 
 Kind = Literal["pause", "kill", "kill after", "lost", "late", "repeated", "refused", "power cut", "lag"]
-"""What goes wrong at an effect: the process is silent for some effects of others; it dies before or after the effect; the
-effect is made and its answer lost; it is made later, after the client gave up; it is sent twice; it is refused with
+"""What goes wrong at an effect: the process is silent for some effects of others; it dies before or after the effect;
+the effect is made and its answer lost; it is made later, after the client gave up; it is sent twice; it is refused with
 503; the machine dies; listings show nothing new from here on."""
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -192,7 +193,7 @@ class World:
                 )
         except self.errors as error:
             process.result, process.state = f"{type(error).__name__}: {error}", "done"
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
             process.result, process.state = f"crash {type(error).__name__}: {error}", "done"
             if not (process.faults and isinstance(error, FileNotFoundError)):  # an overtaken process finds files gone
                 self.crashes.append(f"{process.name}: {process.result}")

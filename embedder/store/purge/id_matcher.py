@@ -7,6 +7,7 @@ from itertools import groupby, takewhile
 from typing import Any
 
 from embedder.storage.printable import printable
+from shards.schema import parse_json
 
 GONE = "[purged]"
 MIN_TEXT_LENGTH = 4
@@ -114,6 +115,6 @@ def _parsed(text: str) -> Any:
     if not text.startswith(("{", "[")):
         return None
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return None

@@ -3,7 +3,6 @@
 The files of further models are among them, each by its path in the store.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -28,6 +27,7 @@ from embedder.store.schema import TABLES
 from embedder.store.store_info import check_writable, read_store_info
 from embedder.store.tables import RecordTable
 from embedder.store.words import unneeded_words
+from shards.schema import parse_json
 
 _FOLDER = rf"(?:{MODELS_FOLDER}/(?P<model>[a-z][a-z0-9_]*)/)?"
 _PART = re.compile(rf"{_FOLDER}(?P<table>{'|'.join(TABLES)})/(?P<path>[^/]+\.parquet)")
@@ -369,7 +369,7 @@ def split_segment(
     for _, line in segment_lines(content):
         entry = parse_record(files, path, line, JournalEntry)
         holds = any(f"{folder}{part.table}/{part.path}" in parts for part in entry.parts)
-        (goes if holds or names.found_in(json.loads(line)) else stays).append(line)
+        (goes if holds or names.found_in(parse_json(line)) else stays).append(line)
     return stays, goes
 
 
