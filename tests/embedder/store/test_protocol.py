@@ -1,13 +1,10 @@
 """Writers that were overtaken, at any of their changes, and requests that come late: what is published stays right."""
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from fnmatch import fnmatch
+from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
 import pytest
+from overtaken_writers import Late, Operation, Steps, Stepwise, carried_out, copied, next_writer, sleeping
 from store_samples import row
 from store_states import (
     Killed,
@@ -20,15 +17,13 @@ from store_states import (
     vectors_now,
 )
 
-from embedder.errors import RunFailedError, StoreError
-from embedder.store.backends import WriteConflictError
+from embedder.errors import StoreError
 from embedder.store.compact import PartTarget, compact
 from embedder.store.deletions import delete_listed
-from embedder.store.environment import REAL_ENVIRONMENT
 from embedder.store.files import StoreFiles
 from embedder.store.history import past_runs, publications, readable, rollback
 from embedder.store.layout import Current, read_current
-from embedder.store.lock import LOCK_FILE, write_lock
+from embedder.store.lock import write_lock
 from embedder.store.publish import finish_publication
 from embedder.store.purge.audit import scan_store
 from embedder.store.purge.id_matcher import ItemNames
@@ -40,8 +35,6 @@ from embedder.store.vacuum import vacuum
 from embedder.store_index import keep_index
 from index.versions import list_versions
 
-Operation = Callable[[StoreFiles], object]
-
 UP = [0.0, 1.0]
 FIRST_ROWS = ("a.jpg", "b.jpg", "ours.jpg", "theirs.jpg")
 OPERATIONS: dict[str, Operation] = {
@@ -50,53 +43,6 @@ OPERATIONS: dict[str, Operation] = {
     "refresh": lambda files: publish_refresh(files, row("b.jpg", modified="t9", image_embedding=UP), row("new.jpg")),
     "compact": lambda files: compact(files, PartTarget()),
 }
-
-
-class Asleep:
-    """Renewal of the lock by a process that sleeps: none."""
-
-    def stop(self) -> None:
-        pass
-
-
-class Steps:
-    """Changes that a backend makes, before one of which something else happens."""
-
-    def __init__(self, number: int, action: Callable[[], object]) -> None:
-        self.made: list[str] = []
-        self._number, self._action = number, action
-
-    def __call__(self, name: str, path: str) -> None:
-        if len(self.made) == self._number:
-            self.made.append("the other's")
-            self._action()
-        self.made.append(f"{name} {path}")
-
-    @property
-    def was_interrupted(self) -> bool:
-        return "the other's" in self.made
-
-
-class Stepwise:
-    """Backend that reports each change before it is made."""
-
-    def __init__(self, backend, step: Callable[[str, str], None]) -> None:
-        self._backend, self._step = backend, step
-
-    def __getattr__(self, name: str):
-        return getattr(self._backend, name)
-
-    def put(self, path, data, condition):
-        self._step("put", path)
-        return self._backend.put(path, data, condition)
-
-    def delete(self, paths: Iterable[str]) -> None:
-        for path in paths:
-            self._step("delete", path)
-            self._backend.delete([path])
-
-    def below(self, folder: str) -> "Stepwise":
-        return Stepwise(self._backend.below(folder), lambda name, path: self._step(name, f"{folder}/{path}"))
 
 
 @dataclass
@@ -124,41 +70,6 @@ def base(tmp_path_factory) -> StoreFiles:
     publish_refresh(files, row("b.jpg", modified="t1", image_embedding=UP), row("c.jpg"))
     publish_refresh(files, row("a.jpg", modified="t2", image_embedding=UP))
     return files
-
-
-def copied(base: StoreFiles, place: Path | str) -> StoreFiles:
-    files = StoreFiles(place)
-    for info in base.list(""):
-        if info.path != LOCK_FILE:
-            files.write(info.path, base.read(info.path))
-    return files
-
-
-def sleeping(files: StoreFiles) -> StoreFiles:
-    """The store as a process has it that is about to fall asleep."""
-    own = StoreFiles(files.address)
-    own.environment = replace(REAL_ENVIRONMENT, repeat=lambda every_s, action, name: Asleep())
-    return own
-
-
-def next_writer(files: StoreFiles) -> StoreFiles:
-    """The store as a process has it that comes when the lock of the one before has expired, or was removed by hand."""
-    own, times_s = StoreFiles(files.address), count(0, 1_000_000)
-    own.environment = replace(REAL_ENVIRONMENT, clock_s=lambda: next(times_s), sleep=lambda seconds: None)
-    if own.folder is not None:
-        (own.folder / LOCK_FILE).unlink(missing_ok=True)
-    return own
-
-
-def carried_out(files: StoreFiles, operation: Operation) -> Exception | None:
-    """Do something to a store as a command does; gives what it was refused with."""
-    try:
-        with write_lock(files):
-            finish_publication(files, lambda version, info: None)
-            operation(files)
-    except (StoreError, RunFailedError) as error:
-        return error
-    return None
 
 
 def overtaken_everywhere(base, place, ours: Operation, theirs: Operation, stride: int = 1, start: int = 0) -> int:
@@ -231,7 +142,7 @@ def purge_of(item: str) -> Operation:
     return lambda files: purge(files, [item], no_index)
 
 
-@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_overtaken_purge_brings_no_purged_item_back_and_forgets_none(base, tmp_path, request, is_remote):
     place, stride = (request.getfixturevalue("bucket"), 11) if is_remote else (tmp_path, 4)
     for number in count(2, stride):
@@ -271,36 +182,9 @@ def check_that_only_unneeded_parts_hold(files: StoreFiles, item: str, made: list
     assert found <= {made[made.index("the other's") + 1].removeprefix("put ")} - needed, made
 
 
-class Late:
-    """Backend whose process dies with its first request to a certain file on the way."""
-
-    def __init__(self, backend, pattern: str) -> None:
-        self._backend, self._pattern = backend, pattern
-        self.on_its_way: list[tuple] = []
-
-    def __getattr__(self, name: str):
-        return getattr(self._backend, name)
-
-    def put(self, path, data, condition):
-        if self.on_its_way:
-            raise Killed
-        if fnmatch(path, self._pattern):
-            self.on_its_way.append((path, data, condition))
-            raise Killed
-        return self._backend.put(path, data, condition)
-
-    def delete(self, paths) -> None:
-        raise Killed
-
-    def arrive(self) -> None:
-        for each in self.on_its_way:
-            with suppress(WriteConflictError):
-                self._backend.put(*each)
-
-
 @pytest.mark.parametrize("pattern", ["embeddings/_delta_log/*", "runs/*/published.json", "CURRENT.json"])
 def test_a_late_request_of_an_overtaken_writer_is_never_taken_for_ours(base, bucket, pattern):
-    for number in count(0, 2):
+    for number in count(1, 6):
         files = copied(base, f"{bucket}/{number}")
         dying, before = sleeping(files), seen(files)
         dying.backend = late = Late(dying.backend, pattern)
