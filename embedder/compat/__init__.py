@@ -28,6 +28,7 @@ For correctness: skipped outside of the versions alone, each with a fallback tha
 The switch and the guard (`saves_time`, `is_tested`) are in `shards.compat`, as `shards` needs them too.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -38,7 +39,10 @@ from shards.compat import FAST_START_VARIABLE, fast_start, is_fast_start
 if TYPE_CHECKING:
     from embedder.config import RunConfig
 
-__all__ = ["FAST_START_VARIABLE", "fast_start", "with_fast_start", "worker_options"]
+__all__ = ["FAST_START_VARIABLE", "STORE_TRACE_VARIABLE", "fast_start", "with_fast_start", "worker_options"]
+
+STORE_TRACE_VARIABLE = "EMBEDDER_STORE_TRACE"
+"""Names the file to which processes append what they change in stores (`embedder.store.trace`)."""
 
 # Of the package: 20 MB that no worker needs, of which each node would get a copy.
 NOT_SENT = ["demo_data", "demo_model", "__pycache__"]
@@ -61,12 +65,17 @@ def with_fast_start(function: Function) -> Function:
 
 
 def worker_options(modules: Sequence[str] = ()) -> dict[str, Any]:
-    """Return options of Ray actors that carry the switch of `fast_start` to their processes, on any node.
+    """Return options of Ray actors that carry this project's variables to their processes, on any node.
+
+    They are the switch of `fast_start` where it is off, and the file of a store's trace where there is one.
 
     Args:
         modules: folders of packages that are sent along, without the demo's data.
     """
-    environment: dict[str, Any] = {} if is_fast_start() else {"env_vars": {FAST_START_VARIABLE: "0"}}
+    variables = {} if is_fast_start() else {FAST_START_VARIABLE: "0"}
+    if file := os.environ.get(STORE_TRACE_VARIABLE):
+        variables[STORE_TRACE_VARIABLE] = file
+    environment: dict[str, Any] = {"env_vars": variables} if variables else {}
     if modules:
         environment |= {"py_modules": list(modules), "excludes": NOT_SENT}
     return {"runtime_env": environment} if environment else {}

@@ -104,8 +104,11 @@ class Checker:
             self.fail(f"CURRENT went back from {before['run_id']} to {run_id}")
         if before is not None:
             self._check_marks()
+        is_new = before is None or before["run_id"] != run_id
         if self.has_rows:
-            self._check_move(previous, version, run_id, is_new=before is None or before["run_id"] != run_id)
+            self._check_move(previous, version, run_id, is_new=is_new)
+        else:
+            self._check_record(run_id, is_new=is_new)
         self.states[run_id] = version
         if writer is not None:
             writer.notes["published"] = version
@@ -191,17 +194,23 @@ class Checker:
             held |= entry.added
         return held
 
+    def _check_record(self, run_id: str, *, is_new: bool, num_items: int | None = None) -> str:
+        """Compare the record of a publication with what is published; gives its kind."""
+        record = self.content(f"runs/{run_id}/published.json")
+        if not record:
+            self.fail(f"{run_id} is published and has no record")
+            return ""
+        found, current = _parse_json(record), self.current or {}
+        pairs = [(found, current), *((found["models"][name], own) for name, own in current.get("models", {}).items())]
+        is_same = all(mine[name] == theirs[name] for mine, theirs in pairs for name in TABLES)
+        if is_new and not (is_same and num_items in (None, found["num_items"])):
+            self.fail(f"the record of {run_id} is of other versions, or counts other rows")
+        return found["kind"]
+
     def _check_move(self, before: Version | None, after: Version, run_id: str, *, is_new: bool) -> None:
         """Compare a change of CURRENT.json with what the model allows for its kind."""
         old, new = before.items if before is not None else {}, after.items
-        record = self.content(f"runs/{run_id}/published.json")
-        kind = _parse_json(record)["kind"] if record else ""
-        if not record:
-            self.fail(f"{run_id} is published and has no record")
-        if record and is_new:
-            found = _parse_json(record)
-            if any(found[name] != (self.current or {})[name] for name in TABLES) or found["num_items"] != len(new):
-                self.fail(f"the record of {run_id} is of other versions, or counts other rows")
+        kind = self._check_record(run_id, is_new=is_new, num_items=len(new))
         if back := self.purged & new.keys():
             self.fail(f"purged and published again: {sorted(back)}")
         if not is_new or kind in SAME_ROWS:

@@ -1,0 +1,169 @@
+"""Trace of what processes change in stores: with EMBEDDER_STORE_TRACE=FILE, JSON lines that each process appends to it.
+
+A change is two lines: before it what is to be done, after it how that ended. A process that is killed between the two
+leaves the first one alone. Both have the time by a clock that all processes of a machine share, so that effects of two
+processes whose times overlap are known to be in no order. `scripts/check_store_trace.py` reads it.
+
+    {"id": 3, "host": "a", "pid": 7, "at_ns": 12, "store": "/data/store", "what": "put", "path": "CURRENT.json",
+     "size": 512, "condition": {"sha256": "..."}, "content": "{...}"}
+    {"id": 3, "host": "a", "pid": 7, "at_ns": 15, "outcome": "done", "tag": {"sha256": "..."}}
+
+Of records, the content is there; of log entries and journals, the names of part files and entries alone. The file
+holds item ids only where names of files do.
+"""
+
+import itertools
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from embedder.compat import STORE_TRACE_VARIABLE
+from embedder.store.backends import Backend, Condition, FileInfo, Tag, WriteConflictError
+
+MAX_CONTENT = 56 << 10
+"""Bytes of a content as JSON, beyond which it is left out: a line has less than 64 KiB."""
+PATHS_PER_LINE = 200
+
+_RECORD = re.compile(
+    r"(models/[^/]+/)?(CURRENT\.json|store\.json|purged\.json|deletions/[^/]+\.json"
+    r"|runs/[^/]+/(run|published|publication|interim)\.json)"
+)
+_ENTRY = re.compile(r"(models/[^/]+/)?(items|embeddings)/_delta_log/\d{20}\.json")
+_JOURNAL = re.compile(r"(models/[^/]+/)?runs/[^/]+/journal/[^/]+\.json")
+_SEGMENT = re.compile(r"(models/[^/]+/)?runs/[^/]+/journal/sealed-\d+\.jsonl")
+_NAME = re.compile(rb'"name":\s*"([^"]+)"')
+_NUMBERS = itertools.count(1)
+
+
+def traced(backend: Backend, address: str) -> Backend:
+    """Backend that records what it changes, where this process is asked to; else the backend itself.
+
+    Args:
+        backend: of a store.
+        address: of the store.
+    """
+    file = os.environ.get(STORE_TRACE_VARIABLE)
+    return RecordingBackend(backend, Path(file), address) if file else backend
+
+
+class RecordingBackend:
+    """Backend that appends each change to a file, before it is made and after."""
+
+    def __init__(self, backend: Backend, file: Path, address: str, folder: str = "") -> None:
+        """Name what is recorded.
+
+        Args:
+            backend: that makes the changes.
+            file: that lines are appended to.
+            address: of the store.
+            folder: in the store, that is the backend's root; empty, or ends with "/".
+        """
+        self._backend, self._file, self._address, self._folder = backend, file, address, folder
+
+    def read(self, path: str) -> tuple[bytes, Tag]:
+        """As of `Backend`."""
+        return self._backend.read(path)
+
+    def open(self, path: str) -> Any:
+        """As of `Backend`."""
+        return self._backend.open(path)
+
+    def read_table(self, path: str, columns: list[str] | None) -> pa.Table:
+        """As of `Backend`."""
+        return self._backend.read_table(path, columns)
+
+    def exists(self, path: str) -> bool:
+        """As of `Backend`."""
+        return self._backend.exists(path)
+
+    def folders(self, folder: str) -> list[str]:
+        """As of `Backend`."""
+        return self._backend.folders(folder)
+
+    def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
+        """As of `Backend`."""
+        return self._backend.list(folder, after)
+
+    def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
+        """As of `Backend`; recorded."""
+        place = self._folder + path
+        size = len(data) if isinstance(data, bytes) else data.stat().st_size
+        content = recorded_content(place, data) if isinstance(data, bytes) else None
+        number = self._begin(what="put", path=place, size=size, condition=condition, content=content)
+        end: dict[str, Any] = {"outcome": "unknown"}
+        try:
+            tag = self._backend.put(path, data, condition)
+            end = {"outcome": "done", "tag": tag}
+        except WriteConflictError:
+            end = {"outcome": "refused"}
+            raise
+        finally:
+            self._append(number, **end)
+        return tag
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """As of `Backend`; recorded."""
+        wanted = [*paths]
+        for some in (wanted[start : start + PATHS_PER_LINE] for start in range(0, len(wanted), PATHS_PER_LINE)):
+            number = self._begin(what="delete", paths=[self._folder + path for path in some])
+            outcome = "unknown"
+            try:
+                self._backend.delete(some)
+                outcome = "done"
+            finally:
+                self._append(number, outcome=outcome)
+
+    def below(self, folder: str) -> "RecordingBackend":
+        """As of `Backend`."""
+        below = self._backend.below(folder)
+        return RecordingBackend(below, self._file, self._address, f"{self._folder}{folder}/")
+
+    def _begin(self, **fields: Any) -> int:
+        number = next(_NUMBERS)
+        self._append(number, store=self._address, **fields)
+        return number
+
+    def _append(self, number: int, **fields: Any) -> None:
+        host, at_ns = socket.gethostname(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        line = json.dumps({"id": number, "host": host, "pid": os.getpid(), "at_ns": at_ns} | fields)
+        descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, line.encode() + b"\n")
+        finally:
+            os.close(descriptor)
+
+
+def recorded_content(path: str, data: bytes) -> str | None:
+    """What is recorded of a file's content; None: nothing.
+
+    Args:
+        path: of the file, relative to the store.
+        data: its content.
+    """
+    try:
+        text = _told(path, data)
+    except (ValueError, LookupError, TypeError):
+        return None
+    return text if text is not None and len(json.dumps(text)) <= MAX_CONTENT else None
+
+
+def _told(path: str, data: bytes) -> str | None:
+    if _RECORD.fullmatch(path):
+        return data.decode()
+    if _ENTRY.fullmatch(path):
+        actions = [json.loads(line) for line in data.decode().splitlines() if line.strip()]
+        files = ((kind, each[kind]["path"]) for each in actions for kind in ("add", "remove") if kind in each)
+        return "\n".join(json.dumps({kind: {"path": name}}) for kind, name in files) or "{}"
+    if _JOURNAL.fullmatch(path):
+        parts = json.loads(data)["parts"]
+        return json.dumps({"parts": [f"{part['table']}/{part['path']}" for part in parts]})
+    if _SEGMENT.fullmatch(path):
+        return json.dumps([found[1].decode() for line in data.split(b"\n") if (found := _NAME.search(line))])
+    return None
