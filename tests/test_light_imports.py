@@ -29,6 +29,7 @@ LIGHT = (
     "index.vectors",
     "index.versions",
     "embedder.store_index.keep_index",
+    "embedder.store_check.check",
     "embedder.retrieval.flat_index",
     "embedder.submission.submit",
 )

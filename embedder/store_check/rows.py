@@ -5,7 +5,7 @@ from collections import Counter
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.quantities import agree, counted
+from embedder.quantities import counted
 from embedder.store.item_rows import mismatches
 from embedder.store.layout import PUBLISHED_FILE, Published, run_file
 from embedder.store_check.findings import NUM_SHOWN, Finding, Severity, shown
@@ -21,7 +21,7 @@ _KINDS: tuple[tuple[str, Severity, str, str, str, str], ...] = (
         "without a record",
         "error",
         "embeddings",
-        "with vectors, and in no row of items",
+        "with vectors, in no row of items",
         "each row of embeddings has its item",
         "`embedder refresh CONFIG.toml --repair` embeds those again that are listed, and retires the others",
     ),
@@ -84,8 +84,7 @@ def check_rows(model: CheckedModel, items: TableContent, embeddings: TableConten
         Finding(
             severity,
             model.place(table),
-            f"{counted(numbers[kind], 'item')} {agree(numbers[kind], 'is', 'are')} {what}: "
-            f"{shown(map(repr, first[kind]), numbers[kind])}",
+            f"{counted(numbers[kind], 'item')} {what}: {shown(map(repr, first[kind]), numbers[kind])}",
             rule,
             cure,
         )
