@@ -4,13 +4,16 @@
 
 Each round makes a cluster of three nodes of one logical CPU, and a head without (`scripts/cluster/nodes.py`; root),
 runs `embedder embed` on it, and lets the fault happen once stages compute: `kill` (any node), `kill-only` (the node
-of a stage's only replica), `cut20` and `cut120` (a partition of so many seconds), `drain` (notice, and the end 30 s
-later), `add` (one more node), `head` (the head dies, and the same command runs on a new one), `own-disks` (the nodes
-don't share the store, which has to be refused before anything is decoded). The run itself has to end with 0 (with 2
-where it is refused; not with 0 where the head dies, but then the second one), and all rows must equal those of a run
-in one process. With `--state` the rounds that the file names are left out, and finished ones are added, so that the
-same command goes on where it stopped; with `--keep` it makes source and undisturbed store once. A round takes one to
-four minutes. The last line is one JSON object; exit 1 where anything was wrong.
+of a stage's only replica), `cut20` and `cut120` (a partition of so many seconds), `pause10` and `pause90` (all that
+runs on a node is stopped for so many seconds; Ray gives a node up after 65, and this one's tasks go on all the same),
+`pause-driver` (the driver is stopped, and the same command has to be refused meanwhile), `drain` (notice, and the end
+30 s later), `add` (one more node), `head` (the head dies, and the same command runs on a new one), `own-disks` (the
+nodes don't share the store, which has to be refused before anything is decoded). The run itself has to end with 0
+(with 2 where it is refused; not with 0 where the head dies, but then the second one), and all rows must equal those of
+a run in one process. What all processes change in the store is recorded, and held to the store's protocol
+(`scripts/check_store_trace.py`). With `--state` the rounds that the file names are left out, and finished ones are
+added, so that the same command goes on where it stopped; with `--keep` it makes source and undisturbed store once. A
+round takes one to four minutes. The last line is one JSON object; exit 1 where anything was wrong.
 """
 
 import argparse
@@ -39,6 +42,8 @@ COLUMNS = {
     "stall s": "{stall_s:.1f}",
     "run s": "{wall_s:.0f}",
     "events": "{num_events}",
+    "effects": "{effects}",
+    "deviations": "{deviations}",
     "wrong": "{wrong}",
 }
 
@@ -108,6 +113,7 @@ def run_rounds(
                 file.write(as_line(outcome) + "\n")
         if not outcome.faults:
             shutil.rmtree(world.store(f"{kind}-{number}"))
+            (world.root / f"{kind}-{number}.trace.jsonl").unlink()
     return [done[key] for key in plan]
 
 
@@ -125,7 +131,8 @@ def report(outcomes: Sequence[Outcome]) -> int:
         for kind in dict.fromkeys(each.kind for each in outcomes)
     }
     faults = [f"{each.kind} {each.number}: {fault}" for each in outcomes for fault in each.faults]
-    print(json.dumps({"kinds": by_kind, "faults": faults}))
+    figures = {name: sum(getattr(each, name) for each in outcomes) for name in ("effects", "deviations")}
+    print(json.dumps({"kinds": by_kind, **figures, "faults": faults}))
     return 1 if faults else 0
 
 

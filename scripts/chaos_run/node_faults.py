@@ -1,20 +1,25 @@
 """What happens to the nodes of a cluster while a run is on them, and what the run makes of it."""
 
 import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from check_store_trace import Checked, check
+
 from chaos_run.states import compare
 from chaos_run.world import World
 from cluster.nodes import NodeCluster
-from harness import EMBEDDER, environment
+from embedder.compat import STORE_TRACE_VARIABLE
+from harness import EMBEDDER, descendants, environment
 
 NUM_NODES = 3  # that compute; the driver is on a head without CPUs
 NODE_CPUS = 1.0
@@ -55,6 +60,8 @@ class Outcome:
         stall_s: longest time without a finished part after the fault.
         wall_s: of the run.
         events: lines of the report.
+        effects: changes of the store.
+        deviations: from the store's protocol.
     """
 
     kind: str
@@ -68,6 +75,8 @@ class Outcome:
     stall_s: float
     wall_s: float
     events: list[str] = field(default_factory=list)
+    effects: int = 0
+    deviations: int = 0
 
 
 @dataclass
@@ -80,6 +89,14 @@ class NodeRound:
     store: str
     what: str = "nothing happened"
     driver: int = DRIVER
+    process: "subprocess.Popen[bytes] | None" = None
+    second: Callable[[], int] = lambda: REFUSAL_CODE
+    refusal: str = ""
+
+    @property
+    def trace(self) -> Path:
+        """File of what the run's processes change in the store."""
+        return self.world.root / f"{self.store}.trace.jsonl"
 
     def node_with_stage(self) -> int:
         """Return a node where a stage computes.
@@ -111,6 +128,26 @@ class NodeRound:
         time.sleep(seconds)
         self.cluster.heal(number)
 
+    def pause(self, number: int, seconds: float) -> None:
+        """Stop a node's processes for a while."""
+        self.what = f"node {number} paused for {seconds:g} s"
+        self.cluster.pause(number)
+        time.sleep(seconds)
+        self.cluster.resume(number)
+
+    def pause_driver(self, seconds: float) -> None:
+        """Stop the driver for a while, in which the same command has to be refused."""
+        own = [] if self.process is None else [self.process.pid, *(each.pid for each in descendants(self.process.pid))]
+        until_s = time.monotonic() + seconds
+        self.what = f"the driver paused for {seconds:g} s"
+        for pid in own[1:]:  # the first one waits for the others
+            os.kill(pid, signal.SIGSTOP)
+        code = self.second()
+        self.refusal = "" if code == REFUSAL_CODE else f"the same command beside a paused driver ended with {code}"
+        time.sleep(max(0.0, until_s - time.monotonic()))
+        for pid in own:
+            os.kill(pid, signal.SIGCONT)
+
     def drain(self, number: int, seconds: float) -> None:
         """Give notice, and end the node then."""
         self.what = f"node {number} drained, and ended after {seconds:g} s"
@@ -138,6 +175,9 @@ FAULTS: dict[str, Happens] = {
     "kill-only": lambda each: each.kill(each.node_with_stage()),
     "cut20": lambda each: each.cut(each.node_with_stage(), 20),
     "cut120": lambda each: each.cut(each.node_with_stage(), 120),
+    "pause10": lambda each: each.pause(each.node_with_stage(), 10),
+    "pause90": lambda each: each.pause(each.node_with_stage(), 90),
+    "pause-driver": lambda each: each.pause_driver(15),
     "drain": lambda each: each.drain(each.node_with_stage(), 30),
     "add": lambda each: each.add(),
     "head": lambda each: each.kill(0),
@@ -181,9 +221,19 @@ def run_round(world: World, cluster: NodeCluster, kind: str, number: int, seed: 
     wall_s = time.time() - begun_s
     events = [event["text"] for event in each.report().get("events", [])]
     num_rows, faults = (0, _refusal(each, code, log)) if kind == "own-disks" else _faults(each, kind, code, again)
+    checked = _checked(each, has_files=not private)
+    faults += checked.deviations[:3] + ([each.refusal] if each.refusal else [])
     times = [happened_s, *(at_s for at_s in each.entries() if at_s > happened_s)]
     stall_s = max((after - before for before, after in pairwise(times)), default=0.0)
-    return Outcome(kind, number, seed, each.what, code, again, num_rows, faults, stall_s, wall_s, events)
+    outcome = Outcome(kind, number, seed, each.what, code, again, num_rows, faults, stall_s, wall_s, events)
+    return replace(outcome, effects=checked.num_effects, deviations=len(checked.deviations))
+
+
+def _checked(each: NodeRound, *, has_files: bool) -> Checked:
+    """Hold what was changed to the store's protocol."""
+    if not each.trace.exists():
+        return Checked(0, ["nothing was recorded"])
+    return check(each.trace, each.world.store(each.store) if has_files else None)
 
 
 def _start(cluster: NodeCluster, each: NodeRound, private: Sequence[str]) -> None:
@@ -195,12 +245,14 @@ def _embed(each: NodeRound, config: Path, log: Path) -> "subprocess.Popen[bytes]
     """Start the run on the driver's node."""
     command = each.cluster.command(each.driver, [*EMBEDDER, "embed", "--config", str(config)])
     with log.open("ab") as output:
-        return subprocess.Popen(command, stdout=output, stderr=output, env=environment())
+        variables = environment() | {STORE_TRACE_VARIABLE: str(each.trace)}
+        return subprocess.Popen(command, stdout=output, stderr=output, env=variables)
 
 
 def _disturbed(each: NodeRound, kind: str, config: Path, log: Path) -> tuple[int | None, float]:
     """Run, and let the fault happen once stages compute; gives the exit code, and the time of the fault."""
-    process = _embed(each, config, log)
+    process = each.process = _embed(each, config, log)
+    each.second = lambda: _embed(each, config, log.with_suffix(".second.log")).wait(RUN_S)
     happened_s = time.time()
     try:
         if kind != "own-disks":

@@ -5,6 +5,7 @@
     python scripts/cluster/nodes.py add 3 --cpus 2 --ray=--num-gpus=2 --ray=--labels=type=T4
     python scripts/cluster/nodes.py kill 1                      # power off, at once
     python scripts/cluster/nodes.py cut 1 --seconds 20          # a partition: link down, and up again
+    python scripts/cluster/nodes.py pause 1 --seconds 20        # a machine that hangs: all its processes are stopped
     python scripts/cluster/nodes.py drain 1 30                  # notice that it goes in 30 s
     python scripts/cluster/nodes.py who                         # which of Ray's processes run where
     python scripts/cluster/nodes.py stop
@@ -141,9 +142,20 @@ class NodeCluster:
 
     def kill(self, number: int) -> None:
         """End everything on a node at once; its address goes on answering, as that of a machine whose Ray died."""
+        self._signal(number, signal.SIGKILL)
+
+    def pause(self, number: int) -> None:
+        """Stop everything on a node, as of a machine that hangs."""
+        self._signal(number, signal.SIGSTOP)
+
+    def resume(self, number: int) -> None:
+        """Let everything on a node go on."""
+        self._signal(number, signal.SIGCONT)
+
+    def _signal(self, number: int, kind: signal.Signals) -> None:
         for pid in _pids(self.netns(number)):
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, kind)
 
     def cut(self, number: int) -> None:
         """Take a node's link away."""
@@ -353,7 +365,7 @@ def main() -> None:
     start.add_argument("--private", action="append", default=[], metavar="DIR[:SIZE]")
     start.add_argument("--grow", type=int, default=0, metavar="NODES")
     start.add_argument("--grow-cpus", type=float, default=1)
-    for name in ("add", "run", "kill", "cut", "heal", "drain"):
+    for name in ("add", "run", "kill", "cut", "heal", "pause", "resume", "drain"):
         commands.add_parser(name).add_argument("number", type=int)
     for name in ("who", "stop"):
         commands.add_parser(name)
@@ -362,6 +374,7 @@ def main() -> None:
         command.add_argument("--ray", action="append", default=[], metavar="OPTION", help="of 'ray start'")
     commands.choices["add"].add_argument("--cores", type=float, help="of the machine, for all its processes together")
     commands.choices["cut"].add_argument("--seconds", type=float, help="then heal it")
+    commands.choices["pause"].add_argument("--seconds", type=float, help="then let it go on")
     commands.choices["drain"].add_argument("seconds", type=float)
     commands.choices["run"].add_argument("words", nargs=argparse.REMAINDER)
     options = vars(parser.parse_args())
@@ -381,12 +394,13 @@ def _do(cluster: NodeCluster, command: str, options: dict) -> None:
             print(cluster.start(**options))
         case "run":
             sys.exit(subprocess.call(cluster.command(options["number"], options["words"])))
-        case "cut":
+        case "cut" | "pause":
+            begin, end = (cluster.cut, cluster.heal) if command == "cut" else (cluster.pause, cluster.resume)
             seconds = options.pop("seconds")
-            cluster.cut(**options)
+            begin(**options)
             if seconds is not None:
                 time.sleep(seconds)
-                cluster.heal(**options)
+                end(**options)
         case "who":
             for number in cluster.numbers():
                 for title in sorted(cluster.titles(number)):
