@@ -71,6 +71,7 @@ READS = {
     "rejects": command("rejects"),
     "report": command("report"),
     "index status": command("index", "status"),
+    "store check": command("store", "check"),
     "vacuum --dry-run": command("vacuum", "--dry-run", "--keep-days", "0"),
     "purge --dry-run": command("purge", "pictures/0000.png", "--dry-run"),
     "refresh --dry-run": command("refresh", "--dry-run", config="first"),
