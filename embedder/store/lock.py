@@ -44,9 +44,11 @@ class Lease:
 
     Attributes:
         lost: another process has taken the lock; work should stop.
+        is_given_up: this process has removed the lock itself, and changes nothing more.
     """
 
     lost = False
+    is_given_up = False
 
     def __init__(self, files: StoreFiles) -> None:
         self.files = files
@@ -279,8 +281,9 @@ def write_lock(files: StoreFiles) -> Iterator[Lease]:
         try:
             yield lease
         except Exception:
-            with suppress(StoreError, StoreUnavailableError):
-                lease.confirm()  # whatever error ended the run, a lost lock is its cause
+            if not lease.is_given_up:
+                with suppress(StoreError, StoreUnavailableError):
+                    lease.confirm()  # whatever error ended the run, a lost lock is its cause
             raise
         finally:
             files.lease = None

@@ -63,6 +63,8 @@ def _take_back(files: StoreFiles, before: StoreBefore) -> None:
         files.delete(STORE_FILE)
         if not before.has_lock:
             files.delete(LOCK_FILE)
+            if files.lease is not None:
+                files.lease.is_given_up = True
         with suppress(OSError):
             (files.folder / RUNS_FOLDER).rmdir()
 
