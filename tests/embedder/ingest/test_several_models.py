@@ -23,8 +23,10 @@ from embedder.ingest.work import IngestOptions
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.sources.fetch import Fetcher
 from embedder.store import publish as publishing
+from embedder.store.backends import DiskBackend
 from embedder.store.files import StoreFiles
-from embedder.store.layout import PAIRS_FILE, read_current
+from embedder.store.layout import CURRENT_FILE, PAIRS_FILE, read_current
+from embedder.store.publication import INTENT_FILE
 
 REFRESH = IngestOptions(kind="refresh")
 
@@ -236,25 +238,28 @@ def test_a_run_that_died_goes_on_for_each_model(make_run, tmp_path, source, tiny
     assert model_rows(config).keys() == model_rows(config, "shades").keys()
 
 
-@pytest.mark.parametrize("steps", range(10))
+@pytest.mark.parametrize("steps", range(0, 20, 2))
 def test_a_publication_that_is_cut_off_anywhere_is_whole_after_the_next_command(
     make_run, tmp_path, tiny_model, monkeypatch, steps
 ):
     source = samples.folder(tmp_path / "in", num_images=3)
     config = make_run(source, model=[{"uri": str(tiny_model)}, classifier(tmp_path)])
-    left = iter(range(steps))
+    made, put = [], DiskBackend.put
 
-    def cut_off(*_):
-        if next(left, None) is None:
-            raise KeyboardInterrupt
+    def cut_off(self, path, data, condition):
+        if made or path.endswith(INTENT_FILE):
+            if len(made) == steps:
+                raise KeyboardInterrupt
+            made.append(path)
+        return put(self, path, data, condition)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StoreFiles, "confirm_lease", cut_off)
-        patch.setattr("embedder.store.models.ModelFiles.confirm_lease", cut_off)
+        patch.setattr(DiskBackend, "put", cut_off)
         try:
             embed(config)
         except KeyboardInterrupt:
-            assert read_current(StoreFiles(config.store)) is None
+            assert (read_current(StoreFiles(config.store)) is not None) == (CURRENT_FILE in made)
+    assert made or not steps
     embed(config)
 
     assert len(model_rows(config)) == len(model_rows(config, "shades")) == 3
