@@ -18,8 +18,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
 from embedder.store.models import model_files
 from embedder.store.tables import RecordTable
-from index.manifest import read_manifest
-from index.versions import version_path
+from embedder.store_index.versions import fetched_manifest
 
 MIN_COSINE = 0.9999
 EXACT = ("modality", "uri", "caption", "content_version", "model_fingerprint", "preprocess_fingerprint")
@@ -43,12 +42,12 @@ def items_in(state: Fingerprint) -> set[tuple[str, Fingerprint]]:
     return {(item_id, frozenset(found)) for item_id, found in rows.items()}
 
 
-def state_of(store: Path) -> Fingerprint:
+def state_of(store: Path | str) -> Fingerprint:
     """What a store has published."""
     return fingerprint(embedder.open_store(store).to_arrow(["item_id", "segment", "content_version"]))
 
 
-def compare(store: Path, undisturbed: Path) -> tuple[int, dict[str, list[Any]]]:
+def compare(store: Path | str, undisturbed: Path) -> tuple[int, dict[str, list[Any]]]:
     """Compare rows and items of all models of two stores: keys, versions, fingerprints, vectors; and count the rows."""
     num_rows, difference = 0, {"lost": [], "duplicated": [], "differing": []}
     for model in (None, *embedder.open_store(undisturbed).models):
@@ -56,7 +55,7 @@ def compare(store: Path, undisturbed: Path) -> tuple[int, dict[str, list[Any]]]:
     return num_rows, difference
 
 
-def _compare_model(store: Path, undisturbed: Path, model: str | None, difference: dict[str, list[Any]]) -> int:
+def _compare_model(store: Path | str, undisturbed: Path, model: str | None, difference: dict[str, list[Any]]) -> int:
     """Compare the rows and items of one model; gives the number of its rows."""
     found, expected = (embedder.open_store(each, model=model) for each in (store, undisturbed))
     rows = found.to_arrow()
@@ -93,9 +92,9 @@ def _same_vector(vector: list[float] | None, other: list[float] | None) -> bool:
 
 
 class Poller(threading.Thread):
-    """Opens what is published all the while, as searches do, and both tables as other programs do."""
+    """Opens what is published all the while, as searches do, and on a disk both tables as other programs do."""
 
-    def __init__(self, store: Path, *, may_mix: bool = False) -> None:
+    def __init__(self, store: Path | str, *, may_mix: bool = False) -> None:
         super().__init__(name="reader", daemon=True)
         self.may_mix = may_mix
         """Whether each item may be of another state, as runs publish while they go on."""
@@ -114,7 +113,7 @@ class Poller(threading.Thread):
                 self.poll()
             except (StoreError, OSError, ValueError) as error:
                 self.faults.append(f"{type(error).__name__}: {error}")
-            time.sleep(0.02)
+            time.sleep(0.02 if isinstance(self._store, Path) else 1.0)  # the bucket's server has one thread
 
     def stop(self) -> None:
         """Stop polling, and wait for the last look."""
@@ -130,7 +129,8 @@ class Poller(threading.Thread):
         """Look once."""
         self.num_polls += 1
         files = StoreFiles(self._store)
-        self._look_at_newest(files)
+        if isinstance(self._store, Path):
+            self._look_at_newest(files)
         current = read_current(files) if files.exists("CURRENT.json") else None
         if current is None:
             return
@@ -160,7 +160,7 @@ class Poller(threading.Thread):
 
     def _state_of_index(self, files: StoreFiles, number: int) -> Fingerprint:
         """The rows that an index was built of; a compaction keeps that of the version before, of equal rows."""
-        version = read_manifest(version_path(Path(files.uri("index")), number)).embeddings_version
+        version = fetched_manifest(files, number).embeddings_version
         return fingerprint(RecordTable(files, "embeddings", version).read(["item_id", "segment", "content_version"]))
 
     def _look_at_newest(self, files: StoreFiles) -> None:

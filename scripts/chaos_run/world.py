@@ -66,6 +66,8 @@ class World:
         self.root, self.source, self.rng, self.num_made = root, root / "source", rng, 0
         self.further = [f"other{number}" for number in range(1, num_models)]
         self.has_step = has_step
+        self.in_bucket: dict[str, str] = {}
+        """URIs of stores that are not in the folder, by name."""
 
     def build(self, num_images: int = NUM_ITEMS, vision: dict = VISION) -> None:
         """Make source and model.
@@ -106,9 +108,9 @@ class World:
         path.write_text("\n".join([others, *tables, ""]))
         return path
 
-    def store(self, name: str) -> Path:
-        """Folder of a store."""
-        return self.root / name
+    def store(self, name: str) -> Path | str:
+        """Folder of a store, or its URI."""
+        return self.in_bucket.get(name, self.root / name)
 
     def change(self) -> str:
         """Add, change, touch and delete some items; says what was done."""
