@@ -86,13 +86,17 @@ def test_a_profile_that_cannot_be_used_is_one_line_unless_variables_give_credent
 ):
     profiles(config, credentials)
     monkeypatch.setenv("AWS_PROFILE", "nightly")
-    for attempt in (lambda: StoreFiles("s3://team/store").read("a"), lambda: StoreFiles("s3://team/a").storage_options):
+    files = StoreFiles("s3://team/store")
+    for attempt in (lambda: files.read("a"), lambda: files.create("a", b""), lambda: list(files.list(""))):
         with pytest.raises(
             StoreError, match=f"store the AWS profile can't be used: .*{message}.*correct AWS_PROFILE"
         ) as caught:
             attempt()
         assert "\n" not in str(caught.value)
         assert KEY not in str(caught.value)
+    with pytest.raises(ObjectStoreError, match=f"the AWS profile can't be used: .*{message}") as caught:
+        storage_options("s3://team/table")
+    assert KEY not in str(caught.value)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     assert profile_settings() == ({}, None)
 
