@@ -26,7 +26,18 @@ from typing import Any
 
 from store_simulation import light_rows
 from store_simulation.faults import FAULTS, plant
-from store_simulation.schedules import Schedule, base, draw, from_json, run_schedule, shrink, to_json
+from store_simulation.schedules import (
+    OTHERS,
+    WEIGHTS,
+    Schedule,
+    base,
+    draw,
+    from_json,
+    run_schedule,
+    shrink,
+    to_json,
+    typical,
+)
 
 FAULT_SCHEDULES = 100_000
 MAX_SHOWN = 5
@@ -39,6 +50,8 @@ def prepare(fault: str | None = None) -> None:
     light_rows.install()
     for on_disk in (False, True):
         base(on_disk)
+        for name in WEIGHTS | OTHERS:
+            typical(name, on_disk)
     if fault is not None:
         plant(fault)
     gc.collect()

@@ -30,6 +30,7 @@ from embedder.store.layout import (
     read_record,
     run_file,
 )
+from embedder.store.purge.tombstones import check_purges
 from embedder.store.runs import all_runs, run_time, unfinished_runs
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
@@ -264,9 +265,11 @@ def rollback(files: StoreFiles, run_id: str | None, choose_index: IndexChoice) -
         The new publication.
 
     Raises:
-        StoreError: there is no such publication, it is the current one, or it can't be read any more.
+        StoreError: there is no such publication, it is the current one, it can't be read any more, or a purge was cut
+            off.
     """
     current = writable(files)
+    check_purges(files)
     target = _target(files, current, run_id)
     check_readable(files, target)
     for run in unfinished_runs(files):

@@ -88,7 +88,7 @@ class SimulatedBucket:
     def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
         """As of `Backend`."""
         content = data if isinstance(data, bytes) else data.read_bytes()
-        fault = self._world.effect()
+        fault = self._world.effect(is_change=True)
         kind = "" if fault is None else fault.kind
         writer = self._world.current
         if kind == "refused":
@@ -133,7 +133,7 @@ class SimulatedBucket:
     def delete(self, paths: Iterable[str]) -> None:
         """As of `Backend`; one effect for each, between which a process may end."""
         for path in list(paths):
-            fault = self._world.effect()
+            fault = self._world.effect(is_change=True)
             if fault is not None and fault.kind == "refused":
                 raise StoreUnavailableError("store s3://simulated: 503")
             if self.objects.pop(path, None) is not None:
@@ -217,8 +217,8 @@ class SimulatedDisk(Disk):
         self.folders_there, self.durable_folders = set(other.folders_there), set(other.folders_there)
         self._num_files = other._num_files
 
-    def _effect(self) -> str:
-        fault = self._world.effect()
+    def _effect(self, *, is_change: bool = True) -> str:
+        fault = self._world.effect(is_change=is_change)
         if fault is None:
             return ""
         if fault.kind == "refused":
@@ -299,7 +299,7 @@ class SimulatedDisk(Disk):
 
     def read(self, path: str) -> bytes:
         """As of `Disk`."""
-        self._effect()
+        self._effect(is_change=False)
         if path not in self.names:
             raise FileNotFoundError(path)
         return self.contents[self.names[path]]

@@ -65,8 +65,8 @@ FAULTS = tuple(
             "tables:RecordTable.commit_files",
             "if self._put_entry(number, commit_entry(mark, session, now_ms, adds, removes)) and number % 100 == 0:",
             "self._put_entry(number, commit_entry(mark, session, now_ms, adds, removes))\n"
-            "            return self.version\n"
-            "            if False:",
+            "        return self.version\n"
+            "        if False:",
         ),
         (
             "base-is-the-newest-version",

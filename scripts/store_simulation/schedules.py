@@ -1,6 +1,5 @@
 """Schedules: which operations run on the store, where each is interrupted and how, and what must hold at the end."""
 
-import itertools
 import json
 from collections.abc import Iterator
 from datetime import timedelta
@@ -47,11 +46,13 @@ class Outcome(NamedTuple):
     Attributes:
         violations: what did not hold; nothing of a good one.
         num_effects: effects of each process.
+        num_changes: those of them that change the store.
         results: how each process ended.
     """
 
     violations: tuple[str, ...]
     num_effects: tuple[int, ...]
+    num_changes: tuple[int, ...]
     results: tuple[str, ...]
 
 
@@ -139,9 +140,12 @@ def run_schedule(schedule: Schedule) -> Outcome:
     try:
         if schedule.on_disk:
             world.run(processes[:1], on_end)
-            if processes[0].result == "killed" and any(each.kind == "power cut" for each in schedule.faults):
+            kinds = {each.kind for each in schedule.faults}
+            if "power cut at the end" in kinds or ("power cut" in kinds and processes[0].result == "killed"):
                 backend.cut_power(lambda: luck.random() < 0.5)
                 checker.reread()
+                for item in checker.purged:
+                    _check_gone(checker, backend, processes[0], item)
             world.run(processes[1:], on_end)
         else:
             world.run(processes, on_end)
@@ -153,6 +157,7 @@ def run_schedule(schedule: Schedule) -> Outcome:
     return Outcome(
         tuple(checker.violations),
         tuple(each.num_effects for each in processes),
+        tuple(each.num_changes for each in processes),
         tuple(each.result for each in processes),
     )
 
@@ -268,41 +273,77 @@ def _check_leftovers(checker: Checker, backend: Any) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def pairs() -> Iterator[tuple[str, str]]:
-    """All pairs of operations of which the first is interrupted by the second."""
-    return itertools.product(WRITERS, OPERATIONS)
-
-
 def draw(random: Random) -> Schedule:
     """Draw a schedule: mostly a writer that is silent while another one works, and goes on at some effect of it."""
-    on_disk = random.random() < 0.1
+    luck = random.randint(0, 1 << 30)
+    if random.random() < ON_DISK:
+        operations = (_choose(random, WEIGHTS), _choose(random, WEIGHTS_ON_DISK))
+        kind = random.choice(("power cut", "power cut", "power cut at the end", "kill", "kill after", "refused"))
+        return Schedule(operations, (Fault(0, _place(random, operations[0], True), kind),), (), True, "", luck)
     num = 2 if random.random() < 0.85 else 3
-    operations = tuple(random.choice(tuple(OPERATIONS) if number else WRITERS) for number in range(num))
+    operations = (_choose(random, WEIGHTS), *(_choose(random, {**WEIGHTS, **OTHERS}) for _ in range(num - 1)))
     clocks = tuple(random.choice((0, 0, 0, 1, 2)) for _ in operations)
-    faults: list[Fault] = []
-    if on_disk:
-        first = Fault(
-            0, random.randint(1, 250), random.choice(("power cut", "power cut", "kill", "kill after", "refused"))
-        )
-        return Schedule(operations[:2], (first,), (), True, "", random.randint(0, 1 << 30))
     style = random.random()
-    if style < 0.6:
-        faults.append(Fault(0, random.randint(1, 90), "pause", _pause(random)))
-    elif style < 0.8:
-        faults.append(Fault(0, random.randint(1, 90), random.choice(("kill", "kill after"))))
+    first = _place(random, operations[0])
+    if style < 0.75:
+        faults = [Fault(0, first, "pause", _pause(random))]
+    elif style < 0.87:
+        faults = [Fault(0, first, random.choice(("kill", "kill after")))]
     else:
-        faults.append(
-            Fault(
-                0, random.randint(1, 90), random.choice(("lost", "late", "repeated", "refused", "lag")), _pause(random)
-            )
-        )
-        faults.append(Fault(0, random.randint(1, 90), "pause", _pause(random)))
-    if random.random() < 0.3:
-        kind = random.choice(("pause", "kill", "kill after", "lost", "late", "repeated", "refused", "lag"))
-        faults.append(Fault(random.randrange(num), random.randint(1, 90), kind, _pause(random)))
+        kind = random.choice(("lost", "late", "repeated", "refused", "lag"))
+        second = _place(random, operations[0])
+        faults = [Fault(0, first, kind, _pause(random)), Fault(0, second, "pause", _pause(random))]
+    if random.random() < 0.25:
+        kind = random.choice(("pause", "pause", "kill", "kill after", "lost", "late", "repeated", "refused", "lag"))
+        number = random.randrange(num)
+        faults.append(Fault(number, _place(random, operations[number]), kind, _pause(random)))
     lock = random.choice(LOCKS) if random.random() < 0.03 else ""
     unique = {(each.process, each.effect): each for each in faults}
-    return Schedule(operations, tuple(unique.values()), clocks, False, lock, random.randint(0, 1 << 30))
+    return Schedule(operations, tuple(unique.values()), clocks, False, lock, luck)
+
+
+ON_DISK = 0.12
+WEIGHTS = {
+    "embed a b y": 5,
+    "embed c d": 3,
+    "embed c d in two tasks": 2,
+    "embed and publish as it goes": 4,
+    "embed two models": 3,
+    "refresh without x": 3,
+    "rollback": 2,
+    "rollback to the first": 4,
+    "release": 1,
+    "vacuum": 5,
+    "compact": 2,
+    "purge x": 5,
+    "purge z": 4,
+    "index": 3,
+    "embed nothing, by mistake": 3,
+}
+OTHERS = {"late worker": 2, "read": 2}
+WEIGHTS_ON_DISK = WEIGHTS | {"purge x": 15}
+
+
+def _choose(random: Random, weights: dict[str, int]) -> str:
+    return random.choices(tuple(weights), tuple(weights.values()))[0]
+
+
+@cache
+def typical(name: str, on_disk: bool) -> tuple[int, int]:
+    """Numbers of an operation's effects and of its changes of the store, where nothing goes wrong."""
+    outcome = run_schedule(Schedule((name,), on_disk=on_disk, luck=1))
+    return outcome.num_effects[0], outcome.num_changes[0]
+
+
+def _place(random: Random, name: str, on_disk: bool = False) -> int:
+    """Effect at which something goes wrong: mostly a change of the store, which are fewer than looks at it."""
+    num_effects, num_changes = typical(name, on_disk)
+    return -random.randint(1, num_changes + 2) if random.random() < 0.8 else random.randint(1, num_effects + 10)
+
+
+def _pause(random: Random) -> int:
+    """Effects of others: a few, up to some place in their work, or all."""
+    return random.choice((random.randint(1, 60), random.randint(20, 200), 10**9, 10**9))
 
 
 LOCKS = (
@@ -314,10 +355,6 @@ LOCKS = (
     '{"token": "x", "lease_s": "nan"}',
     '{"lease_s": -1}',
 )
-
-
-def _pause(random: Random) -> int:
-    return random.choice((random.randint(1, 12), random.randint(10, 120), random.randint(60, 200), 10**9))
 
 
 def shrink(schedule: Schedule) -> Schedule:

@@ -15,10 +15,12 @@ import greenlet
 
 from embedder.store.environment import Environment
 
-Kind = Literal["pause", "kill", "kill after", "lost", "late", "repeated", "refused", "power cut", "lag"]
+Kind = Literal[
+    "pause", "kill", "kill after", "lost", "late", "repeated", "refused", "power cut", "power cut at the end", "lag"
+]
 """What goes wrong at an effect: the process is silent for some effects of others; it dies before or after the effect;
 the effect is made and its answer lost; it is made later, after the client gave up; it is sent twice; it is refused with
-503; the machine dies; listings show nothing new from here on."""
+503; the machine dies, at once or after the end; listings show nothing new from here on."""
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_EFFECTS = 6000
@@ -30,7 +32,7 @@ class Fault(NamedTuple):
 
     Attributes:
         process: its number in the schedule.
-        effect: number of the effect of that process, from 1.
+        effect: number of the effect of that process, from 1; a negative one counts its changes of the store only.
         kind: what happens.
         length: effects of others, for which a pause lasts or by which a late effect is late.
     """
@@ -73,6 +75,7 @@ class Process:
     faults: dict[int, Fault]
     clock_offset: timedelta = timedelta()
     num_effects: int = 0
+    num_changes: int = 0
     paused_until: int = 0
     wakes_at_s: float = 0.0
     state: Literal["new", "running", "done", "killed"] = "new"
@@ -124,8 +127,11 @@ class World:
             make_lock=_NoLock,
         )
 
-    def effect(self) -> Fault | None:
+    def effect(self, *, is_change: bool = False) -> Fault | None:
         """Count an effect of the current process and do to it what the schedule says, before the effect.
+
+        Args:
+            is_change: whether it changes the store.
 
         Returns:
             What is to be done to the effect itself.
@@ -142,6 +148,9 @@ class World:
             if number >= self.next_resume:
                 self._hub.switch()
         fault = process.faults.get(own)
+        if is_change:
+            process.num_changes += 1
+            fault = process.faults.get(-process.num_changes, fault)
         if fault is None:
             return None
         if fault.kind == "pause":
@@ -151,6 +160,8 @@ class World:
             return None
         if fault.kind == "kill":
             raise Killed
+        if fault.kind == "power cut at the end":
+            return None
         if fault.kind == "lag":
             process.lagging = True
             return None

@@ -44,7 +44,7 @@ from embedder.store.part_writer import encode_part, rewritten_name, store_part
 from embedder.store.purge.audit import Scan, is_among, is_free_text, names_in, row_values, scan_store, texts_of
 from embedder.store.purge.id_matcher import ItemNames
 from embedder.store.purge.plan import PurgePlan, index_folder, is_part, place_of, plan_purge, split_segment
-from embedder.store.purge.tombstones import remember_purged
+from embedder.store.purge.tombstones import finish_purge, remember_purged
 from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
 
@@ -106,6 +106,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
             f"purge: an item is still held or named in {len(scan.found_in):,} of {counted(scan.num_files, 'file')}: "
             f"{', '.join(scan.found_in[:5])}; nothing that is published holds them; purge again, or delete these files"
         )
+    finish_purge(files, plan.ids)
     lost = before - readable(files, publications(files))
     return Purge(plan, tuple(sorted(lost)), new, scan)
 

@@ -8,6 +8,8 @@ from datetime import datetime
 import pyarrow as pa
 from pydantic import Field
 
+from embedder.errors import StoreError
+from embedder.quantities import counted
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Record, read_record, swap_record
 
@@ -19,6 +21,7 @@ class PurgedIds(Record):
 
     key: str = Field(description="32 random bytes, in hex")
     hashes: dict[str, datetime] = Field(description="hash of an item_id -> when it was purged")
+    unfinished: tuple[str, ...] = Field((), description="hashes of items whose purge was begun and has not ended")
 
     def hash_of(self, item_id: str) -> str:
         """BLAKE2b-128 of the id under the store's key, in hex."""
@@ -37,9 +40,35 @@ def remember_purged(files: StoreFiles, item_ids: Collection[str]) -> None:
     def with_items(record: PurgedIds | None) -> PurgedIds:
         known = record or fresh
         new = {known.hash_of(item_id): now for item_id in item_ids}
-        return known.model_copy(update={"hashes": new | known.hashes})
+        unfinished = tuple(sorted({*known.unfinished, *new}))
+        return known.model_copy(update={"hashes": new | known.hashes, "unfinished": unfinished})
 
     swap_record(files, PURGED_FILE, PurgedIds, with_items)
+
+
+def finish_purge(files: StoreFiles, item_ids: Collection[str]) -> None:
+    """Record that nothing of these items is left in any version."""
+
+    def without_items(record: PurgedIds | None) -> PurgedIds | None:
+        if record is None:
+            return None
+        done = {record.hash_of(item_id) for item_id in item_ids}
+        return record.model_copy(update={"unfinished": tuple(each for each in record.unfinished if each not in done)})
+
+    swap_record(files, PURGED_FILE, PurgedIds, without_items)
+
+
+def check_purges(files: StoreFiles) -> None:
+    """Refuse to go back to an earlier version while one may hold some of a purged item.
+
+    Raises:
+        StoreError: a purge was cut off.
+    """
+    if num_unfinished := len(read_purged(files).unfinished):
+        raise StoreError(
+            f"store {files.address}: a purge of {counted(num_unfinished, 'item')} was cut off, and earlier versions "
+            "may hold some of it; run the same `embedder purge` again, then roll back"
+        )
 
 
 def purged_before(files: StoreFiles, item_ids: Iterable[str]) -> set[str]:
