@@ -24,6 +24,8 @@ KEYS = {"items": RECORD_KEYS, "embeddings": ROW_KEYS}
 NUM_WHOLE = 4
 """Part files that are read whole side by side, each of at most 64 MiB, which takes about four times its size."""
 NUM_KEYS = 16
+KEY_BYTES = 32 << 20
+"""Keys of a table that stay in memory, some hundred thousand: to group them takes ten times as much."""
 
 Counts = dict[str, int]
 
@@ -124,7 +126,8 @@ def check_table(
     found.size_bytes = sum(part.size_bytes for part in parts)
     there = _present(model, table, parts, found, way_back)
     found.is_whole = len(there) == len(parts)
-    found.keys = HashedRows(_read(model, there, found, way_back, counted_columns, deep=deep), KEYS[table])
+    rows = _read(model, there, found, way_back, counted_columns, deep=deep)
+    found.keys = HashedRows(rows, KEYS[table], memory_bytes=KEY_BYTES)
     return found
 
 
