@@ -149,7 +149,8 @@ def replay(text: str) -> int:
     outcome = run_schedule(from_json(text))
     for violation in outcome.violations:
         print(violation)
-    print(json.dumps({"schedules": 1, "violations": len(outcome.violations), "results": outcome.results}))
+    result = {"schedules": 1, "violations": len(outcome.violations), "results": outcome.results, "items": outcome.items}
+    print(json.dumps(result))
     return 1 if outcome.violations else 0
 
 

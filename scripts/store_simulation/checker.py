@@ -236,6 +236,11 @@ class Checker:
                 self.fail(f"{kind} {run_id} published rows that nobody wrote: {sorted(foreign)}")
 
     @property
+    def published(self) -> Version | None:
+        """Rows of what is published."""
+        return self.states.get((self.current or {}).get("run_id", ""))
+
+    @property
     def being_purged(self) -> set[str]:
         """Items that a purge was begun for."""
         return self.purge_begun | self.purged

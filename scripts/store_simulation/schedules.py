@@ -48,12 +48,14 @@ class Outcome(NamedTuple):
         num_effects: effects of each process.
         num_changes: those of them that change the store.
         results: how each process ended.
+        items: what was published then: item -> process that embedded it.
     """
 
     violations: tuple[str, ...]
     num_effects: tuple[int, ...]
     num_changes: tuple[int, ...]
     results: tuple[str, ...]
+    items: dict[str, str]
 
 
 @cache
@@ -136,7 +138,7 @@ def run_schedule(schedule: Schedule) -> Outcome:
         processes.append(process)
     for process in processes:
         process.notes["first"] = processes[0]
-    on_end = partial(_on_end, checker, backend)
+    on_end, items = partial(_on_end, checker, backend), dict[str, str]()
     try:
         if schedule.on_disk:
             world.run(processes[:1], on_end)
@@ -149,6 +151,7 @@ def run_schedule(schedule: Schedule) -> Outcome:
             world.run(processes[1:], on_end)
         else:
             world.run(processes, on_end)
+        items = dict(checker.published.items) if checker.published is not None else {}
         _at_the_end(world, checker, backend, schedule)
     except Stuck:
         checker.fail("it does not end")
@@ -159,6 +162,7 @@ def run_schedule(schedule: Schedule) -> Outcome:
         tuple(each.num_effects for each in processes),
         tuple(each.num_changes for each in processes),
         tuple(each.result for each in processes),
+        items,
     )
 
 

@@ -34,6 +34,8 @@ _MADE_AGAIN = re.compile(_MODEL + r"(words|query_towers)/.+")
 _MADE_IN_PLACE = re.compile(_MODEL + r"(index|words|query_towers)/.+")
 _NOT_RECORDED = re.compile(_MADE_IN_PLACE.pattern + r"|\.lock|runs\.jsonl")
 """On a disk: what is made in place, the lock of the operating system, and a log for people that is appended to."""
+_IN_PART = re.compile(_MODEL + r"((items|embeddings)/_delta_log|runs/[^/]+/journal)/.+")
+"""Files of which some of the content is recorded."""
 _THERE = b"."
 
 
@@ -76,7 +78,7 @@ class Change:
         """Whether a tag can be that of what this put writes: servers give the MD5 of a small file."""
         if self.tag is not None:
             return self.tag == tag
-        if self.content is None or not isinstance(tag, dict):
+        if self.content is None or not isinstance(tag, dict) or _IN_PART.fullmatch(self.path):
             return True
         digests = hashlib.sha256(self.content).hexdigest(), hashlib.md5(self.content).hexdigest()
         known = [str(value).strip('"') for name, value in tag.items() if name in ("sha256", "e_tag")]
@@ -105,6 +107,7 @@ class TraceChecker:
     ever: set[str] = field(default_factory=set)
     writers: dict[str, set[tuple[str, int]]] = field(default_factory=dict)
     doomed: set[str] = field(default_factory=set)
+    lists: dict[str, frozenset[str]] = field(default_factory=dict)
     known_lists: set[str] = field(default_factory=set)
     journalled: set[str] = field(default_factory=set)
     sealed: dict[str, set[str]] = field(default_factory=dict)
@@ -163,6 +166,8 @@ class TraceChecker:
             parts = [f"{folder}{part}" for part in json.loads(change.content)["parts"]]
             change.lacking = [part for part in parts if self.is_whole and part not in self.ever]
             self.journalled.update(parts)
+        elif _LIST.fullmatch(change.path) and change.content is not None:
+            self.lists[change.path] = frozenset(json.loads(change.content))
         elif _ENTRY.fullmatch(change.path) and change.content is not None:
             table = change.path.partition("/_delta_log/")[0]
             added = [f"{table}/{each}" for each in _files_of(change.content)[0]]
@@ -257,8 +262,9 @@ class TraceChecker:
             if not is_same and change.condition is None and path in self.checker.needed:
                 self.fail(change, f"{path} is published, and was rewritten without a condition")
         elif (index := _INDEX.fullmatch(path)) is not None:
-            manifest = f"{path.rpartition('/')[0]}/manifest.json"
-            if manifest in self.files and index["name"] != "claim":
+            manifest = self.files.get(f"{path.rpartition('/')[0]}/manifest.json")
+            is_after = manifest is not None and change.begin_ns > (manifest.end_ns or manifest.begin_ns)
+            if is_after and index["name"] != "claim":
                 self.fail(change, f"{path} was written after the manifest beside it")
 
     def _note(self, change: Change) -> None:
@@ -276,12 +282,14 @@ class TraceChecker:
 
     def _note_lists(self, change: Change) -> None:
         for token in self._lists_of(change):
-            listed = self.content(f"deletions/{token}.json")
-            if token not in self.known_lists and listed is None and self.is_whole:
-                self.fail(change, f"CURRENT.json names deletions/{token}.json, which was not there")
+            path = f"deletions/{token}.json"
+            if token not in self.known_lists and path not in self.ever and self.is_whole:
+                self.fail(change, f"CURRENT.json names {path}, which was not there")
             self.known_lists.add(token)
-            self.doomed.update(json.loads(listed) if listed not in (None, b"{}", _THERE) else ())
+            self.doomed |= self._listed(path)
         self.doomed.update(f"deletions/{token}.json" for token in self.known_lists)
+        for path in self.doomed & self.checker.needed:  # a name that was once listed never comes back
+            self.checker.fail(f"marked what is published to be deleted: {path}")
 
     def _lists_of(self, change: Change) -> list[str]:
         return json.loads(change.content or b"{}").get("deleting", [])
@@ -300,8 +308,9 @@ class TraceChecker:
                 if path in self.checker.needed and not is_certain and path not in self.files:
                     self.fail(change, f"deleted what is published: {path}")
             if is_certain:
+                for each in self.open.pop(path, ()):
+                    each.is_made = True  # before that
                 self.files.pop(path, None)
-                self.open.pop(path, None)
                 self.gone.add(path)
                 self.checker.on_delete(path)
 
@@ -329,7 +338,14 @@ class TraceChecker:
         """Whether a move of CURRENT.json that is under way lists the file."""
         changes = [each for each in self.open.get("CURRENT.json", ()) if each.what == "put"]
         names = [f"deletions/{token}.json" for each in changes for token in self._lists_of(each)]
-        return path in names or any(path in json.loads(self.content(name) or b"[]") for name in names)
+        return path in names or any(path in self._listed(name) for name in names)
+
+    def _listed(self, name: str) -> frozenset[str]:
+        """Files of a list, which may be deleted by now."""
+        if name in self.lists:
+            return self.lists[name]
+        listed = self.content(name)
+        return frozenset(json.loads(listed)) if listed not in (None, b"{}", _THERE) else frozenset()
 
     def _is_failed_part(self, path: str, change: Change) -> bool:
         """Whether the file is of a write task that failed in the same process, and no entry names it."""
@@ -342,9 +358,17 @@ class TraceChecker:
         if found is None:
             return False
         folder, entry = f"{found['folder'] or ''}runs/{found['run']}", _JOURNAL.fullmatch(path)
-        is_sealed = entry is not None and entry["name"] in self.sealed.get(f"{folder}/journal", ())
+        is_sealed = entry is not None and entry["name"] in self._sealed_in(f"{folder}/journal")
         is_own = found["rest"].startswith(("input/", "preflight")) or found["rest"] == "retrieval_pairs.parquet"
-        return is_sealed or is_own or folder in self.withdrawn
+        maybe = (each for each in self.open.get(f"{folder}/run.json", ()) if each.what == "put")
+        is_withdrawn = folder in self.withdrawn or any(_is_withdrawn(each.content) for each in maybe)
+        return is_sealed or is_own or is_withdrawn
+
+    def _sealed_in(self, journal: str) -> set[str]:
+        """Entries that segments of a journal hold, made or under way."""
+        maybe = (each for path, changes in self.open.items() if _SEGMENT.fullmatch(path) for each in changes)
+        names = (json.loads(each.content or b"[]") for each in maybe if each.path.startswith(f"{journal}/"))
+        return self.sealed.get(journal, set()).union(*names)
 
     def _is_of_new_store(self, path: str, change: Change) -> bool:
         """Whether nothing was ever published, and the file is taken back by who wrote it, or purged."""
@@ -368,6 +392,10 @@ class TraceChecker:
         for path in found.keys() - self.files.keys() if self.is_whole else ():
             if not self.open.get(path) and not (self.is_on_disk and _NOT_RECORDED.fullmatch(path)):
                 self.checker.fail(f"{path} is there, and nobody has written it")
+
+
+def _is_withdrawn(content: bytes | None) -> bool:
+    return bool(json.loads(content or b"{}").get("is_withdrawn"))
 
 
 def _folder(path: str) -> str:

@@ -12,6 +12,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -50,6 +51,7 @@ from embedder.store.tables import RecordTable
 
 LOG = logging.getLogger(__name__)
 
+MAX_PLANS = 3
 GROUP_BYTES = 256 << 20
 """Size of the part files whose new content is held in memory together, so that the log is rewritten once for them."""
 
@@ -86,7 +88,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     unfinished = [info.path for info in files.list("") if is_unfinished(info)]
     files.confirm_lease()
     files.delete_each(unfinished)  # by killed writers; nothing ever refers to them, and they may hold anything
-    plan = plan_purge(files, item_ids)
+    plan = _plan_settled(files, item_ids)
     before = readable(files, publications(files))
     remember_purged(files, plan.ids)
     new = _publish_without(files, plan, choose_index) if plan.publishes else None
@@ -109,6 +111,14 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     finish_purge(files, plan.ids)
     lost = before - readable(files, publications(files))
     return Purge(plan, tuple(sorted(lost)), new, scan)
+
+
+def _plan_settled(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
+    """Plan the purge, again where a run that was overtaken still joins or deletes files of its journal."""
+    for _ in range(MAX_PLANS - 1):
+        with suppress(FileNotFoundError):
+            return plan_purge(files, item_ids)
+    return plan_purge(files, item_ids)
 
 
 def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoice) -> Published | None:
