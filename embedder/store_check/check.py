@@ -17,6 +17,7 @@ from embedder.store.models import model_folders
 from embedder.store_check.findings import SEVERITIES, Finding, Severity, Unreadable, attempt
 from embedder.store_check.indexes import check_index, check_towers, check_words, unfinished_indexes
 from embedder.store_check.leftovers import leftovers
+from embedder.store_check.lock_holder import check_lock
 from embedder.store_check.logs import check_logs
 from embedder.store_check.parts import TableContent, WayBack, check_table
 from embedder.store_check.records import (
@@ -24,7 +25,7 @@ from embedder.store_check.records import (
     check_bindings,
     check_chain,
     check_deletions,
-    check_lock,
+    check_purges,
     check_runs,
 )
 from embedder.store_check.rows import check_counts, check_rows
@@ -103,7 +104,7 @@ def _look(files: StoreFiles, *, deep: bool, started: float) -> StoreCheck:
     early = attempt(lambda: read_current(files))  # before the listing, which then has all files that it names
     listing = {info.path: info.size_bytes for info in files.list("")}
     bindings = check_bindings(files, listing, early)
-    findings = [*bindings.findings, *lock]
+    findings = [*bindings.findings, *lock, *check_purges(files, is_writing=is_writing)]
     chain, models, whole = None, dict[str, ModelFigures](), set[str]()
     if (current := bindings.current) is not None:
         chain = check_chain(files, current)

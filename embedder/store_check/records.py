@@ -1,7 +1,5 @@
-"""Small files of a store: what is published, whose vectors these are, the chain of publications, runs, and the lock."""
+"""Small files of a store: what is published, whose vectors these are, the chain of publications, what is to go."""
 
-import json
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,13 +24,14 @@ from embedder.store.layout import (
     read_record,
     run_file,
 )
-from embedder.store.lock import LOCK_FILE, describe
 from embedder.store.models import model_files
+from embedder.store.purge.tombstones import PURGED_FILE, PurgedIds
 from embedder.store.runs import OPERATIONS, RUN_FILE
 from embedder.store.schema import FORMAT_VERSION
 from embedder.store.store_info import FINGERPRINTS, read_store_info, served_info
 from embedder.store_check.findings import Finding, Unreadable, attempt, shown
 from embedder.store_check.scope import Listing, own_files
+from shards.schema import parse_json
 
 NEWER = "use the embedder that wrote the store"
 """Of the message that a store is of a format that a later release made, which is no damage."""
@@ -298,37 +297,24 @@ def check_runs(files: StoreFiles, chain: Chain, models: list[str], listing: List
     return findings
 
 
-def check_lock(files: StoreFiles) -> tuple[list[Finding], bool]:
-    """Read the lock; give findings, and whether a writer seems to be at work."""
-    data = attempt(lambda: files.read(LOCK_FILE))
-    if isinstance(data, Unreadable) or (not data and files.folder is not None):
-        return [], False
-    holder = attempt(lambda: json.loads(data))
-    if isinstance(holder, dict) and "released" in holder:
-        return [], False
-    if not isinstance(holder, dict) or describe(holder) == "unknown":
-        is_on_disk = files.folder is not None
-        rule = "it names its holder, or that it is free"
-        cure = (
-            "nothing: on a disk the operating system holds the lock, and the next writer writes its name"
-            if is_on_disk
-            else "nothing: the next writer watches it for its lease, and takes it over where nobody renews it"
-        )
-        return [Finding("warning", LOCK_FILE, "its content is damaged", rule, cure)], not is_on_disk
-    is_gone = files.folder is not None and is_ended(holder)
-    if is_gone:
-        found, cure = f"left by {describe(holder)}, which has ended", "nothing: the next writer takes it"
-    else:
-        found, cure = f"held by {describe(holder)}", "wait for it to end: what it has in progress is not judged"
-    return [Finding("note", LOCK_FILE, found, "one writer at a time holds a store", cure)], not is_gone
+def check_purges(files: StoreFiles, *, is_writing: bool) -> list[Finding]:
+    """Read the record of purged items, which keeps them from coming back.
 
-
-def is_ended(holder: Mapping[str, object]) -> bool:
-    """Whether the process that holds a lock was on this machine, and is no more."""
-    import psutil
-
-    pid = holder.get("pid")
-    return holder.get("host") == socket.gethostname() and isinstance(pid, int) and not psutil.pid_exists(pid)
+    Args:
+        files: the store.
+        is_writing: whether a writer is at work, whose purge it may be.
+    """
+    record = attempt(lambda: read_record(files, PURGED_FILE, PurgedIds))
+    if isinstance(record, Unreadable):
+        rule = "it keeps purged items from coming back, and each run reads it"
+        return [Finding("error", PURGED_FILE, record.reason, rule, "restore the file from a backup")]
+    if record is None or not record.unfinished:
+        return []
+    found = f"a purge of {counted(len(record.unfinished), 'item')} has not ended"
+    rule = "earlier versions may hold some of it, and none can be gone back to"
+    if is_writing:
+        return [Finding("note", PURGED_FILE, found, rule, "wait for the writer at work")]
+    return [Finding("warning", PURGED_FILE, found, rule, f"run the same `embedder purge ID {files.option}` again")]
 
 
 def check_deletions(files: StoreFiles, current: Current, listing: Listing) -> tuple[list[Finding], frozenset[str]]:
@@ -366,7 +352,7 @@ def check_deletions(files: StoreFiles, current: Current, listing: Listing) -> tu
 
 
 def _list_of(files: StoreFiles, path: str) -> list[str]:
-    found = json.loads(files.read(path))
+    found = parse_json(files.read(path))
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise StoreError("damaged, a list of paths is due")
     return found

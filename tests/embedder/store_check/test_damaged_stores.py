@@ -11,13 +11,15 @@ import pytest
 from index_stores import indexed_store
 from model_stores import add_model, vector_row
 from store_samples import begin, row, table
-from store_states import new_store, publish_refresh
+from store_states import new_store, no_index, publish_refresh
 
 from embedder.errors import StoreError
 from embedder.store.current import move_current
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.part_writer import store_part, write_part
+from embedder.store.purge.purge import purge
+from embedder.store.purge.tombstones import remember_purged
 from embedder.store.tables import RecordTable
 from embedder.store_check.check import check_store
 from embedder.store_check.logs import missing_entries
@@ -367,3 +369,14 @@ def test_the_lock_of_a_process_that_has_ended(files):
     holder = {"pid": 2**22 + 1, "host": socket.gethostname(), "since": "then"}
     (files.folder / ".lock").write_text(json.dumps(holder))
     assert only(files, "note")[1].endswith("since then, which has ended")
+
+
+def test_a_purge_that_was_cut_off_and_a_record_of_purges_that_is_damaged(files):
+    remember_purged(files, ["a.jpg"])
+    place, found, cure = only(files, "warning")
+    assert (place, found) == ("purged.json", "a purge of 1 item has not ended")
+    assert "run the same `embedder purge" in cure
+    purge(files, ["a.jpg"], no_index)
+    assert check_store(files).findings == ()
+    (files.folder / "purged.json").write_text("[]")
+    assert only(files)[0] == "purged.json"
