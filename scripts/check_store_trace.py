@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from embedder.store.files import StoreFiles
-from store_simulation.trace_checker import Change, TraceChecker
+from store_simulation.trace_changes import Change
+from store_simulation.trace_checker import TraceChecker
 
 MAX_SHOWN = 30
 

@@ -5,17 +5,16 @@ had no answer) not whether it was made. Such an effect counts as made where anot
 favour of the store.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from embedder.store.backends import is_unfinished_path
-from store_simulation.checker import TABLES, Checker
+from store_simulation.checker import Checker
+from store_simulation.trace_changes import MODEL as _MODEL
+from store_simulation.trace_changes import Change, files_of, folder_of, is_withdrawn, needed_first
 
-_MODEL = r"(?P<folder>models/[^/]+/)?"
 _PART = re.compile(_MODEL + r"(items|embeddings)/part-(?P<run>[^/]+)\.parquet")
 _ENTRY = re.compile(_MODEL + r"(items|embeddings)/_delta_log/\d{20}\.json")
 _CHECKPOINT = re.compile(_MODEL + r"(items|embeddings)/_delta_log/\d{20}\.checkpoint\.parquet")
@@ -34,55 +33,7 @@ _MADE_AGAIN = re.compile(_MODEL + r"(words|query_towers)/.+")
 _MADE_IN_PLACE = re.compile(_MODEL + r"(index|words|query_towers)/.+")
 _NOT_RECORDED = re.compile(_MADE_IN_PLACE.pattern + r"|\.lock|runs\.jsonl")
 """On a disk: what is made in place, the lock of the operating system, and a log for people that is appended to."""
-_IN_PART = re.compile(_MODEL + r"((items|embeddings)/_delta_log|runs/[^/]+/journal)/.+")
-"""Files of which some of the content is recorded."""
 _THERE = b"."
-
-
-@dataclass
-class Change:
-    """One change of the store, as it was recorded.
-
-    Attributes:
-        writer: host and number of its process.
-        begin_ns: time before it.
-        end_ns: time after it; None where it has no end.
-        what: put or delete.
-        paths: one, or those that are deleted.
-        condition: of a put: None, "absent", or the tag of a version.
-        content: of a put, where it was recorded.
-        outcome: done, refused, or unknown.
-        tag: of the version that was written.
-        lacking: what should have been there before it.
-    """
-
-    writer: tuple[str, int]
-    begin_ns: int
-    end_ns: int | None
-    what: str
-    paths: tuple[str, ...]
-    condition: Any = None
-    content: bytes | None = None
-    size: int = 0
-    outcome: str = "unknown"
-    tag: dict[str, Any] | None = None
-    lacking: list[str] = field(default_factory=list)
-    is_made: bool = False
-
-    @property
-    def path(self) -> str:
-        """Path of a put."""
-        return self.paths[0]
-
-    def is_of(self, tag: Any) -> bool:
-        """Whether a tag can be that of what this put writes: servers give the MD5 of a small file."""
-        if self.tag is not None:
-            return self.tag == tag
-        if self.content is None or not isinstance(tag, dict) or _IN_PART.fullmatch(self.path):
-            return True
-        digests = hashlib.sha256(self.content).hexdigest(), hashlib.md5(self.content).hexdigest()
-        known = [str(value).strip('"') for name, value in tag.items() if name in ("sha256", "e_tag")]
-        return any(value in digests for value in known) or any(len(value) not in (32, 64) for value in known)
 
 
 @dataclass
@@ -160,9 +111,9 @@ class TraceChecker:
         self.ever.add(change.path)
         self.writers.setdefault(change.path, set()).add(change.writer)
         if change.path == "CURRENT.json":
-            change.lacking = [path for path in _needed_first(change.content) if self.content(path) is None]
+            change.lacking = [path for path in needed_first(change.content) if self.content(path) is None]
         elif _JOURNAL.fullmatch(change.path) and change.content:
-            folder = _folder(change.path)
+            folder = folder_of(change.path)
             parts = [f"{folder}{part}" for part in json.loads(change.content)["parts"]]
             change.lacking = [part for part in parts if self.is_whole and part not in self.ever]
             self.journalled.update(parts)
@@ -170,7 +121,7 @@ class TraceChecker:
             self.lists[change.path] = frozenset(json.loads(change.content))
         elif _ENTRY.fullmatch(change.path) and change.content is not None:
             table = change.path.partition("/_delta_log/")[0]
-            added = [f"{table}/{each}" for each in _files_of(change.content)[0]]
+            added = [f"{table}/{each}" for each in files_of(change.content)[0]]
             change.lacking = [path for path in added if self.is_whole and path not in self.ever]
             self.journalled.update(added)
 
@@ -251,7 +202,7 @@ class TraceChecker:
                 return  # its answer was lost, and it was sent again
             if self.content("purged.json") is None:
                 self.fail(change, f"{path} was rewritten, and nothing is purged")
-            if None not in (before.content, change.content) and _files_of(before.content) != _files_of(change.content):
+            if None not in (before.content, change.content) and files_of(before.content) != files_of(change.content):
                 self.fail(change, f"{path} was rewritten to other files")
         elif _ENTRY.fullmatch(path) and change.condition != "absent" and self.is_whole:
             self.fail(change, f"{path} was not written as new")
@@ -297,7 +248,7 @@ class TraceChecker:
     def _on_delete(self, change: Change, *, is_certain: bool) -> None:
         change.is_made = True
         for path in change.paths:
-            if change in self.open.get(path, ()):
+            if is_certain and change in self.open.get(path, ()):
                 self.open[path].remove(change)
             is_there = path in self.files or any(each.what == "put" for each in self.open.get(path, ()))
             if path in self.checker.needed:
@@ -361,8 +312,8 @@ class TraceChecker:
         is_sealed = entry is not None and entry["name"] in self._sealed_in(f"{folder}/journal")
         is_own = found["rest"].startswith(("input/", "preflight")) or found["rest"] == "retrieval_pairs.parquet"
         maybe = (each for each in self.open.get(f"{folder}/run.json", ()) if each.what == "put")
-        is_withdrawn = folder in self.withdrawn or any(_is_withdrawn(each.content) for each in maybe)
-        return is_sealed or is_own or is_withdrawn
+        may_leave = folder in self.withdrawn or any(is_withdrawn(each.content) for each in maybe)
+        return is_sealed or is_own or may_leave
 
     def _sealed_in(self, journal: str) -> set[str]:
         """Entries that segments of a journal hold, made or under way."""
@@ -392,31 +343,3 @@ class TraceChecker:
         for path in found.keys() - self.files.keys() if self.is_whole else ():
             if not self.open.get(path) and not (self.is_on_disk and _NOT_RECORDED.fullmatch(path)):
                 self.checker.fail(f"{path} is there, and nobody has written it")
-
-
-def _is_withdrawn(content: bytes | None) -> bool:
-    return bool(json.loads(content or b"{}").get("is_withdrawn"))
-
-
-def _folder(path: str) -> str:
-    return "/".join([*path.split("/")[:2], ""]) if path.startswith("models/") else ""
-
-
-def _files_of(content: bytes | None) -> tuple[list[str], list[str]]:
-    """Part files that an entry of a log adds and removes."""
-    actions = [json.loads(line) for line in (content or b"").decode().splitlines() if line.strip()]
-    added, removed = ([each[kind]["path"] for each in actions if kind in each] for kind in ("add", "remove"))
-    return added, removed
-
-
-def _needed_first(content: bytes | None) -> list[str]:
-    """Files that must be there before CURRENT.json names them, beside the older entries of logs."""
-    if content is None:
-        return []
-    current = json.loads(content)
-    paths = [f"runs/{current['run_id']}/published.json"]
-    for model, own in {"": current, **current.get("models", {})}.items():
-        folder = f"models/{model}/" if model else ""
-        paths += [f"{folder}{name}/_delta_log/{own[name]:020d}.json" for name in TABLES if own[name] >= 0]
-        paths += [f"{folder}index/{own['index']:06d}/manifest.json"] if own.get("index") is not None else []
-    return paths
