@@ -208,12 +208,15 @@ class SimulatedDisk(Disk):
         self.folders_there: set[str] = {"/", root}
         self.durable_folders: set[str] = {"/", root}
         self._num_files = 0
+        self._sorted: list[str] = []
+        self._unsynced: dict[str, set[str]] = {}
         checker.attach(lambda path: self.contents.get(self.names.get(self._root + path, -1)))
 
     def copy_from(self, other: SimulatedDisk) -> None:
         """Take the durable state of another one."""
         self.contents, self.synced = dict(other.contents), set(other.synced)
         self.names, self.durable_names = dict(other.names), dict(other.names)
+        self._sorted = sorted(self.names)
         self.folders_there, self.durable_folders = set(other.folders_there), set(other.folders_there)
         self._num_files = other._num_files
 
@@ -238,7 +241,7 @@ class SimulatedDisk(Disk):
             raise FileExistsError(path)
         self._num_files += 1
         self.contents[self._num_files] = data if isinstance(data, bytes) else data.read_bytes()
-        self.names[path] = self._num_files
+        self._name(path, self._num_files)
         self._after(kind)
 
     def sync_file(self, path: str) -> None:
@@ -252,7 +255,8 @@ class SimulatedDisk(Disk):
         kind = self._effect()
         if source not in self.names:
             raise FileNotFoundError(source)
-        self.names[target] = self.names.pop(source)
+        self._name(target, self.names[source])
+        self._unname(source)
         self._told(target)
         self._after(kind)
 
@@ -261,9 +265,21 @@ class SimulatedDisk(Disk):
         kind = self._effect()
         if target in self.names:
             raise FileExistsError(target)
-        self.names[target] = self.names.pop(source)
+        self._name(target, self.names[source])
+        self._unname(source)
         self._told(target)
         self._after(kind)
+
+    def _name(self, path: str, file: int) -> None:
+        if path not in self.names:
+            insort(self._sorted, path)
+        self.names[path] = file
+        self._unsynced.setdefault(path.rpartition("/")[0], set()).add(path)
+
+    def _unname(self, path: str) -> None:
+        del self.names[path]
+        self._sorted.remove(path)
+        self._unsynced.setdefault(path.rpartition("/")[0], set()).add(path)
 
     def _told(self, target: str) -> None:
         self._checker.on_put(target.removeprefix(self._root), self.contents[self.names[target]], self._world.current)
@@ -273,7 +289,8 @@ class SimulatedDisk(Disk):
         if path not in self.names:
             raise FileNotFoundError(path)
         kind = self._effect()
-        if self.names.pop(path, None) is not None:
+        if path in self.names:
+            self._unname(path)
             self._checker.on_delete(path.removeprefix(self._root))
         self._after(kind)
 
@@ -284,14 +301,11 @@ class SimulatedDisk(Disk):
     def sync_folder(self, path: str) -> None:
         """As of `Disk`."""
         kind = self._effect()
-        start = path.rstrip("/") + "/"
-        there = {
-            name: file for name, file in self.names.items() if name.startswith(start) and "/" not in name[len(start) :]
-        }
-        for name in [name for name in self.durable_names if name.startswith(start) and "/" not in name[len(start) :]]:
-            if name not in there:
-                del self.durable_names[name]
-        self.durable_names |= there
+        for name in self._unsynced.pop(path.rstrip("/"), ()):
+            if name in self.names:
+                self.durable_names[name] = self.names[name]
+            else:
+                self.durable_names.pop(name, None)
         self.durable_folders |= {
             each for each in self.folders_there if each.rpartition("/")[0] in (path.rstrip("/"), "")
         }
@@ -316,10 +330,9 @@ class SimulatedDisk(Disk):
         """As of `Disk`."""
         start = path.rstrip("/") + "/"
         found: dict[str, tuple[str, bool, int]] = {}
-        for name, file in self.names.items():
-            if name.startswith(start):
-                first, _, rest = name[len(start) :].partition("/")
-                found[first] = (first, bool(rest), 0 if rest else len(self.contents[file]))
+        for name in self._sorted[bisect_left(self._sorted, start) : bisect_left(self._sorted, f"{start[:-1]}0")]:
+            first, _, rest = name[len(start) :].partition("/")
+            found[first] = (first, bool(rest), 0 if rest else len(self.contents[self.names[name]]))
         return list(found.values())
 
     def cut_power(self, keeps: Any) -> None:
@@ -340,6 +353,7 @@ class SimulatedDisk(Disk):
             self.contents[file] = b""
         self.folders_there = set(self.durable_folders)
         self.durable_names = dict(self.names)
+        self._sorted, self._unsynced = sorted(self.names), {}
 
     def _folder_stays(self, name: str) -> bool:
         folder = name.rpartition("/")[0]
