@@ -31,6 +31,7 @@ The switch and the guard (`saves_time`, `is_tested`) are in `shards.compat`, as 
 import os
 from collections.abc import Callable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from embedder.errors import check_argument
@@ -74,7 +75,7 @@ def worker_options(modules: Sequence[str] = ()) -> dict[str, Any]:
     """
     variables = {} if is_fast_start() else {FAST_START_VARIABLE: "0"}
     if file := os.environ.get(STORE_TRACE_VARIABLE):
-        variables[STORE_TRACE_VARIABLE] = file
+        variables[STORE_TRACE_VARIABLE] = str(Path(file).absolute())  # workers have folders of their own
     environment: dict[str, Any] = {"env_vars": variables} if variables else {}
     if modules:
         environment |= {"py_modules": list(modules), "excludes": NOT_SENT}
