@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,14 @@ class SimulatedBucket:
         except KeyError:
             raise FileNotFoundError(path) from None
         return content, {"e_tag": version}
+
+    def read_log(self, paths: Sequence[str]) -> list[bytes]:
+        """Read entries of a log as one effect: as none is ever changed, it is all the same what happens in between."""
+        self._answer()
+        for path in paths:
+            if path not in self.objects:
+                raise FileNotFoundError(path)
+        return [self.objects[path][0] for path in paths]
 
     def exists(self, path: str) -> bool:
         """As of `Backend`."""
@@ -168,6 +176,10 @@ class Below:
     def read(self, path: str) -> tuple[bytes, Tag]:
         """As of `Backend`."""
         return self._backend.read(self._start + path)
+
+    def read_log(self, paths: Sequence[str]) -> list[bytes]:
+        """As of `SimulatedBucket`."""
+        return self._backend.read_log([self._start + path for path in paths])
 
     def exists(self, path: str) -> bool:
         """As of `Backend`."""

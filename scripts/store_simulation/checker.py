@@ -81,8 +81,8 @@ class Checker:
         if path == "CURRENT.json":
             self._on_current(content, writer)
         elif path in self.needed:
-            if path.startswith("deletions/"):
-                return
+            if "index/" in path:
+                self.fail(f"the index that is published was written again: {path}")
             self._check_rows("a file of what is published was rewritten")
         elif self.has_rows and _PART.fullmatch(path) is not None:
             self.written.update((row["item_id"], row["version"]) for row in _parse_json(content))
@@ -123,6 +123,7 @@ class Checker:
     def _check_rows(self, cause: str) -> Version | None:
         """Read what CURRENT.json names."""
         current, needed, rows = self.current or {}, {"CURRENT.json"}, {}
+        needed.add(f"runs/{current.get('run_id')}/published.json")
         for model, own in {"": current, **current.get("models", {})}.items():
             folder = f"models/{model}/" if model else ""
             for name in TABLES:
@@ -167,10 +168,10 @@ class Checker:
         return self._paths(table, len(entries) - 1, set()) or set()
 
     def _index_files(self, folder: str, number: int) -> set[str]:
-        path = f"{folder}index/{number:06d}/manifest.json"
-        if self.content(path) is None:
+        path = f"{folder}index/{number:06d}"
+        if self.content(f"{path}/manifest.json") is None:
             self.fail(f"CURRENT names an index that is not there: {path}")
-        return {path}
+        return {f"{path}/{name}" for name in ("manifest.json", "vectors.faiss")}
 
     def _rows(self, name: str, files: Collection[str]) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -246,6 +247,7 @@ class Checker:
         return self.purge_begun | self.purged
 
     purge_begun: set[str] = field(default_factory=set)
+    unfinished_purges: set[str] = field(default_factory=set)
 
 
 def _differing(old: dict[str, str], new: dict[str, str]) -> list[str]:

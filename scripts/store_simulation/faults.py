@@ -166,20 +166,17 @@ FAULTS = tuple(
             '"\\n".join(paths)',
         ),
         (
+            "resumption-not-written",
+            "a session resumes a run and does not write down that it has",
+            "runs:_begin_session",
+            "info = swap_record(run.files, run_file(run.run_id, RUN_FILE), RunInfo, adopted)",
+            "info = adopted(None)",
+        ),
+        (
             "published-run-resumed",
             "a run that is published is resumed",
             "runs:resumable_run",
             " or is_published(files, last)",
-            "",
-        ),
-        (
-            "withdrawal-unconditional",
-            "a refused command deletes a run that another one has resumed",
-            "runs:withdraw_run",
-            "    try:\n"
-            '        files.replace(path, record_bytes(info.model_copy(update={"is_withdrawn": True})), tag)\n'
-            "    except WriteConflictError:\n"
-            "        return False\n",
             "",
         ),
         (
@@ -188,13 +185,6 @@ FAULTS = tuple(
             "interim:begin_interim",
             "while not create_record(",
             'files.delete(run_file(f"{start}-0{number:05x}", INTERIM_FILE))\n    while not create_record(',
-        ),
-        (
-            "interim-forgotten",
-            "a resumed run does not know what it has published already",
-            "interim:_interim_ids",
-            "current.interim_of == run_id:",
-            "current.interim_of == run_id and False:",
         ),
         (
             "retired-forgotten",
@@ -251,13 +241,6 @@ FAULTS = tuple(
             "../store_index/versions:_claim_number",
             "while not files.create(_path(number, CLAIM_NAME), files.environment.token(8).encode()):",
             "while False:",
-        ),
-        (
-            "takeover-unconditional",
-            "a lock is taken over though its holder has come back",
-            "lock:BucketLease._take",
-            "return self.files.replace(LOCK_FILE, data, tag)",
-            "return self.files.backend.put(LOCK_FILE, data, None)",
         ),
         (
             "damaged-lock-free",

@@ -162,11 +162,22 @@ def _names_in(files: StoreFiles, info: Any, names: Any) -> frozenset[str]:
     if info.path.rpartition("/")[2] in audit.RECORDS:
         return frozenset()
     content = files.read(info.path)
-    return frozenset(each for each in names.ids if f'"{each}"'.encode() in content or f"'{each}'".encode() in content)
+    return frozenset(
+        each
+        for each in names.ids
+        if any(form.encode() in content for form in (f'"{each}"', f'\\"{each}\\"', f"'{each}'"))
+    )
 
 
 def _rest(table: RecordTable, path: str, ids: Collection[str]) -> Rows:
     return Rows(row for row in _part_rows(table.files, table.name, path) if row["item_id"] not in ids)
+
+
+def _each(files: StoreFiles, read: Callable[[Any], Any], of: Sequence[Any], num_readers: int = 1) -> list[Any]:
+    read_log = getattr(files.backend, "read_log", None)
+    if read_log is not None and read == files.read and of and "/_delta_log/" in of[0]:
+        return read_log(of)  # type: ignore[no-any-return]
+    return [read(each) for each in of]
 
 
 def _read_retired(files: StoreFiles, path: str) -> list[str]:
@@ -195,7 +206,7 @@ def install() -> None:
         map(rewrite, of)
     )
     StoreFiles.write_table = lambda files, path, content: files.write(path, str(content.to_pydict()).encode())  # type: ignore[method-assign, misc]
-    StoreFiles.each = lambda files, read, of, num_readers=1: list(map(read, of))  # type: ignore[method-assign, misc, assignment]
+    StoreFiles.each = _each  # type: ignore[method-assign, assignment]
     lock.BEATS_PER_LEASE = 1  # so a watcher looks four times at a lock instead of 24
     RecordTable.read = _read  # type: ignore[assignment, method-assign]
     for module in (interim, publish):

@@ -180,7 +180,7 @@ Operation = Callable[[StoreFiles, Process], Any]
 
 OPERATIONS: dict[str, Operation] = {
     "embed a b y": partial(embed, items=("a", "b", "y")),
-    "embed c d": partial(embed, items=("c", "d")),
+    "embed c w": partial(embed, items=("c", "w")),
     "embed c d in two tasks": partial(embed, items=("c", "d"), num_tasks=2),
     "embed and publish as it goes": partial(embed, items=("a", "c", "y"), num_tasks=3, is_interim=True),
     "embed two models": partial(embed, items=("a", "x"), model="second"),

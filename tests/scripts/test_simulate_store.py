@@ -46,11 +46,20 @@ def test_what_once_failed_fails_no_more(name):
 @pytest.mark.parametrize(
     ("operations", "items"),
     [
-        (("embed a b y",), {"x": "base1", "z": "base1", "a": "A", "b": "A", "y": "A"}),
-        (("embed a b y", "refresh without x"), {"z": "base1", "a": "B", "b": "A", "y": "A"}),
-        (("embed c d", "rollback to the first"), {"x": "base0", "y": "base0"}),
-        (("embed and publish as it goes", "compact", "purge x"), {"z": "base1", "a": "A", "c": "A", "y": "A"}),
-        (("vacuum", "rollback to the first"), {"x": "base1", "y": "base0", "z": "base1"}),
+        (("embed a b y",), {"x": "base1", "z": "base1", "w": "base0", "v": "base0", "a": "A", "b": "A", "y": "A"}),
+        (
+            ("embed a b y", "refresh without x"),
+            {"z": "base1", "w": "base0", "v": "base0", "a": "B", "b": "A", "y": "A"},
+        ),
+        (("embed c w", "rollback to the first"), {"x": "base0", "y": "base0", "w": "base0", "v": "base0"}),
+        (
+            ("embed and publish as it goes", "compact", "purge x"),
+            {"z": "base1", "w": "base0", "v": "base0", "a": "A", "c": "A", "y": "A"},
+        ),
+        (
+            ("vacuum", "rollback to the first"),  # which can't be read any more
+            {"x": "base1", "z": "base1", "y": "base0", "w": "base0", "v": "base0"},
+        ),
     ],
 )
 def test_simulated_rows_are_what_the_commands_leave_behind(operations, items):
