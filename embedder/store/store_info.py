@@ -59,7 +59,10 @@ def check_binding(files: StoreFiles, info: StoreInfo, *, may_change: bool = Fals
     if bound is None:
         return None
     check_writable(files, bound)
-    served = served_info(bound, read_current(files))
+    current = read_current(files)
+    served = served_info(bound, current)
+    # What a vacuum leaves of a further model that nothing has any more binds no other one of its name.
+    may_change = may_change or (bool(files.model) and current is None)
     if not may_change and differing(served, info) == ["steps"]:
         raise StoreError(
             f"store {files.address}: {step_changes(served.steps, info.steps)} since its rows were made; make them all "

@@ -6,7 +6,7 @@ from script_runs import last_json, run_script
 
 
 def simulate(*arguments: str, timeout_s: float = 280) -> tuple[int, dict, str]:
-    """Exit status, last line and whole output of a simulation, whose modules change the store's in their own process."""
+    """Exit status, last line and whole output of a simulation, in a process of its own."""
     done = run_script("simulate_store.py", *arguments, timeout_s=timeout_s)
     return done.returncode, last_json(done), done.stdout
 
