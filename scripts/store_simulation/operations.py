@@ -68,6 +68,8 @@ def embed(
         items = [each for each in items if each not in gone]
         process.notes["items"] = dict.fromkeys(items, process.name)
         views = [(model_files(files, model), INFO)] if model else []
+        for view, info in views:
+            bind_store(view, info)
         run = start_run(files, INFO, NO_COLUMNS, views)
         process.notes["run"] = (run.run_id, run.session)
         metadata = RunMetadata(run.run_id, run.session, "f", "p", NO_COLUMNS)
