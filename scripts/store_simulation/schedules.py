@@ -212,8 +212,16 @@ def _holds(path: str, content: bytes, item: str) -> bool:
 
 
 def _check_purges_stay(checker: Checker, backend: Any) -> None:
-    """No purge has written an item again that another one has purged."""
-    for path in _paths(backend):
+    """No purge has written an item again that another one has purged, but into a file that no log names.
+
+    A part file that an overtaken purge was about to make is there until the next vacuum: `docs/store-protocol.md`.
+    """
+    paths = _paths(backend)
+    logs = b"".join(checker.content(path) or b"" for path in paths if "/_delta_log/" in path) if checker.purged else b""
+    for path in paths:
+        name = path.rpartition("/")[2]
+        if name.startswith("part-") and f'"{name}"'.encode() not in logs:
+            continue
         writer = checker.last_writer.get(path, (None, 0))[0]
         if writer is not None and "purging" in writer.notes:
             for item in checker.purged:
