@@ -79,7 +79,10 @@ class Backend(Protocol):
         """Yield all files below a folder that sort after a path, unfinished ones (`TEMPORARY`) among them."""
 
     def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
-        """Write bytes or a local file, durably, on a condition; its new version, or WriteConflictError."""
+        """Write bytes or a local file, durably, on a condition; its new version, or WriteConflictError.
+
+        Without a condition the version may be left out: to hash a part file costs more than to write it.
+        """
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete files, durably; those that are not there are no error."""
@@ -246,7 +249,7 @@ class DiskBackend:
                 with suppress(OSError):  # there is one only where something failed
                     self._disk.unlink(temporary)
             self._disk.sync_folder(target.rpartition("/")[0])
-        return content_tag(data) if isinstance(data, bytes) else {}
+        return content_tag(data) if isinstance(data, bytes) and condition is not None else {}
 
     def _is_version(self, target: str, tag: Tag) -> bool:
         try:

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedder.compat import STORE_TRACE_VARIABLE
-from embedder.store.backends import Backend, Condition, FileInfo, Tag, WriteConflictError
+from embedder.store.backends import Backend, Condition, FileInfo, Tag, WriteConflictError, content_tag
 
 MAX_CONTENT = 56 << 10
 """Bytes of a content as JSON, beyond which it is left out: a line has less than 64 KiB."""
@@ -100,7 +100,7 @@ class RecordingBackend:
         end: dict[str, Any] = {"outcome": "unknown"}
         try:
             tag = self._backend.put(path, data, condition)
-            end = {"outcome": "done", "tag": tag}
+            end = {"outcome": "done", "tag": tag or (content_tag(data) if isinstance(data, bytes) else {})}
         except WriteConflictError:
             end = {"outcome": "refused"}
             raise
@@ -148,13 +148,13 @@ def recorded_content(path: str, data: bytes) -> str | None:
         data: its content.
     """
     try:
-        text = _told(path, data)
+        text = _recorded_text(path, data)
     except (ValueError, LookupError, TypeError):
         return None
     return text if text is not None and len(json.dumps(text)) <= MAX_CONTENT else None
 
 
-def _told(path: str, data: bytes) -> str | None:
+def _recorded_text(path: str, data: bytes) -> str | None:
     if _RECORD.fullmatch(path):
         return data.decode()
     if _ENTRY.fullmatch(path):

@@ -47,8 +47,8 @@ def test_content_is_on_the_disk_before_its_name_and_its_name_before_the_next_fil
     disk = RecordedDisk(tmp_path)
     backend = DiskBackend(tmp_path / "store", disk)
     backend.put("runs/a/run.json", b"1", "absent")
-    tag = backend.put("CURRENT.json", b"2", None)
-    backend.put("CURRENT.json", b"3", tag)
+    backend.put("CURRENT.json", b"2", None)
+    backend.put("CURRENT.json", b"3", backend.read("CURRENT.json")[1])
     folders = ["store", "store/runs", "store/runs/a"]
     run, current = "store/runs/a/run.json", "store/CURRENT.json"
     replaced = [("create", current), ("sync_file", current), ("rename", current), ("sync_folder", "store")]
