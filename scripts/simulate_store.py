@@ -39,7 +39,6 @@ from store_simulation.schedules import (
     typical,
 )
 
-FAULT_SCHEDULES = 100_000
 MAX_SHOWN = 5
 BATCH = 250
 

@@ -48,7 +48,7 @@ class FileInfo(NamedTuple):
     size_bytes: int
 
 
-def is_unfinished_path(path: str) -> bool:
+def is_unfinished(path: str) -> bool:
     """Whether a file was never finished: of a writer at work, or of one that was killed."""
     return TEMPORARY.fullmatch(path) is not None
 

@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable, Sequence
 
 from embedder.errors import StoreError
-from embedder.store.backends import FileInfo
-from embedder.store.files import StoreFiles, is_unfinished
+from embedder.store.backends import FileInfo, is_unfinished
+from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
 from shards.schema import parse_json
 
@@ -53,7 +53,7 @@ def unnamed_lists(files: StoreFiles, current: Current) -> list[FileInfo]:
         current: what is published; where it is the same when they are to go, none of them can be named later.
     """
     named = {_list_file(name) for name in current.deleting}
-    return [info for info in files.list(DELETIONS_FOLDER) if info.path not in named and not is_unfinished(info)]
+    return [info for info in files.list(DELETIONS_FOLDER) if info.path not in named and not is_unfinished(info.path)]
 
 
 def open_lists(files: StoreFiles, names: Iterable[str]) -> tuple[str, ...]:

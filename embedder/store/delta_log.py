@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedder.store.files import StoreFiles, is_unfinished, parquet_bytes
+from embedder.store.backends import is_unfinished
+from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.journal import PartFile
 from embedder.store.layout import swap_bytes
 from shards.schema import parse_json
@@ -238,7 +239,7 @@ def _local_log(files: StoreFiles, table: str, version: int) -> Iterator[Path]:
         (Path(name) / LOG_FOLDER).mkdir()
         for info in files.list(f"{table}/{LOG_FOLDER}", f"{table}/{LOG_FOLDER}/{first:020d}" if first else None):
             own = info.path.rpartition("/")[2]
-            if not is_unfinished(info) and (own == LAST_CHECKPOINT or int(own.partition(".")[0]) <= version):
+            if not is_unfinished(info.path) and (own == LAST_CHECKPOINT or int(own.partition(".")[0]) <= version):
                 (Path(name) / LOG_FOLDER / own).write_bytes(files.read(info.path))
         yield Path(name)
 

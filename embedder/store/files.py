@@ -26,7 +26,6 @@ from embedder.store.backends import (
     FileInfo,
     Tag,
     WriteConflictError,
-    is_unfinished_path,
 )
 from embedder.store.environment import REAL_ENVIRONMENT, Environment
 from embedder.store.trace import traced
@@ -279,8 +278,3 @@ def _bucket_address(uri: str) -> str:
             f"store {root}/...: the URI holds '?' or '#'; a store's address has neither query nor fragment"
         )
     return f"{root}/{key}".rstrip("/")
-
-
-def is_unfinished(info: FileInfo) -> bool:
-    """Whether a file was never finished: of a writer at work, or of one that was killed."""
-    return is_unfinished_path(info.path)

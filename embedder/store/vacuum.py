@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from embedder.errors import StoreError
-from embedder.store.backends import FileInfo
+from embedder.store.backends import FileInfo, is_unfinished
 from embedder.store.current import model_folder, move_current, record_of, writable
 from embedder.store.deletions import delete_listed, unnamed_lists
 from embedder.store.delta_log import LOG_FOLDER
-from embedder.store.files import StoreFiles, is_unfinished
+from embedder.store.files import StoreFiles
 from embedder.store.history import part_files, publications, readable
 from embedder.store.layout import INPUT_FOLDER, PAIRS_FILE, RUNS_FOLDER, STORE_FILE, Current, Published
 from embedder.store.models import model_files, model_folders
@@ -88,7 +88,7 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
     for model in models:
         doomed += _unneeded_model_towers(files, model, served)
     doomed += unnamed_lists(files, current)
-    unfinished_files = [info for info in files.list("") if is_unfinished(info)]
+    unfinished_files = [info for info in files.list("") if is_unfinished(info.path)]
     if not dry_run:
         files.confirm_lease()
         files.delete_each(info.path for info in unfinished_files)  # nothing ever refers to them

@@ -4,8 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from embedder.quantities import agree, counted, size_text
-from embedder.store.backends import FileInfo
-from embedder.store.files import is_unfinished
+from embedder.store.backends import is_unfinished
 from embedder.store.models import MODELS_FOLDER
 from embedder.store.schema import TABLES
 from embedder.store_check.findings import Finding, shown
@@ -33,7 +32,7 @@ def leftovers(
         option: by which a command works on the store.
         is_writing: whether a writer is at work, whose they may be.
     """
-    temporary = [path for path in listing if is_unfinished(FileInfo(path, 0))]
+    temporary = [path for path in listing if is_unfinished(path)]
     building = [path for path in listing if BUILDING in f"/{path}"]
     needed = {f"{folder}/{path}" for folder, paths in added.items() for path in paths}
     parts = [

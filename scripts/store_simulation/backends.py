@@ -103,7 +103,7 @@ class SimulatedBucket:
             raise StoreUnavailableError("store s3://simulated: 503")
         if kind == "late" and fault is not None:
             when = self._world.num_effects + fault.length
-            self._world.later.append((when, lambda: self._late(path, content, condition, writer)))
+            self._world.later.append((when, lambda: self._try(path, content, condition, writer)))
             raise StoreUnavailableError("store s3://simulated: no answer")
         if kind == "repeated":
             self._try(path, content, condition, writer)
@@ -130,13 +130,11 @@ class SimulatedBucket:
         return {"e_tag": self._num_versions}
 
     def _try(self, path: str, content: bytes, condition: Condition, writer: Any) -> None:
+        """Make a change of which nobody hears how it ended."""
         try:
             self._apply(path, content, condition, writer)
         except WriteConflictError:
             return
-
-    def _late(self, path: str, content: bytes, condition: Condition, writer: Any) -> None:
-        self._try(path, content, condition, writer)
 
     def delete(self, paths: Iterable[str]) -> None:
         """As of `Backend`; one effect for each, between which a process may end."""
@@ -269,7 +267,7 @@ class SimulatedDisk(Disk):
             raise FileNotFoundError(source)
         self._name(target, self.names[source])
         self._unname(source)
-        self._told(target)
+        self._report_put(target)
         self._after(kind)
 
     def link(self, source: str, target: str) -> None:
@@ -279,7 +277,7 @@ class SimulatedDisk(Disk):
             raise FileExistsError(target)
         self._name(target, self.names[source])
         self._unname(source)
-        self._told(target)
+        self._report_put(target)
         self._after(kind)
 
     def _name(self, path: str, file: int) -> None:
@@ -293,7 +291,7 @@ class SimulatedDisk(Disk):
         self._sorted.remove(path)
         self._unsynced.setdefault(path.rpartition("/")[0], set()).add(path)
 
-    def _told(self, target: str) -> None:
+    def _report_put(self, target: str) -> None:
         self._checker.on_put(target.removeprefix(self._root), self.contents[self.names[target]], self._world.current)
 
     def unlink(self, path: str) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from embedder.store.backends import is_unfinished_path
+from embedder.store.backends import is_unfinished
 from store_simulation.checker import Checker
 from store_simulation.trace_changes import MODEL as _MODEL
 from store_simulation.trace_changes import Change, files_of, folder_of, is_withdrawn, needed_first
@@ -276,7 +276,7 @@ class TraceChecker:
     def _may_go(self, path: str, change: Change) -> bool:
         """Whether a file may be deleted: the kinds are in `docs/store-protocol.md`."""
         return (
-            is_unfinished_path(path)
+            is_unfinished(path)
             or path in self.doomed
             or _MADE_AGAIN.fullmatch(path) is not None
             or self._is_listed(path)
@@ -333,7 +333,7 @@ class TraceChecker:
         Args:
             there: paths and sizes of the store's files.
         """
-        found = {path: size for path, size in there if not is_unfinished_path(path)}
+        found = {path: size for path, size in there if not is_unfinished(path)}
         for path, change in self.files.items():
             is_open = bool(self.open.get(path))
             if path not in found and not is_open:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from embedder.errors import RunFailedError, StoreError
 from embedder.quantities import counted
-from embedder.store.backends import FileInfo, WriteConflictError
+from embedder.store.backends import FileInfo, WriteConflictError, is_unfinished
 from embedder.store.current import (
     IndexChoice,
     begin,
@@ -35,7 +35,7 @@ from embedder.store.current import (
 )
 from embedder.store.deletions import delete_listed
 from embedder.store.delta_log import LOG_FOLDER, Action, change_log, places_of, restate_parts, without_bounds
-from embedder.store.files import StoreFiles, is_unfinished
+from embedder.store.files import StoreFiles
 from embedder.store.history import publications, readable
 from embedder.store.journal import PartFile
 from embedder.store.journal_segments import is_segment
@@ -85,7 +85,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
         StoreError: there is no store, it is of an older format, or an item is unknown to it.
         RunFailedError: the search still finds something of them.
     """
-    unfinished = [info.path for info in files.list("") if is_unfinished(info)]
+    unfinished = [info.path for info in files.list("") if is_unfinished(info.path)]
     files.confirm_lease()
     files.delete_each(unfinished)  # by killed writers; nothing ever refers to them, and they may hold anything
     plan = _plan_settled(files, item_ids)
