@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import samples
+from damaged_stores import lose_rows
 from embedding_runs import embedded
 from refresh_runs import items_of, refreshed, rows_of
 
@@ -11,7 +12,7 @@ from embedder.ingest.dry_run import forecast
 from embedder.ingest.work import IngestOptions
 from embedder.store.current import move_current
 from embedder.store.files import StoreFiles
-from embedder.store.layout import PUBLISHED_FILE, Published, read_current, read_record, run_file, write_record
+from embedder.store.layout import read_current
 from embedder.store.part_writer import store_part
 from embedder.store.tables import RecordTable
 from embedder.store_check.check import check_store
@@ -20,20 +21,10 @@ LOST = ["pictures/0001.png", "pictures/0002.png"]
 REPAIR = IngestOptions(kind="refresh", repair=True)
 
 
-def lose(config, name: str = "embeddings", ids=LOST):
+def lose(config, name: str = "embeddings"):
     """Publish one table without the rows of some items, as an earlier release did where two runs met."""
     files = StoreFiles(config.store)
-    current = read_current(files)
-    table = RecordTable(files, name, getattr(current, name))
-    content = table.read()
-    rest = content.filter([item_id not in ids for item_id in content["item_id"].to_pylist()])
-    part = store_part(files, name, f"part-{current.run_id}-rewrite-lost.parquet", rest, "")
-    version = RecordTable(files, name).commit_files("lost", [part])
-    move_current(files, current.model_copy(update={name: version}))
-    path = run_file(current.run_id, PUBLISHED_FILE)
-    record = read_record(files, path, Published)
-    count = {"num_vectors" if name == "embeddings" else "num_items": rest.num_rows}
-    write_record(files, path, record.model_copy(update={name: version, **count}))
+    lose_rows(files, LOST, name)
     return files
 
 

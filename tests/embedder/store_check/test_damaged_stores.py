@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from damaged_stores import lose_rows
 from index_stores import indexed_store
 from model_stores import add_model, vector_row
 from store_samples import begin, row, table
@@ -62,27 +63,15 @@ def change(path: Path, **fields):
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def lose_rows(files, *ids: str, name: str = "embeddings"):
-    """Publish a version of one table without some items, as an earlier release did by mistake."""
-    current = read_current(files)
-    table_now = RecordTable(files, name, getattr(current, name))
-    content = table_now.read()
-    rest = content.filter([item_id not in ids for item_id in content["item_id"].to_pylist()])
-    part = store_part(files, name, f"part-{current.run_id}-rewrite-0.parquet", rest, "")
-    version = RecordTable(files, name).commit_files("lost", [part])
-    move_current(files, current.model_copy(update={name: version}))
-    change(files.folder / "runs" / current.run_id / "published.json", **{name: version}, num_vectors=rest.num_rows)
-
-
 def test_items_without_their_vectors_are_named(files):
-    lose_rows(files, "b.jpg", "c.jpg")
+    lose_rows(files, ["b.jpg", "c.jpg"])
     place, found, cure = only(files)
     assert (place, found) == ("items", "2 items in state embedded without all vectors: 'b.jpg', 'c.jpg'")
     assert "embedder refresh CONFIG.toml --repair" in cure
 
 
 def test_rows_without_an_item_are_named(files):
-    lose_rows(files, "b.jpg", name="items")
+    lose_rows(files, ["b.jpg"], "items")
     change(files.folder / "runs" / read_current(files).run_id / "published.json", num_items=4, num_vectors=5)
     assert only(files)[:2] == ("embeddings", "1 item with vectors, in no row of items: 'b.jpg'")
 
