@@ -12,7 +12,7 @@ from embedder.store.environment import Environment
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles
 from store_simulation.checker import Checker
-from store_simulation.world import Killed, PowerCut, World
+from store_simulation.world import World
 
 STORE = "s3://simulated/store"
 
@@ -109,7 +109,7 @@ class SimulatedBucket:
             self._try(path, content, condition, writer)
         tag = self._apply(path, content, condition, writer)
         if kind == "kill after":
-            raise Killed
+            self._world.kill()
         if kind == "lost":
             raise StoreUnavailableError("store s3://simulated: no answer")
         return tag
@@ -146,7 +146,7 @@ class SimulatedBucket:
                 self._paths.remove(path)
                 self._checker.on_delete(path)
             if fault is not None and fault.kind == "kill after":
-                raise Killed
+                self._world.kill()
 
     def below(self, folder: str) -> Below:
         """As of `Backend`."""
@@ -237,12 +237,12 @@ class SimulatedDisk(Disk):
         if fault.kind == "refused":
             raise OSError(28, "No space left on device")
         if fault.kind == "power cut":
-            raise PowerCut
+            self._world.kill(with_machine=True)
         return fault.kind
 
     def _after(self, kind: str) -> None:
         if kind in ("kill after", "lost"):
-            raise Killed
+            self._world.kill()
 
     def create(self, path: str, data: bytes | Path) -> None:
         """As of `Disk`."""

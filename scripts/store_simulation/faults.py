@@ -160,10 +160,11 @@ FAULTS = tuple(
         ),
         (
             "rewrite-under-one-name",
-            "two sessions of a run rewrite a part file under the same name",
-            "part_writer:rewritten_name",
-            '"\\n".join([session, *paths])',
-            '"\\n".join(paths)',
+            "two writers that finish one publication rewrite a part file under the same name",
+            "publication:_rewrite",
+            'rewritten_name(work.files, work.run_id, "rewrite")',
+            '"-".join([f"part-{work.run_id}-rewrite-{work.intent.session}", '
+            'str(__import__("sys")._getframe(1).f_locals["part"].path)[-24:]])',
         ),
         (
             "resumption-not-written",
@@ -181,10 +182,10 @@ FAULTS = tuple(
         ),
         (
             "interim-id-twice",
-            "two interim publications have one id",
+            "an interim publication takes the id of the one before it",
             "interim:begin_interim",
-            "while not create_record(",
-            'files.delete(run_file(f"{start}-0{number:05x}", INTERIM_FILE))\n    while not create_record(',
+            'number += int(current.run_id.partition("-")[2], 16)',
+            "return current.run_id",
         ),
         (
             "retired-forgotten",

@@ -29,6 +29,7 @@ from embedder.store import (
     publish,
     tables,
 )
+from embedder.store.backends import is_unfinished
 from embedder.store.files import StoreFiles
 from embedder.store.interim import InterimBatch, InterimState
 from embedder.store.journal import JournalEntry, PartFile
@@ -130,7 +131,7 @@ def _own_parts(work: Any, table: RecordTable) -> list[PartFile]:
         counting = Rows(row for row in rows if work.whole.get(row["item_id"]) == part.session)
         if part.table != table.name or not counting:
             continue
-        parts.append(part if len(counting) == len(rows) else publication._rewrite(work, table, part.path, counting))
+        parts.append(part if len(counting) == len(rows) else publication._rewrite(work, table, counting))
     return parts
 
 
@@ -143,7 +144,7 @@ def _replace_older(work: Any, table: RecordTable) -> tuple[list[PartFile], list[
         if len(stays) < len(rows):
             removes.append(part.path)
             if stays:
-                adds.append(publication._rewrite(work, table, part.path, stays))
+                adds.append(publication._rewrite(work, table, stays))
     return adds, removes
 
 
@@ -159,7 +160,7 @@ def _held_rows(files: StoreFiles, infos: Sequence[Any], ids: Collection[str]) ->
 
 
 def _names_in(files: StoreFiles, info: Any, names: Any) -> frozenset[str]:
-    if info.path.rpartition("/")[2] in audit.RECORDS:
+    if info.path.rpartition("/")[2] in audit.RECORDS or is_unfinished(info.path):  # half a Parquet file is no text
         return frozenset()
     content = files.read(info.path)
     return frozenset(

@@ -11,10 +11,14 @@ from typing import Any, NamedTuple
 from embedder.store.backends import DiskBackend, is_unfinished
 from embedder.store.files import StoreFiles
 from embedder.store.history import publications, readable
+from embedder.store.purge.tombstones import PURGED_FILE, PurgedIds
 from store_simulation.backends import Files, SimulatedBucket, SimulatedDisk
 from store_simulation.checker import Checker
 from store_simulation.operations import ERRORS, OPERATIONS, embed
-from store_simulation.world import Fault, Process, Stuck, World
+from store_simulation.world import FOREVER, Fault, Process, Stuck, World
+
+CHECKED_AT_THE_END = 6
+"""Of how many schedules one affords a further writer at its end, and of twice as many a vacuum."""
 
 CLOCKS = (timedelta(), timedelta(days=36_500), timedelta(days=-36_500))
 
@@ -200,9 +204,6 @@ def _check_gone(checker: Checker, backend: Any, process: Process, item: str) -> 
         content = checker.content(path) or b""
         if not is_late and _holds(path, content, item):
             checker.fail(f"{process.name} said done, and {path} holds {item}")
-    record = checker.content("purged.json")
-    if record is None:
-        checker.fail(f"{process.name} said done, and nothing remembers it")
 
 
 def _holds(path: str, content: bytes, item: str) -> bool:
@@ -212,12 +213,15 @@ def _holds(path: str, content: bytes, item: str) -> bool:
 
 
 def _check_purges_stay(checker: Checker, backend: Any) -> None:
-    """No purge has written an item again that another one has purged, but into a file that no log names.
+    """All purged items are remembered, and no purge has written one again, but into a file that no log names.
 
     A part file that an overtaken purge was about to make is there until the next vacuum: `docs/store-protocol.md`.
     """
     paths = _paths(backend)
-    logs = b"".join(checker.content(path) or b"" for path in paths if "/_delta_log/" in path) if checker.purged else b""
+    logs = b"".join(checker.content(path) or b"" for path in paths if "/_delta_log/" in path)
+    record = PurgedIds.model_validate_json(checker.content(PURGED_FILE) or b'{"key": "", "hashes": {}}')
+    if forgotten := {item for item in checker.purged if record.hash_of(item) not in record.hashes}:
+        checker.fail(f"nothing remembers that {sorted(forgotten)} were purged")
     for path in paths:
         name = path.rpartition("/")[2]
         if name.startswith("part-") and f'"{name}"'.encode() not in logs:
@@ -239,19 +243,18 @@ def _at_the_end(world: World, checker: Checker, backend: Any, schedule: Schedule
             checker.fail(f"the next writer can't {name}: {process.result}")
         return process
 
-    _check_purges_stay(checker, backend)
-    for name in sorted(checker.unfinished_purges):
+    if checker.purged:
+        _check_purges_stay(checker, backend)
+    for name in sorted(checker.unfinished_purges if schedule.luck % 2 == 0 else ()):
         again = _process(world, checker, backend, 9, name, OPERATIONS[name], (), 0, schedule.on_disk)
         world.run([again], partial(_on_end, checker, backend))
         if again.result != "ok" and not again.result.startswith("StoreError"):  # of an item that no version has
             checker.fail(f"{name} does not end when it is run again: {again.result}")
-    purged = set(checker.purged)
-    if schedule.luck % 4 and not purged:
+    if schedule.luck % CHECKED_AT_THE_END:
         return
-    follow("embed e", partial(embed, items=("e", *sorted(purged))))
-    if schedule.luck % 4 == 0:
-        _check_history(world, checker, backend, schedule)
-    if schedule.luck % 8 == 0:
+    follow("embed e", partial(embed, items=("e", *sorted(checker.purged))))
+    _check_history(world, checker, backend, schedule)
+    if schedule.luck % (2 * CHECKED_AT_THE_END) == 0:
         follow("vacuum", OPERATIONS["vacuum"])
         if not any(schedule.clocks):  # a clock ahead of the vacuum's keeps indexes
             _check_leftovers(checker, backend)
@@ -309,25 +312,38 @@ def draw(random: Random) -> Schedule:
     luck = random.randint(0, 1 << 30)
     if random.random() < ON_DISK:
         operations = (_choose(random, WEIGHTS), _choose(random, WEIGHTS_ON_DISK))
+        if random.random() < RIVALS_SHARE:
+            operations = random.choice(RIVALS_ON_DISK)
         kind = random.choice(("power cut", "power cut", "power cut at the end", "kill", "kill after", "refused"))
         return Schedule(operations, (Fault(0, _place(random, operations[0], True), kind),), (), True, "", luck)
-    num = 2 if random.random() < 0.85 else 3
-    operations = (_choose(random, WEIGHTS), *(_choose(random, {**WEIGHTS, **OTHERS}) for _ in range(num - 1)))
+    if random.random() < RIVALS_SHARE:
+        operations = random.choice(RIVALS)
+    else:
+        others = (_choose(random, {**WEIGHTS, **OTHERS}) for _ in range(1 if random.random() < 0.85 else 2))
+        operations = (_choose(random, WEIGHTS), *others)
+    num = len(operations)
     clocks = tuple(random.choice((0, 0, 0, 1, 2)) for _ in operations)
     style = random.random()
     first = _place(random, operations[0])
-    if style < 0.75:
-        faults = [Fault(0, first, "pause", _pause(random))]
+    if len(operations) > 2 and style < 0.4:  # a silent writer, a killed one, and who comes after both
+        cut = Fault(1, _place(random, operations[1]), "kill")
+        faults = [Fault(0, first, "pause", _pause(random, random.choice(operations[1:]))), cut]
+    elif style < 0.75:
+        faults = [Fault(0, first, "pause", _pause(random, operations[1]))]
     elif style < 0.87:
         faults = [Fault(0, first, random.choice(("kill", "kill after")))]
     else:
         kind = random.choice(("lost", "late", "repeated", "refused", "lag"))
         second = _place(random, operations[0])
-        faults = [Fault(0, first, kind, _pause(random)), Fault(0, second, "pause", _pause(random))]
+        faults = [
+            Fault(0, first, kind, _pause(random, operations[1])),
+            Fault(0, second, "pause", _pause(random, operations[1])),
+        ]
     if random.random() < 0.25:
         kind = random.choice(("pause", "pause", "kill", "kill after", "lost", "late", "repeated", "refused", "lag"))
         number = random.randrange(num)
-        faults.append(Fault(number, _place(random, operations[number]), kind, _pause(random)))
+        other = operations[number - 1]
+        faults.append(Fault(number, _place(random, operations[number]), kind, _pause(random, other)))
     lock = random.choice(LOCKS) if random.random() < 0.03 else ""
     unique = {(each.process, each.effect): each for each in faults}
     return Schedule(operations, tuple(unique.values()), clocks, False, lock, luck)
@@ -352,6 +368,19 @@ WEIGHTS = {
     "embed nothing, by mistake": 3,
 }
 OTHERS = {"late worker": 2, "read": 2}
+RIVALS_SHARE = 0.2
+RIVALS = (
+    ("vacuum", "rollback to the first"),
+    ("rollback to the first", "vacuum"),
+    ("embed and publish as it goes", "embed and publish as it goes"),
+    ("purge x", "purge z"),
+    ("purge z", "purge x"),
+    ("index", "index"),
+    ("embed and publish as it goes", "embed and publish as it goes", "embed c w"),
+)
+"""Pairs that delete what the other one publishes, rewrite the same files, or take the same names."""
+RIVALS_ON_DISK = (("compact", "purge x"), ("embed two models", "purge x"), ("purge z", "purge x"))
+"""Pairs of which the first one writes what the second one is to find, also where it was not finished."""
 WEIGHTS_ON_DISK = WEIGHTS | {"purge x": 15}
 
 
@@ -372,9 +401,17 @@ def _place(random: Random, name: str, on_disk: bool = False) -> int:
     return -random.randint(1, num_changes + 2) if random.random() < 0.8 else random.randint(1, num_effects + 10)
 
 
-def _pause(random: Random) -> int:
-    """Effects of others: a few, up to some place in their work, or all."""
-    return random.choice((random.randint(1, 60), random.randint(20, 200), 10**9, 10**9))
+def _pause(random: Random, other: str) -> int:
+    """Effects of others: a few, up to some place in their work, until one has published, or all.
+
+    Args:
+        random: chooses.
+        other: operation that runs meanwhile.
+    """
+    until_published = typical(other, False)[0] + random.randint(-8, 16)  # to take the lock over adds a dozen
+    return random.choice(
+        (random.randint(1, 60), random.randint(20, 200), max(1, until_published), FOREVER, FOREVER, FOREVER)
+    )
 
 
 LOCKS = (

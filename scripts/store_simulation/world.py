@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import greenlet
 
@@ -44,11 +44,7 @@ class Fault(NamedTuple):
 
 
 class Killed(BaseException):
-    """End of a process in the middle of its work."""
-
-
-class PowerCut(BaseException):
-    """End of the machine, with all its processes."""
+    """End of a process in the middle of its work; none of its clean-up reaches the store."""
 
 
 class Stuck(Exception):
@@ -80,6 +76,7 @@ class Process:
     wakes_at_s: float = 0.0
     state: Literal["new", "running", "done", "killed"] = "new"
     result: str = ""
+    is_killed: bool = False
     lagging: bool = False
     notes: dict[str, Any] = field(default_factory=dict)
     thread: Any = None
@@ -139,6 +136,8 @@ class World:
         process = self.current
         if process is None:  # a look at the store from outside
             return None
+        if process.is_killed:
+            raise Killed
         self.num_effects = number = self.num_effects + 1
         process.num_effects = own = process.num_effects + 1
         if number >= self.next_resume or self.later or number > MAX_EFFECTS:
@@ -159,13 +158,19 @@ class World:
             self._hub.switch()
             return None
         if fault.kind == "kill":
-            raise Killed
+            self.kill()
         if fault.kind == "power cut at the end":
             return None
         if fault.kind == "lag":
             process.lagging = True
             return None
         return fault
+
+    def kill(self, *, with_machine: bool = False) -> NoReturn:
+        """End the current process here, or all of them."""
+        for each in self.processes:
+            each.is_killed = each.is_killed or (not each.is_over and (with_machine or each is self.current))
+        raise Killed
 
     def _carry_out(self) -> None:
         due = [action for when, action in self.later if when <= self.num_effects]
@@ -196,12 +201,10 @@ class World:
         try:
             process.run(process)
             process.result, process.state = "ok", "done"
-        except (Killed, PowerCut) as end:
-            process.result, process.state = "killed", "killed"
-            for each in self.processes if isinstance(end, PowerCut) else ():
-                each.state, each.result = (
-                    ("killed", each.result or "killed") if not each.is_over else (each.state, each.result)
-                )
+        except Killed:
+            for each in self.processes:
+                if each.is_killed:
+                    each.result, each.state = "killed", "killed"
         except self.errors as error:
             process.result, process.state = f"{type(error).__name__}: {error}", "done"
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding

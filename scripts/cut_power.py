@@ -1,0 +1,340 @@
+"""Cut the power of a file system on which a store is written, and look at what is left.
+
+    python scripts/cut_power.py [NUM_CUTS] [SEED] [--plant sync-nothing]
+
+A writer publishes without pause on an ext4 file system of its own, in an image file (a loop device; needs root). At a
+random moment the image is copied as its device has it, while nothing is being written to the copy's source: what the
+kernel holds back, and would lose with the power, is not in it. The copy is mounted, and must hold what the writer had
+said to be done, whole: `embedder store check --deep` finds no error, both tables have the rows of one publication, the
+last one or a later one. Then the next writer publishes there and cleans up, after which the check must find nothing at
+all. `--plant sync-nothing` leaves the flushes out, which must be found.
+
+The last line is one JSON object (`cuts`, `faults`, `publications`, `seconds`); exit 1 where something was lost, and 3
+where there is no loop device.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+
+from embedder.errors import StoreError
+from embedder.store.backends import Disk
+from embedder.store.compact import compact
+from embedder.store.files import StoreFiles
+from embedder.store.journal_segments import names_in_journal, seal
+from embedder.store.layout import Current, StoreInfo, read_current
+from embedder.store.lock import write_lock
+from embedder.store.part_writer import RunMetadata, write_part
+from embedder.store.publish import PublishIntent, finish_publication, publish
+from embedder.store.purge.purge import purge
+from embedder.store.purge.tombstones import read_purged
+from embedder.store.runs import start_run
+from embedder.store.store_info import bind_store
+from embedder.store.tables import RecordTable
+from embedder.store.vacuum import vacuum
+from embedder.store_check.check import check_store
+from growth.made_up import as_embedded
+
+INFO = StoreInfo(
+    model="m", model_fingerprint="f", preprocess_fingerprint="p", segment_s=5.0, frames_per_segment=4, dtype="float32"
+)
+IMAGE_BYTES = 96 << 20
+OPTIONS = "loop,noauto_da_alloc,commit=300"
+"""The kernel flushes nothing by itself: neither what takes another file's name, nor names every five seconds."""
+ITEMS = tuple(f"item{number}" for number in range(8))
+MAX_COPIES = 2000
+NO_DEVICE = 3
+
+Rows = dict[str, str]
+"""Item -> version of its content."""
+
+
+def no_index(version: int, info: StoreInfo | None = None) -> None:
+    """Build no index."""
+    return
+
+
+def keep_none(candidate: Current, model: str = "") -> None:
+    """Keep no index."""
+    return
+
+
+class Writer:
+    """Writer that publishes one change after another, and knows what is published then."""
+
+    def __init__(self, folder: Path, random: Random) -> None:
+        """Name the store.
+
+        Args:
+            folder: of the store.
+            random: chooses the changes.
+        """
+        self.files, self.random, self.rows, self._num = StoreFiles(folder), random, dict[str, str](), 0
+
+    def change(self) -> Iterator[Rows]:
+        """Make one change: yields the rows that there are after it before it begins."""
+        self._num += 1
+        work = self.random.choices(("embed", "retire", "compact", "vacuum", "purge"), (8, 2, 1, 2, 1))[0]
+        purged = next((item for item in self.rows if item.startswith("secret")), None)
+        if work == "embed" or not self.rows or (work == "purge" and purged is None):
+            chosen = dict.fromkeys(self.random.sample(ITEMS, self.random.randint(1, 3)), f"{self._num:032x}")
+            chosen |= {f"secret{self._num}": f"{self._num:032x}"} if purged is None else {}
+            self.rows = self.rows | chosen
+            yield self.rows
+            self.embed(chosen)
+        elif work == "retire":
+            gone = self.random.choice(sorted(self.rows))
+            self.rows = {item: version for item, version in self.rows.items() if item != gone}
+            yield self.rows
+            self.embed({}, [gone])
+        elif work == "purge" and purged is not None:
+            self.rows = {item: version for item, version in self.rows.items() if item != purged}
+            yield self.rows
+            self.purge(purged)
+        else:
+            yield self.rows
+            if work == "compact":
+                self.locked(lambda: compact(self.files, choose_index=keep_none))
+            else:
+                self.locked(lambda: vacuum(self.files, keep_days=0, keep_versions=2))
+
+    def embed(self, chosen: Mapping[str, str], retired: list[str] | None = None) -> None:
+        """Publish rows, each in a part file of its own."""
+        with write_lock(self.files):
+            bind_store(self.files, INFO)
+            finish_publication(self.files, no_index)
+            run = start_run(self.files, INFO, pa.schema([]))
+            metadata = RunMetadata(run.run_id, run.session, "f", "p", pa.schema([]))
+            for task, (item, version) in enumerate(chosen.items()):
+                write_part(self.files, metadata, task, _finished_row(item, version))
+            if len(chosen) > 1:
+                seal(self.files, run.run_id, sorted(names_in_journal(self.files, run.run_id)))
+            intent = PublishIntent(kind="refresh", info=INFO)
+            publish(run, metadata, no_index, intent, pa.chunked_array([pa.array(retired or [], pa.string())]))
+
+    def purge(self, item: str) -> None:
+        """Purge an item."""
+        self.locked(lambda: purge(self.files, {item}, keep_none))
+
+    def locked(self, work: Callable[[], object]) -> None:
+        """Do upkeep."""
+        with write_lock(self.files):
+            finish_publication(self.files, no_index)
+            work()
+
+
+def _finished_row(item: str, version: str) -> pa.Table:
+    fields = {"item_id": item, "source": "", "uri": f"/texts/{item}", "modified": "t0", "caption": f"text of {item}"}
+    listed = pa.table({name: [value] for name, value in fields.items()} | {"size_bytes": pa.array([10], pa.int64())})
+    rows = as_embedded(listed, int(version, 16))
+    return rows.set_column(rows.schema.get_field_index("content_version"), "content_version", pa.array([version]))
+
+
+def write_forever(folder: Path, seed: int) -> None:
+    """Publish until the end; tells of each change before and after it, one JSON value a line."""
+    writer = Writer(folder, Random(seed))
+    while True:
+        for rows in writer.change():
+            print(json.dumps(rows), flush=True)
+        print("done", flush=True)
+
+
+class States:
+    """What a writer has said: the rows after each change, and how many changes are done."""
+
+    def __init__(self, writer: subprocess.Popen[str]) -> None:
+        """Listen to a writer, in a thread."""
+        self.begun: list[Rows] = [{}]
+        self.num_done = 0
+        self._lines = writer.stdout or ()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in self._lines:
+            if line == "done\n":
+                self.num_done = len(self.begun) - 1
+            else:
+                self.begun.append(json.loads(line))
+
+
+@contextmanager
+def mounted(image: Path, folder: Path) -> Iterator[str]:
+    """Mount an image; gives the name of its device."""
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "ext4", "-o", OPTIONS, image, folder], check=True)
+    try:
+        found = subprocess.run(["findmnt", "-n", "-o", "SOURCE", folder], check=True, capture_output=True, text=True)
+        yield Path(found.stdout.strip()).name
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def make_image(path: Path) -> None:
+    """Make an empty file system in a file."""
+    with path.open("wb") as file:
+        file.truncate(IMAGE_BYTES)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-J", "size=4", "-E", "lazy_itable_init=0", path], check=True)
+
+
+def copy_image(image: Path, target: Path, device: str) -> None:
+    """Copy an image as its device has it at one moment: again where something was written meanwhile."""
+    for _ in range(MAX_COPIES):
+        before = _writes(device)
+        with image.open("rb") as source, target.open("wb") as copy:
+            copy.truncate(IMAGE_BYTES)
+            for start, end in _extents(source.fileno()):
+                os.lseek(copy.fileno(), start, os.SEEK_SET)
+                os.sendfile(copy.fileno(), source.fileno(), start, end - start)
+        if _writes(device) == before:
+            return
+    raise TimeoutError(f"{image}: written without pause while it was copied {MAX_COPIES} times")
+
+
+def _writes(device: str) -> tuple[str, ...]:
+    """Writes and flushes that a device has ended, and those that it is at."""
+    found = Path(f"/sys/block/{device}/stat").read_text(encoding="ascii").split()
+    return (found[4], found[6], found[8], *found[15:16])
+
+
+def _extents(file: int) -> Iterator[tuple[int, int]]:
+    """Where a sparse file has content."""
+    end = 0
+    while True:
+        try:
+            start = os.lseek(file, end, os.SEEK_DATA)
+        except OSError:
+            return
+        end = os.lseek(file, start, os.SEEK_HOLE)
+        yield start, end
+
+
+def published_rows(files: StoreFiles) -> Rows:
+    """What both tables hold.
+
+    Raises:
+        ValueError: they differ, or hold an item twice.
+    """
+    current = read_current(files)
+    if current is None:
+        return {}
+    found = []
+    for name in ("items", "embeddings"):
+        rows = RecordTable(files, name, getattr(current, name)).read(["item_id", "content_version"])
+        found.append(dict(zip(*(rows[column].to_pylist() for column in rows.column_names), strict=True)))
+        if len(found[-1]) != rows.num_rows:
+            raise ValueError(f"{name} holds an item twice")
+    if found[0] != found[1]:
+        raise ValueError(f"items {found[0]} and embeddings {found[1]} differ")
+    return found[0]
+
+
+def judge(folder: Path, allowed: list[Rows], seed: int) -> list[str]:
+    """Look at what a power cut has left, have the next writer go on, and look again; what is wrong."""
+    files = StoreFiles(folder)
+    try:
+        wrong = _errors(files, ("error",)) if read_current(files) is not None else []
+        rows = published_rows(files)
+        if rows not in allowed:
+            wrong.append(f"holds {rows}, and the last that was said to be done is {allowed[0]}")
+        writer = Writer(folder, Random(seed))
+        writer.embed({"next": f"{seed:032x}"})
+        purged = read_purged(files)
+        for item in sorted({item for each in allowed for item in each if purged.hash_of(item) in purged.unfinished}):
+            writer.purge(item)
+        after = published_rows(files)
+        if after.pop("next", None) is None or not _is_between(after, allowed):
+            wrong.append(f"after the next writer it holds {after}")
+        writer.locked(lambda: vacuum(files, keep_days=0, keep_versions=1))
+        return wrong + _errors(files, ("error", "warning", "note"))
+    except (StoreError, ValueError, OSError) as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+def _is_between(rows: Rows, states: list[Rows]) -> bool:
+    """Whether each item is as in one of some states: the next writer publishes what was finished of a change."""
+    items = rows.keys() | {item for each in states for item in each}
+    return all(rows.get(item) in {each.get(item) for each in states} for item in items)
+
+
+def _errors(files: StoreFiles, severities: tuple[str, ...]) -> list[str]:
+    return [each.text for each in check_store(files, deep=True).findings if each.severity in severities]
+
+
+def cut_power(num_cuts: int, seed: int, root: Path, plant: str | None) -> int:
+    """Cut, judge and report."""
+    image, copy, random, began_s = root / "disk.img", root / "cut.img", Random(seed), time.monotonic()
+    make_image(image)
+    own = [sys.executable, __file__, "--write", str(root / "disk" / "store"), "--seed", str(seed)]
+    faults, publications = 0, 0
+    with mounted(image, root / "disk") as device:
+        command = own + (["--plant", plant] if plant else [])
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            states = States(writer)
+            while not states.num_done and writer.poll() is None:
+                time.sleep(0.05)
+            for number in range(num_cuts):
+                time.sleep(random.uniform(0.0, 0.5))
+                if writer.poll() is not None:
+                    print(f"the writer has ended with {writer.returncode}")
+                    return 1
+                first = states.num_done
+                copy_image(image, copy, device)
+                time.sleep(0.05)  # until what was begun before the copy is heard of
+                allowed = states.begun[first:]
+                with mounted(copy, root / "cut"):
+                    wrong = judge(root / "cut" / "store", allowed, seed + number)
+                faults += bool(wrong)
+                for each in wrong:
+                    print(f"cut {number + 1}: {each}", flush=True)
+            publications = states.num_done
+        finally:
+            writer.kill()
+            writer.wait()
+    seconds = round(time.monotonic() - began_s, 1)
+    print(json.dumps({"cuts": num_cuts, "faults": faults, "publications": publications, "seconds": seconds}))
+    return 1 if faults else 0
+
+
+def has_loop_devices() -> bool:
+    """Whether this process may mount an image."""
+    tools = all(shutil.which(each) for each in ("mkfs.ext4", "mount", "findmnt"))
+    return os.geteuid() == 0 and tools and Path("/dev/loop-control").exists()
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("num_cuts", nargs="?", type=int, default=200)
+    parser.add_argument("seed", nargs="?", type=int, default=0)
+    parser.add_argument("--plant", choices=["sync-nothing"])
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", dest="writer_seed", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.write is not None:
+        if options.plant:
+            Disk.sync_file = Disk.sync_folder = lambda disk, path: None  # type: ignore[method-assign]
+        write_forever(options.write, options.writer_seed)
+    if not has_loop_devices():
+        print("no image can be mounted here: that needs root, a loop device, and mkfs.ext4")
+        return NO_DEVICE
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing stays mounted
+    with tempfile.TemporaryDirectory() as folder:
+        return cut_power(options.num_cuts, options.seed, Path(folder), options.plant)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
