@@ -11,10 +11,11 @@ and the log has their new sizes. The published state has no such file.
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeGuard
+from functools import partial
+from typing import TypeGuard, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,8 +51,9 @@ from embedder.store.schema import TABLES
 from embedder.store.tables import RecordTable
 
 LOG = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
-MAX_PLANS = 3
+MAX_LOOKS = 3
 GROUP_BYTES = 256 << 20
 """Size of the part files whose new content is held in memory together, so that the log is rewritten once for them."""
 
@@ -88,7 +90,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     unfinished = [info.path for info in files.list("") if is_unfinished(info.path)]
     files.confirm_lease()
     files.delete_each(unfinished)  # by killed writers; nothing ever refers to them, and they may hold anything
-    plan = _plan_settled(files, item_ids)
+    plan = _settled(partial(plan_purge, files, item_ids))
     before = readable(files, publications(files))
     remember_purged(files, plan.ids)
     new = _publish_without(files, plan, choose_index) if plan.publishes else None
@@ -96,13 +98,13 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     _delete(files, [info for info in plan.deleted if not is_part(info)])
     _drop_sealed_entries(files, plan)
     redact_logs(files, plan.names)
-    redact_texts(files, plan.names)
+    _settled(partial(redact_texts, files, plan.names))
     _delete(files, [info for info in plan.deleted if is_part(info)])
     for model in ["", *model_folders(files)]:
         for name in TABLES:
             _rewrite_in_place(files, model, name, plan.rewritten, plan.ids)
     _recount(files)
-    scan = scan_store(files, plan.names)
+    scan = _settled(partial(scan_store, files, plan.names))
     if scan.found_in:
         raise RunFailedError(
             f"purge: an item is still held or named in {len(scan.found_in):,} of {counted(scan.num_files, 'file')}: "
@@ -113,12 +115,12 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     return Purge(plan, tuple(sorted(lost)), new, scan)
 
 
-def _plan_settled(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
-    """Plan the purge, again where a run that was overtaken still joins or deletes files of its journal."""
-    for _ in range(MAX_PLANS - 1):
+def _settled(work: Callable[[], Result]) -> Result:
+    """Do something with all files, again where a run that was overtaken still joins or deletes those of its journal."""
+    for _ in range(MAX_LOOKS - 1):
         with suppress(FileNotFoundError):
-            return plan_purge(files, item_ids)
-    return plan_purge(files, item_ids)
+            return work()
+    return work()
 
 
 def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoice) -> Published | None:
