@@ -29,7 +29,8 @@ from embedder.config_toml.step_section import StepConfig, check_steps
 from embedder.config_toml.tracker_section import TrackerConfig
 from embedder.errors import ConfigError
 
-Dtype = Literal["float32", "bfloat16", "float16", "int8"]
+ComputeDtype = Literal["float32", "bfloat16", "float16", "int8"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Engine = Literal["auto", "ray", "local"]
 Device = Literal["auto", "cpu", "cuda"]
 SourceKind = Literal["auto", "files", "table", "webdataset"]
@@ -240,7 +241,10 @@ class RunConfig(ConfigSection):
         json_schema_extra={"default": "none, or that of the first [[model]]"},
     )
     dtype: Dtype = Field(
-        "float32", description="compute dtype; int8 holds for the weights alone. Embeddings are float32"
+        "auto",
+        description="compute dtype. auto: that of the store, if it exists, or of the plan file; else bfloat16 on GPUs "
+        "of compute capability 8.0 and up, float16 on older ones, float32 on CPUs. int8 holds for the weights alone. "
+        "Embeddings are float32",
     )
     engine: Engine = Field("auto", description="ray, local (one process), or what is faster here")
     device: Device = Field(
@@ -332,6 +336,20 @@ class RunConfig(ConfigSection):
         if self.batch_size != "auto" and self.batch_size < 1:
             raise ValueError(f'batch_size = {self.batch_size}: write "auto" or a number of rows from 1 up')
         return self
+
+    @property
+    def compute_dtype(self) -> ComputeDtype:
+        """Dtype to compute in; float32, as on CPUs, until `embedder.engine.compute_dtype` has resolved `auto`."""
+        return "float32" if self.dtype == "auto" else self.dtype
+
+    @property
+    def may_use_gpus(self) -> bool:
+        """Whether a stage may compute on a GPU, if there is one."""
+        if self.engine == "local" or self.cluster.max_gpus == 0:
+            return False
+        if not self.stage:
+            return self.device != "cpu"
+        return any((stage.device or self.device) != "cpu" and stage.num_gpus != 0 for stage in self.stage)
 
     @property
     def devices(self) -> frozenset[Device]:

@@ -1,5 +1,6 @@
 """Embed any Ray dataset with columns of images and captions: adds two columns of embeddings."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -11,6 +12,7 @@ import pyarrow as pa
 from embedder.batch_schema import CARRIED, TENSOR
 from embedder.compat import fast_start
 from embedder.config import load_config
+from embedder.engine.compute_dtype import choose_dtype, gpus_of_nodes
 from embedder.engine.job import check_int8, decode_limits, decode_spec, make_plan, stage_specs
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.ray_session import cluster
@@ -30,6 +32,7 @@ from embedder.store.step_metrics import measure, trace_column
 if TYPE_CHECKING:
     from ray.data import Dataset
 
+LOG = logging.getLogger(__name__)
 PREDICT_CURE = "smaller blocks of the dataset need less memory (Dataset.repartition)"
 ADDED = ("image_embedding", "text_embedding", "embedding_error")
 IMAGE_TYPES = "binary (files), string (URIs), struct<bytes: binary, path: string>, or a tensor of uint8 (H, W, 3)"
@@ -103,18 +106,25 @@ class BatchPredictor:
         schema = dataset.schema()
         if schema is not None:
             check_columns(dict(zip(schema.names, schema.types, strict=True)), image, caption)
-        plan = make_plan(self.config, self.model)
-        allocation = allocate(self.config, cluster(), plan.stages)
-        check_int8(self.config, self.model)
-        spec = decode_spec(self.config, self.model)
+        plan, there = make_plan(self.config, self.model), cluster()
+        planned = plan.dtype if self.config.plan is not None else None
+        dtype = choose_dtype(self.config, lambda: gpus_of_nodes(there.nodes), planned=planned)
+        config = dtype.applied(self.config)
+        if not dtype.was_asked:
+            LOG.info(f"dtype {dtype}")
+        if plan.dtype != dtype.dtype:
+            plan = make_plan(config, self.model)
+        allocation = allocate(config, there, plan.stages)
+        check_int8(config, self.model)
+        spec = decode_spec(config, self.model)
         decoded = dataset.map_batches(
             partial(decode_columns, spec=spec, image=image, caption=caption),
             batch_format="pyarrow",
             batch_size=None,
             num_cpus=allocation.decode_cpus,
         )
-        stages = stage_specs(self.config, self.model, plan, allocation)
-        with fast_start(self.config.fast_start):
+        stages = stage_specs(config, self.model, plan, allocation)
+        with fast_start(config.fast_start):
             embedded = through_stages(decoded, stages, allocation)
         return embedded.map_batches(
             show_columns, batch_format="pyarrow", batch_size=None, num_cpus=allocation.write_cpus

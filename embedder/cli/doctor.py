@@ -2,11 +2,15 @@
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from embedder.cli.options import ReadConfig, command
 from embedder.cli.results import Result, new_table
 from embedder.installation import describe
 from embedder.quantities import counted
+
+if TYPE_CHECKING:
+    from embedder.config import RunConfig
 
 PACKAGES = (
     "ray",
@@ -52,6 +56,7 @@ def doctor(read: ReadConfig) -> Result:
         "cpus": hardware.num_cpus(),
         "memory_gib": round(hardware.memory_bytes() / 2**30, 1),
         "gpus": gpus,
+        "dtype": _dtype(config),
         **stages,
         "a decode task would take": f"{allocation.decode_cpus:g} CPU",
     }
@@ -87,6 +92,18 @@ def _model(uri: str) -> str:
     except ModelError as error:
         return str(error)
     return f"{name}, trained" if untrained is None else f"{name}, untrained: {untrained}"
+
+
+def _dtype(config: "RunConfig") -> str:
+    """Compute dtype of a store that a run would make here, and why."""
+    from embedder.engine import hardware
+    from embedder.engine.compute_dtype import choose_dtype
+    from embedder.engine.find_gpus import gpus_here
+
+    if config.dtype == "auto" and config.ray_address is not None:
+        return "auto: by the GPUs of the cluster, when a run begins"
+    cpu = "" if hardware.has_bf16() else "; on this CPU bfloat16 is slower than float32"
+    return f"{choose_dtype(config, gpus_here)}{cpu}"
 
 
 def _version(name: str) -> str:

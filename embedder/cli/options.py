@@ -29,7 +29,7 @@ ModelName = Annotated[
 ModelFolder = Annotated[Path, typer.Option("--out", help="The model folder to make.")]
 NumStages = Annotated[int | None, typer.Option("--stages", help="Shards that the model is cut into.")]
 PlanFile = Annotated[str | None, typer.Option("--plan", help="Plan file made by `embedder plan --out`.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16, float16 or int8.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16, float16 or int8.")]
 PublishedBy = Annotated[
     str | None, typer.Option("--version", metavar="RUN_ID", help="As it was published by that run.")
 ]

@@ -72,7 +72,11 @@ def plan(
     run = read({"model": model, "num_stages": num_stages, "dtype": dtype, "ray_address": ray_address})
     answer = planning.plan(run, options)
     fixed_by = "--stages" if num_stages is not None else answer.fixed_by
-    shown = [*answer.node_types, *_answer_parts(answer, run.currency, fixed_by=fixed_by, explain=explain)]
+    shown = [
+        *answer.node_types,
+        *_dtype_lines(answer),
+        *_answer_parts(answer, run.currency, fixed_by=fixed_by, explain=explain),
+    ]
     if devices is None and not cluster and (num_gpus := hardware.num_gpus()):
         shown.append(
             f"for CPU cores, without the {counted(num_gpus, 'GPU')} here; to place stages there, name it all: --devices"
@@ -83,6 +87,7 @@ def plan(
         shown.append(f"plan: {out}")
     found = json.loads(text) | {
         "num_stages_fixed_by": answer.fixed_by,
+        "dtype_reason": answer.dtype.reason,
         "alternatives": [asdict(each) for each in answer.alternatives],
     }
     if answer.node_types:
@@ -92,6 +97,11 @@ def plan(
     if answer.what_if is not None:
         found["what_if"] = asdict(answer.what_if) | {"currency": run.currency}
     return Result(found, shown)
+
+
+def _dtype_lines(answer: "Answer") -> list[RenderableType]:
+    """Dtype that `auto` has become, and why; nothing where it was asked for."""
+    return [] if answer.dtype.was_asked else [f"dtype {answer.dtype}"]
 
 
 def _answer_parts(

@@ -1,4 +1,4 @@
-"""Questions to the head of a Ray cluster before this process attaches to it: token, version, node on this machine.
+"""Questions to the head of a Ray cluster before this process attaches to it: token, version, node here, types of GPUs.
 
 `ray.init` asks them too, but ends the process where there is no token, tries for minutes where one is wrong, and takes
 a minute for a machine that is no node. Needed for what the user is told, so never switched off. Outside of the tested
@@ -11,6 +11,7 @@ from shards.compat import Tested, is_tested
 
 TESTED: Tested = (("ray", "==2.60.*"),)
 TIMEOUT_S = 5.0
+GPU_TYPE = "accelerator_type:"  # begins the name of a resource by which Ray tells the type of a node's GPUs
 
 
 def refusal_of(address: str) -> str | None:
@@ -57,3 +58,32 @@ def refusal_of(address: str) -> str | None:
             f"`ray start --address={address}` here"
         )
     return None
+
+
+def gpu_types(address: str) -> list[str | None] | None:
+    """Return the types of the GPUs of a cluster's nodes, one for each node that has any, as Ray calls them.
+
+    Args:
+        address: HOST:PORT, where a server of gRPC answers.
+
+    Returns:
+        The types, None for one that Ray doesn't know; nothing at all where the head doesn't tell.
+    """
+    if not is_tested("the question for a cluster's GPUs", TESTED, "a first run computes in float32, unless told"):
+        return None
+    from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+    from ray._raylet import GcsClient
+    from ray.core.generated.gcs_pb2 import GcsNodeInfo
+    from ray.exceptions import RayError
+
+    try:
+        ensure_token_if_auth_enabled(create_token_if_missing=False)
+        infos = GcsClient(address=address).get_all_node_info(timeout=TIMEOUT_S)
+    except (RayError, RuntimeError, OSError):
+        return None  # whoever attaches is told why
+    alive = [info.resources_total for info in infos.values() if info.state == GcsNodeInfo.ALIVE]
+    return [
+        next((name.removeprefix(GPU_TYPE) for name in resources if name.startswith(GPU_TYPE)), None)
+        for resources in alive
+        if resources.get("GPU", 0.0)
+    ]

@@ -6,11 +6,11 @@ from embedder.config import RunConfig
 from embedder.quantities import counted, duration_text
 from shards.plan import ShardPlan
 from shards.planning.costs import IMAGE_DECODE_S, STARTUP_S
-from shards.planning.devices import DEVICES
+from shards.planning.devices import DEVICES, cpu_core, with_slow_float16
 
-# The planner's estimates, in float32, on a core and on a small GPU. Their error matters only where one process decodes
+# The planner's estimates, on a core and, in float32, on a small GPU. Their error matters only where one process decodes
 # too slowly for all cores.
-CORE_FLOPS, GPU_FLOPS = (DEVICES[name].flops_in("float32") for name in ("CPU", "T4"))
+GPU_FLOPS = DEVICES["T4"].flops_in("float32")
 RAY_FACTOR = 1.1  # Ray's part of all work
 
 
@@ -22,7 +22,15 @@ class EngineChoice:
     reason: str
 
 
-def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: int, num_gpus: int = 0) -> EngineChoice:
+def choose_engine(
+    config: RunConfig,
+    plan: ShardPlan,
+    num_items: int,
+    num_cpus: int,
+    num_gpus: int = 0,
+    *,
+    has_bf16: bool = False,
+) -> EngineChoice:
     """Follow the configuration; for `auto`, take the faster engine, Ray's start included.
 
     In one process all cores encode, but one alone decodes: many cores would wait for it, and Ray's tasks decode on all.
@@ -34,21 +42,15 @@ def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: 
         num_items: items to embed, each counted as one image with a caption.
         num_cpus: CPUs of this machine.
         num_gpus: GPUs of this machine.
+        has_bf16: whether its cores have instructions for bfloat16.
     """
-    if config.engine != "auto":
-        return EngineChoice(config.engine, "as configured")
-    if config.ray_address is not None:
-        return EngineChoice("ray", f"a cluster was given: {config.ray_address}")
-    if any(stage.num_gpus or (stage.replicas != "auto" and stage.replicas.max > 1) for stage in config.stage):
-        return EngineChoice("ray", "stages ask for GPUs or replicas")
-    if "cuda" in config.devices:
-        return EngineChoice("ray", 'stages ask for device = "cuda"')
-    if config.devices != {"cpu"} and any(stage.num_gpus for stage in plan.stages):
-        return EngineChoice("ray", "the plan places stages on GPUs")
-    flops = sum(stage.flops_per_image + stage.flops_per_caption for stage in plan.stages)
-    shared_s = (flops / CORE_FLOPS + IMAGE_DECODE_S) / num_cpus
-    local_s = num_items * max(shared_s, IMAGE_DECODE_S)
     on_gpus = num_gpus if "auto" in config.devices else 0
+    if (settled := _settled(config, plan, on_gpus)) is not None:
+        return settled
+    flops = sum(stage.flops_per_image + stage.flops_per_caption for stage in plan.stages)
+    core = with_slow_float16(cpu_core(has_bf16=has_bf16))
+    shared_s = (flops / core.flops_in(config.compute_dtype) + IMAGE_DECODE_S) / num_cpus
+    local_s = num_items * max(shared_s, IMAGE_DECODE_S)
     if on_gpus:
         shared_s = max(IMAGE_DECODE_S / num_cpus, flops / GPU_FLOPS / on_gpus)
     ray_s = STARTUP_S + num_items * shared_s * RAY_FACTOR
@@ -58,3 +60,20 @@ def choose_engine(config: RunConfig, plan: ShardPlan, num_items: int, num_cpus: 
         f"{duration_text(round(ray_s))} on Ray{gpus}, its start included"
     )
     return EngineChoice("local" if local_s <= ray_s else "ray", reason)
+
+
+def _settled(config: RunConfig, plan: ShardPlan, on_gpus: int) -> EngineChoice | None:
+    """Engine that something names or needs; None where the faster one is taken."""
+    if config.engine != "auto":
+        return EngineChoice(config.engine, "as configured")
+    if config.ray_address is not None:
+        return EngineChoice("ray", f"a cluster was given: {config.ray_address}")
+    needs = {
+        "stages ask for GPUs or replicas": any(
+            stage.num_gpus or (stage.replicas != "auto" and stage.replicas.max > 1) for stage in config.stage
+        ),
+        'stages ask for device = "cuda"': "cuda" in config.devices,
+        "the plan places stages on GPUs": config.devices != {"cpu"} and any(stage.num_gpus for stage in plan.stages),
+        "float16 is for GPUs, which stages use through Ray": on_gpus > 0 and config.dtype == "float16",
+    }
+    return next((EngineChoice("ray", reason) for reason, is_so in needs.items() if is_so), None)

@@ -30,15 +30,15 @@ def plan_for_fleet(config: RunConfig, model: Model, plan: ShardPlan, available: 
     """
     if config.plan is not None or config.stage or config.device == "cpu" or available.num_devices < 2:
         return plan
-    fleet = gpus_by_type(available, config.dtype)
+    fleet = gpus_by_type(available, config.compute_dtype)
     try:
         problem = make_problem(
             model.config,
             fleet,
-            {device.name: estimate_costs(model.config, device, config.dtype) for _, device in fleet},
+            {device.name: estimate_costs(model.config, device, config.compute_dtype) for _, device in fleet},
             estimate_host(model.config),
             mix=DataMix(),
-            dtype=config.dtype,
+            dtype=config.compute_dtype,
             rows_per_batch=rows_per_batch(config),
             num_cores=available.num_cpus,
         )

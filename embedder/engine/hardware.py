@@ -10,6 +10,8 @@ import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
+CPU_INFO = Path("/proc/cpuinfo")
+BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 def num_cpus() -> int:
@@ -50,19 +52,57 @@ def _cpu_quota(group: Path) -> float | None:
     return None
 
 
+def has_bf16() -> bool:
+    """Whether the CPU has instructions for products of bfloat16 matrices; without them float32 is faster."""
+    try:
+        return has_bf16_instructions(CPU_INFO.read_text(encoding="utf-8"))
+    except OSError:
+        return False
+
+
+def has_bf16_instructions(cpu_info: str) -> bool:
+    """Look for them in Linux's description of the processor: AVX512-BF16 or AMX of x86, BF16 of ARM. Pure."""
+    lines = (line.partition(":") for line in cpu_info.splitlines())
+    return any(name.strip() in ("flags", "Features") and BF16_FLAGS & set(flags.split()) for name, _, flags in lines)
+
+
 def num_gpus() -> int:
     """Count the NVIDIA GPUs that Ray would find here: those of the driver, or fewer by CUDA_VISIBLE_DEVICES."""
+    driver, number = _driver()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if driver is None or visible is None:
+        return number
+    return 0 if visible in ("", "NoDevFiles") else min(number, len(visible.split(",")))
+
+
+def gpus() -> tuple[tuple[str, tuple[int, int] | None], ...]:
+    """List name and compute capability of the driver's GPUs, without torch; of one that doesn't tell it, None.
+
+    CUDA_VISIBLE_DEVICES may hide some of them, but it counts in another order.
+    """
+    driver, number = _driver()
+    return tuple(_gpu(driver, index) for index in range(number)) if driver is not None else ()
+
+
+def _gpu(driver: ctypes.CDLL, index: int) -> tuple[str, tuple[int, int] | None]:
+    device, name, major, minor = ctypes.c_void_p(), ctypes.create_string_buffer(96), ctypes.c_int(), ctypes.c_int()
+    if driver.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):
+        return "GPU", None
+    has_name = not driver.nvmlDeviceGetName(device, name, ctypes.c_uint(len(name)))
+    has_level = not driver.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))
+    return name.value.decode() if has_name else "GPU", (major.value, minor.value) if has_level else None
+
+
+def _driver() -> tuple[ctypes.CDLL | None, int]:
+    """Library of NVIDIA's driver, and its number of GPUs."""
     try:
         driver = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        return 0
+        return None, 0
     number = ctypes.c_uint()
     if driver.nvmlInit_v2() or driver.nvmlDeviceGetCount_v2(ctypes.byref(number)):
-        return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return number.value
-    return 0 if visible in ("", "NoDevFiles") else min(number.value, len(visible.split(",")))
+        return None, 0
+    return driver, number.value
 
 
 def memory_bytes() -> int:

@@ -151,7 +151,7 @@ def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Al
             index=index,
             model=model.uri,
             shard=stage.spec,
-            dtype=config.dtype,
+            dtype=config.compute_dtype,
             device=resources.device,
             num_threads=resources.num_threads,
             batch_sizes=batch_sizes(config),
@@ -174,15 +174,17 @@ def batch_sizes(config: RunConfig) -> tuple[int, ...]:
 
 
 def make_plan(config: RunConfig, model: Model) -> ShardPlan:
-    """Read the pinned plan, or make one by estimated operations.
+    """Read the pinned plan, whose dtype is taken where the configuration leaves it open, or make one by operations.
 
     Raises:
         ConfigError: the plan file is missing, or made for other weights.
         shards.ModelError: it is no plan, or not one for this model.
     """
     if config.plan is None:
-        return plan_shards(model.config, config.num_stages, dtype=config.dtype, model_fingerprint=model.fingerprint)
-    plan = read_plan(config.plan, model.folder, model.fingerprint, config.dtype)
+        return plan_shards(
+            model.config, config.num_stages, dtype=config.compute_dtype, model_fingerprint=model.fingerprint
+        )
+    plan = read_plan(config.plan, model.folder, model.fingerprint, None if config.dtype == "auto" else config.dtype)
     check_plan(plan, model.config)
     if config.stage and len(config.stage) != len(plan.stages):
         raise ConfigError(
@@ -206,7 +208,7 @@ def check_int8(config: RunConfig, model: Model) -> None:
     Raises:
         ConfigError: it doesn't help; the message has the figures.
     """
-    if config.dtype != "int8" or config.ray_address is not None:
+    if config.compute_dtype != "int8" or config.ray_address is not None:
         return
     import torch
 
@@ -277,7 +279,7 @@ def store_info(config: RunConfig, model: Model) -> StoreInfo:
         preprocess_fingerprint=preprocessing_of(config, model),
         segment_s=config.segment_s,
         frames_per_segment=config.frames_per_segment,
-        dtype=config.dtype,
+        dtype=config.compute_dtype,
         searched="text" if model.config.vision is None else "image",
         steps=step_fingerprints(config.step),
         step_columns=new_columns(config.step),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedder.compat import worker_options
-from embedder.compat.ray_gcs import refusal_of
+from embedder.compat.ray_gcs import GPU_TYPE, gpu_types, refusal_of
 from embedder.compat.ray_start import bind_to_loopback, light_start, messages_to_log, replaced
 from embedder.config import ClusterConfig
 from embedder.engine import hardware
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from embedder.engine.preflight import Access
 
 TYPE_LABEL = ClusterConfig().type_label
-GPU_TYPE = "accelerator_type:"  # begins the name of a resource by which Ray tells the type of a node's GPUs
 TOKEN_FILE = Path("~/.ray/auth_token")
 # An error that ends a run is raised and reported once: Ray would print its own stack of it first, a hundred lines.
 LOG_LEVELS = {"ray.data": logging.ERROR, "ray.data.exceptions": logging.CRITICAL}
@@ -141,6 +140,16 @@ def as_node(entry: dict[str, Any], resources: dict[str, float], type_label: str 
         labels=frozenset(labels.items()),
         node_id=entry["NodeID"],
     )
+
+
+def gpu_types_of(address: str) -> list[str | None] | None:
+    """Ask a cluster for the types of its GPUs without attaching to it, see `embedder.compat.ray_gcs.gpu_types`.
+
+    Args:
+        address: of the cluster.
+    """
+    _set_environment(address)
+    return gpu_types(address)
 
 
 def start_ray(

@@ -122,7 +122,7 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
         ConfigError, SourceError, StoreError: as `embedder.ingest.embed.refresh`.
     """
     check_forced(options.forced)
-    inputs = open_inputs(config, options)
+    inputs = open_inputs(config, options, lambda config: None)  # the dtype changes no forecast
     files = inputs.files
     bound, current = read_record(files, STORE_FILE, StoreInfo), read_current(files)
     if bound is not None:

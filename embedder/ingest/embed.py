@@ -17,6 +17,8 @@ from embedder.batch_schema import carried_schema, step_schema
 from embedder.compat import with_fast_start
 from embedder.config import RunConfig
 from embedder.engine.cluster_address import find_cluster
+from embedder.engine.compute_dtype import check_dtype, describe_dtype
+from embedder.engine.find_gpus import find_gpus
 from embedder.engine.job import check_int8
 from embedder.engine.progress import ShowProgress, no_progress
 from embedder.errors import RunFailedError
@@ -123,7 +125,7 @@ def ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgres
             files = inputs.files
             if inputs.seen is None:
                 require("embed", f"embedder {options.kind}")
-                check_int8(config, inputs.model)  # before a store is made; a later run, once it has work to do
+                check_int8(inputs.config, inputs.model)  # before a store is made; a later run, once it has work to do
             check_binding(files, inputs.info, may_change=options.may_change)
             check_models(inputs)
             before = look(files)
@@ -162,8 +164,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     if current is not None and work.is_nothing and not goes_on and is_same:
         return _end_idle(inputs, observer.elapsed_s, work, read_before)
     require("embed", f"embedder {options.kind}")
-    if not is_int8_checked:
-        check_int8(config, inputs.model)
+    _settle_dtype(inputs, has_work=work.difference.to_embed.num_rows > 0, is_int8_checked=is_int8_checked)
     run = start_run(files, inputs.info, _check_columns(inputs), inputs.views)
     observer.begun(run)
     held = find_held(files, current, inputs.info, work.difference.to_embed)
@@ -210,6 +211,22 @@ def _held(address: str, current: Current | None, options: IngestOptions, observe
     if verdict is None or not verdict.blocks:
         return None
     return idle_report(options.kind, observer.elapsed_s, verdict.message, held=True, verdicts=(verdict,))
+
+
+def _settle_dtype(inputs: Inputs, *, has_work: bool, is_int8_checked: bool) -> None:
+    """Refuse a dtype that doesn't help, or that the devices don't compute in; log what `auto` has become.
+
+    Args:
+        inputs: of the run, with its dtype.
+        has_work: whether the stages will compute.
+        is_int8_checked: whether int8 has been.
+    """
+    if not is_int8_checked:
+        check_int8(inputs.config, inputs.model)
+    if has_work and not inputs.dtype.was_asked:
+        gpus = find_gpus(inputs.config)
+        check_dtype(inputs.dtype, gpus)
+        LOG.info(describe_dtype(inputs.dtype, gpus))
 
 
 def _settle(inputs: Inputs) -> StoreInfo:

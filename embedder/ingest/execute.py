@@ -98,7 +98,14 @@ def execute(
         before_exit: called with the reason where the process is ended and no error reaches the caller any more.
         further: further models, in their order, with the run of each.
     """
-    choice = choose_engine(config, plan, to_embed.num_rows, hardware.num_cpus(), hardware.num_gpus())
+    choice = choose_engine(
+        config,
+        plan,
+        to_embed.num_rows,
+        hardware.num_cpus(),
+        hardware.num_gpus(),
+        has_bf16=hardware.has_bf16(),
+    )
     if to_embed.num_rows == 0:
         choice = EngineChoice("local", "nothing to embed")
     LOG.info(f"engine {choice.engine}: {choice.reason}")

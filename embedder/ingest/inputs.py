@@ -1,6 +1,6 @@
 """Inputs of a run: its model, its store and its listing, all checked before anything is made."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +10,9 @@ import pyarrow as pa
 from embedder.batch_schema import carried_schema
 from embedder.config import RunConfig
 from embedder.engine import hardware
+from embedder.engine.choose_engine import choose_engine
+from embedder.engine.compute_dtype import DtypeChoice, Gpus, choose_dtype
+from embedder.engine.find_gpus import find_gpus
 from embedder.engine.fleet import Available
 from embedder.engine.further_models import FurtherModel, open_models
 from embedder.engine.job import make_plan, store_info
@@ -37,7 +40,7 @@ class Inputs:
     """Inputs of a run.
 
     Attributes:
-        config: the run's configuration.
+        config: the run's configuration, with the dtype that is computed in.
         options: what is asked of the run beside it.
         model: the main model's description; no weights.
         plan: the cut into stages.
@@ -46,6 +49,7 @@ class Inputs:
         listing: all items of all sources.
         seen: what was published before the sources were listed.
         left_out: what the sources hold beside items.
+        dtype: compute dtype, and why it is this one.
         models: further models, in the order that they run in.
     """
 
@@ -58,6 +62,7 @@ class Inputs:
     listing: ListedItems
     seen: Current | None
     left_out: LeftOut
+    dtype: DtypeChoice
     models: tuple[FurtherModel, ...] = ()
 
     @property
@@ -66,13 +71,16 @@ class Inputs:
         return [(model.files(self.files), model.info) for model in self.models]
 
 
-def open_inputs(config: RunConfig, options: IngestOptions = EMBED) -> Inputs:
+def open_inputs(
+    config: RunConfig, options: IngestOptions = EMBED, find: Callable[[RunConfig], Gpus] = find_gpus
+) -> Inputs:
     """Check the configuration, read the model's description, and list the sources.
 
     Args:
         config: the run; `model`, `store` and at least one source must be set.
         options: options beside it; where items may leave, sources with nothing in them are left to the guards, if the
             store has items.
+        find: finds the GPUs, by which a store that is new gets its dtype.
 
     Raises:
         ConfigError: something needed is not set, or the resources asked for do not exist.
@@ -83,20 +91,62 @@ def open_inputs(config: RunConfig, options: IngestOptions = EMBED) -> Inputs:
     if not config.source and options.given is None:
         raise ConfigError("no source: give SOURCE, or a [[source]] in the configuration file")
     model, models = open_model(model_uri), open_models(config)
-    plan = make_plan(config, model)
     files = StoreFiles(store_uri)
     _check_places(config, files)
+    seen = read_current(files)
+    dtype = _settled_dtype(config, files, seen)
+    config = dtype.applied(config) if dtype is not None else config
+    plan = make_plan(config, model)
     if config.engine == "local":
         none = Available(hardware.num_cpus())
         check_gpus(requested(config, none, plan.stages), none)
     if config.engine == "ray" and config.ray_address is None:  # say so before Ray takes its seconds to start
         num_cpus = hardware.num_cpus()
         check_cpus(requested(config, Available(num_cpus), plan.stages), num_cpus)
-    seen = read_current(files)
-    info = with_former_columns(store_info(config, model), files, seen)
     listing, left_out = _listed(config, options, files, may_be_empty=options.may_retire and seen is not None)
     check_columns(config.step, carried_schema(listing.schema).names)
-    return Inputs(config, options, model, plan, info, files, listing, seen, left_out, models)
+    if dtype is None:
+        num_items = listing.num_rows if options.limit is None else min(options.limit, listing.num_rows)
+        dtype = _first_dtype(config, plan, num_items, find)
+        config = dtype.applied(config)
+        plan = plan if plan.dtype == dtype.dtype else make_plan(config, model)
+    info = with_former_columns(store_info(config, model), files, seen)
+    return Inputs(config, options, model, plan, info, files, listing, seen, left_out, dtype, models)
+
+
+def _settled_dtype(config: RunConfig, files: StoreFiles, seen: Current | None) -> DtypeChoice | None:
+    """Compute dtype where the configuration names it, or a store that exists; None where the devices decide.
+
+    Args:
+        config: the run.
+        files: the store.
+        seen: what is published.
+    """
+    bound = read_record(files, STORE_FILE, StoreInfo) if config.dtype == "auto" else None
+    if config.dtype == "auto" and bound is None:
+        return None
+    recorded = (files.address, served_info(bound, seen).dtype) if bound is not None else None
+    return choose_dtype(config, lambda: None, recorded=recorded)
+
+
+def _first_dtype(config: RunConfig, plan: ShardPlan, num_items: int, find: Callable[[RunConfig], Gpus]) -> DtypeChoice:
+    """Compute dtype of a store that is new: that of the plan file, or by the devices of the engine that will run.
+
+    Args:
+        config: the run.
+        plan: its plan, of a file or made here.
+        num_items: items to embed.
+        find: finds the GPUs.
+    """
+
+    def gpus() -> Gpus:
+        if config.ray_address is None:
+            engine = choose_engine(config, plan, num_items, hardware.num_cpus(), hardware.num_gpus())
+            if engine.engine == "local":
+                return ()
+        return find(config)
+
+    return choose_dtype(config, gpus, planned=plan.dtype if config.plan is not None else None)
 
 
 def with_former_columns(info: StoreInfo, files: StoreFiles, current: Current | None) -> StoreInfo:

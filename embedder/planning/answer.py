@@ -9,6 +9,7 @@ from embedder.compat import with_fast_start
 from embedder.compat.malloc import keep_freed_memory
 from embedder.config import RunConfig
 from embedder.engine import hardware
+from embedder.engine.compute_dtype import DtypeChoice, choose_dtype, gpus_of_fleet
 from embedder.engine.job import rows_per_batch
 from embedder.errors import ConfigError
 from embedder.installation import require
@@ -17,7 +18,7 @@ from embedder.storage.model_download import resolve_model
 from shards.config import ModelConfig, load_model_config
 from shards.plan import ShardPlan, place
 from shards.planning.costs import STARTUP_S, DataMix, HostCosts, ModelCosts, estimate_costs, estimate_host
-from shards.planning.devices import DEVICES, DeviceType, Fleet, parse_devices
+from shards.planning.devices import Fleet, cpu_core, parse_devices, with_slow_float16
 from shards.planning.explain import Alternative, PlanComparison, compare_with_equal_parts, find_num_stages
 from shards.planning.problem import PlacementProblem, make_problem
 from shards.planning.what_if import WhatIf, what_if
@@ -39,6 +40,7 @@ class Answer:
         fixed_by: key of the configuration that fixes the number of stages; None where it was searched.
         comparison: with equal parts of each tower; None without `explain`.
         what_if: hours and costs for a number of items; None without `num_items`.
+        dtype: compute dtype, and why it is this one.
         node_types: types of nodes of a cluster, each in a line.
     """
 
@@ -48,6 +50,7 @@ class Answer:
     fixed_by: str | None
     comparison: PlanComparison | None
     what_if: WhatIf | None
+    dtype: DtypeChoice
     node_types: tuple[str, ...] = ()
 
 
@@ -58,11 +61,13 @@ class _Setting:
     Attributes:
         problem: states the placement problem for a number of stages, of which Ray's own share of an item depends.
         startup_s: seconds before the first item.
+        dtype: compute dtype.
         node_types: types of nodes of a cluster, each in a line.
     """
 
     problem: Callable[[int], PlacementProblem]
     startup_s: float
+    dtype: DtypeChoice
     node_types: tuple[str, ...] = ()
 
 
@@ -97,6 +102,7 @@ def plan(config: RunConfig, options: PlanOptions = DEFAULT_OPTIONS, **keywords: 
         fixed_by,
         compare_with_equal_parts(problem, num_stages) if options.explain else None,
         what_if(problem, num_stages, options.num_items, setting.startup_s) if options.num_items else None,
+        setting.dtype,
         setting.node_types,
     )
 
@@ -122,11 +128,18 @@ def _setting(config: RunConfig, folder: Path, model: ModelConfig, options: PlanO
         cluster = _measured_cluster(config, folder, model, options)
         from embedder.planning.cluster_costs import problem_of_cluster
 
+        config = cluster.dtype.applied(config)
+
         def on_cluster(num_stages: int) -> PlacementProblem:
             return problem_of_cluster(_cut_into(config, num_stages), model, cluster, options.mix, **caps)
 
-        return _Setting(on_cluster, STARTUP_S, cluster.lines())
-    fleet, costs, host = _costs(config, folder, model, options)
+        return _Setting(on_cluster, STARTUP_S, cluster.dtype, cluster.lines())
+    fleet = parse_devices(options.devices) if options.devices is not None else _cores_of_this_machine()
+    dtype = choose_dtype(config, lambda: gpus_of_fleet(device for _, device in fleet))
+    config = dtype.applied(config)
+    if not dtype.was_asked and dtype.dtype == "float16":
+        fleet = tuple((num, with_slow_float16(device)) for num, device in fleet)
+    costs, host = _costs(config, folder, model, options, fleet)
 
     def on_fleet(num_stages: int) -> PlacementProblem:
         return make_problem(
@@ -135,12 +148,12 @@ def _setting(config: RunConfig, folder: Path, model: ModelConfig, options: PlanO
             costs,
             _with_engine(_cut_into(config, num_stages), model, costs, host),
             mix=options.mix,
-            dtype=config.dtype,
+            dtype=config.compute_dtype,
             rows_per_batch=rows_per_batch(config),
             **caps,
         )
 
-    return _Setting(on_fleet, host.startup_s)
+    return _Setting(on_fleet, host.startup_s, dtype)
 
 
 def _cut_into(config: RunConfig, num_stages: int) -> RunConfig:
@@ -174,23 +187,26 @@ def _measured_cluster(config: RunConfig, folder: Path, model: ModelConfig, optio
 
 
 def _costs(
-    config: RunConfig, folder: Path, model: ModelConfig, options: PlanOptions
-) -> tuple[Fleet, dict[str, ModelCosts], HostCosts]:
-    """Devices, and costs of the model on each: from the table, or on this machine."""
-    if options.devices is not None:
-        fleet = parse_devices(options.devices)
-        costs = {device.name: estimate_costs(model, device, config.dtype) for _, device in fleet}
-        return fleet, costs, estimate_host(model)
-    core = _core_of_this_machine()
-    fleet = ((hardware.num_cpus(), core),)
-    if options.estimate or not _has_weights(folder):
-        return fleet, {core.name: estimate_costs(model, core, config.dtype)}, estimate_host(model)
+    config: RunConfig, folder: Path, model: ModelConfig, options: PlanOptions, fleet: Fleet
+) -> tuple[dict[str, ModelCosts], HostCosts]:
+    """Costs of the model on each device: from the table, or measured on this machine, whose cores the fleet is then.
+
+    Args:
+        config: the run.
+        folder: of the model.
+        model: its description.
+        options: of the plan.
+        fleet: the devices.
+    """
+    if options.devices is not None or options.estimate or not _has_weights(folder):
+        costs = {device.name: estimate_costs(model, device, config.compute_dtype) for _, device in fleet}
+        return costs, estimate_host(model)
     require("embed", "embedder plan without --estimate, which measures the model")
     from embedder.engine.model_folder import open_model
     from embedder.planning.profile import measured_costs
 
     measured, host = measured_costs(_on_cores(config), open_model(str(folder)))
-    return fleet, {core.name: measured}, host
+    return {device.name: measured for _, device in fleet}, host
 
 
 def _on_cores(config: RunConfig) -> RunConfig:
@@ -199,12 +215,10 @@ def _on_cores(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"device": "cpu", "stage": stages})
 
 
-def _core_of_this_machine() -> DeviceType:
-    """One of this machine's cores, with its part of the memory."""
-    core = DEVICES["CPU"]
-    return DeviceType(
-        core.name, "cpu", core.flops, hardware.memory_bytes() // hardware.num_cpus(), core.bandwidth_bytes_per_s
-    )
+def _cores_of_this_machine() -> Fleet:
+    """This machine's cores, each with its part of the memory."""
+    num_cpus, core = hardware.num_cpus(), cpu_core(has_bf16=hardware.has_bf16())
+    return ((num_cpus, replace(core, memory_bytes=hardware.memory_bytes() // num_cpus)),)
 
 
 def _fingerprint(folder: Path, options: PlanOptions) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 from embedder.compat import worker_options
 from embedder.config import RunConfig
 from embedder.engine import hardware
+from embedder.engine.compute_dtype import DtypeChoice, Gpu, choose_dtype
 from embedder.engine.job import preprocessing_of, rows_per_batch
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.placement import Node
@@ -25,7 +26,7 @@ from embedder.quantities import counted, duration_text, figure
 from shards.config import ModelConfig
 from shards.costs import Dtype, tower_costs
 from shards.planning.costs import DataMix, HostCosts, JsonText, ModelCosts, estimate_costs, estimate_host
-from shards.planning.devices import DEVICES, DeviceType, device_of_ray_type
+from shards.planning.devices import DeviceType, cpu_core, device_of_ray_type, with_slow_float16
 from shards.planning.problem import PlacementProblem, make_problem
 from shards.ranges import STRICT
 
@@ -55,10 +56,11 @@ class TypeCosts(JsonText):
 
 @dataclass(frozen=True)
 class ClusterCosts:
-    """Node types of a cluster, and the costs on each, by its name."""
+    """Node types of a cluster, the costs on each, by its name, and the dtype that they are of."""
 
     types: tuple[NodeType, ...]
     costs: Mapping[str, TypeCosts]
+    dtype: DtypeChoice
 
     def cores(self, each: NodeType) -> float:
         """CPU seconds in a second that all nodes of a type deliver."""
@@ -92,16 +94,22 @@ def costs_of_cluster(config: RunConfig, model: ModelConfig, *, estimate: bool) -
         types = node_types(_ask_nodes(ray_nodes(type_label)), type_label)
         if config.device == "cpu":
             types = tuple(each for each in types if not each.num_gpus) or types
+        dtype = choose_dtype(config, lambda: [Gpu(each.ray_type or each.name) for each in types if each.num_gpus])
+        config = dtype.applied(config)
         if estimate:
-            return ClusterCosts(types, {each.name: _estimated(model, each, config.dtype) for each in types})
+            return ClusterCosts(types, {each.name: _estimated(model, each, dtype) for each in types}, dtype)
         opened = open_model(config.required_model)
-        return ClusterCosts(types, {each.name: _kept_or_measured(config, opened, each) for each in types})
+        return ClusterCosts(types, {each.name: _kept_or_measured(config, opened, each) for each in types}, dtype)
 
 
-def _estimated(model: ModelConfig, each: NodeType, dtype: Dtype) -> TypeCosts:
-    device = DEVICES["CPU"] if not each.num_gpus else device_of_ray_type(each.ray_type or each.name)
+def _estimated(model: ModelConfig, each: NodeType, choice: DtypeChoice) -> TypeCosts:
+    if each.num_gpus:
+        device = device_of_ray_type(each.ray_type or each.name)
+    else:
+        device = cpu_core(has_bf16=each.has_bf16)
+        device = device if choice.was_asked else with_slow_float16(device)
     memory_bytes = device.memory_bytes if each.num_gpus else 0
-    return TypeCosts(estimate_costs(model, device, dtype), estimate_host(model), memory_bytes)
+    return TypeCosts(estimate_costs(model, device, choice.dtype), estimate_host(model), memory_bytes)
 
 
 def _ask_nodes(nodes: Sequence[Node]) -> list[NodeHardware]:
@@ -109,14 +117,14 @@ def _ask_nodes(nodes: Sequence[Node]) -> list[NodeHardware]:
     asked = [_on_node(describe_machine, node.node_id, num_cpus=0) for node in nodes]
     found = []
     for node, answer in zip(nodes, asked, strict=True):
-        cores, memory_bytes, machine = _answer_of(answer, node.name, PROBE_S)
-        found.append(NodeHardware(node, min(cores, node.num_cpus), memory_bytes, machine))
+        cores, memory_bytes, machine, has_bf16 = _answer_of(answer, node.name, PROBE_S)
+        found.append(NodeHardware(node, min(cores, node.num_cpus), memory_bytes, machine, has_bf16))
     return found
 
 
-def describe_machine() -> tuple[float, int, dict[str, object]]:
-    """CPU seconds in a second, memory, and key of measurements; a task on each node."""
-    return hardware.cpu_limit(), hardware.memory_bytes(), machine_key()
+def describe_machine() -> tuple[float, int, dict[str, object], bool]:
+    """CPU seconds in a second, memory, key of measurements, instructions for bfloat16; a task on each node."""
+    return hardware.cpu_limit(), hardware.memory_bytes(), machine_key(), hardware.has_bf16()
 
 
 def _kept_or_measured(config: RunConfig, model: Model, each: NodeType) -> TypeCosts:
@@ -129,7 +137,7 @@ def _kept_or_measured(config: RunConfig, model: Model, each: NodeType) -> TypeCo
         "cores": round(facts.cores, 1),
         "model": model.fingerprint,
         "preprocessing": preprocessing_of(config, model),
-        "dtype": config.dtype,
+        "dtype": config.compute_dtype,
         "rows": (rows_per_batch(config), config.rows_per_part),
     }
     return cached(TypeCosts, key, lambda: _measured(config, model, each, facts))
@@ -177,7 +185,7 @@ def measure_here(config: RunConfig, uri: str, cores: float, has_gpu: bool) -> st
             "--num-gpus=0"
         )
     model = open_model(uri)
-    setting = TimingSetting(config.dtype, "cuda" if has_gpu else "cpu", 1, rows_per_batch(config))
+    setting = TimingSetting(config.compute_dtype, "cuda" if has_gpu else "cpu", 1, rows_per_batch(config))
     costs = model_costs(config, model, setting)
     host = host_costs(config, model, sample_items(config, model))
     memory_bytes = int(torch.cuda.mem_get_info()[1]) if has_gpu else 0
@@ -250,10 +258,10 @@ def problem_of_cluster(
     costs = {each.name: found.costs[each.name].costs for each in found.types}
     host = with_engine(config, model, costs[usual.name], found.costs[usual.name].host, mix, num_cores)
     fleet = tuple(
-        (each.num_gpus or found.cores(each), _device(model, each, found, config.dtype)) for each in found.types
+        (each.num_gpus or found.cores(each), _device(model, each, found, config.compute_dtype)) for each in found.types
     )
     problem = make_problem(
-        model, fleet, costs, host, mix=mix, dtype=config.dtype, rows_per_batch=rows_per_batch(config), **caps
+        model, fleet, costs, host, mix=mix, dtype=config.compute_dtype, rows_per_batch=rows_per_batch(config), **caps
     )
     pools = tuple(
         replace(pool, core_speed=speeds[each.name], node_memory_bytes=None if each.num_gpus else each.node_memory_bytes)

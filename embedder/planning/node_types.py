@@ -22,12 +22,14 @@ class NodeHardware:
         cores: CPU seconds that Ray's processes may spend there in a second.
         memory_bytes: main memory.
         machine: key of measurements on it (`embedder.planning.profile.machine_key`).
+        has_bf16: whether its cores have instructions for bfloat16.
     """
 
     node: Node
     cores: float
     memory_bytes: int
     machine: dict[str, object] = field(hash=False)
+    has_bf16: bool = False
 
     @property
     def cpu_name(self) -> object:
@@ -63,6 +65,11 @@ class NodeType:
     def cores(self) -> float:
         """CPU seconds in a second of all its nodes, as far as Linux says so."""
         return sum(facts.cores for facts in self.nodes)
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether the cores of all its nodes have instructions for bfloat16."""
+        return all(facts.has_bf16 for facts in self.nodes)
 
     @property
     def node_memory_bytes(self) -> int:

@@ -123,7 +123,7 @@ def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) 
     stages = requested(config, Available(num_cpus, torch.cuda.device_count())).stages
     num_threads, device = min(stage.num_threads for stage in stages), stages[0].device
     return TimingSetting(
-        dtype=config.dtype,
+        dtype=config.compute_dtype,
         device=device,
         num_threads=num_threads,
         num_rows=rows_per_batch(config),
@@ -236,7 +236,7 @@ def measure_call(config: RunConfig, model: Model) -> float:
     empty = dict.fromkeys(inputs, TENSOR) | {"trace": TRACE}
     table = pa.table({name: pa.nulls(num_rows, kind) for name, kind in empty.items()})
     with torch_threads(1):
-        stage = Stage(StageSpec(0, str(model.folder), one_layer, config.dtype, "cpu", 1, (num_rows,)))
+        stage = Stage(StageSpec(0, str(model.folder), one_layer, config.compute_dtype, "cpu", 1, (num_rows,)))
         return median_s(lambda: stage(table), "cpu", time.process_time)
 
 

@@ -105,7 +105,7 @@ def host_of(config: RunConfig, allocation: Allocation, available: Available) -> 
 
 
 def _problem(job: Job, costs: tuple[ModelCosts, HostCosts], mix: DataMix) -> PlacementProblem:
-    return problem_of(job.model.config, job.config.dtype, *costs, mix, rows_per_batch(job.config))
+    return problem_of(job.model.config, job.config.compute_dtype, *costs, mix, rows_per_batch(job.config))
 
 
 def _as_run(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:

@@ -64,14 +64,14 @@ def _resources(stage: PlannedStage) -> dict[str, float]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def read_plan(path: str, folder: Path, fingerprint: str, dtype: str) -> ShardPlan:
+def read_plan(path: str, folder: Path, fingerprint: str, dtype: str | None) -> ShardPlan:
     """Read the plan of a model.
 
     Args:
         path: of the file.
         folder: of the model, for messages.
         fingerprint: of its weights.
-        dtype: that it is computed in.
+        dtype: that it is computed in; None takes the plan's.
 
     Raises:
         ConfigError: the file is missing, or made for other weights or another dtype.
@@ -86,7 +86,7 @@ def read_plan(path: str, folder: Path, fingerprint: str, dtype: str) -> ShardPla
             f"plan {path}: made for model {plan.model_fingerprint}, and {folder} is {fingerprint}; "
             "make a new one with `embedder plan --out`"
         )
-    if plan.dtype not in (None, dtype):
+    if dtype is not None and plan.dtype not in (None, dtype):
         raise ConfigError(
             f"plan {path}: made for {plan.dtype}, and the run computes in {dtype}; "
             f"run with --dtype {plan.dtype}, or make a new one with `embedder plan --dtype {dtype} --out`"

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from embedder.batch_schema import IMAGE_GRID, TRACE
-from embedder.config import Dtype
+from embedder.config import ComputeDtype
 from embedder.media.resize import ResizeSpec
 from embedder.servables.base import Servable, absolute_path
 from embedder.servables.columns import ADDRESS, InputColumn, OutputColumn, TokensInput, TowerPixelsInput
@@ -40,7 +40,7 @@ class TowersServable(Servable):
     text_of: str | None = Field(
         None, pattern=ADDRESS, description="column with the texts; left out: the item's caption"
     )
-    dtype: Dtype = Field("float32", description="compute dtype; int8 holds for the weights alone")
+    dtype: ComputeDtype = Field("float32", description="compute dtype; int8 holds for the weights alone")
     stages: int = Field(1, ge=1, description="shards that the towers are cut into, each in actors of its own")
     plan: str | None = Field(
         None, description="plan of `embedder plan --out` that says how, and on what, in place of it"

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from embedder.compat import with_fast_start
 from embedder.config import RunConfig
+from embedder.engine.compute_dtype import Gpu, Gpus, choose_dtype
 from embedder.engine.job import decode_spec, make_plan, rows_per_batch, stage_threads
 from embedder.engine.model_folder import Model, open_model
 from embedder.errors import SourceError
@@ -138,28 +139,30 @@ def verify(
     require("embed", "embedder verify")
     model = open_model(config.required_model)
     plan = make_plan(config, model)
+    planned = plan.dtype if config.plan is not None else None
+    config = choose_dtype(config, lambda: _gpus_of(device), planned=planned).applied(config)
     rows = _decoded(config, model, num_items)
     runner = _Runner(config, model, device)
     whole = whole_model(model.config)
 
     specs = tuple(stage.spec for stage in plan.stages)
     expected, _ = runner.run(rows, [whole], "float32", UnsplitStage)
-    found, _ = runner.run(rows, specs, config.dtype)
-    limit = LIMITS[config.dtype]
+    found, _ = runner.run(rows, specs, config.compute_dtype)
+    limit = LIMITS[config.compute_dtype]
     limit = Limit(_either(max_difference, limit.max_difference), _either(min_cosine, limit.min_cosine))
     comparisons = _compare(found, UNSPLIT, expected, limit)
-    if config.dtype != "float32":
-        one, _ = runner.run(rows, [whole], config.dtype)
-        comparisons += _compare(found, f"one shard, {config.dtype}", one, CUT_LIMIT)
+    if config.compute_dtype != "float32":
+        one, _ = runner.run(rows, [whole], config.compute_dtype)
+        comparisons += _compare(found, f"one shard, {config.compute_dtype}", one, CUT_LIMIT)
     precisions, gain = [], None
-    if config.dtype == "int8":
+    if config.compute_dtype == "int8":
         from shards.int8_benefit import measure_int8_benefit
 
         precisions = [_precision(runner, rows, specs, dtype, expected) for dtype in COMPARED]
         gain = measure_int8_benefit(model.folder, device, num_threads=stage_threads(config))
     return Verification(
         model_fingerprint=model.fingerprint,
-        dtype=config.dtype,
+        dtype=config.compute_dtype,
         device=device,
         plan=specs,
         num_rows=sum(table.num_rows for table in rows),
@@ -169,6 +172,16 @@ def verify(
         precisions=tuple(precisions),
         gain=gain,
     )
+
+
+def _gpus_of(device: str) -> Gpus:
+    """GPU of a torch device; none of the CPU."""
+    import torch
+
+    kind = torch.device(device)
+    if kind.type != "cuda":
+        return ()
+    return (Gpu(torch.cuda.get_device_name(kind), torch.cuda.get_device_capability(kind)),)
 
 
 def _either(given: float | None, usual: float | None) -> float | None:

@@ -72,8 +72,25 @@ def _gpu(name: str, half: float, single: float, memory_gb: int, link_gb: float, 
 
 # Source: NVIDIA's datasheets of the SXM (V100, A100, H100, H200) and PCIe cards (T4, A10, L4, L40S); rates without
 # sparsity. A CPU core: what one AVX-512 core of a cloud server was measured to reach in this package's towers
-# (float32), twice that with AVX512-BF16; float16 is not for CPUs. such servers have 4 GiB per core. int8
-# counts no faster than the dtype that it replaces: its purpose is small weights.
+# (float32); such servers have 4 GiB per core. float16 is not for CPUs: torch computes in it, at a quarter of float32's
+# speed. int8 counts no faster than the dtype that it replaces: its purpose is small weights.
+CORE_FLOPS = 3e10
+CORE_BF16 = {True: 2.0, False: 1 / 6}
+"""Speed in bfloat16 over that in float32, with instructions for it and without: a core of AVX512-BF16 does a ViT-S in
+half the time; one of AVX2 alone 0.9 images a second, and 5.6 in float32."""
+CORE_FLOAT16 = 1 / 4
+
+
+def cpu_core(*, has_bf16: bool) -> DeviceType:
+    """Make the entry of a CPU core.
+
+    Args:
+        has_bf16: whether it has instructions for products in bfloat16 (AVX512-BF16, AMX, BF16 of ARM).
+    """
+    flops = {"float32": CORE_FLOPS, "bfloat16": CORE_FLOPS * CORE_BF16[has_bf16], "int8": CORE_FLOPS}
+    return DeviceType("CPU", "cpu", flops, 4 * GIB, 5e9)
+
+
 DEVICES = {
     device.name: device
     for device in (
@@ -85,12 +102,26 @@ DEVICES = {
         _gpu("A100", 312, 19.5, 40, 32),
         _gpu("H100", 989, 67, 80, 64),
         _gpu("H200", 989, 67, 141, 64),
-        DeviceType("CPU", "cpu", {"float32": 3e10, "bfloat16": 6e10, "int8": 3e10}, 4 * GIB, 5e9),
+        cpu_core(has_bf16=False),  # of a CPU that nobody has looked at
     )
 }
 
 # Ray's names (ray.util.accelerators) of types that the table has by another name, or in one size of several.
 RAY_NAMES = {"A10G": ("A10", 24), "A100-40G": ("A100", 40), "A100-80G": ("A100", 80)}
+# Ray's names of NVIDIA's GPUs of a compute capability below 8.0, which don't compute in bfloat16 natively.
+OLDER_GPUS = frozenset({"K80", "P4", "P100", "V100", "T4"})
+
+
+def knows_gpu(name: str) -> bool:
+    """Say whether a type of GPU is known well enough to tell whether it computes in bfloat16."""
+    return name in OLDER_GPUS or RAY_NAMES.get(name, (name,))[0] in DEVICES
+
+
+def with_slow_float16(device: DeviceType) -> DeviceType:
+    """Let a CPU core compute in float16 beside GPUs that need it, as slowly as it does; GPUs stay as they are."""
+    if device.kind != "cpu":
+        return device
+    return replace(device, flops={**device.flops, "float16": device.flops["float32"] * CORE_FLOAT16})
 
 
 def device_of_ray_type(name: str) -> DeviceType:

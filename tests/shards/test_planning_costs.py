@@ -9,7 +9,7 @@ import pytest
 from shards.costs import weight_bytes
 from shards.errors import ModelError
 from shards.planning.costs import DataMix, HostCosts, ModelCosts, TowerSeconds, estimate_costs, estimate_host
-from shards.planning.devices import DEVICES, parse_devices
+from shards.planning.devices import DEVICES, cpu_core, parse_devices, with_slow_float16
 from shards.planning.problem import make_problem
 from shards.planning.solver.grid import make_grid
 from shards.ranges import LayerRange, ShardSpec
@@ -45,6 +45,25 @@ def test_a_device_refuses_a_dtype_that_it_does_not_compute_in(make_config):
         ModelError, match=r"T4: it doesn't compute in bfloat16; give --dtype float16 or float32 or int8"
     ):
         estimate_costs(make_config(), DEVICES["T4"], "bfloat16")
+
+
+def test_a_core_is_as_fast_in_bfloat16_as_its_instructions_make_it(make_config):
+    def layer_s(core, dtype):
+        return estimate_costs(make_config(), core, dtype).vision.layer_s
+
+    with_it, without = cpu_core(has_bf16=True), cpu_core(has_bf16=False)
+    assert layer_s(with_it, "float32") == layer_s(without, "float32") == layer_s(DEVICES["CPU"], "float32")
+    assert layer_s(with_it, "bfloat16") == pytest.approx(layer_s(with_it, "float32") / 2)
+    assert layer_s(without, "bfloat16") == pytest.approx(layer_s(without, "float32") * 6)
+    assert DEVICES["CPU"] == without, "of a CPU that nobody has looked at no plan expects the instructions"
+
+
+def test_float16_is_not_for_cpus_but_beside_gpus_that_need_it(make_config):
+    with pytest.raises(ModelError, match="CPU: it doesn't compute in float16"):
+        estimate_costs(make_config(), DEVICES["CPU"], "float16")
+    beside = with_slow_float16(DEVICES["CPU"])
+    assert beside.flops_in("float16") < beside.flops_in("float32")
+    assert with_slow_float16(DEVICES["T4"]) is DEVICES["T4"]
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,8 @@ def test_doctor_names_versions_and_what_would_be_chosen(run_embedder):
     assert "CPU" in found["stage 2 would take"]
     if not torch.cuda.is_available():
         assert found["gpus"] == "none" and found["stage 2 would take"].endswith("to compute on cpu")
+        assert found["dtype"].startswith('float32 (dtype = "auto"): the stages compute on CPUs')
+    assert run_embedder("doctor", "--json", "--set", "dtype=int8")[1]["dtype"].startswith("int8")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a usable GPU")

@@ -30,7 +30,7 @@ def test_a_file_is_printed_as_toml_that_loads_again(tmp_path):
     assert "\u202e" not in ended.stdout
     assert re.search(r'^model = "/m" +# line 1$', ended.stdout, re.MULTILINE)
     assert re.search(r"^timeout_s = 5.0 +# --set$", ended.stdout, re.MULTILINE)
-    assert re.search(r'^dtype = "float32" +# default$', ended.stdout, re.MULTILINE)
+    assert re.search(r'^dtype = "auto" +# default$', ended.stdout, re.MULTILINE)
 
 
 def test_a_training_file_is_told_by_its_keys(tmp_path):

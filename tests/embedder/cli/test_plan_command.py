@@ -10,6 +10,7 @@ import samples
 from command_runs import run_here
 
 from embedder.config import load_config
+from embedder.engine import hardware
 from embedder.engine.fleet import Available
 from embedder.engine.job import make_plan
 from embedder.engine.model_folder import open_model
@@ -133,13 +134,54 @@ def test_a_search_that_finds_no_number_names_the_cap_that_would_do(config_only, 
     assert run_embedder(*command, "--weights-cap", cap)[0] == 0
 
 
+DTYPES = {
+    "2xA100:80GB, 64xCPU": ("bfloat16", "A100 computes in it natively"),
+    "1xH100, 2xL4": ("bfloat16", "H100 and L4 compute in it natively"),
+    "2xA100:80GB, 4xT4:16GB@0.5": ("float16", "T4 doesn't compute in bfloat16 natively"),
+    "4xT4, 8xCPU": ("float16", "T4 doesn't compute in bfloat16 natively"),
+    "8xCPU": ("float32", "the stages compute on CPUs"),
+}
+
+
+@pytest.mark.parametrize("devices", DTYPES)
+def test_a_plan_is_made_for_the_dtype_of_its_devices_and_says_why(devices, config_only, run_embedder):
+    dtype, reason = DTYPES[devices]
+    code, found, stderr = run_embedder("plan", "--model", config_only, "--devices", devices, "--json")
+    assert code == 0, stderr
+    assert (found["dtype"], found["dtype_reason"]) == (dtype, reason)
+    assert f'dtype {dtype} (dtype = "auto"): {reason}' in shown_plan(config_only, "--devices", devices)
+    asked = shown_plan(config_only, "--devices", devices, "--dtype", "float32")
+    assert "auto" not in asked and "in float32" in asked
+
+
+def test_a_plan_for_old_gpus_leaves_the_slow_cores_to_decoding(config_only, run_embedder):
+    _, found, _ = run_embedder("plan", "--model", config_only, "--devices", "4xT4, 8xCPU", "--what-if", "--json")
+    assert {stage["device"] for stage in found["stages"]} == {"T4"}
+    code, _, stderr = run_embedder("plan", "--model", config_only, "--devices", "4xT4, 8xCPU", "--dtype", "float16")
+    assert code == 2 and "CPU: it doesn't compute in float16" in stderr
+
+
+@pytest.mark.parametrize(("has_bf16", "is_faster"), [(True, True), (False, False)])
+def test_bfloat16_is_planned_as_fast_as_this_cpu_computes_in_it(
+    has_bf16, is_faster, config_only, run_embedder, monkeypatch
+):
+    monkeypatch.setattr(hardware, "has_bf16", lambda: has_bf16)
+    rates = {}
+    for dtype in ("auto", "float32", "bfloat16"):
+        command = ["plan", "--model", config_only, "--estimate", "--dtype", dtype, "--stages", 2, "--json"]
+        _, found, _ = run_embedder(*command)
+        rates[dtype] = 1 / max(stage["seconds_per_item"] for stage in found["stages"])
+    assert rates["auto"] == rates["float32"]
+    assert (rates["bfloat16"] > rates["float32"]) == is_faster
+
+
 MISTAKES = {
     "devices": (["--devices", "2xB9000"], "is not in the table"),
     "dtype": (["--devices", "1xT4", "--dtype", "bfloat16"], "doesn't compute in bfloat16"),
     "cap": (["--weights-cap", "lots"], "this is no size"),
     "tight cap": (["--stages", "1", "--weights-cap", "30KiB"], "the nearest that can run: --"),
     "stages": (["--stages", "99"], "num_stages = 99: each stage needs a layer"),
-    "devices too few": (["--stages", "8", "--devices", "1xT4:1MB"], "give more or larger devices"),
+    "devices too few": (["--stages", "8", "--devices", "1xT4:0.5MB"], "give more or larger devices"),
     "mix": (["--images-per-item", "-1"], "images_per_item is -1"),
     "empty mix": (["--images-per-item", "0", "--captions-per-item", "0"], "neither images nor captions"),
     "bytes of what": (["--what-if", "--bytes", "1TB"], "--item-bytes"),
@@ -213,6 +255,16 @@ def test_a_run_follows_the_plan_and_refuses_another_dtype(tiny_model, tmp_path, 
     code, _, stderr = run_embedder("embed", folder, *options, "--dtype", "bfloat16")
     assert code == 2
     assert "made for float32, and the run computes in bfloat16" in stderr
+
+
+def test_a_run_takes_the_dtype_of_its_plan(tiny_model, tmp_path, run_embedder):
+    folder, path = samples.folder(tmp_path / "in", num_images=2, num_clips=0), tmp_path / "plan.json"
+    run_embedder("plan", "--model", tiny_model, "--stages", 2, "--estimate", "--dtype", "bfloat16", "--out", path)
+    options = ["--model", tiny_model, "--store", tmp_path / "s", "--plan", path, "--json"]
+    code, _, stderr = run_embedder("embed", folder, *options)
+    assert code == 0, stderr
+    assert f'dtype bfloat16 (dtype = "auto"): plan {path} is made for it' in stderr
+    assert json.loads((tmp_path / "s/store.json").read_text())["dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize(

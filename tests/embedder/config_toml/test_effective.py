@@ -80,7 +80,7 @@ def test_the_origin_of_each_value_is_told(tmp_path):
     )} == {
         "num_stages": (2, "line 3"),
         "engine": ("local", "--set"),
-        "dtype": ("float32", "default"),
+        "dtype": ("auto", "default"),
         "plan": (None, "default"),
         "prices.L4": (0.8, "line 4"),
         'prices."a b"': (1.0, "line 4"),

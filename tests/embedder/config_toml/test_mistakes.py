@@ -12,7 +12,7 @@ from embedder.config_toml.mistakes import ConfigMistakesError
 from embedder.errors import ConfigError
 from embedder.training.config import TrainConfig, load_train_config
 
-TAKES_DTYPE = 'takes "float32" or "bfloat16" or "float16" or "int8"'
+TAKES_DTYPE = 'takes "auto" or "float32" or "bfloat16" or "float16" or "int8"'
 
 # By kind of mistake: the file, and its line without the path that all of them begin with.
 UNKNOWN_KEYS = {

@@ -28,7 +28,7 @@ def test_types_defaults_and_units_are_in_words_of_toml():
     assert found == [
         ("number, > 0", "30", "seconds"),
         ("integer, >= 268_435_456", "4_294_967_296", "bytes"),
-        ('"float32" or "bfloat16" or "float16" or "int8"', '"float32"', ""),
+        ('"auto" or "float32" or "bfloat16" or "float16" or "int8"', '"auto"', ""),
     ]
     assert decode["items_per_task"].type == 'integer or "auto", >= 1'
     assert (top["num_stages"].default, top["max_reject_fraction"].unit) == ("3, or the number of [[stage]]", "share")

@@ -47,6 +47,19 @@ def test_gpus_are_used_where_they_are_faster_than_the_start_of_ray_is_long():
     assert chosen(large, 1_000, 4, num_gpus=1, device="cpu") == "local"
 
 
+def test_a_slow_dtype_of_the_cpu_counts_as_slow(plan):
+    large = replace(plan, stages=tuple(replace(stage, flops_per_image=1e9) for stage in plan.stages))
+    config = load_config(overrides={"dtype": "bfloat16"})
+    found = [choose_engine(config, large, 400, 4, num_gpus=1, has_bf16=each).engine for each in (True, False)]
+    assert found == ["local", "ray"]
+
+
+def test_float16_goes_to_the_gpus_however_few_items_there_are(plan):
+    assert [chosen(plan, 1, 4, num_gpus=number, dtype="float16") for number in (1, 0)] == ["ray", "local"]
+    assert chosen(plan, 1, 4, num_gpus=1, dtype="float16", device="cpu") == "local"
+    assert chosen(plan, 1, 4, num_gpus=1, dtype="bfloat16") == "local"
+
+
 def test_a_device_that_only_ray_lends_decides(plan):
     assert chosen(plan, 1, 2, device="cuda") == "ray"
     assert chosen(plan, 1, 2, num_stages=1, stage=[{"device": "cuda"}]) == "ray"

@@ -1,4 +1,4 @@
-"""Quotas of control groups, as files of both versions of Linux's groups say them."""
+"""Quotas of control groups, instructions of the CPU, GPUs of the driver: what the machine says of itself."""
 
 import os
 
@@ -48,3 +48,43 @@ V1_HALF = {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"}
 def test_the_smallest_quota_around_a_process_bounds_its_cpus(groups, own, files, limit, num_cpus):
     groups(own, files)
     assert (hardware.cpu_limit(), hardware.num_cpus()) == (limit, num_cpus)
+
+
+@pytest.mark.parametrize(
+    ("cpu_info", "has_bf16"),
+    [
+        ("model name\t: AMD EPYC 9R14\nflags\t\t: fpu avx2 avx512f avx512_bf16 avx512_vnni\n", True),
+        ("flags\t\t: fpu avx512f amx_bf16 amx_tile amx_int8\n", True),
+        ("processor\t: 0\nFeatures\t: fp asimd i8mm bf16 dgh\n", True),
+        ("model name\t: AMD EPYC 7R13, not bf16\nflags\t\t: fpu avx avx2 fma\n", False),
+        ("flags\t\t: fpu avx512f avx512_vnni\n", False),
+        ("", False),
+    ],
+)
+def test_instructions_for_bfloat16_are_read_from_the_flags(cpu_info, has_bf16):
+    assert hardware.has_bf16_instructions(cpu_info) == has_bf16
+
+
+class Driver:
+    """NVIDIA's library, with GPUs of these names and capabilities; None: one that doesn't answer."""
+
+    def __init__(self, gpus):
+        self.gpus = gpus
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index, device):
+        device._obj.value = index.value + 1
+        return 0 if self.gpus[index.value] else 15
+
+    def nvmlDeviceGetName(self, device, name, length):
+        name.value = self.gpus[device.value - 1][0].encode()
+        return 0
+
+    def nvmlDeviceGetCudaComputeCapability(self, device, major, minor):
+        major._obj.value, minor._obj.value = self.gpus[device.value - 1][1]
+        return 0
+
+
+def test_gpus_tell_name_and_capability_without_torch(monkeypatch):
+    driver = Driver([("Tesla T4", (7, 5)), ("NVIDIA H100 80GB HBM3", (9, 0)), None])
+    monkeypatch.setattr(hardware, "_driver", lambda: (driver, 3))
+    assert hardware.gpus() == (("Tesla T4", (7, 5)), ("NVIDIA H100 80GB HBM3", (9, 0)), ("GPU", None))

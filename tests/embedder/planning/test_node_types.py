@@ -5,6 +5,7 @@ import re
 import pytest
 
 from embedder.config import load_config
+from embedder.engine.compute_dtype import DtypeChoice
 from embedder.engine.placement import Node
 from embedder.errors import ConfigError
 from embedder.planning.cluster_costs import ClusterCosts, TypeCosts, problem_of_cluster
@@ -91,7 +92,7 @@ def cluster(nodes, slowness=None, core_share=None):
         costs[each.name] = TypeCosts(
             estimate, host, 16 * GIB if each.num_gpus else 0, (core_share or {}).get(each.name, 1.0)
         )
-    return ClusterCosts(types, costs)
+    return ClusterCosts(types, costs, DtypeChoice("float32", "as configured", was_asked=True))
 
 
 def test_the_slower_of_two_cores_gets_the_smaller_part_and_all_cores_are_used():

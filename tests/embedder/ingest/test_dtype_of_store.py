@@ -1,0 +1,83 @@
+"""Compute dtype of stores: chosen once by the devices, recorded, and kept by whoever goes on."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import samples
+from embedding_runs import embedded
+
+from embedder.engine.compute_dtype import Gpu
+from embedder.errors import ConfigError
+from embedder.ingest.embed import embed
+from embedder.ingest.inputs import open_inputs
+
+
+def recorded(config):
+    texts = [Path(config.store, f"{name}.json").read_text() for name in ("store", "CURRENT")]
+    store, current = map(json.loads, texts)
+    return store["dtype"], current["dtype"]
+
+
+def added(source):
+    (source / "more.txt").write_text("nine green birds")
+
+
+def test_a_new_store_on_cpus_is_of_float32_to_the_bit(make_run, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    source = samples.folder(tmp_path / "in", num_images=3)
+    config = make_run(source)
+    assert config.dtype == "auto"
+    _, rows = embedded(config)
+    assert recorded(config) == ("float32", "float32")
+    told = [line for line in caplog.messages if line.startswith("dtype ")]
+    assert told == ['dtype float32 (dtype = "auto"): the stages compute on CPUs']
+    _, named = embedded(make_run(source, store=str(tmp_path / "named"), dtype="float32"))
+    for key, row in named.items():
+        assert all(row[name] == rows[key][name] for name in ("image_embedding", "text_embedding"))
+
+
+def test_a_store_goes_on_in_its_own_dtype(make_run, tmp_path, caplog):
+    source = samples.folder(tmp_path / "in", num_images=2)
+    stores = {dtype: str(tmp_path / dtype) for dtype in ("float32", "bfloat16", "auto")}
+    for dtype, store in stores.items():
+        embedded(make_run(source, store=store, dtype="float32" if dtype == "float32" else "bfloat16"))
+    added(source)
+    caplog.set_level(logging.INFO)
+    runs = {dtype: make_run(source, store=store, dtype=dtype) for dtype, store in stores.items()}
+    found = {dtype: embedded(config)[1]["more.txt", 0]["text_embedding"] for dtype, config in runs.items()}
+    assert found["auto"] == found["bfloat16"] != found["float32"]
+    assert recorded(runs["auto"]) == ("bfloat16", "bfloat16")
+    assert [line for line in caplog.messages if line.startswith("dtype ")] == [
+        f'dtype bfloat16 (dtype = "auto"): store {stores["auto"]} is computed in it'
+    ]
+
+
+def test_a_store_in_float16_is_not_continued_on_cpus_unless_a_dtype_is_named(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=2)
+    embedded(make_run(source, dtype="float16"))
+    embed(make_run(source))  # nothing to do, so no device is asked for anything
+    added(source)
+    with pytest.raises(ConfigError, match="are computed in float16, and CPUs.* give --dtype float32"):
+        embed(make_run(source, device="cpu"))
+    assert embed(make_run(source, dtype="float32")).published
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "dtype"),
+    [
+        ({"engine": "ray"}, [Gpu("NVIDIA H100 80GB HBM3", (9, 0))], "bfloat16"),
+        ({"engine": "ray"}, [Gpu("Tesla T4", (7, 5))], "float16"),
+        ({"engine": "ray"}, [], "float32"),
+        ({"engine": "ray", "device": "cpu"}, [Gpu("H100")], "float32"),
+        ({"engine": "auto"}, [Gpu("H100")], "float32"),  # so few items are embedded in this process
+        ({"engine": "auto", "ray_address": "10.0.0.1:6379"}, [Gpu("L4"), Gpu("A10G")], "bfloat16"),
+        ({"engine": "auto", "ray_address": "10.0.0.1:6379"}, None, "float32"),
+        ({"engine": "ray", "dtype": "int8"}, [Gpu("H100")], "int8"),
+    ],
+)
+def test_a_new_store_gets_the_dtype_of_the_devices(options, gpus, dtype, make_run, tmp_path):
+    config = make_run(samples.folder(tmp_path / "in", num_images=2), **options)
+    inputs = open_inputs(config, find=lambda config: gpus if config.may_use_gpus else ())
+    assert {inputs.config.dtype, inputs.plan.dtype, inputs.info.dtype, inputs.dtype.dtype} == {dtype}
