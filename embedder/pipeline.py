@@ -25,9 +25,10 @@ from embedder.compat import worker_options
 from embedder.compat.draining import DrainedError, draining
 from embedder.compat.ray_attempts import delete_notes
 from embedder.engine.allocation import Allocation, StageResources
-from embedder.engine.block_size import BLOCK_BYTES, MAX_BLOCK_BYTES, cut_listing, fastest_item_s, items_per_block
+from embedder.engine.block_size import cut_listing, fastest_item_s, items_per_block
 from embedder.engine.carried import PIECE_BYTES, put_aside
 from embedder.engine.datasink import PartSink, with_rows
+from embedder.engine.device_settings import CPU_SETTINGS, settings_of
 from embedder.engine.job import Job, handed_on_bytes
 from embedder.engine.model_actor import ModelActor
 from embedder.engine.ray_session import TYPE_LABEL
@@ -36,7 +37,7 @@ from embedder.engine.signals import StopRequest
 from embedder.errors import EmbedderError, RunFailedError
 from embedder.steps.decode import decode_at_low_priority
 from embedder.steps.further_inputs import of_main, without_vectors
-from embedder.steps.stage_actor import GPU_CALLS_AT_ONCE, StageActor, StageSpec
+from embedder.steps.stage_actor import StageActor, StageSpec
 from embedder.store.model_parts import write_parts
 from embedder.store.part_writer import LAST_TASK
 from embedder.store.runs import Run
@@ -137,8 +138,9 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
         bytes_per_row,
         sum(table.num_rows for table in listing),
         fastest_item_s(job.plan.stages),
+        job.settings,
     )
-    is_large = num_items > job.decode.rows_per_batch and num_items * bytes_per_row > BLOCK_BYTES
+    is_large = num_items > job.decode.rows_per_batch and num_items * bytes_per_row > CPU_SETTINGS.block_bytes
     # Not `from_arrow`, which asks a task of one CPU about each block.
     dataset = ray.data.from_blocks(list(cut_listing(listing, num_items)))
     dataset = dataset.map_batches(
@@ -146,7 +148,7 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
             decode_at_low_priority,
             spec=job.decode,
             run=job.run,
-            table_bytes=MAX_BLOCK_BYTES if is_large else None,
+            table_bytes=job.settings.max_block_bytes if is_large else None,
         ),
         batch_format="pyarrow",
         batch_size=None,
@@ -231,11 +233,11 @@ def _nodes_of(resources: StageResources, type_label: str) -> dict[str, Any]:
 
 
 def _pool(spec: StageSpec, resources: StageResources) -> ActorPoolStrategy:
-    """Bounds of a stage's replicas, and the calls that each has in work: two on a GPU, whose copies then overlap."""
-    on_gpu = spec.device == "cuda"
+    """Bounds of a stage's replicas, and the calls that each has in work: several on a GPU, to overlap their copies."""
+    calls_at_once = settings_of([spec.device]).calls_at_once
     return ActorPoolStrategy(
         min_size=resources.min_replicas,
         max_size=resources.max_replicas,
-        max_concurrent_calls_per_actor=GPU_CALLS_AT_ONCE if on_gpu else None,
-        enable_true_multi_threading=on_gpu,
+        max_concurrent_calls_per_actor=calls_at_once,
+        enable_true_multi_threading=calls_at_once is not None,
     )

@@ -38,13 +38,14 @@ from corpus import DEMO_MODEL
 from embedder.batch_schema import TRACE
 from embedder.compat import fast_start
 from embedder.config import RunConfig, load_config
+from embedder.engine.device_settings import GPU_SETTINGS
 from embedder.engine.job import make_plan, stage_specs
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.ray_session import ray_session
 from embedder.engine.resources import allocate
 from embedder.pipeline import through_stages
 from embedder.steps.stage import INPUTS, Stage, cuda_problem
-from embedder.steps.stage_actor import GPU_CALLS_AT_ONCE, StageSpec
+from embedder.steps.stage_actor import StageSpec
 from embedder.store.arrow_tensors import pack_flat
 from harness import number, table
 from shards.activations import Batch, TowerState
@@ -198,7 +199,7 @@ def hidden_shares(config: RunConfig, model: Model, rows: pa.Table, options: argp
         stage = Stage(spec)
         num_calls, serial_s = repeated(lambda stage=stage, block=block: stage(block), options.seconds / 12)
         computed_s = num_calls * sum(seconds for _, seconds, _ in calls_of(stage(block))[f"stage {index}"])
-        with ThreadPoolExecutor(GPU_CALLS_AT_ONCE) as threads:
+        with ThreadPoolExecutor(GPU_SETTINGS.calls_at_once) as threads:
             started_s = time.perf_counter()
             sum(threads.map(lambda block, stage=stage: stage(block).num_rows, [block] * num_calls))
             paired_s = time.perf_counter() - started_s

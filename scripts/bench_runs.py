@@ -12,8 +12,8 @@ from corpus import read_shipped
 from embedder.config import RunConfig, load_config
 from embedder.engine import hardware
 from embedder.engine.allocation import Allocation
+from embedder.engine.device_settings import rows_per_batch
 from embedder.engine.fleet import Available
-from embedder.engine.job import rows_per_batch
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.resources import allocate
 from embedder.planning.profile import measure
@@ -92,5 +92,5 @@ def predictor_of(config: RunConfig, model: Model) -> tuple[Callable[[Sequence[St
     available = Available(hardware.num_cpus())
     allocation = allocate(config, available)
     host = host_of(config, allocation, available)
-    problem = problem_of(model.config, config.dtype, costs, around, mix, rows_per_batch(config))
+    problem = problem_of(model.config, config.compute_dtype, costs, around, mix, rows_per_batch(config))
     return partial(predict, problem, host=host), allocation

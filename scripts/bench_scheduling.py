@@ -38,7 +38,7 @@ from embedder.compat import fast_start
 from embedder.compat.draining import DrainedError, draining
 from embedder.compat.pace import FEWEST_IN_FLIGHT
 from embedder.compat.ray_start import replaced
-from embedder.engine.block_size import MAX_ITEMS
+from embedder.engine.device_settings import CPU_SETTINGS
 from embedder.engine.ray_session import ray_session, start_ray
 
 KIB = 1 << 10
@@ -319,7 +319,7 @@ def main() -> None:
             f"CPU of a turn: {law.turn_ms:.1f} ms + {law.replica_ms:.2f} ms x replicas + {law.call_ms:.1f} ms x calls "
             f"(miss {law.miss:.0%}); {NUM_NODES} replicas on {NUM_NODES} nodes: {law.calls_per_s:.0f} calls/s, "
             f"{law.calls_per_s * options.rows:,.0f} items/s in blocks of {options.rows}, "
-            f"{law.calls_per_s * MAX_ITEMS:,.0f} in blocks of {MAX_ITEMS}"
+            f"{law.calls_per_s * CPU_SETTINGS.max_items:,.0f} in blocks of {CPU_SETTINGS.max_items}"
         )
     print(json.dumps({"runs": [asdict(each) for each in found], "law": law and asdict(law)}))
 

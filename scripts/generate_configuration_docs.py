@@ -36,12 +36,12 @@ It writes all keys as TOML that can be run as it is, each with the line of the f
 or its default; secrets are masked. Mistakes are told all at once, each in a line of its own:
 
 ```
-run.toml, line 1: dtype = "fp16": takes "float32" or "bfloat16" or "float16" or "int8"; did you mean "float16"?
+run.toml, line 1: dtype = "fp16": takes "auto" or "float32" or "bfloat16" or "float16" or "int8"; did you mean "float16"?
 run.toml, line 4: there is no key memory_gb in [decode]; memory_bytes is in bytes: write memory_bytes = 4_000_000_000
 run.toml, line 5: decode.timeout_s = "5m": found a string; timeout_s takes a number, in seconds: write timeout_s = 300
 run.toml, line 7: [source]: each is an entry of a list: write [[source]], in double brackets
 ```
-"""
+"""  # noqa: E501
 RUN = """\
 ## A run
 

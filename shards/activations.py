@@ -7,12 +7,15 @@ have the side, `E` embedding size.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
+
+from shards.length_groups import CPU_GROUPS, GroupCosts, group_by_length
 
 if TYPE_CHECKING:
     import torch
 
+    from shards.layouts import Layout, Move
     from shards.towers.base import Tower
 
 # Kinds of output of a shard on one side.
@@ -38,50 +41,104 @@ class TowerState:
 
     def take(self, rows: torch.Tensor) -> TowerState:
         """Gather some rows, int64 (R,), in this order."""
-        import torch
-
-        lengths = self.lengths[rows]
-        starts = self.lengths.cumsum(0)[rows] - lengths
-        # Element n of the result is its row's first element, and as many on as n is behind the row's first place.
-        moves = starts - (lengths.cumsum(0) - lengths)
-        places = torch.arange(int(lengths.sum())) + moves.repeat_interleave(lengths)
         grids = None if self.grids is None else self.grids[rows]
-        return TowerState(self.values[places.to(self.values.device)], lengths, grids)
+        places = element_places(self.lengths, rows).to(self.values.device)
+        return TowerState(self.values[places], self.lengths[rows], grids)
 
-    def groups(self, tower: Tower) -> list[torch.Tensor]:
+    def groups(self, tower: Tower, costs: GroupCosts = CPU_GROUPS) -> list[torch.Tensor]:
         """Find the groups of rows that a tower computes together, int64; all rows have this side."""
         import torch
-
-        from shards.length_groups import group_by_length
 
         tokens = tower.tokens_per_sequence(self.lengths, self.grids)
         if tokens is None:
             return [torch.arange(len(self.lengths))]
-        return [torch.from_numpy(group) for group in group_by_length(tokens.numpy())]
+        return [torch.from_numpy(group) for group in group_by_length(tokens.numpy(), costs)]
 
-    def run_in_groups(self, tower: Tower, run: Callable[[TowerState], TowerState]) -> TowerState:
-        """Run a function on groups of rows of similar length, and put the results back in place.
+
+def element_places(lengths: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Find the places of the elements of some rows among those of all rows; int64.
+
+    Args:
+        lengths: int64 (B,): elements of each row.
+        rows: int64 (R,): their numbers.
+    """
+    import torch
+
+    own = lengths[rows]
+    starts = lengths.cumsum(0)[rows] - own
+    # Element n of the result is its row's first element, and as many on as n is behind the row's first place.
+    moves = starts - (own.cumsum(0) - own)
+    return torch.arange(int(own.sum())) + moves.repeat_interleave(own)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How a tower computes one side of a batch: which rows in which rectangle, and where the results go.
+
+    It is made on the host, of lengths alone, and moved to the device at once: what follows waits for neither.
+
+    Attributes:
+        groups: of each, the places of its elements in the state, int64, None where they are all of it; its layout; and
+            its lengths and grids, on the CPU.
+        order: int64, places of the result's elements in the groups' results one after the other; None for one group.
+        lengths: int64 (B,), on the CPU: elements of each row of the result.
+    """
+
+    groups: tuple[tuple[torch.Tensor | None, Layout, TowerState], ...]
+    order: torch.Tensor | None
+    lengths: torch.Tensor
+
+    @staticmethod
+    def of(state: TowerState, tower: Tower, output: Output, costs: GroupCosts = CPU_GROUPS) -> Arrangement:
+        """Arrange a state.
 
         Args:
+            state: at least one of its rows has this side; its values don't matter.
             tower: groups by the tokens that it counts; without a count, all rows are one group.
-            run: computes rows that all have this side; at least one row here has it.
+            output: kind of the result.
+            costs: of groups on the device.
         """
         import torch
 
-        rows = self.lengths.nonzero().squeeze(1)
-        present = self if len(rows) == len(self.lengths) else self._without_empty(rows)
-        groups = present.groups(tower)
-        if len(groups) == 1:
-            done = run(present)
-        else:
-            parts = [run(present.take(group)) for group in groups]
-            values, lengths = (torch.cat([getattr(part, name) for part in parts]) for name in ("values", "lengths"))
-            done = TowerState(values, lengths).take(torch.cat(groups).argsort())
-        return TowerState(done.values, torch.zeros_like(self.lengths).index_copy(0, rows, done.lengths), self.grids)
+        rows = state.lengths.nonzero().squeeze(1)
+        grids = None if state.grids is None else state.grids[rows]
+        present = TowerState(state.values, state.lengths[rows], grids)
+        numbers, groups, found = present.groups(tower, costs), [], []
+        for number in numbers:
+            lengths = present.lengths[number]
+            own = TowerState(present.values[:0], lengths, None if grids is None else grids[number])
+            layout = tower.layout(lengths, own.grids)
+            places = element_places(present.lengths, number) if len(numbers) > 1 else None
+            groups.append((places, layout, own))
+            found.append(lengths.clamp(max=1) if output == "embedding" else layout.elements_per_row)
+        done, order = found[0], None
+        if len(numbers) > 1:
+            done, back = torch.cat(found), torch.cat(numbers).argsort()
+            order, done = element_places(done, back), done[back]
+        return Arrangement(tuple(groups), order, torch.zeros_like(state.lengths).index_copy(0, rows, done))
 
-    def _without_empty(self, rows: torch.Tensor) -> TowerState:
-        """Leave out rows without elements."""
-        return TowerState(self.values, self.lengths[rows], None if self.grids is None else self.grids[rows])
+    def moved(self, move: Move) -> Arrangement:
+        """Move what the layers need to their device."""
+        groups = tuple(
+            (None if places is None else move(places), layout.moved(move), own) for places, layout, own in self.groups
+        )
+        return Arrangement(groups, None if self.order is None else move(self.order), self.lengths)
+
+    def run(self, state: TowerState, compute: Callable[[torch.Tensor, Layout, TowerState], torch.Tensor]) -> TowerState:
+        """Compute all groups, and put the results in place.
+
+        Args:
+            state: on the device of the arrangement.
+            compute: function from the values of a group, its layout, and its lengths and grids, to its result.
+        """
+        import torch
+
+        parts = [
+            compute(state.values if places is None else state.values[places], layout, own)
+            for places, layout, own in self.groups
+        ]
+        values = parts[0] if self.order is None else torch.cat(parts)[self.order]
+        return TowerState(values, self.lengths, state.grids)
 
 
 @dataclass(frozen=True)
@@ -90,3 +147,25 @@ class Batch:
 
     vision: TowerState | None
     text: TowerState | None
+
+    def moved(self, move: Move) -> Batch:
+        """Move the values of both sides."""
+        states = (self.vision, self.text)
+        return Batch(*(state and replace(state, values=move(state.values)) for state in states))
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """A batch with the arrangement of each side that has layers to run."""
+
+    batch: Batch
+    arrangements: dict[str, Arrangement]
+
+    def moved(self, move: Move) -> Arranged:
+        """Move the values of these sides, and what their layers need, to the layers' device."""
+
+        def moved(side: str, state: TowerState | None) -> TowerState | None:
+            return replace(state, values=move(state.values)) if state and side in self.arrangements else state
+
+        batch = Batch(moved("vision", self.batch.vision), moved("text", self.batch.text))
+        return Arranged(batch, {side: each.moved(move) for side, each in self.arrangements.items()})

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from shards.config import ModelConfig, Projection
+from shards.layouts import RowMeans
 from shards.tensor_shapes import mlp_projection_width
 
 
@@ -47,17 +48,14 @@ def build_head(config: ModelConfig, side: str) -> ProjectionHead:
     return ProjectionHead(tower.dim, config.embedding_dim, projection, pooler=pooler, bias=config.projection_bias)
 
 
-def unit_rows(projected_FE: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def unit_rows(projected_FE: torch.Tensor, means: RowMeans) -> torch.Tensor:
     """Average the projections of each row (the frames of a video segment), then normalise to length 1.
 
     Args:
         projected_FE: projections, row after row.
-        lengths: int64 (R,), on the CPU: number of projections of each row, 1 or more.
+        means: over those of each row.
 
     Returns:
         float32 (R, E).
     """
-    rows_RE = projected_FE.float()
-    if int(lengths.max()) > 1:
-        rows_RE = torch.stack([row_FE.mean(0) for row_FE in torch.split(rows_RE, lengths.tolist())])
-    return nn.functional.normalize(rows_RE, dim=-1)
+    return nn.functional.normalize(means(projected_FE.float()), dim=-1)

@@ -106,7 +106,7 @@ def _layer_of(shard: Shard, side: str, num_inputs: int) -> Callable[[], torch.Te
     """A run of the shard's one layer over random activations."""
     tower, layers = shard.config.towers[side], shard.spec.layers_of(side)
     lengths = tower.sample_lengths(1, CAPTION_TOKENS).expand(num_inputs)
-    layout = tower.layout(lengths, shard.device, tower.sample_grids(lengths))
+    layout = tower.layout(lengths, tower.sample_grids(lengths)).moved(lambda values: values.to(shard.device))
     shape = int(layout.elements_per_row.sum()), *tower.activation_shape()
     x_FLD = layout.pad(random_activation(shape, shard.dtype, shard.device))
     return lambda: tower.run(getattr(shard, side), layers, x_FLD, layout)

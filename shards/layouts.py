@@ -3,7 +3,8 @@
 Legend: `F` frames, `H, W` sides in px, `R` captions, `T` tokens of the longest one, `N` tokens of all captions.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -12,17 +13,75 @@ from torch import nn
 from shards.config import PreprocessConfig
 from shards.errors import ModelError
 
+Move = Callable[[torch.Tensor], torch.Tensor]
+"""Moves a tensor that was made on the host to the device of the layers."""
+
+
+def _moved(values: torch.Tensor | None, move: Move) -> torch.Tensor | None:
+    return None if values is None else move(values)
+
+
+@dataclass(frozen=True)
+class RowMeans:
+    """Means over the vectors of each row, such as those of a video's frames.
+
+    Attributes:
+        num_rows: rows.
+        parts: of the rows with as many vectors each: that number, the places of their vectors, and their own; the
+            places are None where all rows have as many.
+    """
+
+    num_rows: int
+    parts: tuple[tuple[int, torch.Tensor | None, torch.Tensor | None], ...]
+
+    @staticmethod
+    def of(lengths: torch.Tensor) -> "RowMeans":
+        """Find rows of as many vectors.
+
+        Args:
+            lengths: int64 (R,), on the CPU: vectors of each row, 1 or more.
+        """
+        numbers = sorted(set(lengths.tolist()))
+        if len(numbers) == 1:
+            return RowMeans(len(lengths), ((numbers[0], None, None),))
+        parts, starts = [], lengths.cumsum(0) - lengths
+        for number in numbers:
+            rows = (lengths == number).nonzero().squeeze(1)
+            parts.append((number, (starts[rows, None] + torch.arange(number)).flatten(), rows))
+        return RowMeans(len(lengths), tuple(parts))
+
+    def moved(self, move: Move) -> "RowMeans":
+        """Move what is on the device."""
+        parts = tuple((number, _moved(places, move), _moved(rows, move)) for number, places, rows in self.parts)
+        return RowMeans(self.num_rows, parts)
+
+    def __call__(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Average; (F, E) to (R, E)."""
+        means = vectors.new_empty((self.num_rows, vectors.shape[1])) if len(self.parts) > 1 else vectors
+        for number, places, rows in self.parts:
+            own = vectors if places is None else vectors[places]
+            mean = own if number == 1 else own.view(-1, number, own.shape[1]).mean(1)
+            means = mean if rows is None else means.index_copy(0, rows, mean)
+        return means
+
 
 class Layout(Protocol):
-    """How the elements of a batch's rows lie in the tensors that layers work on."""
+    """How the elements of a batch's rows lie in the tensors that layers work on.
+
+    It is made of lengths on the host, and `moved` to the device of the layers before these run: nothing that they do
+    waits for the host or for the device.
+    """
 
     @property
-    def vectors_per_row(self) -> torch.Tensor:
-        """Number of pooled vectors of each row, int64 (R,), on the CPU: they are averaged."""
+    def means(self) -> RowMeans:
+        """Means over the pooled vectors of each row."""
 
     @property
     def elements_per_row(self) -> torch.Tensor:
         """Number of elements of an activation of each row, int64 (R,), on the CPU."""
+
+    def moved(self, move: Move) -> "Layout":
+        """Move what the layers need to their device."""
 
     def pad(self, values: torch.Tensor) -> torch.Tensor:
         """Convert elements one after the other, (N, ...), to what layers work on."""
@@ -36,15 +95,21 @@ class Frames:
     """Layout of images: an element is a frame with all its tokens, so nothing is padded.
 
     Attributes:
-        vectors_per_row: int64 (R,), on the CPU: frames of each row.
+        elements_per_row: int64 (R,), on the CPU: frames of each row.
+        means: over them.
     """
 
-    vectors_per_row: torch.Tensor
+    elements_per_row: torch.Tensor
+    means: RowMeans
 
-    @property
-    def elements_per_row(self) -> torch.Tensor:
-        """One element for each frame."""
-        return self.vectors_per_row
+    @staticmethod
+    def of(lengths: torch.Tensor) -> "Frames":
+        """Lay out rows of so many frames, int64 (R,), on the CPU."""
+        return Frames(lengths, RowMeans.of(lengths))
+
+    def moved(self, move: Move) -> "Frames":
+        """Move what the layers need to their device."""
+        return replace(self, means=self.means.moved(move))
 
     def pad(self, values: torch.Tensor) -> torch.Tensor:
         """Return the frames as they are."""
@@ -61,39 +126,46 @@ class Padding:
 
     Attributes:
         lengths: int64 (R,), on the CPU: tokens of each caption.
+        shape: number of captions, tokens of the longest: (R, T).
+        num_tokens: `lengths` on the device.
+        is_token: bool (R, T), whether a place of the rectangle holds a token.
         places: int64 (N,), position of each token in the flattened rectangle; None without any padding.
         mask: bool (R, 1, T, T), whether a token may be attended to; None where all may.
     """
 
     lengths: torch.Tensor
+    shape: tuple[int, int]
+    num_tokens: torch.Tensor
+    is_token: torch.Tensor
     places: torch.Tensor | None
     mask: torch.Tensor | None
 
     @staticmethod
-    def of(lengths: torch.Tensor, device: torch.device) -> "Padding":
-        """Lay out captions of these lengths, all 1 or more.
-
-        Args:
-            lengths: int64 (R,), on the CPU.
-            device: device of the captions.
-        """
+    def of(lengths: torch.Tensor) -> "Padding":
+        """Lay out captions of these lengths, int64 (R,), on the CPU, all 1 or more."""
         longest = int(lengths.max())
+        shape, is_token = (len(lengths), longest), torch.arange(longest) < lengths[:, None]
         if int(lengths.min()) == longest:
-            return Padding(lengths, None, None)
-        is_token = torch.arange(longest) < lengths[:, None]
+            return Padding(lengths, shape, lengths, is_token, None, None)
         places = is_token.flatten().nonzero().squeeze(1)
-        mask = is_token.to(device)[:, None, None, :].expand(-1, 1, longest, -1)
-        return Padding(lengths, places.to(device), mask)
+        return Padding(lengths, shape, lengths, is_token, places, _attended(is_token))
+
+    def moved(self, move: Move) -> "Padding":
+        """Move what the layers need to their device."""
+        is_token = move(self.is_token)
+        return Padding(
+            lengths=self.lengths,
+            shape=self.shape,
+            num_tokens=move(self.num_tokens),
+            is_token=is_token,
+            places=_moved(self.places, move),
+            mask=None if self.mask is None else _attended(is_token),
+        )
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Number of captions, tokens of the longest: (R, T)."""
-        return len(self.lengths), int(self.lengths.max())
-
-    @property
-    def vectors_per_row(self) -> torch.Tensor:
+    def means(self) -> RowMeans:
         """One vector for each caption."""
-        return torch.ones_like(self.lengths)
+        return RowMeans(self.shape[0], ((1, None, None),))
 
     @property
     def elements_per_row(self) -> torch.Tensor:
@@ -113,9 +185,10 @@ class Padding:
         flat = x.flatten(0, 1)
         return flat if self.places is None else flat[self.places]
 
-    def is_token(self, device: torch.device) -> torch.Tensor:
-        """Whether a place of the rectangle holds a token; bool (R, T)."""
-        return (torch.arange(self.shape[1]) < self.lengths[:, None]).to(device)
+
+def _attended(is_token: torch.Tensor) -> torch.Tensor:
+    """Mask by which every token attends to all of its caption, (R, 1, T, T)."""
+    return is_token[:, None, None, :].expand(-1, 1, is_token.shape[1], -1)
 
 
 @dataclass(frozen=True)
@@ -124,33 +197,35 @@ class PatchGrids:
 
     Attributes:
         grids: int64 (R, 3), on the CPU: frames, patch rows and patch columns of each row.
+        means: over the frames of each row.
         patches: layout of the frames' patches, without class and register tokens.
         tokens: layout of all of the frames' tokens.
     """
 
     grids: torch.Tensor
+    means: RowMeans
     patches: Padding
     tokens: Padding
 
     @staticmethod
-    def of(grids: torch.Tensor, num_prefix_tokens: int, device: torch.device) -> "PatchGrids":
+    def of(grids: torch.Tensor, num_prefix_tokens: int) -> "PatchGrids":
         """Lay out the frames of these grids.
 
         Args:
             grids: integers (R, 3), on the CPU.
             num_prefix_tokens: class and register tokens of a frame.
-            device: device of the layers.
         """
         grids = grids.long()
         lengths = grids[:, 1:].prod(1).repeat_interleave(grids[:, 0])
-        patches = Padding.of(lengths, device)
-        tokens = Padding.of(lengths + num_prefix_tokens, device) if num_prefix_tokens else patches
-        return PatchGrids(grids, patches, tokens)
+        patches = Padding.of(lengths)
+        tokens = Padding.of(lengths + num_prefix_tokens) if num_prefix_tokens else patches
+        return PatchGrids(grids, RowMeans.of(grids[:, 0]), patches, tokens)
 
-    @property
-    def vectors_per_row(self) -> torch.Tensor:
-        """Frames of each row."""
-        return self.grids[:, 0]
+    def moved(self, move: Move) -> "PatchGrids":
+        """Move what the layers need to their device."""
+        patches = self.patches.moved(move)
+        tokens = patches if self.tokens is self.patches else self.tokens.moved(move)
+        return PatchGrids(self.grids, self.means.moved(move), patches, tokens)
 
     @property
     def patches_per_row(self) -> torch.Tensor:
@@ -177,19 +252,20 @@ class PatchGrids:
         places = torch.stack([number // columns, number % columns], -1)
         return places * (number < self.patches.lengths[:, None])[..., None]
 
-    def is_patch(self, device: torch.device) -> torch.Tensor | None:
+    @property
+    def is_patch(self) -> torch.Tensor | None:
         """Whether a place holds a patch; bool (F, N). None where all do."""
-        return None if self.patches.places is None else self.patches.is_token(device)
+        return None if self.patches.places is None else self.patches.is_token
 
     def added_mask(self, x_FLD: torch.Tensor) -> torch.Tensor | None:
         """Make what is added to the scores of attention, (F, 1, L, L): the least number at padding; None without any.
 
         Args:
-            x_FLD: the tokens, whose dtype and device it has.
+            x_FLD: the tokens, whose dtype it has.
         """
         if self.tokens.places is None:
             return None
-        is_token_F11L = self.tokens.is_token(x_FLD.device)[:, None, None]
+        is_token_F11L = self.tokens.is_token[:, None, None]
         mask = torch.zeros_like(is_token_F11L, dtype=x_FLD.dtype)
         mask.masked_fill_(~is_token_F11L, torch.finfo(x_FLD.dtype).min)
         return mask.expand(-1, -1, x_FLD.shape[1], -1)

@@ -149,24 +149,20 @@ class _Captions:
     """Layout of captions that are padded already; the counterpart of `shards.layouts.Padding` in a graph."""
 
     def __init__(self, lengths: torch.Tensor, num_tokens: Any) -> None:
-        self.lengths = lengths
-        self._is_token_RT = torch.arange(num_tokens)[None] < lengths[:, None]
-        self.mask = self._is_token_RT[:, None, None, :]
+        self.num_tokens = lengths
+        self.is_token = torch.arange(num_tokens)[None] < lengths[:, None]
+        self.mask = self.is_token[:, None, None, :]
 
     def pad(self, values: torch.Tensor, fill: int = 0) -> torch.Tensor:
         del fill
         return values
-
-    def is_token(self, device: torch.device) -> torch.Tensor:
-        del device
-        return self._is_token_RT
 
 
 class _Patches:
     """Layout of images of one grid, so that none is padded; the counterpart of `shards.layouts.PatchGrids`."""
 
     def __init__(self, places_N2: torch.Tensor) -> None:
-        self.patches = self
+        self.patches, self.is_patch = self, None
         self._places_N2 = places_N2
 
     def pad(self, values: torch.Tensor) -> torch.Tensor:
@@ -177,9 +173,6 @@ class _Patches:
 
     def added_mask(self, x_FLD: torch.Tensor) -> None:
         del x_FLD
-
-    def is_patch(self, device: torch.device) -> None:
-        del device
 
 
 class _WholeTower(nn.Module):

@@ -130,7 +130,7 @@ def _measure_tower(
         module, project = getattr(shard, side), getattr(shard, f"{side}_head")
         return _joined(
             [
-                unit_rows(project(tower.pool_tokens(module, x_FLD, layout)), layout.vectors_per_row)
+                unit_rows(project(tower.pool_tokens(module, x_FLD, layout)), layout.means)
                 for _, layout, x_FLD in groups(num_rows)
             ]
         )
@@ -140,7 +140,7 @@ def _measure_tower(
         """Input, layout and activation of each group that the first rows are computed in."""
         some = batch.take(torch.arange(num_rows))
         parts = [some.take(group) for group in some.groups(tower)]
-        layouts = [tower.layout(part.lengths, device, part.grids) for part in parts]
+        layouts = [tower.layout(part.lengths, part.grids).moved(lambda values: values.to(device)) for part in parts]
         shapes = [(int(layout.elements_per_row.sum()), *tower.activation_shape()) for layout in layouts]
         return [
             (part.values, layout, layout.pad(random_activation(shape, dtype, device)))

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from shards.activations import Batch, Output, TowerState
+from shards.activations import Arranged, Arrangement, Batch, Output, TowerState
 from shards.config import ModelConfig, load_model_config
 from shards.heads import build_head, unit_rows
-from shards.layouts import Normalise
+from shards.layouts import Layout, Normalise
 from shards.loading import load_tensors
 from shards.ranges import whole_model
 
@@ -76,6 +76,15 @@ class TwinTower(nn.Module):
         projected: torch.Tensor = getattr(self, f"{side}_head")(self.pooled(side, values, lengths, grids))
         return projected
 
+    def arrange(self, batch: Batch, costs: object = None) -> Arranged:
+        """Take a batch as it is: the libraries' functions arrange it themselves."""
+        del costs
+        return Arranged(batch, {})
+
+    def compute(self, arranged: Arranged) -> Batch:
+        """Embed a batch that was arranged."""
+        return self.forward(arranged.batch)
+
     def forward(self, batch: Batch) -> Batch:
         """Embed a batch of pixels and token ids, like a shard that holds everything."""
         return Batch(self._embed("vision", batch.vision), self._embed("text", batch.text))
@@ -85,12 +94,11 @@ class TwinTower(nn.Module):
             return state
         if not state.lengths.any():
             return TowerState(torch.empty((0, self.config.embedding_dim), device=self.device), state.lengths)
-        return state.run_in_groups(self.config.towers[side], partial(self._embed_group, side))
+        return Arrangement.of(state, self.config.towers[side], "embedding").run(state, partial(self._embed_group, side))
 
-    def _embed_group(self, side: str, state: TowerState) -> TowerState:
-        layout = self.config.towers[side].layout(state.lengths, self.device, state.grids)
-        rows = unit_rows(self.project(side, state.values, state.lengths, state.grids), layout.vectors_per_row)
-        return TowerState(rows, state.lengths.clamp(max=1))
+    def _embed_group(self, side: str, values: torch.Tensor, layout: Layout, own: TowerState) -> torch.Tensor:
+        means = layout.moved(lambda each: each.to(self.device)).means
+        return unit_rows(self.project(side, values, own.lengths, own.grids), means)
 
 
 def load_towers(folder: str | Path, *, device: str = "cpu") -> TwinTower:

@@ -3,6 +3,7 @@
 Legend: `F` frames or captions, `L` tokens of one of them, `D` width, `E` embedding size.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from shards.activations import Batch, Output, TowerState
+from shards.activations import Arranged, Arrangement, Batch, Output, TowerState
 from shards.config import ModelConfig, load_model_config
 from shards.heads import build_head, unit_rows
-from shards.layouts import Normalise
+from shards.layouts import Layout, Normalise
+from shards.length_groups import CPU_GROUPS, GroupCosts
 from shards.loading import activation_dtype, load_tensors
 from shards.quantised import make_linears_int8
 from shards.ranges import ShardSpec, check_spec
@@ -21,6 +23,7 @@ from shards.tensor_shapes import SCALE_SUFFIX
 from shards.towers.base import Tower
 from shards.towers.kinds import VisionTower
 
+NO_COSTS: Mapping[str, GroupCosts] = {}
 # BatchNorm counts batches while it trains; nothing that is embedded depends on it.
 BATCH_COUNTER = ".num_batches_tracked"
 
@@ -128,32 +131,56 @@ class Shard(nn.Module):
         Raises:
             ModelError: pixels or token ids don't fit the model.
         """
-        return Batch(self._run("vision", batch.vision), self._run("text", batch.text))
+        return self.compute(self.arrange(batch).moved(lambda values: values.to(self.device)))
 
-    def _run(self, side: str, state: TowerState | None) -> TowerState | None:
+    def arrange(self, batch: Batch, costs: Mapping[str, GroupCosts] = NO_COSTS) -> Arranged:
+        """Check a batch, and decide on the host how it is computed.
+
+        Args:
+            batch: on the CPU, where its values are checked without waiting for a device.
+            costs: what decides on groups of rows, by side; a CPU's where they are missing.
+
+        Raises:
+            ModelError: pixels or token ids don't fit the model.
+        """
+        states = {"vision": batch.vision, "text": batch.text}
+        arrangements = {}
+        for side, state in states.items():
+            output = self.output_of(side)
+            if state is None or output is None or not state.lengths.any():
+                continue
+            tower = self.config.towers[side]
+            if self.spec.layers_of(side).holds_front():
+                tower.check_input(state.values, state.lengths[state.lengths > 0])
+            arrangements[side] = Arrangement.of(state, tower, output, costs.get(side, CPU_GROUPS))
+        return Arranged(batch, arrangements)
+
+    @torch.inference_mode()
+    def compute(self, arranged: Arranged) -> Batch:
+        """Run the layers on an arranged batch, on the shard's device; nothing here waits for it."""
+        return Batch(self._run("vision", arranged), self._run("text", arranged))
+
+    def _run(self, side: str, arranged: Arranged) -> TowerState | None:
+        state: TowerState | None = getattr(arranged.batch, side)
         if state is None or self.output_of(side) is None:
             return state
-        tower = self.config.towers[side]
-        if not state.lengths.any():
+        if side not in arranged.arrangements:
             return self._empty(side, state)
-        if self.spec.layers_of(side).holds_front():
-            tower.check_input(state.values, state.lengths[state.lengths > 0])
-        return state.run_in_groups(tower, partial(self._run_group, side))
+        return arranged.arrangements[side].run(state, partial(self._run_group, side))
 
-    def _run_group(self, side: str, state: TowerState) -> TowerState:
+    def _run_group(self, side: str, values: torch.Tensor, layout: Layout, own: TowerState) -> torch.Tensor:
         """Run the layers on rows that are computed in one rectangle, and that all have this side."""
+        del own
         tower, module, layers = self.config.towers[side], getattr(self, side), self.spec.layers_of(side)
-        layout = tower.layout(state.lengths, self.device, state.grids)
         if layers.holds_front():
-            x_FLD = tower.front(module, self.front_input(side, state.values), layout)
+            x_FLD = tower.front(module, self.front_input(side, values), layout)
         else:
-            x_FLD = layout.pad(state.values.to(self.device))
+            x_FLD = layout.pad(values)
         x_FLD = tower.run(module, layers, x_FLD, layout)
         head = getattr(self, f"{side}_head")
         if head is None:
-            return TowerState(layout.pack(x_FLD), layout.elements_per_row)
-        projected_FE = head(tower.pool_tokens(module, x_FLD, layout))
-        return TowerState(unit_rows(projected_FE, layout.vectors_per_row), state.lengths.clamp(max=1))
+            return layout.pack(x_FLD)
+        return unit_rows(head(tower.pool_tokens(module, x_FLD, layout)), layout.means)
 
     def front_input(self, side: str, values: torch.Tensor) -> torch.Tensor:
         """Give what a tower's front takes: pixels normalised, token ids as they are; on the shard's device."""

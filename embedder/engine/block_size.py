@@ -13,12 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import RunConfig
+from embedder.engine.device_settings import CPU_SETTINGS, DeviceSettings
 from shards.plan import PlannedStage
 
-BLOCK_BYTES = 12 << 20  # of the widest hand-over: a large block for a stage, and little beside Ray's shared memory
-MAX_BLOCK_BYTES = 2 * BLOCK_BYTES  # of a stage whose calls are short
-MIN_CALL_S = 0.05  # shorter ones cost Ray, and the driver, a good part of what they compute
-MAX_ITEMS = 512  # a part file, which is the step of progress
 MIN_BLOCKS = 16  # of a run: fewer would leave stages without work at its start and end
 FEW_ITEMS = 64  # where items are large, or of unknown size
 FIRST_ITEMS = 512  # of a run come in small blocks: the last stage has work soon, and a part is soon written
@@ -26,7 +23,12 @@ MAX_FILE_BYTES = 16 << 20  # of a block with more: of videos, a few keep a task 
 
 
 def items_per_block(
-    config: RunConfig, rows_per_batch: int, bytes_per_row: int, num_items: int, item_s: float | None = None
+    config: RunConfig,
+    rows_per_batch: int,
+    bytes_per_row: int,
+    num_items: int,
+    item_s: float | None = None,
+    settings: DeviceSettings = CPU_SETTINGS,
 ) -> int:
     """Return the items of one block: whole batches, as many as the configuration says or as suit the model and the run.
 
@@ -36,13 +38,14 @@ def items_per_block(
         bytes_per_row: bytes of an image with its caption, where they are largest between two steps.
         num_items: items of the whole run.
         item_s: seconds of the fastest stage for one item, if known.
+        settings: sizes for the devices of the stages.
     """
     if config.decode.items_per_task != "auto":
         return config.decode.items_per_task
-    fitting = BLOCK_BYTES // bytes_per_row
+    fitting = settings.block_bytes // bytes_per_row
     if item_s is not None:
-        fitting = max(fitting, min(math.ceil(MIN_CALL_S / item_s), MAX_BLOCK_BYTES // bytes_per_row))
-    most = min(MAX_ITEMS, fitting, num_items // MIN_BLOCKS)
+        fitting = max(fitting, min(math.ceil(settings.min_call_s / item_s), settings.max_block_bytes // bytes_per_row))
+    most = min(settings.max_items, fitting, num_items // MIN_BLOCKS)
     return max(1, most // rows_per_batch) * rows_per_batch
 
 

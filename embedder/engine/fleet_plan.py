@@ -3,8 +3,8 @@
 import logging
 
 from embedder.config import RunConfig
+from embedder.engine.device_settings import GPU_SETTINGS, rows_per_batch
 from embedder.engine.fleet import Available
-from embedder.engine.job import rows_per_batch
 from embedder.engine.model_folder import Model
 from shards.costs import Dtype
 from shards.errors import ModelError
@@ -39,7 +39,7 @@ def plan_for_fleet(config: RunConfig, model: Model, plan: ShardPlan, available: 
             estimate_host(model.config),
             mix=DataMix(),
             dtype=config.compute_dtype,
-            rows_per_batch=rows_per_batch(config),
+            rows_per_batch=rows_per_batch(config, GPU_SETTINGS),
             num_cores=available.num_cpus,
         )
         return plan_placement(problem, config.num_stages, model_fingerprint=model.fingerprint)

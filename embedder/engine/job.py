@@ -9,6 +9,14 @@ from embedder.batch_schema import step_schema
 from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.allocation import Allocation
+from embedder.engine.device_settings import (
+    CPU_SETTINGS,
+    DeviceSettings,
+    batch_sizes,
+    group_costs,
+    rows_per_batch,
+    settings_of,
+)
 from embedder.engine.fleet import Available
 from embedder.engine.further_models import FurtherModel, further_inputs, shared_columns
 from embedder.engine.model_actor import ModelGroup, group_models
@@ -31,9 +39,6 @@ from embedder.store.runs import Run
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from shards.fingerprint import preprocess_fingerprint
 from shards.plan import ShardPlan, check_plan, plan_shards
-from shards.planning.problem import ROWS_PER_BATCH
-
-SMALLER_BATCHES = (16, 8)  # rows; where the layers' activations are too large for the caches
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Job:
     stages: tuple[StageSpec, ...]
     run: Run
     stamp: RunMetadata
+    settings: DeviceSettings = CPU_SETTINGS
     groups: tuple[ModelGroup, ...] = ()
     """Further models by the actors that hold them, which come before the main model's stages."""
     model_cpus: tuple[float, ...] = ()
@@ -124,8 +130,9 @@ def plan_job(
     columns = with_carryover(EMBEDDINGS, stamp.columns)
     stamp = replace(stamp, metrics=open_metrics(config.metric, columns, may_load=config.ray_address is None))
     stages = stage_specs(config, model, plan, allocation)
+    settings = settings_of(stage.device for stage in stages)
     decode = replace(
-        decode_spec(config, model),
+        decode_spec(config, model, settings),
         further=further_inputs(models, model),
         models=tuple(each.name for each in models),
         steps=decoded_steps(config.step),
@@ -133,7 +140,7 @@ def plan_job(
     before_write = written_steps(config.step, run.info.step_columns)
     parts = tuple(ModelPart(each.run.files, each.stamp, tuple(each.model.columns.items())) for each in further)
     cpus = tuple(model_cpus(available, actors))
-    return Job(config, model, plan, decode, allocation, stages, run, stamp, groups, cpus, parts, before_write)
+    return Job(config, model, plan, decode, allocation, stages, run, stamp, settings, groups, cpus, parts, before_write)
 
 
 def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Allocation) -> tuple[StageSpec, ...]:
@@ -146,6 +153,10 @@ def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Al
         allocation: threads and device of each stage.
     """
     niceness = niceness_by_work(plan.stages)
+    settings = settings_of(resources.device for resources in allocation.stages)
+    planned = {name for stage in plan.stages if (name := stage.device) is not None and stage.num_gpus}
+    on_gpus = all(resources.device == "cuda" for resources in allocation.stages)
+    costs = group_costs(model.config, planned or {name for name, _ in hardware.gpus()}) if on_gpus else ()
     return tuple(
         StageSpec(
             index=index,
@@ -154,23 +165,14 @@ def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Al
             dtype=config.compute_dtype,
             device=resources.device,
             num_threads=resources.num_threads,
-            batch_sizes=batch_sizes(config),
+            batch_sizes=batch_sizes(config, settings),
             niceness=niceness[index],
             gpu_share=min(resources.num_gpus, 1.0) or 1.0,
             node_threads=resources.node_threads,
+            group_costs=costs,
         )
         for index, (stage, resources) in enumerate(zip(plan.stages, allocation.stages, strict=True))
     )
-
-
-def rows_per_batch(config: RunConfig) -> int:
-    """Return the most rows that a stage computes together."""
-    return max(batch_sizes(config))
-
-
-def batch_sizes(config: RunConfig) -> tuple[int, ...]:
-    """Return the batch sizes that a stage may try; none needs more memory than the plan has counted."""
-    return (ROWS_PER_BATCH, *SMALLER_BATCHES) if config.batch_size == "auto" else (config.batch_size,)
 
 
 def make_plan(config: RunConfig, model: Model) -> ShardPlan:
@@ -235,8 +237,14 @@ def handed_on_bytes(model: Model, plan: ShardPlan, decode: DecodeSpec | None = N
     return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
 
 
-def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
-    """Return the settings of the decode step."""
+def decode_spec(config: RunConfig, model: Model, settings: DeviceSettings = CPU_SETTINGS) -> DecodeSpec:
+    """Return the settings of the decode step.
+
+    Args:
+        config: configuration of the run.
+        model: the opened model.
+        settings: sizes for the devices of the stages.
+    """
     return DecodeSpec(
         resize=resize_spec(model) if model.config.vision is not None else None,
         limits=decode_limits(config),
@@ -244,7 +252,7 @@ def decode_spec(config: RunConfig, model: Model) -> DecodeSpec:
         max_caption_tokens=model.config.preprocess.max_caption_tokens,
         segment_s=config.segment_s,
         frames_per_segment=config.frames_per_segment,
-        rows_per_batch=rows_per_batch(config),
+        rows_per_batch=rows_per_batch(config, settings),
         caption_end_id=model.config.text.end_id if model.config.text is not None else None,
         web=config.web,
         animations=config.decode.animations,

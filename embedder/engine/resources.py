@@ -376,15 +376,16 @@ def check_nodes(allocation: Allocation, available: Available) -> None:
         )
 
 
-def object_store_bytes(bytes_per_row: int, rows_per_batch: int) -> int:
+def object_store_bytes(bytes_per_row: int, rows_per_batch: int, most_bytes: int = OBJECT_STORE_BYTES) -> int:
     """Return the shared memory for blocks between the steps; Ray fills all that it gets, so it gets what the run needs.
 
     Args:
         bytes_per_row: bytes of pixels, tokens and activations over all cuts together.
         rows_per_batch: rows that pass through the stages together.
+        most_bytes: that it may get.
     """
     needed = BATCHES_IN_FLIGHT * rows_per_batch * bytes_per_row
-    return max(MIN_OBJECT_STORE_BYTES, min(OBJECT_STORE_BYTES, needed))
+    return max(MIN_OBJECT_STORE_BYTES, min(most_bytes, needed))
 
 
 def niceness_by_work(stages: Sequence[PlannedStage]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from embedder.compat.malloc import keep_freed_memory
 from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.compute_dtype import DtypeChoice, choose_dtype, gpus_of_fleet
-from embedder.engine.job import rows_per_batch
+from embedder.engine.device_settings import rows_per_batch, settings_of_fleet
 from embedder.errors import ConfigError
 from embedder.installation import require
 from embedder.planning.options import PlanOptions
@@ -149,7 +149,7 @@ def _setting(config: RunConfig, folder: Path, model: ModelConfig, options: PlanO
             _with_engine(_cut_into(config, num_stages), model, costs, host),
             mix=options.mix,
             dtype=config.compute_dtype,
-            rows_per_batch=rows_per_batch(config),
+            rows_per_batch=rows_per_batch(config, settings_of_fleet(fleet)),
             **caps,
         )
 

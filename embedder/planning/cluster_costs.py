@@ -13,7 +13,8 @@ from embedder.compat import worker_options
 from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.compute_dtype import DtypeChoice, Gpu, choose_dtype
-from embedder.engine.job import preprocessing_of, rows_per_batch
+from embedder.engine.device_settings import GPU_SETTINGS, rows_per_batch, settings_of, settings_of_fleet
+from embedder.engine.job import preprocessing_of
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.placement import Node
 from embedder.errors import USER_MISTAKES, ConfigError
@@ -138,7 +139,7 @@ def _kept_or_measured(config: RunConfig, model: Model, each: NodeType) -> TypeCo
         "model": model.fingerprint,
         "preprocessing": preprocessing_of(config, model),
         "dtype": config.compute_dtype,
-        "rows": (rows_per_batch(config), config.rows_per_part),
+        "rows": (rows_per_batch(config), rows_per_batch(config, GPU_SETTINGS), config.rows_per_part),
     }
     return cached(TypeCosts, key, lambda: _measured(config, model, each, facts))
 
@@ -185,7 +186,8 @@ def measure_here(config: RunConfig, uri: str, cores: float, has_gpu: bool) -> st
             "--num-gpus=0"
         )
     model = open_model(uri)
-    setting = TimingSetting(config.compute_dtype, "cuda" if has_gpu else "cpu", 1, rows_per_batch(config))
+    num_rows = rows_per_batch(config, settings_of(["cuda" if has_gpu else "cpu"]))
+    setting = TimingSetting(config.compute_dtype, "cuda" if has_gpu else "cpu", 1, num_rows)
     costs = model_costs(config, model, setting)
     host = host_costs(config, model, sample_items(config, model))
     memory_bytes = int(torch.cuda.mem_get_info()[1]) if has_gpu else 0
@@ -261,7 +263,14 @@ def problem_of_cluster(
         (each.num_gpus or found.cores(each), _device(model, each, found, config.compute_dtype)) for each in found.types
     )
     problem = make_problem(
-        model, fleet, costs, host, mix=mix, dtype=config.compute_dtype, rows_per_batch=rows_per_batch(config), **caps
+        model,
+        fleet,
+        costs,
+        host,
+        mix=mix,
+        dtype=config.compute_dtype,
+        rows_per_batch=rows_per_batch(config, settings_of_fleet(fleet)),
+        **caps,
     )
     pools = tuple(
         replace(pool, core_speed=speeds[each.name], node_memory_bytes=None if each.num_gpus else each.node_memory_bytes)

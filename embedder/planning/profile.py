@@ -20,8 +20,9 @@ from embedder.batch_schema import TENSOR, TRACE
 from embedder.compat.malloc import keep_freed_memory
 from embedder.config import RunConfig
 from embedder.engine import hardware
+from embedder.engine.device_settings import rows_per_batch, settings_of, settings_of_costs
 from embedder.engine.fleet import Available
-from embedder.engine.job import decode_spec, preprocessing_of, rows_per_batch
+from embedder.engine.job import decode_spec, preprocessing_of
 from embedder.engine.model_folder import Model
 from embedder.engine.resources import requested
 from embedder.planning.background_load import busy_machine
@@ -126,7 +127,7 @@ def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) 
         dtype=config.compute_dtype,
         device=device,
         num_threads=num_threads,
-        num_rows=rows_per_batch(config),
+        num_rows=rows_per_batch(config, settings_of([device])),
         caption_tokens=caption_tokens,
     )
 
@@ -191,7 +192,7 @@ def with_engine(
         mix: of the items.
         num_cores: cores that are always busy; none takes this machine's.
     """
-    num_rows = rows_per_batch(config)
+    num_rows = rows_per_batch(config, settings_of_costs(costs))
     costs, whole = costs.at_mix(mix, model), whole_model(model)
     mix = mix.of_towers(model)
     item_s = mix.images_per_item * costs.vision.of(whole.vision, model.num_layers["vision"])

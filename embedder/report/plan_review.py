@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from embedder.config import RunConfig
 from embedder.engine.allocation import Allocation
+from embedder.engine.device_settings import rows_per_batch
 from embedder.engine.fleet import Available
-from embedder.engine.job import Job, rows_per_batch
+from embedder.engine.job import Job
 from embedder.planning.sample import observed_mix
 from embedder.quantities import counted, figure, rate
 from embedder.report.prediction import Host, RunPrediction, StageShape, balanced_cut, predict, problem_of
@@ -105,7 +106,7 @@ def host_of(config: RunConfig, allocation: Allocation, available: Available) -> 
 
 
 def _problem(job: Job, costs: tuple[ModelCosts, HostCosts], mix: DataMix) -> PlacementProblem:
-    return problem_of(job.model.config, job.config.compute_dtype, *costs, mix, rows_per_batch(job.config))
+    return problem_of(job.model.config, job.config.compute_dtype, *costs, mix, rows_per_batch(job.config, job.settings))
 
 
 def _as_run(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:

@@ -1,25 +1,37 @@
-"""Copies of a batch to a GPU and back that run beside what the GPU computes.
+"""Copies of a batch to a GPU and back that run beside what the GPU computes, and the one thread that launches.
 
-A stage on a GPU has two calls at once: while one computes, the other's input comes or its output goes. Both copies go
-through pinned memory, the only one that a GPU reads and writes by itself, each on a stream of its own. One call
-computes at a time, so the activations of one batch are on the device. Unmeasured on a GPU: `scripts/bench_gpu.py`.
+A stage on a GPU has several calls at once: while one computes, the others' inputs come or their outputs go. Copies go
+through pinned memory, the only one that a GPU reads and writes by itself, each direction on a stream of its own. All
+kernels are launched by one thread: two that launch take the interpreter's lock from each other at every operation, and
+together reach half of what one does (`docs/decisions.md`). It waits for nothing, so that kernels of the next batch are
+queued while the GPU still computes the last one; on the one stream that computes, they share memory for activations.
 """
 
-import threading
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from shards.activations import Batch, TowerState
+from shards.activations import Batch
+from shards.layouts import Move
+
+
+class Movable(Protocol):
+    """Something with tensors in host memory."""
+
+    def moved(self, move: Move) -> Any:
+        """Move the tensors that the device needs."""
+
+
+Input = TypeVar("Input", bound=Movable)
 
 
 class OverlappedCopies:
     """Runner of a shard on batches in host memory; several threads may use it at once."""
 
     def __init__(self, device: str, gpu: Any = torch.cuda) -> None:
-        """Make the streams.
+        """Make the streams, and the thread that launches.
 
         Args:
             device: torch device of the shard.
@@ -27,37 +39,46 @@ class OverlappedCopies:
         """
         self._device, self._gpu = device, gpu
         self._inward, self._outward = gpu.Stream(device), gpu.Stream(device)
-        self._computing = threading.Lock()
+        self._launcher = ThreadPoolExecutor(1, "launch")
 
-    def __call__(self, run: Callable[[Batch], Batch], batch: Batch) -> tuple[Batch, float]:
+    def __call__(self, run: Callable[[Input], Batch], batch: Input) -> tuple[Batch, float]:
         """Copy a batch to the device, run the shard, and copy the result back.
 
         Args:
             run: the shard; a batch on the device in, another out.
-            batch: a batch in host memory; it may change as soon as this returns.
+            batch: in host memory; it may change as soon as this returns.
 
         Returns:
             The result in host memory, and the seconds that the device computed on it.
         """
         with self._gpu.stream(self._inward):
-            moved = _with_values(batch, self._upload)
+            moved = batch.moved(self._upload)
             arrived = self._inward.record_event()
-        with self._computing:
-            stream = self._gpu.current_stream(self._device)
-            stream.wait_event(arrived)
-            for values in _values(moved):
-                self._keep_for(stream, values)
-            started, ended = (self._gpu.Event(enable_timing=True) for _ in range(2))
-            started.record(stream)
-            encoded = run(moved)
-            ended.record(stream)
-            # Put in place here: behind the next call's copy, it would wait for that call's computation.
-            with self._gpu.stream(self._outward):
-                self._outward.wait_event(ended)
-                result = _with_values(encoded, self._download)
-                gone = self._outward.record_event()
+        # Not kept by a name: where it fails, its error would hold itself, and with it the tensors of its frames.
+        result, started, ended, gone = self._launcher.submit(self._launch, run, moved, arrived).result()
         gone.synchronize()
         return result, started.elapsed_time(ended) / 1000
+
+    def _launch(self, run: Callable[[Input], Batch], moved: Input, arrived: Any) -> tuple[Batch, Any, Any, Any]:
+        """Put a batch's computation and the copy of its result on their streams."""
+        stream = self._gpu.current_stream(self._device)
+        stream.wait_event(arrived)
+        moved.moved(self._kept)
+        started, ended = (self._gpu.Event(enable_timing=True) for _ in range(2))
+        started.record(stream)
+        encoded = run(moved)
+        ended.record(stream)
+        # Put in place here: behind the next batch's copy, it would wait for that one's computation.
+        with self._gpu.stream(self._outward):
+            self._outward.wait_event(ended)
+            result = encoded.moved(self._download)
+            gone = self._outward.record_event()
+        return result, started, ended, gone
+
+    def _kept(self, values: torch.Tensor) -> torch.Tensor:
+        """Let the memory of a copy go to the next one only when the stream that computes is done with it, too."""
+        self._keep_for(self._gpu.current_stream(self._device), values)
+        return values
 
     def _upload(self, values: torch.Tensor) -> torch.Tensor:
         pinned = self._pinned(values).copy_(values)
@@ -71,20 +92,8 @@ class OverlappedCopies:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
     def _keep_for(self, stream: torch.cuda.Stream, values: torch.Tensor) -> None:
-        """Let the memory of a stream's tensor go to its next copy only when another stream is done with it, too."""
         values.record_stream(stream)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """Begin a copy on the current stream."""
         return target.copy_(source, non_blocking=True)
-
-
-def _values(batch: Batch) -> list[torch.Tensor]:
-    return [state.values for state in (batch.vision, batch.text) if state is not None]
-
-
-def _with_values(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-    def changed(state: TowerState | None) -> TowerState | None:
-        return None if state is None else replace(state, values=change(state.values))
-
-    return Batch(changed(batch.vision), changed(batch.text))

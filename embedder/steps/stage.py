@@ -20,7 +20,7 @@ from embedder.steps.stage_actor import StageSpec
 from embedder.storage.model_download import resolve_model
 from embedder.store.arrow_tensors import pack_flat, pack_vectors, unpack
 from embedder.store.step_metrics import LOAD, Measurement, measure, trace_column
-from shards.activations import Batch, TowerState
+from shards.activations import Arranged, Batch, TowerState
 from shards.config import load_model_config
 from shards.profile import has_own_clock
 from shards.reference import TwinTower, load_towers
@@ -100,7 +100,8 @@ class Stage:
             columns = {tower: self._input_column(batch, tower) for tower in INPUTS}
             states = {tower: self._state(batch, tower, name) for tower, name in columns.items()}
             with torch.inference_mode():
-                encoded, device_s = self._compute(Batch(vision=states["vision"], text=states["text"]))
+                arranged = self.shard.arrange(Batch(states["vision"], states["text"]), dict(self.spec.group_costs))
+                encoded, device_s = self._compute(arranged)
             outputs = {"vision": self._column("vision", encoded.vision), "text": self._column("text", encoded.text)}
             measurement.num_rows = batch.num_rows
             table = pa.table(batch)
@@ -119,11 +120,11 @@ class Stage:
         trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
 
-    def _compute(self, batch: Batch) -> tuple[Batch, float | None]:
+    def _compute(self, arranged: Arranged) -> tuple[Batch, float | None]:
         """Run the shard; with the seconds of its device alone, where calls may overlap."""
         if self._copies is None:
-            return self.shard(batch), None
-        return self._copies(self.shard, batch)
+            return self.shard.compute(arranged.moved(lambda values: values.to(self.spec.device))), None
+        return self._copies(self.shard.compute, arranged)
 
     def _cpu_clock(self) -> Callable[[], float]:
         """Clock of the CPU seconds of a batch: of this thread alone, where torch uses no other."""
@@ -152,7 +153,6 @@ class Stage:
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             values = torch.from_numpy(flat).view(dtype).reshape(-1, *shape)
         grids = self._grids(batch) if tower == "vision" and self._has_grids(batch) else None
-        values = values if self._copies is not None else values.to(self.spec.device)
         return TowerState(values, torch.from_numpy(sizes_bytes // item_bytes), grids)
 
     def _has_grids(self, batch: pa.RecordBatch | pa.Table) -> bool:

@@ -17,6 +17,7 @@ from embedder.quantities import counted
 from embedder.steps.attempts import MAX_CAUSE_CHARACTERS, limit_deaths
 from embedder.store.runs import Run
 from embedder.store.step_metrics import LOAD, measure
+from shards.length_groups import GroupCosts
 from shards.ranges import ShardSpec
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 LOAD_CURE = "give the node more memory, or cut the model into more stages (num_stages)"
 BLOCK_CURE = "a smaller batch_size or decode.items_per_task needs less memory"
-
-# While a GPU computes one call, the next one's input and the last one's output are copied (`steps.host_copies`).
-GPU_CALLS_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,7 @@ class StageSpec:
         batch_sizes: candidates in rows; among several, the stage finds the best one by trial.
         niceness: added to that of the process: its priority among the processes on the same cores.
         gpu_share: part of a GPU's memory that it may take.
+        group_costs: by side, what decides on groups of rows of similar length; a CPU's where a side is missing.
         node_threads: on a cluster, torch threads by Ray's id of a node; on others `num_threads`.
     """
 
@@ -55,6 +54,7 @@ class StageSpec:
     batch_sizes: tuple[int, ...]
     niceness: int = 0
     gpu_share: float = 1.0
+    group_costs: tuple[tuple[str, GroupCosts], ...] = ()
     node_threads: tuple[tuple[str, int], ...] = ()
 
     def on_this_node(self) -> "StageSpec":

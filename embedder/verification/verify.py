@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from embedder.compat import with_fast_start
 from embedder.config import RunConfig
 from embedder.engine.compute_dtype import Gpu, Gpus, choose_dtype
-from embedder.engine.job import decode_spec, make_plan, rows_per_batch, stage_threads
+from embedder.engine.device_settings import rows_per_batch, settings_of
+from embedder.engine.job import decode_spec, make_plan, stage_threads
 from embedder.engine.model_folder import Model, open_model
 from embedder.errors import SourceError
 from embedder.installation import require
@@ -209,7 +210,7 @@ class _Runner:
                 dtype=dtype,
                 device=self.device,
                 num_threads=stage_threads(self.config),
-                batch_sizes=(rows_per_batch(self.config),),
+                batch_sizes=(rows_per_batch(self.config, settings_of([self.device])),),
             )
             stage = kind(spec)
             stage(tables[0])  # the first call of a process is slower, and the time is that of the others

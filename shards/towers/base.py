@@ -230,12 +230,11 @@ class Tower(ModelSection):
         """Give the module that holds the layers; its linear layers are those that int8 replaces."""
 
     @abstractmethod
-    def layout(self, lengths: torch.Tensor, device: torch.device, grids: torch.Tensor | None = None) -> Layout:
-        """Lay out inputs for the layers.
+    def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> Layout:
+        """Lay out inputs for the layers, on the host.
 
         Args:
             lengths: int64 (R,), on the CPU, all 1 or more.
-            device: device of the layers.
             grids: int32 (R, 3), on the CPU: frames, patch rows and patch columns of each row, of a tower whose images
                 keep their own proportions.
         """

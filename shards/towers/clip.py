@@ -93,7 +93,7 @@ class PreNormTextTower(TextEncoderTower):
         import torch
 
         rows = torch.arange(x_FLD.shape[0], device=x_FLD.device)
-        last = x_FLD[rows, layout.lengths.to(x_FLD.device) - 1]
+        last = x_FLD[rows, layout.num_tokens - 1]
         pooled: torch.Tensor = module.final_layer_norm(last.float())
         return pooled
 
@@ -102,7 +102,7 @@ class PreNormTextTower(TextEncoderTower):
     ) -> torch.Tensor:
         """Compute pooled features by transformers' own forward function, which masks no padding."""
         del grids
-        layout = self.layout(lengths, values.device)
+        layout = self.layout(lengths).moved(lambda each: each.to(values.device))
         ids_RT = layout.pad(values, fill=self.pad_token_id)
         pooled: torch.Tensor = module(input_ids=ids_RT).pooler_output
         return pooled

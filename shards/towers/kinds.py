@@ -61,12 +61,12 @@ class VisionTower(Tower):
         """Give the shape of a frame's tokens, (L, D)."""
         return (self.num_tokens, self.dim)
 
-    def layout(self, lengths: torch.Tensor, device: torch.device, grids: torch.Tensor | None = None) -> Layout:
+    def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> Layout:
         """Lay out frames, of which each is a rectangle of its own."""
         from shards.layouts import Frames
 
-        del device, grids
-        return Frames(lengths)
+        del grids
+        return Frames.of(lengths)
 
     def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
         """Count no tokens: all images have as many."""
@@ -151,12 +151,12 @@ class TextTower(Tower):
         """Give the shape of a token, (D,)."""
         return (self.dim,)
 
-    def layout(self, lengths: torch.Tensor, device: torch.device, grids: torch.Tensor | None = None) -> Padding:
+    def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> Padding:
         """Lay out captions in a rectangle of the longest one's width."""
         from shards.layouts import Padding
 
         del grids
-        return Padding.of(lengths, device)
+        return Padding.of(lengths)
 
     def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
         """Count the tokens of each caption; none where padding makes all as long."""

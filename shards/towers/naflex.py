@@ -223,7 +223,7 @@ class NaFlexTower(TimmVisionTower):
         sides = range(1, self.max_patches + 1)
         return torch.cat([interpolate(table_1SS2, size=(side, 2), **settings)[0, :, :, 0].T for side in sides])
 
-    def layout(self, lengths: torch.Tensor, device: torch.device, grids: torch.Tensor | None = None) -> PatchGrids:
+    def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> PatchGrids:
         """Lay out frames in a rectangle of the longest one's width.
 
         Raises:
@@ -233,7 +233,7 @@ class NaFlexTower(TimmVisionTower):
 
         if grids is None:
             raise ModelError(f"images of a {self.label} come with their grids of patches, and these have none")
-        layout = PatchGrids.of(grids, self.num_prefix_tokens, device)
+        layout = PatchGrids.of(grids, self.num_prefix_tokens)
         if not (lengths.equal(layout.patches_per_row) or lengths.equal(layout.elements_per_row)):
             raise ModelError(
                 f"pixels: rows of {lengths.tolist()[:5]} patches or tokens, their grids (frames, rows, columns of "
@@ -309,15 +309,15 @@ class NaFlexTower(TimmVisionTower):
         # The norm works token by token: where only the class token is kept, the others need no norm.
         x_FLD = x_FLD[:, :1] if self.pool == "token" else x_FLD
         normed = module.norm(x_FLD.float())
-        pooled: torch.Tensor = module.forward_head(normed, pre_logits=True, patch_valid=layout.is_patch(x_FLD.device))
+        pooled: torch.Tensor = module.forward_head(normed, pre_logits=True, patch_valid=layout.is_patch)
         return pooled
 
     def reference(
         self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute pooled features by timm's own forward functions, with the mask that timm makes."""
-        layout = self.layout(lengths, values.device, grids)
-        patches, is_patch = layout.patches.pad(values), layout.is_patch(values.device)
+        layout = self.layout(lengths, grids).moved(lambda each: each.to(values.device))
+        patches, is_patch = layout.patches.pad(values), layout.is_patch
         features = module.forward_features(patches, patch_coord=layout.coordinates(), patch_valid=is_patch)
         pooled: torch.Tensor = module.forward_head(**features, pre_logits=True)
         return pooled

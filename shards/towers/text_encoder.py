@@ -167,9 +167,8 @@ class TextEncoderTower(TextTower):
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Pool each caption's tokens into one vector, in float32; (R, T, D) to (R, D)."""
         if self.pool == "mean":
-            is_token = layout.is_token(x_FLD.device)
-            num_tokens = layout.lengths.to(x_FLD.device)[:, None]
-            mean: torch.Tensor = (x_FLD.float() * is_token[:, :, None]).sum(1) / num_tokens
+            total = (x_FLD.float() * layout.is_token[:, :, None]).sum(1)
+            mean: torch.Tensor = total / layout.num_tokens[:, None]
             return mean
         first_FD: torch.Tensor = x_FLD[:, 0].float()
         return self.run_pooler(module, first_FD) if self.pool == "pooler" else first_FD
@@ -184,9 +183,9 @@ class TextEncoderTower(TextTower):
     ) -> torch.Tensor:
         """Compute pooled features by transformers' own forward function."""
         del grids
-        layout = self.layout(lengths, values.device)
+        layout = self.layout(lengths).moved(lambda each: each.to(values.device))
         ids_RT = layout.pad(values, fill=self.pad_token_id)
-        output = module(input_ids=ids_RT, attention_mask=layout.is_token(values.device).long())
+        output = module(input_ids=ids_RT, attention_mask=layout.is_token.long())
         if self.pool == "pooler":
             pooled: torch.Tensor = output.pooler_output
             return pooled

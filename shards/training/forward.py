@@ -65,7 +65,7 @@ def image_features(
 
 def _pooled(towers: TwinTower, pixels_N3HH: torch.Tensor, kept_NK: torch.Tensor | None) -> torch.Tensor:
     tower, module = towers.config.required_vision, towers.vision
-    layout = tower.layout(torch.ones(len(pixels_N3HH), dtype=torch.int64), pixels_N3HH.device)
+    layout = tower.layout(torch.ones(len(pixels_N3HH), dtype=torch.int64))
     x_NLD = tower.front(module, pixels_N3HH, layout)
     if kept_NK is not None:
         prefix, patches = x_NLD[:, : tower.num_prefix_tokens], x_NLD[:, tower.num_prefix_tokens :]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shards.length_groups import FEW_TOKENS, MAX_COMPUTED, MAX_TOKENS, count_computed, group_by_length
+from shards.length_groups import CPU_GROUPS, count_computed, gpu_groups, group_by_length
 
 
 def skewed(number: int, seed: int = 0) -> np.ndarray:
@@ -19,8 +19,8 @@ def test_skewed_lengths_are_computed_with_little_padding_and_each_of_them_once(n
     groups = group_by_length(lengths)
     assert np.array_equal(np.sort(np.concatenate(groups)), np.arange(number))
     assert count_computed(lengths) == sum(len(group) * lengths[group].max() for group in groups)
-    if lengths.sum() > FEW_TOKENS:
-        assert count_computed(lengths) <= MAX_COMPUTED * lengths.sum()
+    if lengths.sum() > CPU_GROUPS.few_tokens:
+        assert count_computed(lengths) <= CPU_GROUPS.max_computed * lengths.sum()
     assert all(np.array_equal(group, np.sort(group)) for group in groups)
     longest = [lengths[group].max() for group in groups]
     assert longest == sorted(longest)
@@ -34,7 +34,7 @@ def test_the_groups_of_a_block_are_few():
 def test_a_batch_of_few_tokens_is_not_cut_into_many_groups():
     """Calls of kernels would cost a small model a fifth of its time there."""
     lengths = np.array([3] * 12 + [4] * 10 + [5] * 4 + [6] * 4 + [9, 13])
-    assert lengths.sum() < FEW_TOKENS
+    assert lengths.sum() < CPU_GROUPS.few_tokens
     assert number_of_groups(lengths) <= 3
 
 
@@ -64,8 +64,25 @@ def test_groups_follow_from_the_lengths_alone_and_the_order_of_rows_only_names_t
 
 
 def test_no_group_has_more_tokens_than_the_budget_but_for_one_sequence_that_does():
-    lengths = np.array([64] * 1000 + [60] * 10 + [MAX_TOKENS + 1] * 2)
+    lengths = np.array([64] * 1000 + [60] * 10 + [CPU_GROUPS.max_tokens + 1] * 2)
     groups = group_by_length(lengths)
-    assert max(len(group) * lengths[group].max() for group in groups[:-2]) <= MAX_TOKENS
+    assert max(len(group) * lengths[group].max() for group in groups[:-2]) <= CPU_GROUPS.max_tokens
     assert [len(group) for group in groups[-2:]] == [1, 1]
     assert np.array_equal(np.sort(np.concatenate(groups)), np.arange(len(lengths)))
+
+
+@pytest.mark.parametrize(("width", "flops", "most"), [(768, 400e12, 1), (768, 10e12, 6), (4096, 400e12, 6)])
+def test_on_a_gpu_a_group_is_worth_as_many_tokens_as_are_computed_while_it_is_launched(width, flops, most):
+    costs = gpu_groups(layer_flops_per_token=24 * width**2, device_flops=flops)
+    lengths = np.random.default_rng(1).integers(5, 78, 256)
+    groups = group_by_length(lengths, costs)
+    assert 1 <= len(groups) <= most
+    assert sorted(np.concatenate(groups).tolist()) == list(range(256))
+    fewest = len(group_by_length(lengths, gpu_groups(24 * width**2, 1e15)))
+    assert fewest <= len(groups) < len(group_by_length(lengths))
+
+
+def test_a_group_on_a_gpu_holds_no_more_than_memory_allows():
+    costs = gpu_groups(1e6, 1e15)
+    groups = group_by_length(np.full(10_000, 77), costs)
+    assert max(len(group) * 77 for group in groups) <= costs.max_tokens

@@ -8,17 +8,15 @@ from tiny_models import tiny_config
 
 from embedder.config import load_config
 from embedder.engine.block_size import (
-    BLOCK_BYTES,
     FEW_ITEMS,
     FIRST_ITEMS,
-    MAX_BLOCK_BYTES,
     MAX_FILE_BYTES,
-    MAX_ITEMS,
     MIN_BLOCKS,
     cut_listing,
     fastest_item_s,
     items_per_block,
 )
+from embedder.engine.device_settings import CPU_SETTINGS
 from shards.plan import plan_shards
 
 KIB = 1 << 10
@@ -33,7 +31,11 @@ def listing(*sizes_bytes):
 @pytest.mark.parametrize("num_items", [3, 1911, 20_000])
 def test_blocks_are_the_most_whole_batches_that_model_and_run_allow(bytes_per_row, num_items):
     def is_allowed(num):
-        return num <= MAX_ITEMS and num * bytes_per_row <= BLOCK_BYTES and num * MIN_BLOCKS <= num_items
+        return (
+            num <= CPU_SETTINGS.max_items
+            and num * bytes_per_row <= CPU_SETTINGS.block_bytes
+            and num * MIN_BLOCKS <= num_items
+        )
 
     found = items_per_block(load_config(), 32, bytes_per_row, num_items)
     assert found % 32 == 0
@@ -46,7 +48,7 @@ def test_blocks_are_the_most_whole_batches_that_model_and_run_allow(bytes_per_ro
 )
 def test_a_stage_whose_calls_are_short_gets_larger_blocks(item_s, expected):
     assert items_per_block(load_config(), 32, 192 * KIB, 20_000, item_s) == expected
-    assert expected * 192 * KIB <= MAX_BLOCK_BYTES
+    assert expected * 192 * KIB <= CPU_SETTINGS.max_block_bytes
     assert items_per_block(load_config(), 32, 192 * KIB, 640, item_s) == 32, "a short run has as many blocks as before"
 
 

@@ -16,7 +16,7 @@ from embedder.steps.stage_actor import StageSpec
 from embedder.store.arrow_tensors import pack, unpack_vectors
 from embedder.store.step_metrics import Measurement
 from shards.config import load_model_config
-from shards.length_groups import FEW_TOKENS, GROUP_COST_TOKENS
+from shards.length_groups import CPU_GROUPS
 from shards.ranges import LayerRange, ShardSpec, text_only
 
 ROWS_PER_BATCH = 32
@@ -67,9 +67,9 @@ def whole(tiny_model):
 
 def most_tokens(lengths: np.ndarray) -> float:
     """Most tokens that are computed for a batch: in a small one, a group is worth what it saves."""
-    if lengths.sum() > FEW_TOKENS:
+    if lengths.sum() > CPU_GROUPS.few_tokens:
         return MAX_COMPUTED * lengths.sum()
-    return lengths.sum() + GROUP_COST_TOKENS * max(0, len(np.unique(lengths[lengths > 0])) - 1)
+    return lengths.sum() + CPU_GROUPS.price_tokens * max(0, len(np.unique(lengths[lengths > 0])) - 1)
 
 
 @pytest.mark.parametrize("name", LENGTHS)

@@ -110,9 +110,9 @@ class Waiting:
     def __getattr__(self, name):
         return getattr(self.shard, name)
 
-    def __call__(self, batch):
+    def compute(self, arranged):
         self.copies._gpu.current_stream().record_event().synchronize()
-        return self.shard(batch)
+        return self.shard.compute(arranged)
 
 
 def rows_of(seed, num_rows):

@@ -46,10 +46,10 @@ class Remembering:
     def __getattr__(self, name):
         return getattr(self.shard, name)
 
-    def __call__(self, batch):
+    def compute(self, arranged):
         """The answer, computed the first time only."""
-        self.given = batch
-        self.made = self.made or self.shard(batch)
+        self.given = arranged.batch
+        self.made = self.made or self.shard.compute(arranged)
         return self.made
 
 

@@ -132,7 +132,7 @@ def test_no_part_can_be_left_out(imported, batch, tmp_path):
 def test_the_mask_of_padding_matters(imported, batch, monkeypatch):
     batch = with_padding(batch)
     before, lay_out = embed_whole(imported, batch)["text"], Padding.of
-    monkeypatch.setattr(Padding, "of", lambda lengths, device: replace(lay_out(lengths, device), mask=None))
+    monkeypatch.setattr(Padding, "of", lambda lengths: replace(lay_out(lengths), mask=None))
     assert float((embed_whole(imported, batch)["text"] - before).abs().max()) > LEAST_MOVE
 
 

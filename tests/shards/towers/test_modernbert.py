@@ -139,7 +139,7 @@ def test_windows_and_positions_of_both_kinds_of_layers_matter(imported, batch, t
 
 def test_the_mask_of_padding_matters(imported, batch, monkeypatch):
     before, lay_out = embed_whole(imported, batch)["text"], Padding.of
-    monkeypatch.setattr(Padding, "of", lambda lengths, device: replace(lay_out(lengths, device), mask=None))
+    monkeypatch.setattr(Padding, "of", lambda lengths: replace(lay_out(lengths), mask=None))
     moved = (embed_whole(imported, batch)["text"] - before).abs().amax(1)
     assert float(moved[LENGTHS.index(28)]) > LEAST_MOVE
     assert float(moved[LENGTHS.index(30)]) == 0

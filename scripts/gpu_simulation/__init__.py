@@ -1,0 +1,1 @@
+"""A simulated GPU: what a stage would take of a device that is not there."""

@@ -1,0 +1,367 @@
+"""A simulated GPU on which the stage's own code runs, on shapes alone, in slow motion.
+
+Tensors of the device are torch's meta tensors. Each operation on them costs its launch, for which the interpreter is
+busy, and puts a kernel on the timeline of the current stream, which no thread of this process spends. Whoever waits for
+the device sleeps until the timeline is through. All times are stretched by one factor, so that what the simulation
+itself takes of an operation fits into its launch; figures are given in the device's own seconds.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from embedder.steps.host_copies import OverlappedCopies
+
+META = torch.device("meta")
+_NO_KERNEL = {f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "detach", "dropout")}
+_MAYBE_VIEWS = {"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to"}
+_PRODUCTS = {"aten::mm", "aten::bmm", "aten::linear", "aten::matmul"}
+_CONVOLUTIONS = {"aten::convolution", "aten::conv2d"}
+
+
+@dataclass(frozen=True)
+class DeviceFigures:
+    """Figures of a device.
+
+    Attributes:
+        name: of the device.
+        launch_s: seconds of the interpreter for an operation with a kernel: the module around it, dispatch, launch.
+        view_s: the same without a kernel.
+        product_flops: operations per second of matrix products, reached in a transformer.
+        memory_bytes_per_s: bandwidth of the device's own memory.
+        kernel_s: seconds of the shortest kernel.
+        link_bytes_per_s: bandwidth of copies from and to pinned host memory.
+        attention_share: rate of fused attention, of that of matrix products.
+        host_s: seconds of the interpreter for an operation on the host's small tensors.
+        wait_s: seconds of the host for a wait that is over at once.
+        contended: how many times longer a launch takes while two threads that launch have calls of a stage.
+    """
+
+    name: str
+    launch_s: float
+    view_s: float
+    product_flops: float
+    memory_bytes_per_s: float
+    kernel_s: float
+    link_bytes_per_s: float
+    attention_share: float
+    host_s: float
+    wait_s: float
+    contended: float
+
+
+MAX_AHEAD_S = 0.005
+"""How far a thread's simulated time may be ahead of the clock before it sleeps: many launches are one sleep."""
+
+
+class Timeline:
+    """Work of one stream: when the last of it is over, on this process's clock."""
+
+    def __init__(self) -> None:
+        self.free_at = 0.0
+
+    def put(self, seconds: float, now_s: float) -> None:
+        """Append work.
+
+        Args:
+            seconds: that it takes.
+            now_s: when it is given.
+        """
+        self.free_at = max(self.free_at, now_s) + seconds
+
+
+class Event:
+    """Place in a stream's work."""
+
+    def __init__(self, gpu: "SimulatedGpu") -> None:
+        self._gpu, self.at_s = gpu, 0.0
+
+    def record(self, stream: "Stream") -> None:
+        """Note where the stream's work ends now."""
+        self.at_s = max(stream.line.free_at, self._gpu.now_s)
+
+    def synchronize(self) -> None:
+        """Wait for that."""
+        self._gpu.wait_until(self.at_s)
+
+    def elapsed_time(self, later: "Event") -> float:
+        """Milliseconds of the device, as torch has it."""
+        return 1000 * (later.at_s - self.at_s) / self._gpu.slowness
+
+
+class Stream:
+    """Stream of a simulated device."""
+
+    def __init__(self, gpu: "SimulatedGpu") -> None:
+        self._gpu, self.line = gpu, Timeline()
+
+    def wait_event(self, event: Event) -> None:
+        """Let the work that follows begin when the event has come."""
+        self.line.free_at = max(self.line.free_at, event.at_s)
+
+    def record_event(self) -> Event:
+        """Make an event here."""
+        event = Event(self._gpu)
+        event.record(self)
+        return event
+
+
+class SimulatedGpu:
+    """Device, with what `embedder.steps.host_copies` takes of `torch.cuda`.
+
+    Attributes:
+        figures: of the device.
+        slowness: factor by which all is slower here.
+        num_launches: kernels so far.
+        num_operations: operations on the device's tensors so far, views among them.
+        num_waits: times at which the host waited for the device.
+        busy_s: seconds that kernels took, in the device's time.
+    """
+
+    def __init__(self, figures: DeviceFigures, slowness: float) -> None:
+        self.figures, self.slowness = figures, slowness
+        self.num_launches = self.num_operations = self.num_waits = 0
+        self.busy_s = 0.0
+        self.known: dict[Any, Any] = {}
+        self._default, self._current = Stream(self), threading.local()
+        self._calling, self._launchers = set[int](), set[int]()
+
+    def Event(self, *, enable_timing: bool = False) -> Event:
+        """As of `torch.cuda`."""
+        del enable_timing
+        return Event(self)
+
+    def Stream(self, device: Any = None) -> Stream:
+        """As of `torch.cuda`."""
+        del device
+        return Stream(self)
+
+    def current_stream(self, device: Any = None) -> Stream:
+        """As of `torch.cuda`."""
+        del device
+        return getattr(self._current, "stream", self._default)
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        """As of `torch.cuda`."""
+        before, self._current.stream = self.current_stream(), stream
+        yield
+        self._current.stream = before
+
+    def synchronize(self) -> None:
+        """Wait for the current stream."""
+        self.num_waits += 1
+        self.wait_until(self.current_stream().line.free_at)
+
+    @property
+    def now_s(self) -> float:
+        """This thread's time: the clock's, or what its launches have taken, where that is later."""
+        return max(getattr(self._current, "now_s", 0.0), time.perf_counter() - MAX_AHEAD_S)
+
+    def spend(self, seconds: float) -> None:
+        """Take the interpreter's time of this thread, in the device's seconds."""
+        self._current.now_s = now_s = self.now_s + seconds * self.slowness
+        if (ahead_s := now_s - time.perf_counter()) > MAX_AHEAD_S:
+            time.sleep(ahead_s)
+
+    def wait_until(self, at_s: float) -> None:
+        """Sleep until some time, at least for as long as a wait takes the host."""
+        self._current.now_s = now_s = max(self.now_s + self.figures.wait_s * self.slowness, at_s)
+        time.sleep(max(0.0, now_s - time.perf_counter()))
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Block in which this thread has a call of a stage."""
+        self._calling.add(threading.get_ident())
+        yield
+        self._calling.discard(threading.get_ident())
+
+    def launch(self, kernel_s: float) -> None:
+        """Take the interpreter's time of an operation, and put its kernel on the stream."""
+        self.num_operations += 1
+        seconds = self.figures.view_s
+        if kernel_s:
+            self.num_launches += 1
+            self.busy_s += kernel_s
+            self.current_stream().line.put(kernel_s * self.slowness, self.now_s)
+            seconds = self.figures.launch_s
+            self._launchers.add(threading.get_ident())
+        is_contended = len(self._calling & self._launchers) > 1
+        self.spend(seconds * (self.figures.contended if is_contended else 1.0))
+
+    def copy(self, num_bytes: int) -> None:
+        """Put a copy between host and device on the current stream."""
+        self.current_stream().line.put(num_bytes / self.figures.link_bytes_per_s * self.slowness, self.now_s)
+
+    def kernel_s(self, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> float:
+        """Seconds of a kernel, by its operations and the bytes that it reads and writes."""
+        num_bytes = sum(each.nbytes for each in (*inputs, *outputs))
+        seconds = max(self.figures.kernel_s, num_bytes / self.figures.memory_bytes_per_s)
+        if name in _PRODUCTS | _CONVOLUTIONS and outputs:
+            rate = self.figures.product_flops if outputs[0].element_size() == 2 else self.figures.product_flops / 10
+            depth = prod(inputs[1].shape[1:]) if name in _CONVOLUTIONS else inputs[0].shape[-1]
+            seconds = max(seconds, 2.0 * outputs[0].numel() * depth / rate)
+        return seconds
+
+
+class Launching(TorchDispatchMode):
+    """Mode in which a thread's operations are launched on a simulated device.
+
+    What an operation's result looks like is remembered by what its inputs look like: torch takes longer to find it.
+    """
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation on shapes, and take its time."""
+        kwargs, gpu = kwargs or {}, self._gpu
+        inputs = [*_tensors(args), *_tensors(kwargs)]
+        on_device = [each for each in inputs if each.is_meta]
+        name = func._schema.name
+        if not on_device:
+            result = func(*args, **kwargs)
+            if not (isinstance(result, torch.Tensor) and result.is_meta):
+                gpu.spend(gpu.figures.host_s)
+            elif name == "aten::_to_copy":
+                self._upload(result, is_async=bool(kwargs.get("non_blocking")))
+            else:
+                gpu.launch(0.0 if name in _NO_KERNEL else gpu.figures.kernel_s)
+            return result
+        if name in ("aten::_local_scalar_dense", "aten::item"):
+            gpu.synchronize()
+            return 1
+        if name == "aten::_to_copy" and torch.device(kwargs.get("device") or "meta").type == "cpu":
+            gpu.copy(inputs[0].nbytes)
+            gpu.synchronize()
+            return torch.zeros(inputs[0].shape, dtype=kwargs.get("dtype") or inputs[0].dtype)
+        if func.is_view or name in _NO_KERNEL or name in _MAYBE_VIEWS:
+            result = func(*args, **kwargs)
+            is_copy = name in _MAYBE_VIEWS and _storage(result) != _storage(on_device[0])
+            gpu.launch(2 * result.nbytes / gpu.figures.memory_bytes_per_s if is_copy else 0.0)
+            return result
+        result, seconds = self._result(func, args, kwargs, on_device)
+        gpu.launch(seconds)
+        return result
+
+    def _upload(self, result: torch.Tensor, *, is_async: bool) -> None:
+        self._gpu.copy(result.nbytes)
+        self._gpu.launch(0.0)
+        if not is_async:
+            self._gpu.synchronize()
+
+    def _result(self, func: Any, args: Any, kwargs: Any, on_device: list[torch.Tensor]) -> tuple[Any, float]:
+        """Result of an operation, and the seconds of its kernel."""
+        key = (func, _look(args), _look(kwargs))
+        known = self._gpu.known.get(key)
+        if known is None:
+            result = func(*args, **kwargs)
+            outputs = list(_tensors(result))
+            seconds = self._gpu.kernel_s(func._schema.name, on_device, outputs)
+            is_new = isinstance(result, torch.Tensor) and not func._schema.is_mutable
+            layout = (result.shape, result.stride(), result.dtype) if is_new else None
+            self._gpu.known[key] = (layout, seconds)
+            return result, seconds
+        layout, seconds = known
+        if layout is None:
+            return func(*args, **kwargs), seconds
+        shape, stride, dtype = layout
+        return torch.empty_strided(shape, stride, dtype=dtype, device="meta"), seconds
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _look(value: Any) -> Any:
+    """What a value looks like, hashable."""
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.stride(), value.dtype, value.device.type)
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_look, value))
+    if isinstance(value, dict):
+        return tuple((name, _look(each)) for name, each in value.items())
+    return value
+
+
+def _fused_attention(gpu: SimulatedGpu) -> Callable[..., torch.Tensor]:
+    """Attention as one kernel, as torch's fused ones are, in place of the products that meta tensors take."""
+    unfused, figures = torch.nn.functional.scaled_dot_product_attention, gpu.figures
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not query.is_meta:
+            return unfused(query, key, value, *args, **kwargs)
+        flops, num_bytes = 4.0 * query.numel() * key.shape[-2], 4 * query.nbytes
+        rate = figures.product_flops * figures.attention_share
+        gpu.launch(max(figures.kernel_s, flops / rate, num_bytes / figures.memory_bytes_per_s))
+        with _disable_current_modes():
+            return torch.empty_like(query)
+
+    return attend
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+
+
+@contextmanager
+def on_device(gpu: SimulatedGpu) -> Iterator[None]:
+    """Let this thread's operations on meta tensors be those of a simulated device."""
+    with Launching(gpu):
+        yield
+
+
+@contextmanager
+def fused_attention(gpu: SimulatedGpu) -> Iterator[None]:
+    """Let attention be one kernel, in all threads."""
+    functional = torch.nn.functional
+    before = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = _fused_attention(gpu)
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = before
+
+
+class SimulatedCopies(OverlappedCopies):
+    """Copies between the host and a simulated device."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        super().__init__("meta", gpu)
+
+    def _launch(self, run: Any, moved: Any, arrived: Any) -> Any:
+        with on_device(self._gpu):
+            return super()._launch(run, moved, arrived)
+
+    def _pinned(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty(like.shape, dtype=like.dtype)
+
+    def _keep_for(self, stream: Any, values: torch.Tensor) -> None:
+        del stream, values
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        self._gpu.copy(source.nbytes)
+        return target
+
+
+def seconds_of(gpu: SimulatedGpu, work: Callable[[], Any]) -> float:
+    """Seconds of the device for some work, until it is over."""
+    started_s = time.perf_counter()
+    work()
+    gpu.synchronize()
+    return (time.perf_counter() - started_s) / gpu.slowness
