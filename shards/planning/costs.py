@@ -242,21 +242,25 @@ CAPTION_TOKENISE_S = 5e-5
 ITEM_WRITE_S = 3e-4
 ITEM_ENGINE_S = 5e-4
 STARTUP_S = 11.0
+GPU_ROWS = 256
 
 
-def estimate_costs(config: ModelConfig, device: DeviceType, dtype: Dtype, caption_tokens: int = 16) -> ModelCosts:
-    """Estimate costs: operations over the device's speed, bytes over its bandwidth.
+def estimate_costs(
+    config: ModelConfig, device: DeviceType, dtype: Dtype, caption_tokens: int = 16, num_rows: int = GPU_ROWS
+) -> ModelCosts:
+    """Estimate costs: operations over the device's speed, bytes over its bandwidth, and on a GPU kernels and launches.
 
     Args:
         config: the model.
         device: type of the device.
         dtype: compute dtype.
         caption_tokens: length of a caption.
+        num_rows: inputs that a GPU computes together.
 
     Raises:
         ModelError: the device doesn't compute in the dtype.
     """
-    flops = device.flops_in(dtype)
+    device.flops_in(dtype)
     link_s = 2 / device.bandwidth_bytes_per_s if device.kind == "gpu" else 0.0
     return ModelCosts(
         model_fingerprint=None,
@@ -264,8 +268,8 @@ def estimate_costs(config: ModelConfig, device: DeviceType, dtype: Dtype, captio
         dtype=dtype,
         source="estimated",
         caption_tokens=caption_tokens,
-        vision=_seconds(tower_costs(config, "vision", caption_tokens), flops),
-        text=_seconds(tower_costs(config, "text", caption_tokens), flops),
+        vision=_seconds(config, "vision", device, dtype, caption_tokens, num_rows),
+        text=_seconds(config, "text", device, dtype, caption_tokens, num_rows),
         send_s_per_byte=link_s + 2 / COPY_BYTES_PER_S,
         call_s=CALL_S,
         workspace_bytes_per_image=_workspace_bytes(config.vision, dtype, caption_tokens),
@@ -285,5 +289,12 @@ def _workspace_bytes(tower: Tower | None, dtype: Dtype, caption_tokens: int) -> 
     return tower.workspace_values(caption_tokens) * BYTES_PER_VALUE[dtype] if tower is not None else 0
 
 
-def _seconds(costs: TowerCosts, flops: float) -> TowerSeconds:
-    return TowerSeconds(costs.front / flops, costs.layer / flops, costs.head / flops)
+def _seconds(
+    config: ModelConfig, side: str, device: DeviceType, dtype: Dtype, caption_tokens: int, num_rows: int
+) -> TowerSeconds:
+    costs, flops, tower = tower_costs(config, side, caption_tokens), device.flops_in(dtype), config.towers.get(side)
+    layer_s = costs.layer / flops
+    if tower is not None and device.gpu is not None and num_rows:
+        values = tower.workspace_values(caption_tokens)
+        layer_s = device.gpu.layer_s(costs.layer, values, tower.dim, dtype, num_rows)
+    return TowerSeconds(costs.front / flops, layer_s, costs.head / flops)

@@ -52,6 +52,11 @@ class Pool:
     node_memory_bytes: int | None = None
 
     @property
+    def hides_copies(self) -> bool:
+        """Whether copies and calls run beside what a replica computes, as on a GPU."""
+        return not (self.shared or self.costs.device.lower().startswith("cpu"))
+
+    @property
     def has_own_cores(self) -> bool:
         """Whether its stages find only its own cores."""
         return self.shared and self.core_speed is not None
@@ -140,7 +145,7 @@ class PlacementProblem:
         passing = sum(map(self.image_bytes, (spec.vision.start, spec.vision.stop)))
         passing += sum(map(self.caption_bytes, (spec.text.start, spec.text.stop)))
         host_s = passing * costs.send_s_per_byte / 2 + costs.call_s / self.rows_per_batch
-        seconds = towers_s + host_s
+        seconds = max(towers_s, host_s) if pool.hides_copies else towers_s + host_s
         workspace = max(
             mix.images_per_item * costs.workspace_bytes_per_image * (len(spec.vision) > 0),
             mix.captions_per_item * costs.workspace_bytes_per_caption * (len(spec.text) > 0),

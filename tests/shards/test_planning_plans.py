@@ -132,7 +132,7 @@ def test_equal_parts_are_as_good_where_layers_of_both_towers_are_spread_evenly(m
 
 def test_fast_devices_gain_from_handing_over_less(make):
     """A small model on fast GPUs: activations take longer to pass on than layers to compute; equal parts pass most."""
-    assert compare_with_equal_parts(make("3xA10"), 3).gain > 1.3
+    assert compare_with_equal_parts(make("3xH100", dtype="bfloat16"), 3).gain > 1.1
 
 
 def test_equal_parts_are_as_good_on_cores_that_all_share(make):

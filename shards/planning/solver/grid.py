@@ -121,7 +121,8 @@ def make_grid(problem: PlacementProblem, vision_cuts: Sequence[int], text_cuts: 
         for index, pool in enumerate(problem.pools):
             costs = pool.costs
             host_s = passing * (costs.send_s_per_byte / 2) + costs.call_s / problem.rows_per_batch
-            busy_s = np.add.outer(images * block.seconds(costs.vision), captions * text.seconds(costs.text)) + host_s
+            towers_s = np.add.outer(images * block.seconds(costs.vision), captions * text.seconds(costs.text))
+            busy_s = np.maximum(towers_s, host_s) if pool.hides_copies else towers_s + host_s
             workspace = np.maximum.outer(
                 images * costs.workspace_bytes_per_image * (block.num_layers > 0),
                 captions * costs.workspace_bytes_per_caption * (text.num_layers > 0),
