@@ -3,6 +3,7 @@
     python scripts/bench_gpu.py                                # under five minutes on one GPU; a random model of 0.2 G
     python scripts/bench_gpu.py --model MODEL --dtype bfloat16 --stages 1,2,3,4
     python scripts/bench_gpu.py --device cpu --seconds 2       # shows on the demo's model that the script runs
+    python scripts/bench_gpu.py --simulated H100 [--model vit-l-14|vit-b-32|so400m-384]   # shapes alone, see below
 
 Rows are random, with an image and a caption each, and made before: no decoding binds. The yardstick is the forward rate
 of the whole model in one shard whose input is on the device already; no cut can be faster on one device. For each
@@ -15,6 +16,12 @@ number of stages there are then
   the part that two calls at once save; each stage by itself, the least of them.
 
 Without a GPU it says so, and ends with 0. The last line is one JSON document.
+
+With `--simulated` the stages' own code runs on a simulated device (`gpu_simulation`): launches take the interpreter's
+time, kernels and copies take the device's, by the figures that an H100 was measured to have. The limit is the whole
+model's forward passes, queued one behind the other; of each number of stages there are its rate, the planner's, and the
+shares of the time in which the device computed nothing, by what it waited for: `input` of the step before, `copies`,
+`launching`.
 """
 
 import argparse
@@ -32,6 +39,9 @@ from pathlib import Path
 import pyarrow as pa
 import ray.data
 import torch
+from gpu_simulation.h100 import H100
+from gpu_simulation.models import MODELS, write_config
+from gpu_simulation.pipeline import CAUSES, caption_lengths, forward_rate, simulate_stages
 from make_large_model import large_config
 
 from corpus import DEMO_MODEL
@@ -49,6 +59,11 @@ from embedder.steps.stage_actor import StageSpec
 from embedder.store.arrow_tensors import pack_flat
 from harness import number, table
 from shards.activations import Batch, TowerState
+from shards.config import ModelConfig
+from shards.plan import plan_placement
+from shards.planning.costs import GPU_ROWS, DataMix, HostCosts, estimate_costs
+from shards.planning.devices import DEVICES
+from shards.planning.problem import make_problem
 from shards.ranges import whole_model
 from shards.shard import load_shard
 
@@ -56,6 +71,8 @@ NUM_PARAMETERS = 200_000_000
 CAPTION_TOKENS = 16
 BLOCK_ROWS = 64
 WARM_CALLS, MIN_CALLS = 2, 4
+SIMULATED = {"H100": H100}
+SIMULATED_BLOCKS, MAX_SLOWNESS = 12, 20
 MIN_BLOCKS = 12
 SAMPLE_S = 0.1
 PATIENCE_S = 120
@@ -91,10 +108,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--stages", default="1,2,3", help="numbers of stages")
-    parser.add_argument("--batch-size", type=int, default=BLOCK_ROWS)
+    parser.add_argument("--batch-size", type=int, help=f"rows; {BLOCK_ROWS}, simulated {GPU_ROWS}")
+    parser.add_argument("--simulated", choices=sorted(SIMULATED), help="name of a device")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement, about")
     options = parser.parse_args(arguments)
 
+    if options.simulated:
+        simulate(options)
+        return
+    options.batch_size = options.batch_size or BLOCK_ROWS
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     problem = cuda_problem() if options.device == "cuda" else None
     if problem is not None:
@@ -110,6 +132,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{name}, {options.dtype}, batches of {options.batch_size}: the whole model makes {unsplit:,.0f} rows/s")
     table([("stages", "rows/s", "of unsplit", "idle", "memory", "hidden"), *map(line, runs)])
     print(json.dumps({"device": name, "unsplit_rows_per_s": unsplit, "runs": [asdict(run) for run in runs]}))
+
+
+def simulate(options: argparse.Namespace) -> None:
+    """Run stages on a simulated device, print a table, and the document."""
+    config, figures = MODELS[options.model or "vit-l-14"](), SIMULATED[options.simulated]
+    num_rows = options.batch_size or GPU_ROWS
+    kernels_s = 1 / forward_rate(config, figures, num_rows, 1.0, 1)  # a first look at how long it will take
+    slowness = min(MAX_SLOWNESS, max(1.0, options.seconds / (SIMULATED_BLOCKS * num_rows * kernels_s)))
+    limit = forward_rate(config, figures, num_rows, slowness, MIN_CALLS)
+    found, rows = {}, [("stages", "rows/s", "of limit", "predicted", *CAUSES)]
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
+        folder = write_config(config, Path(name))
+        for num_stages in map(int, options.stages.split(",")):
+            run = simulate_stages(
+                config, folder, figures, num_stages, num_rows=num_rows, num_blocks=SIMULATED_BLOCKS, slowness=slowness
+            )
+            predicted = predicted_rate(config, options.simulated, num_stages, num_rows)
+            rate = {"rows_per_s": run.rows_per_s, "predicted_rows_per_s": predicted}
+            found[str(num_stages)] = rate | {"idle": run.idle, "launches_per_row": run.launches_per_row}
+            shares = (run.rows_per_s / limit, *run.idle.values())
+            figures_of = (number(run.rows_per_s, 0), number(shares[0], 2), number(predicted, 0))
+            rows.append((str(num_stages), *figures_of, *(number(each, 3) for each in shares[1:])))
+    print(f"simulated {figures.name}, {config.name}, batches of {num_rows}: forward passes alone {limit:,.0f} rows/s")
+    table(rows)
+    document = {"device": f"simulated {figures.name}", "model": config.name, "batch_size": num_rows}
+    print(json.dumps(document | {"limit_rows_per_s": limit, "stages": found}))
+
+
+def predicted_rate(config: ModelConfig, device_name: str, num_stages: int, num_rows: int) -> float:
+    """Rows a second that the planner expects of a device on which nothing but stages counts."""
+    device, num_tokens = DEVICES[device_name], round(caption_lengths(config, num_rows).float().mean().item())
+    mix = DataMix(caption_tokens=num_tokens)
+    costs = estimate_costs(config, device, "bfloat16", num_tokens, num_rows)
+    nothing = HostCosts(0.0, 0.0, 0.0, 0.0, 0.0, "estimated")
+    problem = make_problem(
+        config, ((1, device),), {device.name: costs}, nothing, mix=mix, dtype="bfloat16", rows_per_batch=num_rows
+    )
+    return plan_placement(problem, num_stages).items_per_s or 0.0
 
 
 def line(run: Used) -> tuple[str, ...]:

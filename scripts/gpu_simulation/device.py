@@ -8,6 +8,7 @@ itself takes of an operation fits into its launch; figures are given in the devi
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class DeviceFigures:
         memory_bytes_per_s: bandwidth of the device's own memory.
         kernel_s: seconds of the shortest kernel.
         link_bytes_per_s: bandwidth of copies from and to pinned host memory.
+        host_bytes_per_s: bandwidth of a copy in the host's memory.
         attention_share: rate of fused attention, of that of matrix products.
         host_s: seconds of the interpreter for an operation on the host's small tensors.
         wait_s: seconds of the host for a wait that is over at once.
@@ -51,6 +53,7 @@ class DeviceFigures:
     memory_bytes_per_s: float
     kernel_s: float
     link_bytes_per_s: float
+    host_bytes_per_s: float
     attention_share: float
     host_s: float
     wait_s: float
@@ -62,10 +65,10 @@ MAX_AHEAD_S = 0.005
 
 
 class Timeline:
-    """Work of one stream: when the last of it is over, on this process's clock."""
+    """Work of one stream: when the last of it is over, and when more can begin, on this process's clock."""
 
     def __init__(self) -> None:
-        self.free_at = 0.0
+        self.free_at = self.done_at = 0.0
 
     def put(self, seconds: float, now_s: float) -> None:
         """Append work.
@@ -74,14 +77,14 @@ class Timeline:
             seconds: that it takes.
             now_s: when it is given.
         """
-        self.free_at = max(self.free_at, now_s) + seconds
+        self.free_at = self.done_at = max(self.free_at, now_s) + seconds
 
 
 class Event:
     """Place in a stream's work."""
 
     def __init__(self, gpu: "SimulatedGpu") -> None:
-        self._gpu, self.at_s = gpu, 0.0
+        self._gpu, self.at_s, self.made_s = gpu, 0.0, gpu.now_s
 
     def record(self, stream: "Stream") -> None:
         """Note where the stream's work ends now."""
@@ -123,6 +126,8 @@ class SimulatedGpu:
         num_operations: operations on the device's tensors so far, views among them.
         num_waits: times at which the host waited for the device.
         busy_s: seconds that kernels took, in the device's time.
+        idle_s: seconds in which it computed nothing, by what it waited for: `input` of the step before, `copies`,
+            `launching`.
     """
 
     def __init__(self, figures: DeviceFigures, slowness: float) -> None:
@@ -130,6 +135,7 @@ class SimulatedGpu:
         self.num_launches = self.num_operations = self.num_waits = 0
         self.busy_s = 0.0
         self.known: dict[Any, Any] = {}
+        self.idle_s = Counter[str]()
         self._default, self._current = Stream(self), threading.local()
         self._calling, self._launchers = set[int](), set[int]()
 
@@ -190,11 +196,31 @@ class SimulatedGpu:
         if kernel_s:
             self.num_launches += 1
             self.busy_s += kernel_s
+            self._note_idle(self.current_stream().line)
             self.current_stream().line.put(kernel_s * self.slowness, self.now_s)
             seconds = self.figures.launch_s
             self._launchers.add(threading.get_ident())
         is_contended = len(self._calling & self._launchers) > 1
         self.spend(seconds * (self.figures.contended if is_contended else 1.0))
+
+    def begin(self, arrived: "Event") -> None:
+        """Begin a batch of this thread, whose input is on the device when an event has come."""
+        self._current.arrived = arrived
+
+    def _note_idle(self, line: Timeline) -> None:
+        """Note for what the device has waited before the kernel that is launched now."""
+        arrived, free_at = getattr(self._current, "arrived", None), line.done_at
+        now_s = max(self.now_s, line.free_at)
+        if not free_at or now_s <= free_at:
+            self._current.arrived = None
+            return
+        ends = [("launching", now_s)]
+        if arrived is not None:  # first kernel of a batch
+            ends = [("input", min(arrived.made_s, now_s)), ("copies", min(arrived.at_s, now_s)), *ends]
+            self._current.arrived = None
+        for cause, end in ends:
+            self.idle_s[cause] += max(0.0, end - free_at) / self.slowness
+            free_at = max(free_at, end)
 
     def copy(self, num_bytes: int) -> None:
         """Put a copy between host and device on the current stream."""
@@ -345,8 +371,14 @@ class SimulatedCopies(OverlappedCopies):
         super().__init__("meta", gpu)
 
     def _launch(self, run: Any, moved: Any, arrived: Any) -> Any:
+        self._gpu.begin(arrived)
         with on_device(self._gpu):
             return super()._launch(run, moved, arrived)
+
+    def _upload(self, values: torch.Tensor) -> torch.Tensor:
+        self._gpu.spend(values.nbytes / self._gpu.figures.host_bytes_per_s)  # to pinned memory
+        self._gpu.copy(values.nbytes)
+        return torch.empty(values.shape, dtype=values.dtype, device="meta")
 
     def _pinned(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty(like.shape, dtype=like.dtype)

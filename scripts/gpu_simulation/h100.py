@@ -10,6 +10,7 @@ H100 = DeviceFigures(
     memory_bytes_per_s=3e12,
     kernel_s=3e-6,
     link_bytes_per_s=55e9,
+    host_bytes_per_s=5e9,
     attention_share=0.5,
     host_s=20e-6,
     wait_s=100e-6,

@@ -38,6 +38,7 @@ def test_products_and_copies_are_as_fast_as_measured():
 def test_a_small_batch_is_bound_by_launches_and_a_large_one_is_not():
     config = MODELS["vit-l-14"]()
     per_batch = [
-        num_rows * estimate_costs(config, H100, "bfloat16", num_rows=num_rows).text.layer_s for num_rows in (8, 32, 1024)
+        num_rows * estimate_costs(config, H100, "bfloat16", num_rows=num_rows).text.layer_s
+        for num_rows in (8, 32, 1024)
     ]
     assert per_batch[0] == per_batch[1] < per_batch[2]

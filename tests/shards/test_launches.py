@@ -1,0 +1,113 @@
+"""What layers launch on a GPU, told without one: nothing that waits for it, and few operations for many rows."""
+
+import pytest
+import torch
+from gpu_simulation.device import SimulatedGpu, fused_attention
+from gpu_simulation.h100 import H100
+from gpu_simulation.models import MODELS, shard_of_shapes
+from gpu_simulation.pipeline import caption_lengths
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from tower_checks import make_batch
+from tower_families import FAMILIES, MAX_TOKENS, NUM_TOKENS, SIDE_PX, tiny
+
+from embedder.engine.device_settings import GPU_SETTINGS, group_costs
+from shards.activations import Batch, TowerState
+from shards.config import ModelConfig, PreprocessConfig
+from shards.ranges import LayerRange, ShardSpec, whole_model
+from shards.shard import Shard
+from shards.towers.albert import AlbertTower
+from shards.towers.kinds import VisionTower
+from shards.towers.naflex import NaFlexTower
+from shards.towers.vit import VitTower
+
+CAPTIONS = [[1, *range(10, 10 + length), NUM_TOKENS - 1] for length in (1, 13, 9, 14)]
+GPU = torch.device("cuda")
+
+
+def model_of(family):
+    """A tiny model of a family, beside a tower of the default one."""
+    tower = tiny(family)
+    vision, text = (tower, tiny(AlbertTower)) if isinstance(tower, VisionTower) else (tiny(VitTower), tower)
+    resize = "crop" if vision.patch_px is None else "patches"
+    preprocess = PreprocessConfig(image_size=SIDE_PX, max_caption_tokens=MAX_TOKENS, resize=resize)
+    return ModelConfig(name="tiny", trained=False, embedding_dim=24, vision=vision, text=text, preprocess=preprocess)
+
+
+def make_fake(module):
+    """Put weights and buffers of a module on a GPU that is not there; within the mode of fake tensors."""
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=GPU)
+                    tensors[name] = torch.nn.Parameter(fake, False) if tensors is part._parameters else fake
+
+
+def compute_fake(config, spec, batch):
+    """Run a shard on a GPU that is not there: what needs a value of it raises."""
+    with torch.device("meta"):
+        shard = Shard(config, spec, torch.float32)
+    arranged = shard.arrange(batch)
+    with FakeTensorMode():
+        make_fake(shard)
+        shard.finish(GPU)
+        return shard.compute(arranged.moved(lambda values: torch.empty(values.shape, dtype=values.dtype, device=GPU)))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_fields["family"].default)
+def test_no_layer_waits_for_the_device(family):
+    config = model_of(family)
+    length = config.text.max_tokens if config.text.has_fixed_length else None
+    captions = [ids if length is None else ids + [0] * (length - len(ids)) for ids in CAPTIONS]
+    batch = make_batch(config, captions)
+    if family is NaFlexTower:  # its positions are looked up on the host, by the size of each image
+        with pytest.raises(AssertionError, match="FakeTensors"):
+            compute_fake(config, whole_model(config), batch)
+        batch = Batch(None, batch.text)
+    found = compute_fake(config, whole_model(config), batch)
+    for state in (found.vision, found.text):
+        assert state is None or (state.values.shape, state.values.device.type) == ((4, 24), "cuda")
+
+
+def test_a_shard_in_the_middle_waits_neither():
+    config = model_of(VitTower)
+    lengths = {"vision": torch.ones(4, dtype=torch.int64), "text": torch.tensor([3, 0, 9, 4])}
+    states = [
+        TowerState(torch.zeros((int(own.sum()), *config.towers[side].activation_shape())), own)
+        for side, own in lengths.items()
+    ]
+    found = compute_fake(config, ShardSpec(LayerRange(1, 2), LayerRange(1, 2)), Batch(*states))
+    assert found.text.values.shape == (16, 32)
+
+
+class Counting(TorchDispatchMode):
+    """Mode that counts operations."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Count one."""
+        self.num += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations_per_thousand_rows(num_rows, costs):
+    """Operations of a whole ViT-L/14 with its text tower, for a thousand pairs in batches of so many."""
+    config = MODELS["vit-l-14"]()
+    shard = shard_of_shapes(config, whole_model(config))
+    lengths = torch.ones(num_rows, dtype=torch.int64), caption_lengths(config, num_rows)
+    pixels = torch.zeros(1, dtype=torch.uint8).expand(num_rows, 224, 224, 3)
+    ids = torch.zeros(int(lengths[1].sum()), dtype=torch.int32)
+    batch = Batch(TowerState(pixels, lengths[0]), TowerState(ids, lengths[1]))
+    arranged = shard.arrange(batch, costs).moved(lambda values: values.to("meta"))
+    with fused_attention(SimulatedGpu(H100, 1e-6)), Counting() as counting:
+        shard.compute(arranged)
+    return 1000 * counting.num / num_rows
+
+
+def test_pairs_in_batches_of_a_gpu_take_a_thirteenth_of_the_operations():
+    config = MODELS["vit-l-14"]()
+    costs = dict(group_costs(config, ["H100"]))
+    assert operations_per_thousand_rows(GPU_SETTINGS.batch_sizes[0], costs) <= 3000
+    assert operations_per_thousand_rows(32, {}) > 35_000
