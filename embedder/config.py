@@ -246,6 +246,11 @@ class RunConfig(ConfigSection):
         "of compute capability 8.0 and up, float16 on older ones, float32 on CPUs. int8 holds for the weights alone. "
         "Embeddings are float32",
     )
+    compile: Literal["auto"] | bool = Field(
+        "auto",
+        description="compile the layers of stages with torch's compiler. auto: those on GPUs, in runs long enough to "
+        "repay it. int8 is never compiled",
+    )
     engine: Engine = Field("auto", description="ray, local (one process), or what is faster here")
     device: Device = Field(
         "auto", description="of stages: cuda on a GPU that Ray lends, cpu without one; auto takes a GPU if there is any"

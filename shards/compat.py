@@ -106,7 +106,7 @@ def deferred_compiler() -> Iterator[None]:
     """Import timm and transformers in the block without torch's compiler, which is imported when something asks it.
 
     They import it to mark functions that it must leave alone and to ask it later, timm through torchvision: 1 to 1.5 s
-    of the 5 s of CPU that a stage's start takes, and no stage compiles anything. During the block, other modules stand
+    of the 5 s of CPU that a stage's start takes, and few stages compile anything. During the block, other modules stand
     in its place. Their names look up the real ones when they are called, and any other name imports the real compiler
     at once. Nothing is replaced where the compiler is imported already.
 
@@ -174,6 +174,12 @@ def _assume_constant_result(fn: Any) -> Any:
     """Mark a function as `torch._dynamo.assume_constant_result` does."""
     fn._dynamo_marked_constant = True
     return fn
+
+
+def num_graphs() -> int:
+    """Count the graphs that torch's compiler has made in this process; 0 where it is not imported."""
+    counters = getattr(sys.modules.get(f"{COMPILER}.utils"), "counters", {})
+    return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
 
 
 @contextmanager

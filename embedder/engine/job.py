@@ -9,6 +9,7 @@ from embedder.batch_schema import step_schema
 from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.allocation import Allocation
+from embedder.engine.compile_choice import is_compiled
 from embedder.engine.device_settings import (
     CPU_SETTINGS,
     DeviceSettings,
@@ -62,6 +63,8 @@ class Job:
     """The same as write tasks know them."""
     before_write: WrittenSteps = NO_STEPS
     """The user's own steps that finished rows go through."""
+    num_items: int | None = None
+    """Items to embed, if known."""
 
     @property
     def carried_inputs(self) -> tuple[str, ...]:
@@ -98,6 +101,7 @@ def plan_job(
     run: Run,
     carryover: pa.Schema,
     further: Sequence[ModelRun] = (),
+    num_items: int | None = None,
 ) -> Job:
     """Decide the run.
 
@@ -109,6 +113,7 @@ def plan_job(
         run: where the work is journaled.
         carryover: columns copied untouched into the embeddings table.
         further: further models, in their order.
+        num_items: items to embed, if known.
 
     Raises:
         ConfigError: the resources asked for do not exist.
@@ -129,7 +134,7 @@ def plan_job(
     )
     columns = with_carryover(EMBEDDINGS, stamp.columns)
     stamp = replace(stamp, metrics=open_metrics(config.metric, columns, may_load=config.ray_address is None))
-    stages = stage_specs(config, model, plan, allocation)
+    stages = stage_specs(config, model, plan, allocation, num_items)
     settings = settings_of(stage.device for stage in stages)
     decode = replace(
         decode_spec(config, model, settings),
@@ -140,10 +145,27 @@ def plan_job(
     before_write = written_steps(config.step, run.info.step_columns)
     parts = tuple(ModelPart(each.run.files, each.stamp, tuple(each.model.columns.items())) for each in further)
     cpus = tuple(model_cpus(available, actors))
-    return Job(config, model, plan, decode, allocation, stages, run, stamp, settings, groups, cpus, parts, before_write)
+    return Job(
+        config,
+        model,
+        plan,
+        decode,
+        allocation,
+        stages,
+        run,
+        stamp,
+        settings,
+        groups,
+        cpus,
+        parts,
+        before_write,
+        num_items,
+    )
 
 
-def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Allocation) -> tuple[StageSpec, ...]:
+def stage_specs(
+    config: RunConfig, model: Model, plan: ShardPlan, allocation: Allocation, num_items: int | None = None
+) -> tuple[StageSpec, ...]:
     """Return the settings of each stage's replicas.
 
     Args:
@@ -151,12 +173,14 @@ def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Al
         model: the opened model.
         plan: the shards.
         allocation: threads and device of each stage.
+        num_items: items to embed, if known.
     """
     niceness = niceness_by_work(plan.stages)
-    settings = settings_of(resources.device for resources in allocation.stages)
+    devices = {resources.device for resources in allocation.stages}
+    settings = settings_of(devices)
     planned = {name for stage in plan.stages if (name := stage.device) is not None and stage.num_gpus}
-    on_gpus = all(resources.device == "cuda" for resources in allocation.stages)
-    costs = group_costs(model.config, planned or {name for name, _ in hardware.gpus()}) if on_gpus else ()
+    gpus = planned or {name for name, _ in hardware.gpus()} if "cuda" in devices else set()
+    costs = group_costs(model.config, gpus) if devices == {"cuda"} else ()
     return tuple(
         StageSpec(
             index=index,
@@ -170,6 +194,7 @@ def stage_specs(config: RunConfig, model: Model, plan: ShardPlan, allocation: Al
             gpu_share=min(resources.num_gpus, 1.0) or 1.0,
             node_threads=resources.node_threads,
             group_costs=costs,
+            compile=is_compiled(config, stage, resources, num_items, gpus),
         )
         for index, (stage, resources) in enumerate(zip(plan.stages, allocation.stages, strict=True))
     )

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from embedder.batch_schema import carried_schema
 from embedder.config import RunConfig
+from embedder.config_toml.values import toml
 from embedder.engine import hardware
 from embedder.engine.bottleneck import OperatorHistory, is_up
 from embedder.engine.choose_engine import EngineChoice, choose_engine
@@ -121,9 +122,12 @@ def execute(
         available = engine.available
         fleet = FleetWatch(on_cluster=engine.on_cluster)
         plan = plan_for_fleet(config, model, plan, available)
-        job = engine.place(plan_job(config, model, plan, available, run, carried_schema(to_embed.schema), further))
+        carried, num_items = carried_schema(to_embed.schema), to_embed.num_rows
+        job = engine.place(plan_job(config, model, plan, available, run, carried, further, num_items))
         if devices := describe_devices(job.allocation, available):
             LOG.info(devices)
+        if compiled := [str(stage.index) for stage in job.stages if stage.compile]:
+            LOG.info(f"layers are compiled in stages {', '.join(compiled)} (compile = {toml(config.compile)})")
         if limits := describe_limits(config, job.allocation):
             LOG.info(limits)
         with (
@@ -223,7 +227,7 @@ def _engine(
                 if not on_cluster:
                     return job
                 allocation = take_room(config, job.allocation, available, claim)
-                stages = stage_specs(config, job.model, job.plan, allocation)
+                stages = stage_specs(config, job.model, job.plan, allocation, job.num_items)
                 return replace(job, allocation=allocation, stages=stages)
 
             def run_job(listing: list[pa.Table], job: Job, stop: StopRequest, on_sample: OnSample) -> None:

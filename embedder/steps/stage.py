@@ -14,6 +14,7 @@ from embedder.batch_schema import IMAGE_GRID, TENSOR, VECTOR
 from embedder.compat.malloc import keep_freed_memory
 from embedder.errors import ConfigError
 from embedder.steps.batch_size_tuner import BatchSize
+from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.host_copies import OverlappedCopies
 from embedder.steps.oom_backoff import OomBackoffEncoder
 from embedder.steps.stage_actor import StageSpec
@@ -21,6 +22,7 @@ from embedder.storage.model_download import resolve_model
 from embedder.store.arrow_tensors import pack_flat, pack_vectors, unpack
 from embedder.store.step_metrics import LOAD, Measurement, measure, trace_column
 from shards.activations import Arranged, Batch, TowerState
+from shards.compat import num_graphs
 from shards.config import load_model_config
 from shards.profile import has_own_clock
 from shards.reference import TwinTower, load_towers
@@ -57,6 +59,9 @@ class Stage:
         self.config = load_model_config(folder)
         with measure(f"{LOAD} {spec.index}") as load:
             self.shard = self._load(folder)
+        self._compiled: CompiledShard | None = None
+        if spec.compile and isinstance(self.shard, Shard):
+            self._compiled = CompiledShard(spec.index, self.shard)
         self._unreported_load = iter([start or load])
         self._batch_size = BatchSize(spec.batch_sizes)
         self._oom_backoff = OomBackoffEncoder(f"stage {spec.index}", self.encode)
@@ -101,6 +106,7 @@ class Stage:
             states = {tower: self._state(batch, tower, name) for tower, name in columns.items()}
             with torch.inference_mode():
                 arranged = self.shard.arrange(Batch(states["vision"], states["text"]), dict(self.spec.group_costs))
+                graphs_before = num_graphs()
                 encoded, device_s = self._compute(arranged)
             outputs = {"vision": self._column("vision", encoded.vision), "text": self._column("text", encoded.text)}
             measurement.num_rows = batch.num_rows
@@ -116,15 +122,17 @@ class Stage:
             measurement.wall_s = device_s
         if _is_cuda(self.spec):
             measurement.peak_gpu_bytes = torch.cuda.max_memory_allocated(self.spec.device)
-        self._note_cost(measurement)
+        if num_graphs() == graphs_before:  # compiling isn't what a batch of this size costs
+            self._note_cost(measurement)
         trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
 
     def _compute(self, arranged: Arranged) -> tuple[Batch, float | None]:
         """Run the shard; with the seconds of its device alone, where calls may overlap."""
+        run = self._compiled or self.shard.compute
         if self._copies is None:
-            return self.shard.compute(arranged.moved(lambda values: values.to(self.spec.device))), None
-        return self._copies(self.shard.compute, arranged)
+            return run(arranged.moved(lambda values: values.to(self.spec.device))), None
+        return self._copies(run, arranged)
 
     def _cpu_clock(self) -> Callable[[], float]:
         """Clock of the CPU seconds of a batch: of this thread alone, where torch uses no other."""

@@ -42,6 +42,7 @@ class StageSpec:
         niceness: added to that of the process: its priority among the processes on the same cores.
         gpu_share: part of a GPU's memory that it may take.
         group_costs: by side, what decides on groups of rows of similar length; a CPU's where a side is missing.
+        compile: whether the layers are compiled, with the first batch.
         node_threads: on a cluster, torch threads by Ray's id of a node; on others `num_threads`.
     """
 
@@ -55,6 +56,7 @@ class StageSpec:
     niceness: int = 0
     gpu_share: float = 1.0
     group_costs: tuple[tuple[str, GroupCosts], ...] = ()
+    compile: bool = False
     node_threads: tuple[tuple[str, int], ...] = ()
 
     def on_this_node(self) -> "StageSpec":

@@ -1,0 +1,75 @@
+"""Shard with compiled layers, which launches them eagerly from the first error of the compiled ones on."""
+
+import logging
+import platform
+import re
+import threading
+
+import torch
+
+from embedder.steps.oom_backoff import is_out_of_memory
+from embedder.storage.user_cache import cache_folder
+from shards.activations import Arranged, Batch
+from shards.compiled import compile_layers, keep_compiled
+from shards.shard import Shard
+
+LOG = logging.getLogger(__name__)
+MAX_CAUSE_CHARACTERS = 300
+
+
+class CompiledShard:
+    """Runner of a shard on arranged batches; threads that use it at once wait for each other, or each would compile."""
+
+    def __init__(self, index: int, shard: Shard) -> None:
+        """Have the layers compiled with the first batch.
+
+        Args:
+            index: number of the stage, for the message.
+            shard: loaded, on its device.
+        """
+        self._index, self._shard = index, shard
+        keep_compiled(cache_folder("compiled") / folder_name(shard.device))
+        self._undo = compile_layers(shard)
+        self.is_compiled = True
+        self._lock = threading.Lock()
+
+    def __call__(self, arranged: Arranged) -> Batch:
+        """Compute a batch; where compiled layers fail, again without them."""
+        with self._lock:
+            return self._compute(arranged)
+
+    def _compute(self, arranged: Arranged) -> Batch:
+        if self.is_compiled:
+            try:
+                return self._shard.compute(arranged)
+            except Exception as error:  # noqa: BLE001  # of the compiler, a C++ compiler, Triton or what they made
+                if is_short_of_memory(error):
+                    # Not the first of them, by a name: it would hold itself, and with it the tensors of its frames.
+                    raise MemoryError(str(error)) from None
+                message = " ".join(str(error).partition("\n\n")[0].split())  # hints for torch's developers follow
+                cause = f"{type(error).__name__}: {message}"[:MAX_CAUSE_CHARACTERS]
+            # Here the error is gone, and with it the tensors that its frames held.
+            self._launch_eagerly(cause)
+        return self._shard.compute(arranged)
+
+    def _launch_eagerly(self, cause: str) -> None:
+        self._undo()
+        self.is_compiled = False
+        LOG.warning(
+            f"stage {self._index} on node {platform.node()}: compiled layers failed ({cause}); it goes on without "
+            "compiling, this batch included, and nothing is lost; compiling takes a C++ compiler, and on a GPU "
+            "Triton: install them there, or write compile = false"
+        )
+
+
+def is_short_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised from, means that memory ran out: no fault of compiled layers."""
+    while error is not None and not is_out_of_memory(error):
+        error = error.__cause__
+    return error is not None
+
+
+def folder_name(device: torch.device) -> str:
+    """Name the folder for what is compiled for a device: a kind of GPU, or the CPUs of this node alone."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {platform.node()}"
+    return re.sub(r"[^A-Za-z0-9.+]+", "-", f"torch-{torch.__version__}-{name}")

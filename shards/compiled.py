@@ -1,0 +1,66 @@
+"""Layers of a shard compiled by torch: the same kernels for every number of rows and tokens.
+
+Each layer is compiled alone. Those of a tower share their code, so it is compiled once, in one form for each kind of
+layer and with and without a mask. Sizes are unknown to the compiler from the first batch on, but for a size of one, for
+which it makes other kernels: such a group is launched eagerly, as the last row of a block isn't worth compiling for.
+
+Legend: `F` frames or captions, `L` tokens of one of them, `D` width.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shards.shard import Shard
+
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
+
+
+def compile_layers(shard: Shard) -> Callable[[], None]:
+    """Compile the layers of both towers when they are first called.
+
+    Args:
+        shard: changed in place; its weights and their names stay as they are.
+
+    Returns:
+        What makes the layers eager again.
+    """
+    layers: list[Any] = []
+    for side, tower in shard.config.towers.items():
+        module = getattr(shard, side)
+        for number in tower.weight_numbers(shard.spec.layers_of(side)) if module is not None else ():
+            layers.append(module.get_submodule(tower.prefix_of(number).removesuffix(".")))
+    for layer in layers:
+        layer.forward = partial(_run, layer.forward, torch.compile(layer.forward, dynamic=True))
+
+    def undo() -> None:
+        for layer in layers:
+            vars(layer).pop("forward", None)
+
+    return undo
+
+
+def _run(
+    eager: Callable[..., Any], compiled: Callable[..., Any], x_FLD: torch.Tensor, *others: Any, **named: Any
+) -> Any:
+    return (eager if 1 in x_FLD.shape[:2] else compiled)(x_FLD, *others, **named)
+
+
+def keep_compiled(folder: Path) -> None:
+    """Have torch keep what it compiles in a folder, and compile in this process, which leaves no other one behind.
+
+    What the environment says stays. A folder that can't be made is left out: torch keeps files in a temporary one.
+
+    Args:
+        folder: for one version of torch and one kind of device.
+    """
+    os.environ.setdefault(THREADS_VARIABLE, "1")
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault(CACHE_VARIABLE, str(folder))

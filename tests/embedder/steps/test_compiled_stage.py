@@ -1,0 +1,221 @@
+"""Stages with compiled layers: the vectors of eager ones, few compilations, and what happens where compiling fails."""
+
+import gc
+import logging
+import os
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from tower_families import FAMILIES, MAX_TOKENS, NUM_TOKENS, SIDE_PX, save_random_model, tiny
+
+from embedder.batch_schema import IMAGE_GRID
+from embedder.steps.stage import Stage
+from embedder.steps.stage_actor import StageSpec
+from embedder.store.arrow_tensors import pack
+from embedder.store.step_metrics import TRACE
+from shards.compat import num_graphs
+from shards.compiled import CACHE_VARIABLE, THREADS_VARIABLE
+from shards.config import ModelConfig, PreprocessConfig, load_model_config
+from shards.ranges import text_only, vision_only
+from shards.towers.albert import AlbertTower
+from shards.towers.kinds import VisionTower
+from shards.towers.vit import VitTower
+
+TOLERANCE = 1e-6
+BY_NAME = {family.model_fields["family"].default: family for family in FAMILIES}
+# Kinds of layers times forms: with and without a mask; of ModernBERT the first, the global and the local layers.
+MOST_GRAPHS = dict.fromkeys(BY_NAME, 2) | dict.fromkeys(("vit", "eva", "siglip_text", "clip_text"), 1)
+MOST_GRAPHS |= {"metaclip_2_text": 1, "modernbert": 6}
+SIZES = (5, 3, 8, 1, 2, 16, 7)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    """A cache of the test's own, and no graph of another test's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in (CACHE_VARIABLE, THREADS_VARIABLE):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    yield
+    torch.compiler.reset()
+
+
+def model_of(family, folder):
+    """A folder with a tiny tower of a family, and its side."""
+    tower = tiny(family)
+    is_vision = isinstance(tower, VisionTower)
+    vision, text = (tower, tiny(AlbertTower)) if is_vision else (tiny(VitTower), tower)
+    resize = "crop" if vision.patch_px is None else "patches"
+    preprocess = PreprocessConfig(image_size=SIDE_PX, max_caption_tokens=MAX_TOKENS, resize=resize)
+    config = ModelConfig(name="tiny", trained=False, embedding_dim=24, vision=vision, text=text, preprocess=preprocess)
+    return save_random_model(config, folder), "vision" if is_vision else "text"
+
+
+def spec_of(model, side, **fields):
+    """The settings of a stage with one tower, whole."""
+    shard = (vision_only if side == "vision" else text_only)(load_model_config(model))
+    return replace(StageSpec(0, str(model), shard, "float32", "cpu", 1, (64,)), **fields)
+
+
+def rows_of(tower, num_rows, seed=0):
+    """Decoded rows of one side: images, or captions, all of one length where there are two of them."""
+    generator = np.random.default_rng(seed)
+    columns = {"pixels": pa.nulls(num_rows, pa.large_binary()), "token_ids": pa.nulls(num_rows, pa.large_binary())}
+    if not isinstance(tower, VisionTower):
+        lengths = [
+            tower.max_tokens if tower.has_fixed_length else 9 if num_rows == 2 else 8 + row % 3
+            for row in range(num_rows)
+        ]
+        columns["token_ids"] = pack([generator.integers(1, NUM_TOKENS - 1, n, np.int32) for n in lengths])
+    elif tower.patch_px is None:
+        columns["pixels"] = pack([generator.integers(0, 256, (1, SIDE_PX, SIDE_PX, 3), np.uint8)] * num_rows)
+    else:
+        grids = [np.array([1, 2 + row % 3, 4], np.int32) for row in range(num_rows)]
+        columns["pixels"] = pack(
+            [generator.integers(0, 256, (g[1] * g[2], 3 * tower.patch_px**2), np.uint8) for g in grids]
+        )
+        columns[IMAGE_GRID.name] = pack(grids)
+    return pa.table(columns | {"trace": pa.nulls(num_rows, TRACE)})
+
+
+def vectors_of(table, side):
+    """Embeddings, as one array."""
+    return np.array(table["image_embedding" if side == "vision" else "text_embedding"].to_pylist(), np.float32)
+
+
+def compared(family, folder):
+    """The largest difference of vectors over several sizes of batches, the graphs, and whether it still compiles."""
+    model, side = model_of(family, folder)
+    tower = load_model_config(model).towers[side]
+    eager, stage = Stage(spec_of(model, side)), Stage(spec_of(model, side, compile=True))
+    before, worst = num_graphs(), 0.0
+    for seed, size in enumerate(SIZES):
+        table = rows_of(tower, size, seed)
+        worst = max(worst, float(np.abs(vectors_of(stage(table), side) - vectors_of(eager(table), side)).max()))
+    return worst, num_graphs() - before, stage._compiled.is_compiled
+
+
+def check(name, tmp_path):
+    worst, graphs, is_compiled = compared(BY_NAME[name], tmp_path / "model")
+    print(f"{name}: largest difference {worst:.2e}, {graphs} graphs")
+    assert is_compiled
+    assert worst <= TOLERANCE
+    assert 1 <= graphs <= MOST_GRAPHS[name]
+
+
+def test_a_compiled_vit_equals_an_eager_one_and_is_compiled_once_for_all_sizes(tmp_path):
+    check("vit", tmp_path)
+    folders = list((tmp_path / "cache/embedder/compiled").iterdir())
+    assert [folder.name.startswith(f"torch-{torch.__version__}-cpu-") for folder in folders] == [True]
+    assert any(folders[0].rglob("*.so"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"vit"}))
+def test_compiled_towers_of_each_family_equal_eager_ones_and_few_graphs_serve_all_sizes(name, tmp_path):
+    check(name, tmp_path)
+
+
+@pytest.fixture
+def vit(tmp_path):
+    """A model folder, and rows of images."""
+    model, side = model_of(VitTower, tmp_path / "model")
+    return spec_of(model, side, compile=True), rows_of(tiny(VitTower), 5)
+
+
+def failing(error):
+    """A `torch.compile` whose function raises an error at each call, as if it had come to the compiler."""
+    calls = []
+
+    def compiled(*arguments, **named):
+        calls.append(1)
+        raise error
+
+    return lambda function, **options: compiled, calls
+
+
+def test_where_the_first_compiled_call_fails_the_batch_is_computed_eagerly_and_the_log_names_the_cause(
+    vit, monkeypatch, caplog
+):
+    spec, table = vit
+    expected = Stage(replace(spec, compile=False))(table)
+    fake, calls = failing(RuntimeError("no C++ compiler\nwas found\n\nSet TORCH_LOGS"))
+    monkeypatch.setattr(torch, "compile", fake)
+    stage = Stage(spec)
+    with caplog.at_level(logging.WARNING):
+        found = [stage(table) for _ in range(2)]
+    assert all(each["image_embedding"].equals(expected["image_embedding"]) for each in found)
+    assert len(calls) == 1
+    (line,) = caplog.messages
+    assert line.startswith("stage 0 on node ")
+    assert "(RuntimeError: no C++ compiler was found)" in line
+    assert "compile = false" in line
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["of the layer", "of the compiler"])
+def test_a_compiled_layer_that_is_out_of_memory_gets_smaller_batches_and_stays_compiled(
+    is_wrapped, vit, monkeypatch, caplog
+):
+    spec, table = vit
+    sizes, tensors = [], []
+
+    def compile_(function, **options):
+        def compiled(x, *others, **named):
+            assert len(x) > 3 or tensors[0]() is None, "a batch that failed has left its tensors behind"
+            sizes.append(len(x))
+            tensors.append(weakref.ref(x))
+            if len(x) > 3:
+                if is_wrapped:
+                    raise RuntimeError("of the compiler") from torch.OutOfMemoryError("CUDA out of memory")
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return function(x, *others, **named)
+
+        return compiled
+
+    expected = Stage(replace(spec, compile=False))(table)
+    monkeypatch.setattr(torch, "compile", compile_)
+    stage = Stage(spec)
+    gc.disable()
+    try:
+        found = stage(table)
+    finally:
+        gc.enable()
+    assert np.allclose(vectors_of(found, "vision"), vectors_of(expected, "vision"), atol=TOLERANCE)
+    assert stage._compiled.is_compiled
+    assert max(sizes[1:]) == 3
+    assert not caplog.messages
+
+
+def test_an_eager_stage_leaves_its_layers_and_torchs_settings_alone(vit, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("it compiles"))
+    spec, table = vit
+    Stage(replace(spec, compile=False))(table)
+    assert not {CACHE_VARIABLE, THREADS_VARIABLE} & os.environ.keys()
+
+
+def test_the_batch_that_compiles_counts_for_no_batch_size(vit, monkeypatch):
+    spec, table = vit
+    graphs = iter((0, 1, 1, 1))
+    monkeypatch.setattr("embedder.steps.stage.num_graphs", lambda: next(graphs))
+    stage = Stage(replace(spec, compile=False, batch_sizes=(5, 2)))
+    for expected in (5, 2):
+        stage(table)
+        assert stage._batch_size.next_rows == expected
+
+
+@pytest.mark.slow
+def test_without_a_cpp_compiler_a_stage_goes_on_eagerly_and_says_so(vit, monkeypatch, caplog):
+    import torch._inductor.config as inductor
+
+    spec, table = vit
+    expected = Stage(replace(spec, compile=False))(table)
+    with inductor.patch({"cpp.cxx": ("/nonexistent/g++",)}), caplog.at_level(logging.WARNING, "embedder"):
+        found = Stage(spec)(table)
+    assert found["image_embedding"].equals(expected["image_embedding"])
+    (line,) = [each.getMessage() for each in caplog.records if each.name.startswith("embedder")]
+    assert "InvalidCxxCompiler" in line
+    assert "TORCH_LOGS" not in line
