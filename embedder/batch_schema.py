@@ -49,6 +49,9 @@ TRACE = pa.list_(
             "bytes_out": pa.int64(),  # tensors passed on
             "peak_rss_bytes": pa.int64(),  # of the process so far
             "peak_gpu_bytes": pa.int64(),  # the same of its tensors on a GPU; 0 without one
+            "waited_input_s": pa.float64(),  # a GPU computed nothing before the call, as no input had come
+            "waited_copy_s": pa.float64(),  # the same, while it was copied
+            "waited_launch_s": pa.float64(),  # the same, until the first kernel
         }
     )
 )

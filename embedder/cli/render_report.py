@@ -170,7 +170,23 @@ def _gpu_lines(report: Report) -> list[RenderableType]:
     if not any(place.num_gpus for place in report.places):
         return []
     places = [f"stage {place.stage} on {place.device} ({place.num_gpus:g} GPU)" for place in report.places]
-    return [", ".join(places)]
+    return [", ".join(places), *(line for step in report.steps if (line := idle_line(step)))]
+
+
+def idle_line(step: StepReport) -> str | None:
+    """For what the GPUs of a stage waited between its batches; None of a stage without one.
+
+    Args:
+        step: of a report. Its seconds are those in which the device computed, and of the causes those between batches;
+            from the first batch on, the two are all of the time.
+    """
+    causes = {"input": step.waited_input_s, "copies": step.waited_copy_s, "launches": step.waited_launch_s}
+    if not any(causes.values()):
+        return None
+    whole_s = step.wall_s + sum(causes.values())
+    waited = ", ".join(f"{name} {100 * seconds / whole_s:.1f} %" for name, seconds in causes.items())
+    computed = f"{100 * step.wall_s / whole_s:.1f} % of the time from its first batch on"
+    return f"GPU of {step.step}: computed {computed}; waited for {waited}"
 
 
 def _outcome_lines(report: Report) -> list[RenderableType]:

@@ -31,6 +31,12 @@ class StepReport(ReportSection):
     peak_rss_bytes: int
     replicas: tuple[tuple[float, int], ...] = ()
     """Of a stage: replicas that were at work, as (seconds since the first call, number) whenever it changed."""
+    waited_input_s: float = 0.0
+    """Of a stage on GPUs: seconds for which they computed nothing between its calls, as no input had come."""
+    waited_copy_s: float = 0.0
+    """The same, while inputs were copied to them."""
+    waited_launch_s: float = 0.0
+    """The same, until the first kernel of a batch was launched."""
 
     @property
     def max_replicas(self) -> int:

@@ -9,12 +9,28 @@ queued while the GPU still computes the last one; on the one stream that compute
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from shards.activations import Batch
 from shards.layouts import Move
+
+
+class DeviceTimes(NamedTuple):
+    """Seconds of a device for a batch, and before it, since the batch before.
+
+    Attributes:
+        computed_s: from the first kernel to the last.
+        waited_input_s: nothing had been given to it yet.
+        waited_copy_s: the batch's input was being copied.
+        waited_launch_s: its first kernel was yet to come.
+    """
+
+    computed_s: float
+    waited_input_s: float
+    waited_copy_s: float
+    waited_launch_s: float
 
 
 class Movable(Protocol):
@@ -40,8 +56,9 @@ class OverlappedCopies:
         self._device, self._gpu = device, gpu
         self._inward, self._outward = gpu.Stream(device), gpu.Stream(device)
         self._launcher = ThreadPoolExecutor(1, "launch")
+        self._last_ended: Any = None  # of the launching thread
 
-    def __call__(self, run: Callable[[Input], Batch], batch: Input) -> tuple[Batch, float]:
+    def __call__(self, run: Callable[[Input], Batch], batch: Input) -> tuple[Batch, DeviceTimes]:
         """Copy a batch to the device, run the shard, and copy the result back.
 
         Args:
@@ -49,17 +66,19 @@ class OverlappedCopies:
             batch: in host memory; it may change as soon as this returns.
 
         Returns:
-            The result in host memory, and the seconds that the device computed on it.
+            The result in host memory, and the seconds of the device.
         """
+        asked, arrived = (self._gpu.Event(enable_timing=True) for _ in range(2))
         with self._gpu.stream(self._inward):
+            asked.record(self._inward)
             moved = batch.moved(self._upload)
-            arrived = self._inward.record_event()
+            arrived.record(self._inward)
         # Not kept by a name: where it fails, its error would hold itself, and with it the tensors of its frames.
-        result, started, ended, gone = self._launcher.submit(self._launch, run, moved, arrived).result()
+        result, (before, started, ended), gone = self._launcher.submit(self._launch, run, moved, arrived).result()
         gone.synchronize()
-        return result, started.elapsed_time(ended) / 1000
+        return result, _times(before, asked, arrived, started, ended)
 
-    def _launch(self, run: Callable[[Input], Batch], moved: Input, arrived: Any) -> tuple[Batch, Any, Any, Any]:
+    def _launch(self, run: Callable[[Input], Batch], moved: Input, arrived: Any) -> tuple[Batch, tuple[Any, ...], Any]:
         """Put a batch's computation and the copy of its result on their streams."""
         stream = self._gpu.current_stream(self._device)
         stream.wait_event(arrived)
@@ -73,7 +92,8 @@ class OverlappedCopies:
             self._outward.wait_event(ended)
             result = encoded.moved(self._download)
             gone = self._outward.record_event()
-        return result, started, ended, gone
+        before, self._last_ended = self._last_ended, ended
+        return result, (before, started, ended), gone
 
     def _kept(self, values: torch.Tensor) -> torch.Tensor:
         """Let the memory of a copy go to the next one only when the stream that computes is done with it, too."""
@@ -97,3 +117,15 @@ class OverlappedCopies:
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """Begin a copy on the current stream."""
         return target.copy_(source, non_blocking=True)
+
+
+def _times(before: Any, *events: Any) -> DeviceTimes:
+    """Seconds of a batch by events that have come: the end of the batch before, if any, and its own."""
+    *_, started, ended = events
+    computed_s = started.elapsed_time(ended) / 1000
+    if before is None:
+        return DeviceTimes(computed_s, 0.0, 0.0, 0.0)
+    asked_s, arrived_s, started_s = (max(0.0, before.elapsed_time(event) / 1000) for event in events[:3])
+    given_s = min(asked_s, started_s)
+    copied_s = min(max(arrived_s, given_s), started_s)
+    return DeviceTimes(computed_s, given_s, copied_s - given_s, started_s - copied_s)

@@ -3,7 +3,7 @@
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from embedder.compat.malloc import keep_freed_memory
 from embedder.errors import ConfigError
 from embedder.steps.batch_size_tuner import BatchSize
 from embedder.steps.compiled_shard import CompiledShard
-from embedder.steps.host_copies import OverlappedCopies
+from embedder.steps.host_copies import DeviceTimes, OverlappedCopies
 from embedder.steps.oom_backoff import OomBackoffEncoder
 from embedder.steps.stage_actor import StageSpec
 from embedder.storage.model_download import resolve_model
@@ -27,6 +27,8 @@ from shards.config import load_model_config
 from shards.profile import has_own_clock
 from shards.reference import TwinTower, load_towers
 from shards.shard import Shard, load_shard
+from shards.towers.base import Tower
+from shards.towers.kinds import TextTower
 
 INPUTS = {"vision": "pixels", "text": "token_ids"}
 ACTIVATIONS = {"vision": "image_activation", "text": "text_activation"}
@@ -63,12 +65,21 @@ class Stage:
         if spec.compile and isinstance(self.shard, Shard):
             self._compiled = CompiledShard(spec.index, self.shard)
         self._unreported_load = iter([start or load])
-        self._batch_size = BatchSize(spec.batch_sizes)
+        self._batch_size = BatchSize(self._fitting_sizes() if _is_cuda(spec) else spec.batch_sizes)
         self._oom_backoff = OomBackoffEncoder(f"stage {spec.index}", self.encode)
         keep_freed_memory()
 
     def _load(self, folder: Path) -> Shard | TwinTower:
         return load_shard(folder, self.spec.shard, dtype=self.spec.dtype, device=self.spec.device)
+
+    def _fitting_sizes(self) -> tuple[int, ...]:
+        """Batch sizes whose activations find room in this stage's share of its GPU, beside the weights."""
+        total_bytes = torch.cuda.get_device_properties(self.spec.device).total_memory
+        room = int(memory_fraction(self.spec, total_bytes) * total_bytes) - torch.cuda.memory_allocated(
+            self.spec.device
+        )
+        towers = [tower for side, tower in self.config.towers.items() if self._output_kind(side)]
+        return sizes_that_fit(self.spec.batch_sizes, sum(map(bytes_at_once, towers)), room)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Encode the table in batches of the tuned size; columns that no layer reads are not split."""
@@ -107,7 +118,7 @@ class Stage:
             with torch.inference_mode():
                 arranged = self.shard.arrange(Batch(states["vision"], states["text"]), dict(self.spec.group_costs))
                 graphs_before = num_graphs()
-                encoded, device_s = self._compute(arranged)
+                encoded, times = self._compute(arranged)
             outputs = {"vision": self._column("vision", encoded.vision), "text": self._column("text", encoded.text)}
             measurement.num_rows = batch.num_rows
             table = pa.table(batch)
@@ -117,9 +128,11 @@ class Stage:
                     measurement.bytes_out += output[1].nbytes
             if self._output_kind("vision") == "embedding" and self._has_grids(batch):
                 table = table.drop_columns([IMAGE_GRID.name])
-        if device_s is not None:  # calls overlap: all but what it computed is another call's time, too
-            measurement.started_s += measurement.wall_s - device_s
-            measurement.wall_s = device_s
+        if times is not None:  # calls overlap: all but what it computed is another call's time, too
+            measurement.started_s += measurement.wall_s - times.computed_s
+            measurement.wall_s = times.computed_s
+            measurement.waited_input_s, measurement.waited_copy_s = times.waited_input_s, times.waited_copy_s
+            measurement.waited_launch_s = times.waited_launch_s
         if _is_cuda(self.spec):
             measurement.peak_gpu_bytes = torch.cuda.max_memory_allocated(self.spec.device)
         if num_graphs() == graphs_before:  # compiling isn't what a batch of this size costs
@@ -127,8 +140,8 @@ class Stage:
         trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
 
-    def _compute(self, arranged: Arranged) -> tuple[Batch, float | None]:
-        """Run the shard; with the seconds of its device alone, where calls may overlap."""
+    def _compute(self, arranged: Arranged) -> tuple[Batch, DeviceTimes | None]:
+        """Run the shard; with the seconds of its device, where calls may overlap."""
         run = self._compiled or self.shard.compute
         if self._copies is None:
             return run(arranged.moved(lambda values: values.to(self.spec.device))), None
@@ -194,6 +207,23 @@ class Stage:
         flat = state.values.cpu().contiguous().view(torch.uint8).numpy()
         item_bytes = state.values.element_size() * int(np.prod(state.values.shape[1:]))
         return ACTIVATIONS[tower], pack_flat(flat, lengths * item_bytes)
+
+
+def bytes_at_once(tower: Tower) -> int:
+    """Bytes that a tower's layers hold for an input at once, at most: of its largest layer in float32, and its input."""
+    num_tokens = tower.max_tokens if isinstance(tower, TextTower) else 0
+    return 4 * tower.workspace_values(num_tokens) + tower.input_bytes(num_tokens)
+
+
+def sizes_that_fit(sizes: Sequence[int], bytes_per_row: int, room_bytes: int) -> tuple[int, ...]:
+    """Leave out batch sizes that need more memory than there is; the smallest one always stays.
+
+    Args:
+        sizes: candidates, the default first.
+        bytes_per_row: of what is held at once.
+        room_bytes: memory for it; half of it is left for what is in flight.
+    """
+    return tuple(size for size in sizes if 2 * size * bytes_per_row <= room_bytes) or (min(sizes),)
 
 
 def check_device(spec: StageSpec) -> None:

@@ -32,6 +32,12 @@ class Measurement:
     bytes_out: int = 0
     peak_rss_bytes: int = 0
     peak_gpu_bytes: int = 0
+    waited_input_s: float = 0.0
+    """Seconds for which a GPU computed nothing before the call, as in the next two: no input had come."""
+    waited_copy_s: float = 0.0
+    """The input was being copied to it."""
+    waited_launch_s: float = 0.0
+    """The first kernel was yet to be launched."""
     num_calls: int = 1
     """More than one where sums stand for several calls of a process (`embedder.report.step_sums.joined`)."""
 

@@ -68,7 +68,7 @@ def test_the_physical_plan_reserves_gpus_and_hands_blocks_on_whole(make_run, tmp
     least, most = zip(*[pool.min_max_resource_requirements() for pool in pools], strict=True)
     assert (sum(each.gpu for each in least), sum(each.gpu for each in most)) == (2, 2)
     assert all(pool._min_rows_per_bundle is None for pool in pools), "or Ray would merge blocks"
-    assert [pool._actor_pool.max_actor_concurrency() for pool in pools] == [2, 2, 2], "copies overlap computation"
+    assert [pool._actor_pool.max_actor_concurrency() for pool in pools] == [3, 3, 3], "copies overlap computation"
     on_cpus, listing = planned(make_run(samples.folder(tmp_path / "other"), stage=[{}, {}, growing]), num_cpus=16)
     _, _, *pools = operators_of(embedding_graph(listing, on_cpus))
     assert [pool._actor_pool.max_actor_concurrency() for pool in pools] == [1, 1, 1]

@@ -7,13 +7,14 @@ import pyarrow as pa
 import pytest
 import samples
 
-from embedder.cli.render_report import replicas_over_time, review_parts
+from embedder.cli.render_report import idle_line, replicas_over_time, review_parts
 from embedder.engine.fleet import Available
 from embedder.engine.job import make_plan, plan_job, store_info
 from embedder.engine.model_folder import open_model
 from embedder.report.plan_review import review_run
 from embedder.report.prediction import Host, StageShape, predict, problem_of
 from embedder.report.schema import StepReport
+from embedder.report.step_sums import joined, step_reports
 from embedder.store.files import StoreFiles
 from embedder.store.runs import start_run
 from embedder.store.step_metrics import Measurement
@@ -171,3 +172,22 @@ def test_growth_is_shown_in_a_line(line, shown):
     numbers = {"num_calls": 1, "num_rows": 1, "wall_s": 1, "cpu_s": 1, "wall_share": 1, "cpu_share": 1}
     zeros = {"bytes_out": 0, "bytes_per_row": 0, "peak_rss_bytes": 0}
     assert replicas_over_time(StepReport(step="stage 0", replicas=line, **numbers, **zeros)) == shown
+
+
+def test_the_report_says_for_what_a_gpu_waited():
+    figures = {"num_calls": 3, "num_rows": 768, "wall_s": 9.0, "cpu_s": 1.0, "wall_share": 0.9, "cpu_share": 0.1}
+    step = StepReport(step="stage 1", bytes_out=0, bytes_per_row=0.0, peak_rss_bytes=0, **figures)
+    assert idle_line(step) is None, "on CPUs"
+    waited = step.model_copy(update={"waited_input_s": 0.6, "waited_copy_s": 0.3, "waited_launch_s": 0.1})
+    assert idle_line(waited) == (
+        "GPU of stage 1: computed 90.0 % of the time from its first batch on; waited for input 6.0 %, copies 3.0 %, "
+        "launches 1.0 %"
+    )
+
+
+def test_waits_of_a_gpu_are_summed_over_a_steps_calls():
+    calls = [Measurement("stage 0", started_s=number, wall_s=0.5, num_rows=8, waited_copy_s=0.1) for number in range(4)]
+    [step], _ = step_reports(calls, {"stage 0": 1})
+    assert (step.waited_input_s, step.waited_copy_s) == (0, pytest.approx(0.4))
+    [step], _ = step_reports(joined(calls, 2), {"stage 0": 1})
+    assert step.waited_copy_s == pytest.approx(0.4)

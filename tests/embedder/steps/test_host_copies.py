@@ -11,7 +11,7 @@ from simulated_gpu import SimulatedCopies
 
 from embedder.batch_schema import TRACE
 from embedder.errors import ConfigError
-from embedder.steps.stage import CONTEXT_BYTES, Stage, memory_fraction
+from embedder.steps.stage import CONTEXT_BYTES, Stage, memory_fraction, sizes_that_fit
 from embedder.steps.stage_actor import StageSpec
 from embedder.store.arrow_tensors import pack
 from shards.activations import Batch, TowerState
@@ -51,10 +51,12 @@ def test_calls_of_two_threads_give_what_each_was_asked_for(slow):
     given = [torch.randn(20 + number, 3, generator=torch.Generator().manual_seed(number)) for number in range(CALLS)]
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(lambda values: copies(double, batch_of(values)), given))
-    for values, (batch, seconds) in zip(given, found, strict=True):
+    for values, (batch, times) in zip(given, found, strict=True):
         assert torch.equal(batch.text.values, 2 * values)
         assert batch.vision is None
-        assert seconds > 0
+        assert times.computed_s > 0
+    waits = [sum(times[1:]) for _, times in found]
+    assert min(waits) == 0 and (max(waits) > 0) == (slow != "compute"), "between batches, unless computing is slow"
     assert double.most == 1, "activations of one batch at a time"
     assert sorted(set(copies.log)) == [("compute", "double"), ("inward", "copy"), ("outward", "copy")]
     assert len(copies.log) == 3 * CALLS
@@ -152,6 +154,13 @@ def test_shares_of_a_gpu_with_their_contexts_fit_into_its_memory(share, gib):
     taken = memory_fraction(shared_stage(share), total) * total + CONTEXT_BYTES
     assert taken == pytest.approx(share * total)
     assert int(1 / share) * taken <= total
+
+
+def test_batches_that_find_no_room_on_a_gpu_are_not_tried():
+    sizes, row = (256, 512, 1024, 128, 64), 14 << 20  # of a ViT-L/14, in float32
+    assert sizes_that_fit(sizes, row, 75 << 30) == sizes
+    assert sizes_that_fit(sizes, row, 9 << 30) == (256, 128, 64)
+    assert sizes_that_fit(sizes, row, 1 << 30) == (64,), "smaller ones come by the back-off"
 
 
 def test_a_share_that_holds_no_more_than_the_context_is_refused_with_the_cure():
