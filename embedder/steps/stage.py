@@ -75,11 +75,10 @@ class Stage:
     def _fitting_sizes(self) -> tuple[int, ...]:
         """Batch sizes whose activations find room in this stage's share of its GPU, beside the weights."""
         total_bytes = torch.cuda.get_device_properties(self.spec.device).total_memory
-        room = int(memory_fraction(self.spec, total_bytes) * total_bytes) - torch.cuda.memory_allocated(
-            self.spec.device
-        )
+        share_bytes = int(memory_fraction(self.spec, total_bytes) * total_bytes)
+        room_bytes = share_bytes - torch.cuda.memory_allocated(self.spec.device)
         towers = [tower for side, tower in self.config.towers.items() if self._output_kind(side)]
-        return sizes_that_fit(self.spec.batch_sizes, sum(map(bytes_at_once, towers)), room)
+        return sizes_that_fit(self.spec.batch_sizes, sum(map(bytes_at_once, towers)), room_bytes)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Encode the table in batches of the tuned size; columns that no layer reads are not split."""
@@ -210,7 +209,7 @@ class Stage:
 
 
 def bytes_at_once(tower: Tower) -> int:
-    """Bytes that a tower's layers hold for an input at once, at most: of its largest layer in float32, and its input."""
+    """Bytes that a tower holds for an input at once, at most: of its largest layer in float32, and the input."""
     num_tokens = tower.max_tokens if isinstance(tower, TextTower) else 0
     return 4 * tower.workspace_values(num_tokens) + tower.input_bytes(num_tokens)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import TypeAdapter, ValidationError
 
 from shards.config import ModelConfig
-from shards.costs import BYTES_PER_VALUE, Dtype, TowerCosts, tower_costs
+from shards.costs import BYTES_PER_VALUE, Dtype, tower_costs
 from shards.errors import ModelError
 from shards.planning.devices import DeviceType
 from shards.ranges import STRICT, LayerRange

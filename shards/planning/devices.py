@@ -34,7 +34,7 @@ class GpuFigures:
     kernel_s: float
 
     def layer_s(self, flops: float, values: int, width: int, dtype: str, num_inputs: int) -> float:
-        """Seconds of a transformer's layer for one of the inputs of a batch: computed, or launched if that takes longer.
+        """Seconds of a transformer's layer for one input of a batch: computed, or launched if that takes longer.
 
         Args:
             flops: operations for one input.
@@ -123,7 +123,7 @@ def _gpu(
     flops["int8"] = flops["float16"]
     if has_bf16:
         flops["bfloat16"] = flops["float16"]
-    products = {dtype: half * 1e12 * PRODUCT_SHARE for dtype in flops} | {"float32": single * 1e12 * PRODUCT_SHARE}
+    products = dict.fromkeys(flops, half * 1e12 * PRODUCT_SHARE) | {"float32": single * 1e12 * PRODUCT_SHARE}
     figures = GpuFigures(products, HALF_WIDTH, memory_gb_per_s * GB * BANDWIDTH_SHARE, LAUNCH_S, KERNEL_S)
     return DeviceType(name, "gpu", flops, memory_gb * GB, link_gb * GB * LINK_SHARE, gpu=figures)
 

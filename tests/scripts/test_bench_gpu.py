@@ -35,7 +35,8 @@ def test_without_a_gpu_it_says_so_and_ends_well(bench_gpu, capsys):
 
 @pytest.mark.slow
 def test_on_a_simulated_gpu_stages_reach_what_forward_passes_alone_do(bench_gpu, capsys):
-    bench_gpu.main("--simulated H100 --model vit-b-32 --batch-size 1024 --stages 1,3 --seconds 5".split())
+    sizes = ["--model", "vit-b-32", "--batch-size", "1024", "--stages", "1,3", "--seconds", "5"]
+    bench_gpu.main(["--simulated", "H100", *sizes])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     limit, stages = found["limit_rows_per_s"], found["stages"]
     assert stages["1"]["rows_per_s"] >= 0.95 * limit
