@@ -146,13 +146,37 @@ def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
             f"{counted(review.caption_tokens, 'token')} on average; {expected.source} costs expect "
             f"{rate(expected.items_per_s)} for that ({expected.bottleneck}), {figure(items_per_s)} were reached"
         )
-        parts += [_review_table(review, expected), reached]
+        parts += [_review_table(review, expected), reached, *blame_lines(review, items_per_s)]
     if review.better:
         parts.append(
             f"a better cut for this data, predicted {review.better.gain:.2f} times as fast: {review.better.reason}; "
             f"run it with --plan {review.better.path}"
         )
     return parts
+
+
+def blame_lines(review: Review, items_per_s: float) -> list[str]:
+    """Name the step to blame where a run has reached less than half of what was expected of it.
+
+    Args:
+        review: of the run, with what was expected.
+        items_per_s: that were reached.
+    """
+    expected = review.expected
+    if expected is None or items_per_s >= expected.items_per_s / 2:
+        return []
+    ratios = {
+        step: observed_s / expected_s
+        for step, observed_s in review.observed_seconds_per_item.items()
+        if (expected_s := expected.seconds_per_item.get(step))
+    }
+    worst = max(ratios, key=ratios.__getitem__, default=None)
+    cause = (
+        f"{worst} took {ratios[worst]:.1f} times as long as expected"
+        if worst is not None and ratios[worst] > 1.5
+        else "no step took longer than expected, so that they waited for each other, or for Ray"
+    )
+    return [f"less than half of what was expected was reached: {cause}"]
 
 
 def _review_table(review: Review, expected: Expected) -> Table:

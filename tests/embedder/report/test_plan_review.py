@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 import samples
 
-from embedder.cli.render_report import idle_line, replicas_over_time, review_parts
+from embedder.cli.render_report import blame_lines, idle_line, replicas_over_time, review_parts
 from embedder.engine.fleet import Available
 from embedder.engine.job import make_plan, plan_job, store_info
 from embedder.engine.model_folder import open_model
 from embedder.report.plan_review import review_run
 from embedder.report.prediction import Host, StageShape, predict, problem_of
-from embedder.report.schema import StepReport
+from embedder.report.schema import Expected, Review, StepReport
 from embedder.report.step_sums import joined, step_reports
 from embedder.store.files import StoreFiles
 from embedder.store.runs import start_run
@@ -191,3 +191,27 @@ def test_waits_of_a_gpu_are_summed_over_a_steps_calls():
     assert (step.waited_input_s, step.waited_copy_s) == (0, pytest.approx(0.4))
     [step], _ = step_reports(joined(calls, 2), {"stage 0": 1})
     assert step.waited_copy_s == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("stage_s", "reached", "blamed"),
+    [
+        (0.02, 60.0, None),
+        (0.09, 10.0, "stage 0 took 9.0 times as long as expected"),
+        (0.011, 10.0, "no step took longer than expected"),
+    ],
+)
+def test_a_run_that_reaches_less_than_half_names_the_step_to_blame(stage_s, reached, blamed):
+    expected = Expected(
+        source="measured", items_per_s=100.0, bottleneck="stage 0", seconds_per_item={"stage 0": 0.01, "decode": 0.004}
+    )
+    review = Review(
+        images_per_item=1.0,
+        captions_per_item=1.0,
+        caption_tokens=16,
+        observed_seconds_per_item={"stage 0": stage_s, "decode": 0.005, "other": 9.0},
+        expected=expected,
+    )
+    lines = blame_lines(review, reached)
+    assert lines == [] if blamed is None else blamed in lines[0]
+    assert blame_lines(review.model_copy(update={"expected": None}), reached) == []
