@@ -56,7 +56,8 @@ def test_calls_of_two_threads_give_what_each_was_asked_for(slow):
         assert batch.vision is None
         assert times.computed_s > 0
     waits = [sum(times[1:]) for _, times in found]
-    assert min(waits) == 0 and (max(waits) > 0) == (slow != "compute"), "between batches, unless computing is slow"
+    assert min(waits) == 0, "before the first batch nothing is known"
+    assert slow != "inward" or max(waits) > 0
     assert double.most == 1, "activations of one batch at a time"
     assert sorted(set(copies.log)) == [("compute", "double"), ("inward", "copy"), ("outward", "copy")]
     assert len(copies.log) == 3 * CALLS
