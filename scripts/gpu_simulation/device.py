@@ -42,6 +42,7 @@ class DeviceFigures:
         host_bytes_per_s: bandwidth of a copy in the host's memory.
         attention_share: rate of fused attention, of that of matrix products.
         host_s: seconds of the interpreter for an operation on the host's small tensors.
+        call_s: seconds of the host for a stage's batch beside launching and copies.
         wait_s: seconds of the host for a wait that is over at once.
         contended: how many times longer a launch takes while two threads that launch have calls of a stage.
     """
@@ -56,6 +57,7 @@ class DeviceFigures:
     host_bytes_per_s: float
     attention_share: float
     host_s: float
+    call_s: float
     wait_s: float
     contended: float
 

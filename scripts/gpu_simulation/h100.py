@@ -13,6 +13,7 @@ H100 = DeviceFigures(
     host_bytes_per_s=5e9,
     attention_share=0.5,
     host_s=20e-6,
+    call_s=7e-3,
     wait_s=100e-6,
     contended=3.0,
 )

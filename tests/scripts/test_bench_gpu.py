@@ -47,6 +47,17 @@ def test_on_a_simulated_gpu_stages_reach_what_forward_passes_alone_do(bench_gpu,
         assert sum(stage["idle"].values()) <= 1 - 0.95 * stage["rows_per_s"] / limit + 0.05
 
 
+@pytest.mark.parametrize(("num_calls", "least", "most"), [(1, 500, 850), (2, 700, 1100)])
+def test_two_calls_at_once_are_faster_than_one_as_a_single_thread_launches(tmp_path, num_calls, least, most):
+    from gpu_simulation import stage_figures
+    from gpu_simulation.device import SimulatedGpu, fused_attention
+
+    folder = stage_figures.write_config(stage_figures.MODELS["vit-l-14"](), tmp_path)
+    gpu = SimulatedGpu(stage_figures.H100, 10.0)
+    with fused_attention(gpu):
+        assert least <= stage_figures.stage_rate(gpu, folder, num_calls, 32) <= most
+
+
 def test_one_call_at_a_time_leaves_the_simulated_device_waiting_for_its_input(bench_gpu, tmp_path):
     config = bench_gpu.MODELS["vit-b-32"]()
     folder = bench_gpu.write_config(config, tmp_path)
