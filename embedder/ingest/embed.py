@@ -164,6 +164,8 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     if current is not None and work.is_nothing and not goes_on and is_same:
         return _end_idle(inputs, observer.elapsed_s, work, read_before)
     require("embed", f"embedder {options.kind}")
+    if (untrained := untrained_reason(inputs.model.folder)) is not None:
+        LOG.info(f"model {inputs.model.config.name} is untrained: {untrained}; search with it means nothing yet")
     _settle_dtype(inputs, has_work=work.difference.to_embed.num_rows > 0, is_int8_checked=is_int8_checked)
     run = start_run(files, inputs.info, _check_columns(inputs), inputs.views)
     observer.begun(run)
@@ -171,8 +173,6 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     if held.as_listed:
         run = _take_over(run, held.as_listed, work.difference.to_embed, config.rows_per_part)
         work = decide(finished_items(run))  # what could be copied is in the journal now
-    if (untrained := untrained_reason(inputs.model.folder)) is not None:
-        LOG.info(f"model {inputs.model.config.name} is untrained: {untrained}; search with it means nothing yet")
     num_purged = listing.num_rows - work.num_listed
     LOG.info(work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
     chosen = with_held_versions(work.difference.first(options.limit).to_embed, held)

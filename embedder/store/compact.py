@@ -158,7 +158,9 @@ def _merged(
     gone = {part.path for group in groups for part in group}
 
     def merge(group: list[PartFile]) -> PartFile:
-        content = table.read(paths=[part.path for part in group])
-        return store_part(files, name, rewritten_name(files, run.run_id, "compact"), content, session="")
+        paths = [part.path for part in group]
+        return store_part(
+            files, name, rewritten_name(run.run_id, "", "compact", paths), table.read(paths=paths), session=""
+        )
 
     return [*(part for part in parts if part.path not in gone), *rewrite_each(merge, groups)]

@@ -3,6 +3,7 @@
 A part file that no journal entry names is ignored; Delta readers see only what is committed.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -263,15 +264,17 @@ def rewrite_each(rewrite: Callable[[T], S], of: Sequence[T]) -> list[S]:
         return list(pool.map(rewrite, of))
 
 
-def rewritten_name(files: StoreFiles, run_id: str, reason: str) -> str:
-    """Name of a part file that replaces others, which nobody else writes: not even who finishes the same publication.
+def rewritten_name(run_id: str, session: str, reason: str, paths: Iterable[str]) -> str:
+    """Name of the part file that replaces others; deterministic, and of constant length however often it is rewritten.
 
     Args:
-        files: the store.
         run_id: run that rewrites them.
+        session: of the run, which is part of the name: another one may decide that other rows stay.
         reason: one word: compact, purge, rewrite.
+        paths: files that are replaced.
     """
-    return f"part-{run_id}-{reason}-{files.environment.token(8)}.parquet"
+    digest = hashlib.blake2b("\n".join([session, *paths]).encode(), digest_size=8).hexdigest()
+    return f"part-{run_id}-{reason}-{digest}.parquet"
 
 
 def store_part(

@@ -135,7 +135,7 @@ def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:
             ids = ids_in(partial, number)
             content = table.read(paths=[part.path])
             content = content.filter(pc.is_in(content["item_id"], value_set=ids))
-            part = _rewrite(work, table, content)  # noqa: PLW2901
+            part = _rewrite(work, table, part.path, content)  # noqa: PLW2901
         parts.append(part)
     return parts
 
@@ -171,7 +171,7 @@ def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile
         if not num_left:
             return True, None
         content = table.read(paths=[part.path]).filter(stays)
-        return True, _rewrite(work, table, moved(content, moves_here))
+        return True, _rewrite(work, table, part.path, moved(content, moves_here))
 
     touched = [each for each in parts if leaving.any_between(each.id_range) or moving.any_between(each.id_range)]
     for part, (leaves, rest) in zip(touched, rewrite_each(replace, touched), strict=True):
@@ -199,7 +199,7 @@ def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:
     return pa.chunked_array([chunk for column in found for chunk in column.chunks], pa.string())
 
 
-def _rewrite(work: Publication, table: RecordTable, content: pa.Table) -> PartFile:
+def _rewrite(work: Publication, table: RecordTable, path: str, content: pa.Table) -> PartFile:
     """Write the remaining rows of a part file as a new one."""
-    path = rewritten_name(work.files, work.run_id, "rewrite")
-    return store_part(work.files, table.name, path, content, work.intent.session)
+    new_path = rewritten_name(work.run_id, work.intent.session, "rewrite", [path])
+    return store_part(work.files, table.name, new_path, content, work.intent.session)

@@ -94,7 +94,7 @@ def publish(
     intent = intent or PublishIntent()
     intent = intent.model_copy(update={"models": tuple(work.run.files.model for work in models)})
     entries[""] = _write_intent(run, intent, metadata, retired)  # last, as it names the others
-    return _carry_out(run.files, run.run_id, build_index, build_model_index, entries)
+    return _carry_out(run.files, run.run_id, build_index, build_model_index, entries, run.session)
 
 
 def _write_intent(
@@ -221,6 +221,7 @@ def _carry_out(
     build_index: IndexBuilder,
     build_model_index: ModelIndexBuilder,
     entries: Mapping[str, list[JournalEntry]] | None = None,
+    session: str | None = None,
 ) -> Published:
     """Do what the intents of a run say: all commits, the indexes, and CURRENT.json once.
 
@@ -230,9 +231,10 @@ def _carry_out(
         build_index: as in `publish`.
         build_model_index: likewise.
         entries: by model, journal entries that are known already.
+        session: that has decided it; None: whichever has.
     """
     known = entries or {}
-    work = _decided(files, run_id, known.get(""))
+    work = _decided(files, run_id, known.get(""), session)
     before = read_current(files)
     current = _commit_all(work, work.intent.column_schema, build_index)
     models = dict(before.models) if before is not None else {}
@@ -240,7 +242,7 @@ def _carry_out(
         models = {name: own for name, own in models.items() if name in kept}
     works = [work]
     for name in work.intent.models:
-        own = _decided(model_files(files, name), run_id, known.get(name))
+        own = _decided(model_files(files, name), run_id, known.get(name), session)
         view, info = own.files, own.intent.info
         build = partial(_index_of, build_model_index, view, info)
         models[name] = _commit_all(own, own.intent.column_schema, build)
@@ -259,15 +261,19 @@ def _index_of(build: ModelIndexBuilder, view: StoreFiles, info: StoreInfo | None
     return build(view, version, info)
 
 
-def _decided(files: StoreFiles, run_id: str, entries: list[JournalEntry] | None = None) -> Publication:
+def _decided(
+    files: StoreFiles, run_id: str, entries: list[JournalEntry] | None = None, session: str | None = None
+) -> Publication:
     """Read what was decided on a run's publication.
 
     Args:
         files: the store, or the view of a further model.
         run_id: id of the run.
         entries: the journal entries that count, where they are known.
+        session: that has decided it, where it is known.
 
     Raises:
+        LeaseLostError: another session has decided on it since, which has taken the store over.
         StoreError: its record is missing.
     """
     path = run_file(run_id, INTENT_FILE)
@@ -277,6 +283,9 @@ def _decided(files: StoreFiles, run_id: str, entries: list[JournalEntry] | None 
             f"{files.uri(path)}: missing, and without it the publication of run {run_id} can't be finished; restore "
             "the file, or go back with `embedder rollback`"
         )
+    if session not in (None, intent.session):  # whose order is not to be mixed with what this one knows
+        files.confirm_lease()
+        raise StoreError(f"{files.uri(path)}: written by session {intent.session} of the run meanwhile; run again")
     retired = _read_retired(files, run_file(run_id, intent.retired))
     if entries is None:
         counting = set(intent.entries)

@@ -160,11 +160,10 @@ FAULTS = tuple(
         ),
         (
             "rewrite-under-one-name",
-            "two writers that finish one publication rewrite a part file under the same name",
-            "publication:_rewrite",
-            'rewritten_name(work.files, work.run_id, "rewrite")',
-            '"-".join([f"part-{work.run_id}-rewrite-{work.intent.session}", '
-            'str(__import__("sys")._getframe(1).f_locals["part"].path)[-24:]])',
+            "two sessions of a run rewrite a part file under the same name",
+            "part_writer:rewritten_name",
+            '"\\n".join([session, *paths])',
+            '"\\n".join(paths)',
         ),
         (
             "resumption-not-written",
@@ -172,6 +171,13 @@ FAULTS = tuple(
             "runs:_begin_session",
             "info = swap_record(run.files, run_file(run.run_id, RUN_FILE), RunInfo, adopted)",
             "info = adopted(None)",
+        ),
+        (
+            "another-session's-order",
+            "an overtaken writer goes by the order of the one after it, of the same run",
+            "publish:_decided",
+            "if session not in (None, intent.session):",
+            "if False:",
         ),
         (
             "published-run-resumed",

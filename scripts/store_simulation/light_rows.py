@@ -131,7 +131,7 @@ def _own_parts(work: Any, table: RecordTable) -> list[PartFile]:
         counting = Rows(row for row in rows if work.whole.get(row["item_id"]) == part.session)
         if part.table != table.name or not counting:
             continue
-        parts.append(part if len(counting) == len(rows) else publication._rewrite(work, table, counting))
+        parts.append(part if len(counting) == len(rows) else publication._rewrite(work, table, part.path, counting))
     return parts
 
 
@@ -144,7 +144,7 @@ def _replace_older(work: Any, table: RecordTable) -> tuple[list[PartFile], list[
         if len(stays) < len(rows):
             removes.append(part.path)
             if stays:
-                adds.append(publication._rewrite(work, table, stays))
+                adds.append(publication._rewrite(work, table, part.path, stays))
     return adds, removes
 
 

@@ -154,7 +154,7 @@ def _without(
         if f"{model_folder(files.model)}{name}/{part.path}" not in held:
             yield part
         elif (rest := _rest(table, part.path, ids)).num_rows:
-            yield store_part(files, name, rewritten_name(files, run.run_id, "purge"), rest, session="")
+            yield store_part(files, name, rewritten_name(run.run_id, "", "purge", [part.path]), rest, session="")
 
 
 def _rest(table: RecordTable, path: str, ids: Collection[str]) -> pa.Table:

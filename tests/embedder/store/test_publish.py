@@ -279,10 +279,10 @@ def test_a_part_file_that_can_not_be_rewritten_leaves_what_was_published(files, 
     before, current = rows_of(files), read_current(files)
     rewrite = publication._rewrite
 
-    def full(work, table, content):
+    def full(work, table, path, content):
         if "c.jpg" in content["item_id"].to_pylist():
             raise StoreError("the disk is full")
-        return rewrite(work, table, content)
+        return rewrite(work, table, path, content)
 
     monkeypatch.setattr(publication, "_rewrite", full)
     with pytest.raises(StoreError, match="the disk is full"):
