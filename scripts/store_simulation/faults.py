@@ -173,13 +173,6 @@ FAULTS = tuple(
             "info = adopted(None)",
         ),
         (
-            "another-session's-order",
-            "an overtaken writer goes by the order of the one after it, of the same run",
-            "publish:_decided",
-            "if session not in (None, intent.session):",
-            "if False:",
-        ),
-        (
             "published-run-resumed",
             "a run that is published is resumed",
             "runs:resumable_run",
