@@ -41,12 +41,12 @@ import ray.data
 import torch
 from gpu_simulation.h100 import H100
 from gpu_simulation.models import MODELS, write_config
-from gpu_simulation.pipeline import CAUSES, caption_lengths, forward_rate, simulate_stages
+from gpu_simulation.pipeline import CAUSES, forward_rate, simulate_stages
 from gpu_simulation.ray_path import ray_rate
+from gpu_simulation.stage import caption_lengths, rows_of
 from make_large_model import large_config
 
 from corpus import DEMO_MODEL
-from embedder.batch_schema import TRACE
 from embedder.compat import fast_start
 from embedder.config import RunConfig, load_config
 from embedder.engine.device_settings import GPU_SETTINGS
@@ -57,7 +57,6 @@ from embedder.engine.resources import allocate
 from embedder.pipeline import through_stages
 from embedder.steps.stage import INPUTS, Stage, cuda_problem
 from embedder.steps.stage_actor import StageSpec
-from embedder.store.arrow_tensors import pack_flat
 from harness import number, table
 from shards.activations import Batch, TowerState
 from shards.config import ModelConfig
@@ -201,18 +200,13 @@ def model_folder(options: argparse.Namespace) -> Iterator[Path]:
 
 def make_rows(model: Model, num_rows: int) -> pa.Table:
     """Rows as decoding hands them on, with both sides that the model has."""
-    columns: dict[str, pa.Array] = {"item_id": pa.array([str(row) for row in range(num_rows)])}
-    for side, name in INPUTS.items():
-        tower = model.config.towers.get(side)
-        if tower is None:
-            columns[name] = pack_flat(torch.empty(0).numpy(), torch.zeros(num_rows, dtype=torch.int64).numpy())
-            continue
+    states = {}
+    for side, tower in model.config.towers.items():
         lengths = tower.sample_lengths(num_rows, CAPTION_TOKENS)
         if tower.sample_grids(lengths) is not None:
             raise SystemExit(f"{model.folder}: images of any shape aren't measured; name a model of square ones")
-        values = tower.sample_input(lengths)
-        columns[name] = pack_flat(values.numpy(), (lengths * (values.nbytes // len(values))).numpy())
-    return pa.table(columns | {"trace": pa.nulls(num_rows, TRACE)})
+        states[side] = TowerState(tower.sample_input(lengths), lengths)
+    return rows_of(states, num_rows)
 
 
 def unsplit_rate(model: Model, rows: pa.Table, options: argparse.Namespace) -> float:

@@ -35,7 +35,7 @@ from embedder.store.backends import Disk
 from embedder.store.compact import compact
 from embedder.store.files import StoreFiles
 from embedder.store.journal_segments import names_in_journal, seal
-from embedder.store.layout import Current, StoreInfo, read_current
+from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
 from embedder.store.part_writer import RunMetadata, write_part
 from embedder.store.publish import PublishIntent, finish_publication, publish
@@ -47,10 +47,8 @@ from embedder.store.tables import RecordTable
 from embedder.store.vacuum import vacuum
 from embedder.store_check.check import check_store
 from growth.made_up import as_embedded
+from store_simulation.operations import INFO, no_index, none
 
-INFO = StoreInfo(
-    model="m", model_fingerprint="f", preprocess_fingerprint="p", segment_s=5.0, frames_per_segment=4, dtype="float32"
-)
 IMAGE_BYTES = 96 << 20
 OPTIONS = "loop,noauto_da_alloc,commit=300"
 """The kernel flushes nothing by itself: neither what takes another file's name, nor names every five seconds."""
@@ -60,16 +58,6 @@ NO_DEVICE = 3
 
 Rows = dict[str, str]
 """Item -> version of its content."""
-
-
-def no_index(version: int, info: StoreInfo | None = None) -> None:
-    """Build no index."""
-    return
-
-
-def keep_none(candidate: Current, model: str = "") -> None:
-    """Keep no index."""
-    return
 
 
 class Writer:
@@ -107,7 +95,7 @@ class Writer:
         else:
             yield self.rows
             if work == "compact":
-                self.locked(lambda: compact(self.files, choose_index=keep_none))
+                self.locked(lambda: compact(self.files, choose_index=none))
             else:
                 self.locked(lambda: vacuum(self.files, keep_days=0, keep_versions=2))
 
@@ -127,7 +115,7 @@ class Writer:
 
     def purge(self, item: str) -> None:
         """Purge an item."""
-        self.locked(lambda: purge(self.files, {item}, keep_none))
+        self.locked(lambda: purge(self.files, {item}, none))
 
     def locked(self, work: Callable[[], object]) -> None:
         """Do upkeep."""

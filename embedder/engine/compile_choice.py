@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from embedder.config import RunConfig
 from embedder.engine.allocation import StageResources
-from embedder.engine.device_settings import UNKNOWN_GPU, gpu_type
+from embedder.engine.device_settings import USUAL_GPU, gpu_type
 from shards.plan import PlannedStage
 
 GAIN = 1.2
@@ -51,7 +51,7 @@ def estimated_s(stage: PlannedStage, dtype: str, gpus: Collection[str]) -> float
         dtype: compute dtype.
         gpus: names of the GPUs' types; without any, one that is usual.
     """
-    rate = max(gpu_type(name).flops.get(dtype, 0.0) for name in gpus or (UNKNOWN_GPU,))
+    rate = max(gpu_type(name).flops.get(dtype, 0.0) for name in gpus or (USUAL_GPU,))
     return (stage.flops_per_image + stage.flops_per_caption) / rate if rate else 0.0
 
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from embedder.config import RunConfig
 from embedder.engine.resources import OBJECT_STORE_BYTES
 from shards.config import ModelConfig
+from shards.errors import ModelError
 from shards.length_groups import GroupCosts, gpu_groups
 from shards.planning.costs import ModelCosts
 from shards.planning.devices import DEVICES, DeviceType, Fleet, device_of_ray_type
 from shards.planning.problem import ROWS_PER_BATCH
 
 CAPTION_TOKENS = 16
-UNKNOWN_GPU = "A100"
+USUAL_GPU = "A100"
 """Stands for GPUs that the table does not have."""
 
 
@@ -95,7 +96,7 @@ def group_costs(config: ModelConfig, gpus: Iterable[str]) -> tuple[tuple[str, Gr
         config: the model.
         gpus: names of the GPUs' types; of several, the slowest counts.
     """
-    flops = min((gpu_type(name).flops["float16"] for name in gpus), default=DEVICES[UNKNOWN_GPU].flops["float16"])
+    flops = min((gpu_type(name).flops["float16"] for name in gpus), default=DEVICES[USUAL_GPU].flops["float16"])
     return tuple(
         (side, gpu_groups(tower.flops(CAPTION_TOKENS).layer / tower.tokens_in(CAPTION_TOKENS), flops))
         for side, tower in config.towers.items()
@@ -110,5 +111,5 @@ def gpu_type(name: str) -> DeviceType:
             return device
     try:
         return device_of_ray_type(name)
-    except ValueError:
-        return DEVICES[UNKNOWN_GPU]
+    except ModelError:
+        return DEVICES[USUAL_GPU]

@@ -119,13 +119,12 @@ class OverlappedCopies:
         return target.copy_(source, non_blocking=True)
 
 
-def _times(before: Any, *events: Any) -> DeviceTimes:
+def _times(before: Any, asked: Any, arrived: Any, started: Any, ended: Any) -> DeviceTimes:
     """Seconds of a batch by events that have come: the end of the batch before, if any, and its own."""
-    *_, started, ended = events
     computed_s = started.elapsed_time(ended) / 1000
     if before is None:
         return DeviceTimes(computed_s, 0.0, 0.0, 0.0)
-    asked_s, arrived_s, started_s = (max(0.0, before.elapsed_time(event) / 1000) for event in events[:3])
+    asked_s, arrived_s, started_s = (max(0.0, before.elapsed_time(event) / 1000) for event in (asked, arrived, started))
     given_s = min(asked_s, started_s)
     copied_s = min(max(arrived_s, given_s), started_s)
     return DeviceTimes(computed_s, given_s, copied_s - given_s, started_s - copied_s)

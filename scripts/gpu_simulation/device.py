@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from embedder.steps.host_copies import OverlappedCopies
 
-META = torch.device("meta")
 _NO_KERNEL = {f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "detach", "dropout")}
 _MAYBE_VIEWS = {"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to"}
 _PRODUCTS = {"aten::mm", "aten::bmm", "aten::linear", "aten::matmul"}
@@ -125,17 +124,13 @@ class SimulatedGpu:
         figures: of the device.
         slowness: factor by which all is slower here.
         num_launches: kernels so far.
-        num_operations: operations on the device's tensors so far, views among them.
-        num_waits: times at which the host waited for the device.
-        busy_s: seconds that kernels took, in the device's time.
         idle_s: seconds in which it computed nothing, by what it waited for: `input` of the step before, `copies`,
             `launching`.
     """
 
     def __init__(self, figures: DeviceFigures, slowness: float) -> None:
         self.figures, self.slowness = figures, slowness
-        self.num_launches = self.num_operations = self.num_waits = 0
-        self.busy_s = 0.0
+        self.num_launches = 0
         self.known: dict[Any, Any] = {}
         self.idle_s = Counter[str]()
         self._default, self._current = Stream(self), threading.local()
@@ -165,7 +160,6 @@ class SimulatedGpu:
 
     def synchronize(self) -> None:
         """Wait for the current stream."""
-        self.num_waits += 1
         self.wait_until(self.current_stream().line.free_at)
 
     @property
@@ -193,11 +187,9 @@ class SimulatedGpu:
 
     def launch(self, kernel_s: float) -> None:
         """Take the interpreter's time of an operation, and put its kernel on the stream."""
-        self.num_operations += 1
         seconds = self.figures.view_s
         if kernel_s:
             self.num_launches += 1
-            self.busy_s += kernel_s
             self._note_idle(self.current_stream().line)
             self.current_stream().line.put(kernel_s * self.slowness, self.now_s)
             seconds = self.figures.launch_s
@@ -391,11 +383,3 @@ class SimulatedCopies(OverlappedCopies):
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         self._gpu.copy(source.nbytes)
         return target
-
-
-def seconds_of(gpu: SimulatedGpu, work: Callable[[], Any]) -> float:
-    """Seconds of the device for some work, until it is over."""
-    started_s = time.perf_counter()
-    work()
-    gpu.synchronize()
-    return (time.perf_counter() - started_s) / gpu.slowness

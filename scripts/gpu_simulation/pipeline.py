@@ -14,48 +14,18 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from embedder.batch_schema import TRACE
 from embedder.engine.device_settings import GPU_SETTINGS, group_costs
-from embedder.steps.stage import Stage
 from embedder.steps.stage_actor import StageSpec
-from embedder.store.arrow_tensors import pack_flat
-from gpu_simulation.device import DeviceFigures, SimulatedCopies, SimulatedGpu, fused_attention, on_device
+from gpu_simulation.device import DeviceFigures, SimulatedGpu, fused_attention, on_device
 from gpu_simulation.models import shard_of_shapes
-from shards.activations import Batch, TowerState
+from gpu_simulation.stage import SimulatedStage, rows_of, sample_states
+from shards.activations import Batch
 from shards.config import ModelConfig
 from shards.plan import plan_shards
 from shards.ranges import ShardSpec, whole_model
-from shards.shard import Shard
 
-SHORTEST, LONGEST = 9, 22
-"""Tokens of captions, as those of the measured ones were."""
 DTYPE = "bfloat16"
 CAUSES = ("input", "copies", "launching")
-
-
-class SimulatedStage(Stage):
-    """Stage on a simulated device."""
-
-    def __init__(self, spec: StageSpec, gpu: SimulatedGpu) -> None:
-        self._gpu = gpu
-        super().__init__(spec)
-        self._copies = SimulatedCopies(gpu)
-
-    def _load(self, folder: Path) -> Shard:
-        return shard_of_shapes(self.config, self.spec.shard, self.spec.dtype)
-
-    def encode(self, batch: pa.RecordBatch) -> pa.Table:
-        """Run a batch."""
-        self._gpu.spend(self._gpu.figures.call_s)
-        return super().encode(batch)
-
-    def __call__(self, table: pa.Table) -> pa.Table:
-        """Run a block, and hand it on."""
-        with on_device(self._gpu), self._gpu.call():
-            block = super().__call__(table)
-        self._gpu.spend(block.nbytes / self._gpu.figures.host_bytes_per_s)
-        self._gpu.wait_until(0.0)
-        return block
 
 
 @dataclass(frozen=True)
@@ -73,35 +43,10 @@ class SimulatedRun:
     launches_per_row: float
 
 
-def make_rows(config: ModelConfig, num_rows: int) -> pa.Table:
-    """Rows as decoding hands them on, an image and a caption each; all of them are zeros."""
-    columns: dict[str, Any] = {"item_id": pa.array([str(row) for row in range(num_rows)])}
-    for name, tower, lengths in (
-        ("pixels", config.required_vision, torch.ones(num_rows, dtype=torch.int64)),
-        ("token_ids", config.required_text, caption_lengths(config, num_rows)),
-    ):
-        dtype, shape = tower.input_layout()
-        values = torch.zeros((int(lengths.sum()), *shape), dtype=dtype)
-        columns[name] = pack_flat(values.numpy(), (lengths * values[:1].nbytes).numpy())
-    return pa.table(columns | {"trace": pa.nulls(num_rows, TRACE)})
-
-
-def caption_lengths(config: ModelConfig, num_rows: int) -> torch.Tensor:
-    """Lengths of captions, int64; all as long where the tower's tokeniser pads them."""
-    tower = config.required_text
-    if tower.has_fixed_length:
-        return torch.full((num_rows,), tower.max_tokens)
-    return torch.randint(SHORTEST, LONGEST, (num_rows,), generator=torch.Generator().manual_seed(1))
-
-
 def forward_rate(config: ModelConfig, figures: DeviceFigures, num_rows: int, slowness: float, num_calls: int) -> float:
     """Rows a second of the whole model's forward passes, queued one behind the other, their input on the device."""
     gpu, shard = SimulatedGpu(figures, slowness), shard_of_shapes(config, whole_model(config), DTYPE)
-    lengths = {"vision": torch.ones(num_rows, dtype=torch.int64), "text": caption_lengths(config, num_rows)}
-    states = {}
-    for side, tower in config.towers.items():
-        dtype, shape = tower.input_layout()
-        states[side] = TowerState(torch.zeros((int(lengths[side].sum()), *shape), dtype=dtype), lengths[side])
+    states = sample_states(config, num_rows)
     arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(group_costs(config, [figures.name])))
     arranged = arranged.moved(lambda values: torch.empty(values.shape, dtype=values.dtype, device="meta"))
     with fused_attention(gpu), on_device(gpu):
@@ -145,14 +90,14 @@ def simulate_stages(
     queues = [Queue[pa.Table | None](calls_at_once) for _ in range(num_stages)]
     done = Queue[pa.Table | None]()
     workers = [
-        threading.Thread(target=_work, args=(stage, own, after), daemon=True)
+        threading.Thread(target=_work, args=(stage, gpu, own, after), daemon=True)
         for stage, own, after in zip(stages, queues, [*queues[1:], done], strict=True)
         for _ in range(calls_at_once)
     ]
     with fused_attention(gpu):
         for worker in workers:
             worker.start()
-        block = make_rows(config, num_rows)
+        block = rows_of(sample_states(config, num_rows), num_rows)
         feeder = threading.Thread(target=_feed, args=(queues[0], block, num_blocks + 2 * num_filling), daemon=True)
         feeder.start()
         for _ in range(num_filling):
@@ -163,7 +108,7 @@ def simulate_stages(
         after = _look(gpu)
         for _ in range(num_filling):
             done.get()
-        for own, _ in zip(queues, stages, strict=True):
+        for own in queues:
             for _ in range(calls_at_once):
                 own.put(None)
     window_s = (after[0] - before[0]) / slowness
@@ -183,10 +128,15 @@ def _feed(queue: "Queue[pa.Table | None]", block: pa.Table, number: int) -> None
         queue.put(block)
 
 
-def _work(stage: SimulatedStage, own: "Queue[pa.Table | None]", after: "Queue[pa.Table | None]") -> None:
+def _work(
+    stage: SimulatedStage, gpu: SimulatedGpu, own: "Queue[pa.Table | None]", after: "Queue[pa.Table | None]"
+) -> None:
     while (block := own.get()) is not None:
-        after.put(stage(block))
+        done = stage(block)
+        gpu.spend(done.nbytes / gpu.figures.host_bytes_per_s)
+        gpu.wait_until(0.0)
+        after.put(done)
 
 
 def _look(gpu: SimulatedGpu) -> tuple[float, dict[str, float], int]:
-    return time.perf_counter(), dict(gpu.idle_s) | {cause: gpu.idle_s[cause] for cause in CAUSES}, gpu.num_launches
+    return time.perf_counter(), {cause: gpu.idle_s[cause] for cause in CAUSES}, gpu.num_launches

@@ -5,33 +5,20 @@ import torch
 from gpu_simulation.device import SimulatedGpu, fused_attention
 from gpu_simulation.h100 import H100
 from gpu_simulation.models import MODELS, shard_of_shapes
-from gpu_simulation.pipeline import caption_lengths
+from gpu_simulation.stage import caption_lengths
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from tower_checks import make_batch
-from tower_families import FAMILIES, MAX_TOKENS, NUM_TOKENS, SIDE_PX, tiny
+from tower_families import FAMILIES, beside_default, captions_for
 
 from embedder.engine.device_settings import GPU_SETTINGS, group_costs
 from shards.activations import Batch, TowerState
-from shards.config import ModelConfig, PreprocessConfig
 from shards.ranges import LayerRange, ShardSpec, whole_model
 from shards.shard import Shard
-from shards.towers.albert import AlbertTower
-from shards.towers.kinds import VisionTower
 from shards.towers.naflex import NaFlexTower
 from shards.towers.vit import VitTower
 
-CAPTIONS = [[1, *range(10, 10 + length), NUM_TOKENS - 1] for length in (1, 13, 9, 14)]
 GPU = torch.device("cuda")
-
-
-def model_of(family):
-    """A tiny model of a family, beside a tower of the default one."""
-    tower = tiny(family)
-    vision, text = (tower, tiny(AlbertTower)) if isinstance(tower, VisionTower) else (tiny(VitTower), tower)
-    resize = "crop" if vision.patch_px is None else "patches"
-    preprocess = PreprocessConfig(image_size=SIDE_PX, max_caption_tokens=MAX_TOKENS, resize=resize)
-    return ModelConfig(name="tiny", trained=False, embedding_dim=24, vision=vision, text=text, preprocess=preprocess)
 
 
 def make_fake(module):
@@ -57,10 +44,8 @@ def compute_fake(config, spec, batch):
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_fields["family"].default)
 def test_no_layer_waits_for_the_device(family):
-    config = model_of(family)
-    length = config.text.max_tokens if config.text.has_fixed_length else None
-    captions = [ids if length is None else ids + [0] * (length - len(ids)) for ids in CAPTIONS]
-    batch = make_batch(config, captions)
+    config = beside_default(family)
+    batch = make_batch(config, captions_for(config))
     if family is NaFlexTower:  # its positions are looked up on the host, by the size of each image
         with pytest.raises(AssertionError, match="FakeTensors"):
             compute_fake(config, whole_model(config), batch)
@@ -71,7 +56,7 @@ def test_no_layer_waits_for_the_device(family):
 
 
 def test_a_shard_in_the_middle_waits_neither():
-    config = model_of(VitTower)
+    config = beside_default(VitTower)
     lengths = {"vision": torch.ones(4, dtype=torch.int64), "text": torch.tensor([3, 0, 9, 4])}
     states = [
         TowerState(torch.zeros((int(own.sum()), *config.towers[side].activation_shape())), own)

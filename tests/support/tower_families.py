@@ -5,11 +5,14 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from shards.config import ModelConfig
+from shards.config import ModelConfig, PreprocessConfig
 from shards.fresh import init_model
 from shards.saving import write_weights
 from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE, model_shapes
 from shards.towers import MODULES
+from shards.towers.albert import AlbertTower
+from shards.towers.kinds import VisionTower
+from shards.towers.vit import VitTower
 from shards.weights import WEIGHTS_FILE
 
 FAMILIES = [tower for module in MODULES for tower in getattr(module, "TOWERS", ())]
@@ -38,6 +41,23 @@ TINY = {
 def tiny(family, **fields):
     """Give a tiny tower of a family."""
     return family(**{name: value for name, value in (TINY | fields).items() if name in family.model_fields})
+
+
+def beside_default(family) -> ModelConfig:
+    """Give a tiny model of a family, beside a tower of the default family."""
+    tower = tiny(family)
+    is_vision = isinstance(tower, VisionTower)
+    vision, text = (tower, tiny(AlbertTower)) if is_vision else (tiny(VitTower), tower)
+    resize = "crop" if vision.patch_px is None else "patches"
+    preprocess = PreprocessConfig(image_size=SIDE_PX, max_caption_tokens=MAX_TOKENS, resize=resize)
+    return ModelConfig(name="tiny", trained=False, embedding_dim=24, vision=vision, text=text, preprocess=preprocess)
+
+
+def captions_for(config: ModelConfig) -> list[list[int]]:
+    """Give four captions as the tower takes them: of one length, where its tokeniser pads them."""
+    length = config.text.max_tokens if config.text.has_fixed_length else None
+    captions = [[1, *range(10, 10 + number), NUM_TOKENS - 1] for number in (1, 13, 9, 14)]
+    return [ids if length is None else ids + [0] * (length - len(ids)) for ids in captions]
 
 
 def save_random_model(config: ModelConfig, folder: Path, seed: int = 0) -> Path:

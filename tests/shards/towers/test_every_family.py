@@ -6,9 +6,8 @@ import pytest
 import torch
 import transformers  # noqa: F401 - gives loggers `warning_once`
 from tower_checks import check_every_cut, make_batch, run_stages, vectors
-from tower_families import FAMILIES, MAX_TOKENS, NUM_TOKENS, SIDE_PX, tiny
+from tower_families import FAMILIES, beside_default, captions_for
 
-from shards.config import ModelConfig, PreprocessConfig
 from shards.costs import weight_bytes
 from shards.fingerprint import model_fingerprint
 from shards.fresh import init_model
@@ -19,38 +18,22 @@ from shards.ranges import LayerRange, whole_model
 from shards.reference import load_towers
 from shards.shard import load_shard
 from shards.tensor_shapes import model_shapes, shard_shapes
-from shards.towers.albert import AlbertTower
-from shards.towers.kinds import VisionTower
-from shards.towers.vit import VitTower
 from shards.training.batch import TrainBatch
 from shards.training.export import apply_delta, write_delta
 from shards.training.settings import TrainSettings, is_trainable
 from shards.training.trainer import Trainer
 
-CAPTIONS = [[1, *range(10, 10 + length), NUM_TOKENS - 1] for length in (1, 13, 9, 14)]
-
 
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.model_fields["family"].default)
 def config(request):
     """A tiny model of the family, beside a tower of the default family."""
-    tower = tiny(request.param)
-    is_vision = isinstance(tower, VisionTower)
-    vision, text = (tower, tiny(AlbertTower)) if is_vision else (tiny(VitTower), tower)
-    resize = "crop" if vision.patch_px is None else "patches"
-    preprocess = PreprocessConfig(image_size=SIDE_PX, max_caption_tokens=MAX_TOKENS, resize=resize)
-    return ModelConfig(name="tiny", trained=False, embedding_dim=24, vision=vision, text=text, preprocess=preprocess)
+    return beside_default(request.param)
 
 
 @pytest.fixture
 def model(config, tmp_path):
     """Its model folder, of fresh weights."""
     return init_model(config, tmp_path / "model", seed=0)
-
-
-def captions_for(config):
-    """Captions as the tower takes them: of one length, where its tokeniser pads them."""
-    length = config.text.max_tokens if config.text.has_fixed_length else None
-    return [ids if length is None else ids + [0] * (length - len(ids)) for ids in CAPTIONS]
 
 
 def test_a_plan_for_three_devices_covers_it_and_gives_the_bits_of_the_unsplit_towers(config, model):
