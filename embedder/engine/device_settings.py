@@ -3,6 +3,7 @@
 Why each is what it is, is in `docs/decisions.md`.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -104,8 +105,8 @@ def group_costs(config: ModelConfig, gpus: Iterable[str]) -> tuple[tuple[str, Gr
 
 
 def gpu_type(name: str) -> DeviceType:
-    """Find a GPU in the planner's table by Ray's or its driver's name, as "NVIDIA H100 80GB HBM3"."""
-    words = set(name.replace("-", " ").split())
+    """Find a GPU in the planner's table by Ray's, its driver's or a plan's name, as "NVIDIA H100 80GB HBM3" or "H100:80GB"."""
+    words = set(re.split("[-: ]", name))
     for known, device in DEVICES.items():
         if device.kind == "gpu" and (known in words or name == known):
             return device

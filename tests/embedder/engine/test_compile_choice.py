@@ -8,7 +8,9 @@ from tiny_models import tiny_config
 from embedder.config import load_config
 from embedder.engine.allocation import StageResources
 from embedder.engine.compile_choice import COMPILE_S, GAIN, estimated_s, is_compiled, repays
+from embedder.engine.device_settings import gpu_type
 from shards.plan import plan_shards
+from shards.planning.devices import DEVICES
 from shards.ranges import LayerRange, ShardSpec
 
 BREAK_EVEN_S = COMPILE_S / (1 - 1 / GAIN)
@@ -66,3 +68,17 @@ def test_without_seconds_operations_over_the_fastest_gpus_rate_count(stage):
 
 def test_a_run_that_computes_nothing_repays_nothing():
     assert not repays(0, has_vision=True, has_text=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("H100", "H100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("H100:80GB", "H100"),
+        ("NVIDIA L4", "L4"),
+        ("B9000", "A100"),
+    ],
+)
+def test_a_gpu_is_found_by_each_of_its_names(name, known):
+    assert gpu_type(name).flops == DEVICES[known].flops
