@@ -105,7 +105,7 @@ def group_costs(config: ModelConfig, gpus: Iterable[str]) -> tuple[tuple[str, Gr
 
 
 def gpu_type(name: str) -> DeviceType:
-    """Find a GPU in the planner's table by Ray's, its driver's or a plan's name, as "NVIDIA H100 80GB HBM3" or "H100:80GB"."""
+    """Find a GPU in the planner's table by Ray's name, a plan's ("H100:80GB") or its driver's ("NVIDIA H100 80GB")."""
     words = set(re.split("[-: ]", name))
     for known, device in DEVICES.items():
         if device.kind == "gpu" and (known in words or name == known):

@@ -74,7 +74,7 @@ def test_a_run_that_computes_nothing_repays_nothing():
     ("name", "known"),
     [
         ("H100", "H100"),
-        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 80GB", "H100"),
         ("H100:80GB", "H100"),
         ("NVIDIA L4", "L4"),
         ("B9000", "A100"),
