@@ -96,7 +96,7 @@ class OverlappedCopies:
         return result, (before, started, ended), gone
 
     def _kept(self, values: torch.Tensor) -> torch.Tensor:
-        """Let the memory of a copy go to the next one only when the stream that computes is done with it, too."""
+        """Let the memory of an input go to the next one only when the stream that computes is done with it, too."""
         self._keep_for(self._gpu.current_stream(self._device), values)
         return values
 
@@ -105,6 +105,11 @@ class OverlappedCopies:
         return self._copy(torch.empty_like(pinned, device=self._device), pinned)
 
     def _download(self, values: torch.Tensor) -> torch.Tensor:
+        """Begin the copy of a result; its memory goes to the next batch only when the copy is done.
+
+        Without that, a result of megabytes is written over while it goes: activations between stages became NaN.
+        """
+        self._keep_for(self._gpu.current_stream(self._device), values)
         return self._copy(self._pinned(values), values)
 
     def _pinned(self, like: torch.Tensor) -> torch.Tensor:

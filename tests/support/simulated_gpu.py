@@ -1,9 +1,13 @@
-"""A device whose streams are threads: what is put on one is done later, as on a GPU, in its order and in no other."""
+"""A device whose streams are threads: what is put on one is done later, as on a GPU, in its order and in no other.
+
+A copy reads memory of the device that nobody holds any more as NaN: an allocator would have given it to the next batch.
+"""
 
 import contextlib
 import queue
 import threading
 import time
+import weakref
 
 import torch
 
@@ -100,12 +104,24 @@ class SimulatedCopies(OverlappedCopies):
         self._gpu.current_stream().put(work, name)
 
     def _pinned(self, like):
-        return torch.full(like.shape, 99, dtype=like.dtype)
+        return self._held(torch.full(like.shape, 99, dtype=like.dtype))
 
     def _keep_for(self, stream, values):
         assert stream is self._gpu.current_stream()
+        self._held(values)
+
+    def _held(self, values):
+        """Memory that isn't given out again before the stream is done with it."""
+        values.is_held = True
+        return values
 
     def _copy(self, target, source):
         target.fill_(77)
-        self._gpu.current_stream().put(lambda: target.copy_(source), "copy")
+        held, found = source if getattr(source, "is_held", False) else None, weakref.ref(source)
+
+        def copy():
+            there = held if held is not None else found()
+            target.copy_(there) if there is not None else target.fill_(float("nan"))
+
+        self._gpu.current_stream().put(copy, "copy")
         return target

@@ -143,9 +143,11 @@ def test_metrics_take_not_one_ray_task_or_actor_more(make_run, source, tmp_path,
     monkeypatch.setattr(RemoteFunction, "_remote", counted(RemoteFunction._remote))
     monkeypatch.setattr(ActorClass, "_remote", counted(ActorClass._remote))
     counts = []
+    # A write for each block: with more rows to a part, blocks go into writes as they come, and so into three or four.
+    settings = ON_RAY | {"rows_per_part": 1}
     for metrics in ([], METRICS):
         store = str(tmp_path / f"store{len(counts)}")
-        report, _ = embedded(make_run(source, store=store, metric=metrics, **ON_RAY))
+        report, _ = embedded(make_run(source, store=store, metric=metrics, **settings))
         assert report.engine == "ray" and len(report.metrics) == len(metrics)
         counts.append(Counter(submitted))
         submitted.clear()
