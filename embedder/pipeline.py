@@ -142,7 +142,7 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
     )
     is_large = num_items > job.decode.rows_per_batch and num_items * bytes_per_row > CPU_SETTINGS.block_bytes
     # Not `from_arrow`, which asks a task of one CPU about each block.
-    dataset = ray.data.from_blocks(list(cut_listing(listing, num_items)))
+    dataset = ray.data.from_blocks(list(cut_listing(listing, num_items, job.settings)))
     dataset = dataset.map_batches(
         partial(
             decode_at_low_priority,

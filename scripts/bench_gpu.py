@@ -1,13 +1,13 @@
 """How well the stages of a run use one GPU: its idle share, its memory, the overlap of copies, the rate that is left.
 
     python scripts/bench_gpu.py                                # under five minutes on one GPU; a random model of 0.2 G
-    python scripts/bench_gpu.py --model MODEL --dtype bfloat16 --stages 1,2,3,4
+    python scripts/bench_gpu.py --model MODEL --dtype bfloat16 --stages 1,2,3,4 [--compile]
     python scripts/bench_gpu.py --device cpu --seconds 2       # shows on the demo's model that the script runs
     python scripts/bench_gpu.py --simulated H100 [--model vit-l-14|vit-b-32|so400m-384]   # shapes alone, see below
 
 Rows are random, with an image and a caption each, and made before: no decoding binds. The yardstick is the forward rate
-of the whole model in one shard whose input is on the device already; no cut can be faster on one device. For each
-number of stages there are then
+of the whole model in one shard whose input is on the device already, with `--compile` of compiled layers; no cut can be
+faster on one device. For each number of stages there are then
 
 - rows/s: stages as a run makes them, on Ray, from when all have computed to when the first has run dry;
 - idle: the part of that time in which no stage computed, by events on the device;
@@ -49,17 +49,21 @@ from make_large_model import large_config
 from corpus import DEMO_MODEL
 from embedder.compat import fast_start
 from embedder.config import RunConfig, load_config
-from embedder.engine.device_settings import GPU_SETTINGS
+from embedder.engine.device_settings import GPU_SETTINGS, group_costs
 from embedder.engine.job import make_plan, stage_specs
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.ray_session import ray_session
 from embedder.engine.resources import allocate
 from embedder.pipeline import through_stages
+from embedder.steps.compiled_shard import folder_name
 from embedder.steps.stage import INPUTS, Stage, cuda_problem
 from embedder.steps.stage_actor import StageSpec
+from embedder.storage.user_cache import cache_folder
 from harness import number, table
 from shards.activations import Batch, TowerState
+from shards.compiled import compile_layers, keep_compiled
 from shards.config import ModelConfig
+from shards.length_groups import GroupCosts
 from shards.plan import plan_placement
 from shards.planning.costs import GPU_ROWS, DataMix, HostCosts, estimate_costs
 from shards.planning.devices import DEVICES
@@ -69,7 +73,7 @@ from shards.shard import load_shard
 
 NUM_PARAMETERS = 200_000_000
 CAPTION_TOKENS = 16
-BLOCK_ROWS = 64
+CPU_ROWS = 64
 WARM_CALLS, MIN_CALLS = 2, 4
 SIMULATED = {"H100": H100}
 SIMULATED_BLOCKS, MAX_SLOWNESS, RAY_BLOCKS = 12, 20, 40
@@ -108,16 +112,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--stages", default="1,2,3", help="numbers of stages")
-    parser.add_argument("--batch-size", type=int, help=f"rows; {BLOCK_ROWS}, simulated {GPU_ROWS}")
+    parser.add_argument("--batch-size", type=int, help=f"rows, also of a block; {GPU_ROWS}, on the CPU {CPU_ROWS}")
+    parser.add_argument("--compile", action="store_true", help="compile the layers, those of the yardstick included")
     parser.add_argument("--ray", action="store_true", help="with --simulated: also Ray's path, with stages that sleep")
     parser.add_argument("--simulated", choices=sorted(SIMULATED), help="name of a device")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement, about")
     options = parser.parse_args(arguments)
 
     if options.simulated:
+        if options.model not in (None, *MODELS):
+            parser.error(f"--model {options.model}: simulated are {', '.join(sorted(MODELS))}")
         simulate(options)
         return
-    options.batch_size = options.batch_size or BLOCK_ROWS
+    options.batch_size = options.batch_size or (GPU_ROWS if options.device == "cuda" else CPU_ROWS)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     problem = cuda_problem() if options.device == "cuda" else None
     if problem is not None:
@@ -126,13 +133,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with model_folder(options) as folder:
         model = open_model(str(folder))
-        rows = make_rows(model, BLOCK_ROWS)
+        rows = make_rows(model, options.batch_size)
         unsplit = unsplit_rate(model, rows, options)
         runs = [measure(model, rows, unsplit, int(each), options) for each in options.stages.split(",")]
     name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-    print(f"{name}, {options.dtype}, batches of {options.batch_size}: the whole model makes {unsplit:,.0f} rows/s")
+    how = f"{options.dtype}, {'compiled' if options.compile else 'eager'}, batches of {options.batch_size}"
+    print(f"{name}, {how}: the whole model makes {unsplit:,.0f} rows/s")
     table([("stages", "rows/s", "of unsplit", "idle", "memory", "hidden"), *map(line, runs)])
-    print(json.dumps({"device": name, "unsplit_rows_per_s": unsplit, "runs": [asdict(run) for run in runs]}))
+    document = {"device": name, "compiled": options.compile, "unsplit_rows_per_s": unsplit}
+    print(json.dumps(document | {"runs": [asdict(run) for run in runs]}))
 
 
 def simulate(options: argparse.Namespace) -> None:
@@ -217,16 +226,25 @@ def unsplit_rate(model: Model, rows: pa.Table, options: argparse.Namespace) -> f
         for side, tower in model.config.towers.items()
         if len(lengths := tower.sample_lengths(options.batch_size, CAPTION_TOKENS))
     }
-    batch = Batch(states["vision"], states["text"])
+    arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(costs_of_groups(model, options)))
+    arranged = arranged.moved(lambda values: values.to(options.device))
+    if options.compile:
+        keep_compiled(cache_folder("compiled") / folder_name(shard.device))  # where stages find it
+        compile_layers(shard)
 
     def forward() -> None:
         with torch.inference_mode():
-            shard(batch)
+            shard.compute(arranged)
         if options.device == "cuda":
             torch.cuda.synchronize()
 
     num_calls, seconds = repeated(forward, options.seconds / 4)
     return num_calls * options.batch_size / seconds
+
+
+def costs_of_groups(model: Model, options: argparse.Namespace) -> tuple[tuple[str, GroupCosts], ...]:
+    """What decides on groups of captions on the device."""
+    return group_costs(model.config, [torch.cuda.get_device_name()]) if options.device == "cuda" else ()
 
 
 def repeated(call: Callable[[], None], seconds: float) -> tuple[int, float]:
@@ -243,11 +261,11 @@ def repeated(call: Callable[[], None], seconds: float) -> tuple[int, float]:
 def measure(model: Model, rows: pa.Table, unsplit: float, num_stages: int, options: argparse.Namespace) -> Used:
     """Cut the model, measure each stage by itself, and then all of them as a run makes them."""
     settings = {"num_stages": num_stages, "batch_size": options.batch_size, "dtype": options.dtype}
-    config = load_config(overrides=settings | {"device": options.device})
+    config = load_config(overrides=settings | {"device": options.device, "compile": options.compile})
     hidden = hidden_shares(config, model, rows, options)
     if options.device == "cuda":
         torch.cuda.empty_cache()
-    num_blocks = max(MIN_BLOCKS, int(unsplit * options.seconds / BLOCK_ROWS))
+    num_blocks = max(MIN_BLOCKS, int(unsplit * options.seconds / options.batch_size))
     calls, memory_share = run_stages(config, model, rows, num_blocks)
     rate, idle_share = rate_and_idle(calls)
     known = [share for share in hidden if share is not None]
@@ -258,7 +276,17 @@ def hidden_shares(config: RunConfig, model: Model, rows: pa.Table, options: argp
     """For each stage by itself, the part of a call's other time that two calls at once save."""
     shares, block = [], rows
     for index, planned in enumerate(make_plan(config, model).stages):
-        spec = StageSpec(index, model.uri, planned.spec, config.dtype, options.device, 1, (options.batch_size,))
+        spec = StageSpec(
+            index,
+            model.uri,
+            planned.spec,
+            config.dtype,
+            options.device,
+            1,
+            (options.batch_size,),
+            group_costs=costs_of_groups(model, options),
+            compile=options.compile,
+        )
         stage = Stage(spec)
         num_calls, serial_s = repeated(lambda stage=stage, block=block: stage(block), options.seconds / 12)
         computed_s = num_calls * sum(seconds for _, seconds, _ in calls_of(stage(block))[f"stage {index}"])

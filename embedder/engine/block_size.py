@@ -16,10 +16,8 @@ from embedder.config import RunConfig
 from embedder.engine.device_settings import CPU_SETTINGS, DeviceSettings
 from shards.plan import PlannedStage
 
-MIN_BLOCKS = 16  # of a run: fewer would leave stages without work at its start and end
 FEW_ITEMS = 64  # where items are large, or of unknown size
 FIRST_ITEMS = 512  # of a run come in small blocks: the last stage has work soon, and a part is soon written
-MAX_FILE_BYTES = 16 << 20  # of a block with more: of videos, a few keep a task busy for minutes
 
 
 def items_per_block(
@@ -45,7 +43,7 @@ def items_per_block(
     fitting = settings.block_bytes // bytes_per_row
     if item_s is not None:
         fitting = max(fitting, min(math.ceil(settings.min_call_s / item_s), settings.max_block_bytes // bytes_per_row))
-    most = min(settings.max_items, fitting, num_items // MIN_BLOCKS)
+    most = min(settings.max_items, fitting, num_items // settings.min_blocks)
     return max(1, most // rows_per_batch) * rows_per_batch
 
 
@@ -55,20 +53,30 @@ def fastest_item_s(stages: Sequence[PlannedStage]) -> float | None:
     return min((each for each in seconds if each), default=None) if all(seconds) else None
 
 
-def cut_listing(listing: Iterable[pa.Table], num_items: int) -> Iterator[pa.Table]:
-    """Cut a listing into blocks; at first and where files are large or of unknown size, of `FEW_ITEMS` at most."""
+def cut_listing(
+    listing: Iterable[pa.Table], num_items: int, settings: DeviceSettings = CPU_SETTINGS
+) -> Iterator[pa.Table]:
+    """Cut a listing into blocks: at first of `FEW_ITEMS`, then of half as many as long as their files are too large.
+
+    Of files of unknown size, too, a block has `FEW_ITEMS` at most.
+
+    Args:
+        listing: listed items.
+        num_items: most of a block.
+        settings: sizes for the devices of the stages.
+    """
     num_cut = 0
     for table in listing:
         start = 0
         while start < table.num_rows:
-            block = table.slice(start, num_items)
-            if num_items > FEW_ITEMS and (num_cut < FIRST_ITEMS or not _is_small(block)):
-                block = block.slice(0, FEW_ITEMS)
+            block = table.slice(start, num_items if num_cut >= FIRST_ITEMS else min(num_items, FEW_ITEMS))
+            while block.num_rows > FEW_ITEMS and not _is_small(block, settings.max_file_bytes):
+                block = block.slice(0, max(FEW_ITEMS, block.num_rows // 2))
             yield block
             start += block.num_rows
             num_cut += block.num_rows
 
 
-def _is_small(block: pa.Table) -> bool:
+def _is_small(block: pa.Table, max_bytes: int) -> bool:
     sizes = block["size_bytes"]
-    return sizes.null_count == 0 and bool(pc.sum(sizes).as_py() <= MAX_FILE_BYTES)
+    return sizes.null_count == 0 and bool(pc.sum(sizes).as_py() <= max_bytes)

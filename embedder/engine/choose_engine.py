@@ -1,16 +1,17 @@
 """Choice of the engine that runs a job in less time: Ray, or this one process. Pure."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from embedder.config import RunConfig
+from embedder.engine.device_settings import gpu_type
 from embedder.quantities import counted, duration_text
 from shards.plan import ShardPlan
 from shards.planning.costs import IMAGE_DECODE_S, STARTUP_S
-from shards.planning.devices import DEVICES, cpu_core, with_slow_float16
+from shards.planning.devices import cpu_core, with_slow_float16
 
-# The planner's estimates, on a core and, in float32, on a small GPU. Their error matters only where one process decodes
-# too slowly for all cores.
-GPU_FLOPS = DEVICES["T4"].flops_in("float32")
+SMALL_GPU = "T4"
+"""Stands for GPUs whose names nobody knows."""
 RAY_FACTOR = 1.1  # Ray's part of all work
 
 
@@ -29,6 +30,7 @@ def choose_engine(
     num_cpus: int,
     num_gpus: int = 0,
     *,
+    gpus: Collection[str] = (),
     has_bf16: bool = False,
 ) -> EngineChoice:
     """Follow the configuration; for `auto`, take the faster engine, Ray's start included.
@@ -42,6 +44,7 @@ def choose_engine(
         num_items: items to embed, each counted as one image with a caption.
         num_cpus: CPUs of this machine.
         num_gpus: GPUs of this machine.
+        gpus: names of their types; of several, the slowest counts.
         has_bf16: whether its cores have instructions for bfloat16.
     """
     on_gpus = num_gpus if "auto" in config.devices else 0
@@ -52,7 +55,7 @@ def choose_engine(
     shared_s = (flops / core.flops_in(config.compute_dtype) + IMAGE_DECODE_S) / num_cpus
     local_s = num_items * max(shared_s, IMAGE_DECODE_S)
     if on_gpus:
-        shared_s = max(IMAGE_DECODE_S / num_cpus, flops / GPU_FLOPS / on_gpus)
+        shared_s = max(IMAGE_DECODE_S / num_cpus, flops / _slowest(config.compute_dtype, gpus) / on_gpus)
     ray_s = STARTUP_S + num_items * shared_s * RAY_FACTOR
     gpus = f" with {counted(on_gpus, 'GPU')}" if on_gpus else ""
     reason = (
@@ -60,6 +63,12 @@ def choose_engine(
         f"{duration_text(round(ray_s))} on Ray{gpus}, its start included"
     )
     return EngineChoice("local" if local_s <= ray_s else "ray", reason)
+
+
+def _slowest(dtype: str, gpus: Collection[str]) -> float:
+    """Operations per second of the slowest of some types; in float32 where one doesn't compute in the dtype."""
+    rates = [gpu_type(name).flops for name in gpus or (SMALL_GPU,)]
+    return min(each.get(dtype, each["float32"]) for each in rates)
 
 
 def _settled(config: RunConfig, plan: ShardPlan, on_gpus: int) -> EngineChoice | None:

@@ -32,6 +32,9 @@ class DeviceSettings:
         max_block_bytes: the same where the fastest stage's call would be over sooner than `min_call_s`.
         min_call_s: shorter calls cost Ray, and the driver, a good part of what they compute.
         max_items: of a block.
+        min_blocks: of a run: fewer would leave cores without something to decode, and stages without input, at its
+            start and end.
+        max_file_bytes: of a block's files; with more, as of videos, a few keep a task busy for minutes.
         object_store_bytes: most of Ray's shared memory, of a Ray that the run starts.
         calls_at_once: calls that a replica has in work; None: Ray's own.
     """
@@ -41,6 +44,8 @@ class DeviceSettings:
     max_block_bytes: int
     min_call_s: float
     max_items: int
+    min_blocks: int
+    max_file_bytes: int
     object_store_bytes: int
     calls_at_once: int | None
 
@@ -51,6 +56,8 @@ CPU_SETTINGS = DeviceSettings(
     max_block_bytes=24 << 20,
     min_call_s=0.05,
     max_items=512,
+    min_blocks=16,
+    max_file_bytes=16 << 20,
     object_store_bytes=OBJECT_STORE_BYTES,
     calls_at_once=None,
 )
@@ -60,6 +67,8 @@ GPU_SETTINGS = DeviceSettings(
     max_block_bytes=160 << 20,
     min_call_s=0.05,
     max_items=1024,
+    min_blocks=64,
+    max_file_bytes=64 << 20,
     object_store_bytes=16 << 30,
     calls_at_once=3,
 )

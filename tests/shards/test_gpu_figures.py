@@ -1,4 +1,4 @@
-"""The planner's table gives what was measured on an H100: forward passes of three towers, products, copies."""
+"""The planner's table gives what was measured on an H100 and an H200: forward passes of towers, products, copies."""
 
 import pytest
 from gpu_simulation.models import MODELS
@@ -20,12 +20,28 @@ MEASURED = [
     ("vit-b-32", "vision", 256, 25_273),
     ("vit-b-32", "vision", 1024, 27_276),
 ]
+MEASURED_H200 = [
+    ("vit-l-14", "vision", 64, 2_343),
+    ("vit-l-14", "vision", 256, 2_339),
+    ("vit-l-14", "vision", 1024, 2_368),
+    ("vit-l-14", "text", 64, 14_049),
+    ("vit-l-14", "text", 256, 68_416),
+    ("vit-l-14", "text", 1024, 95_609),
+    ("vit-b-32", "vision", 64, 17_240),
+    ("vit-b-32", "vision", 256, 27_848),
+    ("vit-b-32", "vision", 1024, 29_454),
+    ("so400m-384", "vision", 64, 489),
+    ("so400m-384", "vision", 256, 496),
+]
 
 
-@pytest.mark.parametrize(("name", "side", "num_rows", "measured"), MEASURED)
-def test_the_table_gives_the_rates_that_were_measured(name, side, num_rows, measured):
+@pytest.mark.parametrize(
+    ("device", "name", "side", "num_rows", "measured"),
+    [("H100", *each) for each in MEASURED] + [("H200", *each) for each in MEASURED_H200],
+)
+def test_the_table_gives_the_rates_that_were_measured(device, name, side, num_rows, measured):
     config = MODELS[name]()
-    costs = estimate_costs(config, H100, "bfloat16", caption_tokens=16, num_rows=num_rows)
+    costs = estimate_costs(config, DEVICES[device], "bfloat16", caption_tokens=16, num_rows=num_rows)
     seconds = getattr(costs, side).of(LayerRange(0, config.num_layers[side]), config.num_layers[side])
     assert 1 / seconds == pytest.approx(measured, rel=0.2)
 

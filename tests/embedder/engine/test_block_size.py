@@ -10,13 +10,11 @@ from embedder.config import load_config
 from embedder.engine.block_size import (
     FEW_ITEMS,
     FIRST_ITEMS,
-    MAX_FILE_BYTES,
-    MIN_BLOCKS,
     cut_listing,
     fastest_item_s,
     items_per_block,
 )
-from embedder.engine.device_settings import CPU_SETTINGS
+from embedder.engine.device_settings import CPU_SETTINGS, GPU_SETTINGS
 from shards.plan import plan_shards
 
 KIB = 1 << 10
@@ -34,7 +32,7 @@ def test_blocks_are_the_most_whole_batches_that_model_and_run_allow(bytes_per_ro
         return (
             num <= CPU_SETTINGS.max_items
             and num * bytes_per_row <= CPU_SETTINGS.block_bytes
-            and num * MIN_BLOCKS <= num_items
+            and num * CPU_SETTINGS.min_blocks <= num_items
         )
 
     found = items_per_block(load_config(), 32, bytes_per_row, num_items)
@@ -71,10 +69,20 @@ def test_every_item_is_in_one_block_in_order():
     assert pa.concat_tables(blocks).equals(pa.concat_tables(tables))
 
 
-@pytest.mark.parametrize("large", [None, MAX_FILE_BYTES + 1])
+@pytest.mark.parametrize("large", [None, CPU_SETTINGS.max_file_bytes + 1])
 def test_large_files_and_those_of_unknown_size_stand_in_short_blocks(large):
     first, table = listing(*[10] * FIRST_ITEMS), listing(*[10] * 300, large, *[10] * 199)
     blocks = list(cut_listing([first, table], 224))[FIRST_ITEMS // FEW_ITEMS :]
     assert [block.num_rows for block in blocks] == [224, FEW_ITEMS, FEW_ITEMS, 148]
     assert next(cut_listing([table], 32)).num_rows == 32
     assert pa.concat_tables(blocks).equals(table)
+
+
+def test_photographs_stand_in_blocks_of_whole_batches_on_a_gpu():
+    """Of 112 kB each, they were cut into blocks of 64, which a GPU computes one by one."""
+    size, row = 112_000, 151 * KIB
+    found = {num: items_per_block(load_config(), 256, row, num, settings=GPU_SETTINGS) for num in (12_000, 10**6)}
+    assert found == {12_000: 256, 10**6: 1024}
+    for num_items, expected in ((256, 256), (512, 512), (1024, 512)):
+        table = listing(*[10] * FIRST_ITEMS, *[size] * 2048)
+        assert list(cut_listing([table], num_items, GPU_SETTINGS))[FIRST_ITEMS // FEW_ITEMS].num_rows == expected

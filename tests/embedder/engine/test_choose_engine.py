@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,16 @@ def test_gpus_are_used_where_they_are_faster_than_the_start_of_ray_is_long():
     assert [chosen(large, num_items, 4) for num_items in (10, 1_000)] == ["local", "local"]
     assert [chosen(large, num_items, 4, num_gpus=1) for num_items in (10, 1_000)] == ["local", "ray"]
     assert chosen(large, 1_000, 4, num_gpus=1, device="cpu") == "local"
+
+
+def test_a_gpu_of_a_known_type_counts_as_fast_as_it_is(plan):
+    large = replace(plan, stages=tuple(replace(stage, flops_per_image=5e10) for stage in plan.stages))
+    config = load_config(overrides={"dtype": "bfloat16"})
+    types = (("NVIDIA H200",), ("L4", "H100"), ())
+    choices = [choose_engine(config, large, 12_000, 16, 1, gpus=gpus) for gpus in types]
+    assert [choice.engine for choice in choices] == ["ray"] * 3
+    times = [re.search(r"and (.*) on Ray with 1 GPU", choice.reason)[1] for choice in choices]
+    assert times == ["16 s", "52 s", "7 min"]
 
 
 def test_a_slow_dtype_of_the_cpu_counts_as_slow(plan):
