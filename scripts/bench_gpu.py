@@ -49,8 +49,8 @@ from make_large_model import large_config
 from corpus import DEMO_MODEL
 from embedder.compat import fast_start
 from embedder.config import RunConfig, load_config
-from embedder.engine.device_settings import GPU_SETTINGS, group_costs
-from embedder.engine.job import make_plan, stage_specs
+from embedder.engine.device_settings import GPU_SETTINGS, group_costs, settings_of
+from embedder.engine.job import make_plan, ray_store_bytes, stage_specs
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.ray_session import ray_session
 from embedder.engine.resources import allocate
@@ -305,8 +305,13 @@ def run_stages(
 ) -> tuple[dict[str, list[Call]], float | None]:
     """Send blocks through the stages of a run; gives each stage's batches, and the memory that they took."""
     calls: dict[str, list[Call]] = {}
-    with fast_start(config.fast_start), ray_session(None, PATIENCE_S) as available, memory_taken() as shares:
-        plan = make_plan(config, model)
+    plan = make_plan(config, model)
+    store_bytes = ray_store_bytes(config, model, plan, settings_of(config.devices))
+    with (
+        fast_start(config.fast_start),
+        ray_session(None, PATIENCE_S, store_bytes) as available,
+        memory_taken() as shares,
+    ):
         allocation = allocate(config, available, plan.stages)
         dataset = ray.data.range(num_blocks, override_num_blocks=num_blocks).map_batches(
             lambda _, rows=rows: rows, batch_format="pyarrow", batch_size=None, num_cpus=allocation.decode_cpus

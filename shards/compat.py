@@ -94,8 +94,8 @@ CALLED_LATER = {
     f"{COMPILER}._trace_wrapped_higher_order_op": ("TransformGetItemToIndex",),
 }
 TESTED_WITHOUT_COMPILER: Tested = (
-    ("torch", "==2.15.*"),
-    ("torchvision", "==0.29.*"),
+    ("torch", ">=2.11,<2.16"),
+    ("torchvision", ">=0.26,<0.30"),
     ("timm", ">=1.0.31,<1.1"),
     ("transformers", "==5.23.*"),
 )

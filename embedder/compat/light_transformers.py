@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from shards.compat import Tested, is_fast_start, saves_time
 
-TESTED: Tested = (("transformers", "==5.23.*"), ("torch", "==2.15.*"))
+TESTED: Tested = (("transformers", "==5.23.*"), ("torch", ">=2.11,<2.16"))
 UNUSED = ("is_torch_distributed_available", "is_torch_flex_attn_available")
 
 

@@ -36,6 +36,7 @@ class DeviceSettings:
             start and end.
         max_file_bytes: of a block's files; with more, as of videos, a few keep a task busy for minutes.
         object_store_bytes: most of Ray's shared memory, of a Ray that the run starts.
+        batches_in_flight: that it is to hold; on a GPU, also what many cores decode while a stage loads.
         calls_at_once: calls that a replica has in work; None: Ray's own.
     """
 
@@ -47,6 +48,7 @@ class DeviceSettings:
     min_blocks: int
     max_file_bytes: int
     object_store_bytes: int
+    batches_in_flight: int
     calls_at_once: int | None
 
 
@@ -59,6 +61,7 @@ CPU_SETTINGS = DeviceSettings(
     min_blocks=16,
     max_file_bytes=16 << 20,
     object_store_bytes=OBJECT_STORE_BYTES,
+    batches_in_flight=64,
     calls_at_once=None,
 )
 GPU_SETTINGS = DeviceSettings(
@@ -70,6 +73,7 @@ GPU_SETTINGS = DeviceSettings(
     min_blocks=64,
     max_file_bytes=64 << 20,
     object_store_bytes=16 << 30,
+    batches_in_flight=256,
     calls_at_once=3,
 )
 

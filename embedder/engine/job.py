@@ -22,7 +22,15 @@ from embedder.engine.fleet import Available
 from embedder.engine.further_models import FurtherModel, further_inputs, shared_columns
 from embedder.engine.model_actor import ModelGroup, group_models
 from embedder.engine.model_folder import Model, resize_spec
-from embedder.engine.resources import allocate, beside_models, model_cpus, niceness_by_work, requested
+from embedder.engine.resources import (
+    OBJECT_STORE_BYTES,
+    allocate,
+    beside_models,
+    model_cpus,
+    niceness_by_work,
+    object_store_bytes,
+    requested,
+)
 from embedder.engine.user_steps.declared import new_columns, step_fingerprints
 from embedder.engine.user_steps.run_steps import check_run_steps, decoded_steps, with_step_cpus, written_steps
 from embedder.engine.user_steps.written_rows import NO_STEPS, WrittenSteps
@@ -260,6 +268,20 @@ def handed_on_bytes(model: Model, plan: ShardPlan, decode: DecodeSpec | None = N
     beside = [each.resize for each in decode.further if each.column != "pixels"] if decode is not None else []
     pixels += sum(3 * max(each.image_size**2, each.max_patches * each.patch_size**2) for each in beside if each)
     return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
+
+
+def ray_store_bytes(config: RunConfig, model: Model, plan: ShardPlan, settings: DeviceSettings) -> int:
+    """Return the shared memory of a Ray that the run starts on this machine, of which it takes a quarter at most.
+
+    Args:
+        config: configuration of the run.
+        model: the main model.
+        plan: its cut.
+        settings: sizes for the devices of the stages.
+    """
+    most_bytes = min(settings.object_store_bytes, max(OBJECT_STORE_BYTES, hardware.memory_bytes() // 4))
+    rows_in_flight = settings.batches_in_flight * rows_per_batch(config, settings)
+    return object_store_bytes(sum(handed_on_bytes(model, plan)), rows_in_flight, most_bytes)
 
 
 def decode_spec(config: RunConfig, model: Model, settings: DeviceSettings = CPU_SETTINGS) -> DecodeSpec:

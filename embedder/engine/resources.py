@@ -29,7 +29,6 @@ MODELS_SHARE_OF_CPUS = 1 / 4
 """Most of all CPUs that actors of further models reserve: like stages, they are busy whenever they have input."""
 OBJECT_STORE_BYTES = 1 << 30  # Ray's shared memory; more of it would only hide a slow stage
 MIN_OBJECT_STORE_BYTES = 512 << 20
-BATCHES_IN_FLIGHT = 64
 RAY_CPU_UNIT = 1e-4  # Ray counts in these, and rounds
 
 # With equal shares of the cores the heaviest stage waits for cores while the others, done with their blocks, wait for
@@ -376,15 +375,15 @@ def check_nodes(allocation: Allocation, available: Available) -> None:
         )
 
 
-def object_store_bytes(bytes_per_row: int, rows_per_batch: int, most_bytes: int = OBJECT_STORE_BYTES) -> int:
+def object_store_bytes(bytes_per_row: int, rows_in_flight: int, most_bytes: int = OBJECT_STORE_BYTES) -> int:
     """Return the shared memory for blocks between the steps; Ray fills all that it gets, so it gets what the run needs.
 
     Args:
         bytes_per_row: bytes of pixels, tokens and activations over all cuts together.
-        rows_per_batch: rows that pass through the stages together.
+        rows_in_flight: rows that may be on their way at once.
         most_bytes: that it may get.
     """
-    needed = BATCHES_IN_FLIGHT * rows_per_batch * bytes_per_row
+    needed = rows_in_flight * bytes_per_row
     return max(MIN_OBJECT_STORE_BYTES, min(most_bytes, needed))
 
 

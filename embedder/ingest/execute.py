@@ -14,15 +14,15 @@ from embedder.config_toml.values import toml
 from embedder.engine import hardware
 from embedder.engine.bottleneck import OperatorHistory, is_up
 from embedder.engine.choose_engine import EngineChoice, choose_engine
-from embedder.engine.device_settings import rows_per_batch, settings_of
+from embedder.engine.device_settings import settings_of
 from embedder.engine.fleet import Available, share_of
 from embedder.engine.fleet_plan import plan_for_fleet
 from embedder.engine.fleet_watch import FleetWatch
-from embedder.engine.job import Job, ModelRun, handed_on_bytes, plan_job, stage_specs
+from embedder.engine.job import Job, ModelRun, plan_job, ray_store_bytes, stage_specs
 from embedder.engine.model_folder import Model
 from embedder.engine.monitor import RunMonitor
 from embedder.engine.progress import ShowProgress, no_progress
-from embedder.engine.resources import OBJECT_STORE_BYTES, describe_devices, describe_limits, object_store_bytes
+from embedder.engine.resources import describe_devices, describe_limits
 from embedder.engine.signals import StopRequest, stop_at, stop_on_signals
 from embedder.store.layout import run_file
 from embedder.store.runs import Run
@@ -114,9 +114,7 @@ def execute(
     LOG.info(f"engine {choice.engine}: {choice.reason}")
     stop = StopRequest(run.request_stop, config.stop_timeout_s)
     is_on_gpus = config.may_use_gpus and hardware.num_gpus() > 0
-    settings = settings_of(["cuda" if is_on_gpus else "cpu"])
-    most_bytes = min(settings.object_store_bytes, max(OBJECT_STORE_BYTES, hardware.memory_bytes() // 4))
-    store_bytes = object_store_bytes(sum(handed_on_bytes(model, plan)), rows_per_batch(config, settings), most_bytes)
+    store_bytes = ray_store_bytes(config, model, plan, settings_of(["cuda" if is_on_gpus else "cpu"]))
     operators = OperatorHistory()
     access = access_of(config, model, run, to_embed)
     with _engine(choice.engine, config, store_bytes, access, before_exit) as engine:

@@ -69,7 +69,7 @@ def ray_rate(config: ModelConfig, limit_rows_per_s: float, num_stages: int, num_
     stages = plan_shards(config, num_stages, dtype="bfloat16").stages
     flops = [stage.flops_per_image + stage.flops_per_caption for stage in stages]
     first = config.required_vision.input_bytes(0)
-    with tempfile.NamedTemporaryFile() as device, ray_session(None, PATIENCE_S):
+    with tempfile.NamedTemporaryFile() as device, ray_session(None, PATIENCE_S, GPU_SETTINGS.object_store_bytes):
         dataset = ray.data.range(num_blocks + 2 * NUM_FILLING, override_num_blocks=num_blocks + 2 * NUM_FILLING)
         dataset = dataset.map_batches(
             lambda _: made_block(num_rows, first), batch_format="pyarrow", batch_size=None, num_cpus=0.5

@@ -1,6 +1,7 @@
 """The benchmark of a GPU, on the CPU: what it prints, and its arithmetic; no clock is judged."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,3 +95,17 @@ def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, tmp_path, ray_cluster)
         assert run["of_unsplit"] == pytest.approx(run["rows_per_s"] / found["unsplit_rows_per_s"])
         assert 0 <= run["idle_share"] <= 1
         assert (run["memory_share"], run["hidden_share"]) == (None, None)
+
+
+@pytest.mark.slow(rotates=True)
+def test_blocks_pass_through_ray_no_faster_than_stages_that_sleep(bench_gpu, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(bench_gpu.__file__).parent))  # of Ray's workers
+    limit = 200.0
+    rate = bench_gpu.ray_rate(bench_gpu.MODELS["vit-b-32"](), limit, num_stages=2, num_rows=64, num_blocks=12)
+    assert 0 < rate <= 1.05 * limit
+
+
+def test_a_model_that_is_not_simulated_is_refused_with_those_that_are(bench_gpu, capsys):
+    with pytest.raises(SystemExit):
+        bench_gpu.main(["--simulated", "H100", "--model", "vit-g"])
+    assert "--model vit-g: simulated are so400m-384, vit-b-32, vit-l-14" in capsys.readouterr().err

@@ -1,11 +1,17 @@
 """Requests that would hang forever are refused; defaults always fit; heavier stages have the higher priority."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from gpu_simulation.models import MODELS
 
 from embedder.config import load_config
+from embedder.engine import hardware
+from embedder.engine.device_settings import GPU_SETTINGS
 from embedder.engine.fleet import Available
+from embedder.engine.job import ray_store_bytes
+from embedder.engine.model_folder import Model
 from embedder.engine.placement import Node
 from embedder.engine.resources import (
     MAX_NICENESS,
@@ -16,7 +22,7 @@ from embedder.engine.resources import (
     object_store_bytes,
 )
 from embedder.errors import ConfigError
-from shards.plan import PlannedStage, ShardSpec
+from shards.plan import PlannedStage, ShardSpec, plan_shards
 from shards.ranges import LayerRange
 
 
@@ -61,10 +67,21 @@ def test_a_burst_of_parts_does_not_start_a_crowd_of_writers():
 
 
 def test_the_object_store_grows_with_what_passes_and_has_bounds():
-    small, usual, large = (object_store_bytes(per_row, 32) for per_row in (1_000, 400_000, 50_000_000))
+    small, usual, large = (object_store_bytes(per_row, 64 * 32) for per_row in (1_000, 400_000, 50_000_000))
     assert small == 512 << 20
     assert usual == 64 * 32 * 400_000
     assert large == 1 << 30
+
+
+def test_three_stages_on_a_gpu_get_memory_for_blocks_of_activations(monkeypatch):
+    """With 1 GiB, blocks of 256 activations of a ViT-L/14 crawled through them at a fifteenth of the GPU's rate."""
+    model = Model("", Path(), MODELS["vit-l-14"](), None, "")
+    plan = plan_shards(model.config, 3, dtype="bfloat16")
+    found = []
+    for gib in (2, 24, 128):
+        monkeypatch.setattr(hardware, "memory_bytes", lambda gib=gib: gib << 30)
+        found.append(ray_store_bytes(load_config(), model, plan, GPU_SETTINGS))
+    assert found == [1 << 30, 6 << 30, 16 << 30]
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 4, 16])
