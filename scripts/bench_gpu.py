@@ -55,13 +55,11 @@ from embedder.engine.model_folder import Model, open_model
 from embedder.engine.ray_session import ray_session
 from embedder.engine.resources import allocate
 from embedder.pipeline import through_stages
-from embedder.steps.compiled_shard import folder_name
+from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.stage import INPUTS, Stage, cuda_problem
 from embedder.steps.stage_actor import StageSpec
-from embedder.storage.user_cache import cache_folder
 from harness import number, table
 from shards.activations import Batch, TowerState
-from shards.compiled import compile_layers, keep_compiled
 from shards.config import ModelConfig
 from shards.length_groups import GroupCosts
 from shards.plan import plan_placement
@@ -228,17 +226,18 @@ def unsplit_rate(model: Model, rows: pa.Table, options: argparse.Namespace) -> f
     }
     arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(costs_of_groups(model, options)))
     arranged = arranged.moved(lambda values: values.to(options.device))
-    if options.compile:
-        keep_compiled(cache_folder("compiled") / folder_name(shard.device))  # where stages find it
-        compile_layers(shard)
+    compiled = CompiledShard(0, shard) if options.compile else None
+    run = compiled or shard.compute
 
     def forward() -> None:
         with torch.inference_mode():
-            shard.compute(arranged)
+            run(arranged)
         if options.device == "cuda":
             torch.cuda.synchronize()
 
     num_calls, seconds = repeated(forward, options.seconds / 4)
+    if compiled is not None and not compiled.is_compiled:
+        raise SystemExit("--compile: the layers of the whole model could not be compiled; the warning above says why")
     return num_calls * options.batch_size / seconds
 
 

@@ -93,6 +93,7 @@ CALLED_LATER = {
     f"{COMPILER}.utils": ("is_compile_supported",),
     f"{COMPILER}._trace_wrapped_higher_order_op": ("TransformGetItemToIndex",),
 }
+# Both ends of a range were tried, not each version between them.
 TESTED_WITHOUT_COMPILER: Tested = (
     ("torch", ">=2.11,<2.16"),
     ("torchvision", ">=0.26,<0.30"),

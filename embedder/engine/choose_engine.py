@@ -57,10 +57,10 @@ def choose_engine(
     if on_gpus:
         shared_s = max(IMAGE_DECODE_S / num_cpus, flops / _slowest(config.compute_dtype, gpus) / on_gpus)
     ray_s = STARTUP_S + num_items * shared_s * RAY_FACTOR
-    gpus = f" with {counted(on_gpus, 'GPU')}" if on_gpus else ""
+    beside = f" with {counted(on_gpus, 'GPU')}" if on_gpus else ""
     reason = (
         f"{counted(num_items, 'item')} would take about {duration_text(round(local_s))} in one process and "
-        f"{duration_text(round(ray_s))} on Ray{gpus}, its start included"
+        f"{duration_text(round(ray_s))} on Ray{beside}, its start included"
     )
     return EngineChoice("local" if local_s <= ray_s else "ray", reason)
 

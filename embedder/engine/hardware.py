@@ -84,6 +84,11 @@ def gpus() -> tuple[tuple[str, tuple[int, int] | None], ...]:
     return tuple(_gpu(driver, index) for index in range(number)) if driver is not None else ()
 
 
+def gpu_names() -> list[str]:
+    """List the names of the driver's GPUs."""
+    return [name for name, _ in gpus()]
+
+
 def _gpu(driver: ctypes.CDLL, index: int) -> tuple[str, tuple[int, int] | None]:
     device, name, major, minor = ctypes.c_void_p(), ctypes.create_string_buffer(96), ctypes.c_int(), ctypes.c_int()
     if driver.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):

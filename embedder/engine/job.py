@@ -187,7 +187,7 @@ def stage_specs(
     devices = {resources.device for resources in allocation.stages}
     settings = settings_of(devices)
     planned = {name for stage in plan.stages if (name := stage.device) is not None and stage.num_gpus}
-    gpus = planned or {name for name, _ in hardware.gpus()} if "cuda" in devices else set()
+    gpus = planned or set(hardware.gpu_names()) if "cuda" in devices else set()
     costs = group_costs(model.config, gpus) if devices == {"cuda"} else ()
     return tuple(
         StageSpec(

@@ -106,7 +106,7 @@ def execute(
         to_embed.num_rows,
         hardware.num_cpus(),
         hardware.num_gpus(),
-        gpus=[name for name, _ in hardware.gpus()] if hardware.num_gpus() else (),
+        gpus=hardware.gpu_names(),
         has_bf16=hardware.has_bf16(),
     )
     if to_embed.num_rows == 0:

@@ -141,7 +141,9 @@ def _first_dtype(config: RunConfig, plan: ShardPlan, num_items: int, find: Calla
 
     def gpus() -> Gpus:
         if config.ray_address is None:
-            engine = choose_engine(config, plan, num_items, hardware.num_cpus(), hardware.num_gpus())
+            engine = choose_engine(
+                config, plan, num_items, hardware.num_cpus(), hardware.num_gpus(), gpus=hardware.gpu_names()
+            )
             if engine.engine == "local":
                 return ()
         return find(config)

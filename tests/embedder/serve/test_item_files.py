@@ -1,11 +1,10 @@
 """Files of items are those that were embedded: no link out of their source, no other file in their place; else 409."""
 
-import contextlib
 import os
 import pickle
 import shutil
 import tarfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -217,7 +216,7 @@ def clips_open(folder):
     """Clips of a folder that this process holds open; its sockets come and go with other tests."""
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # closed meanwhile
             found.append(str(descriptor.readlink()))
     return [name for name in found if name.startswith(str(folder)) and ".mp4" in name]
 
