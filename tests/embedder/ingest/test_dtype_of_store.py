@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import samples
 from embedding_runs import embedded
+from gpu_simulation.models import MODELS
 
+from embedder.engine import hardware
 from embedder.engine.compute_dtype import Gpu
 from embedder.errors import ConfigError
 from embedder.ingest.embed import embed
-from embedder.ingest.inputs import open_inputs
+from embedder.ingest.inputs import _first_dtype, open_inputs
+from shards.plan import plan_shards
 
 
 def recorded(config):
@@ -81,3 +84,15 @@ def test_a_new_store_gets_the_dtype_of_the_devices(options, gpus, dtype, make_ru
     config = make_run(samples.folder(tmp_path / "in", num_images=2), **options)
     inputs = open_inputs(config, find=lambda config: gpus if config.may_use_gpus else ())
     assert {inputs.config.dtype, inputs.plan.dtype, inputs.info.dtype, inputs.dtype.dtype} == {dtype}
+
+
+def test_a_run_that_is_worth_its_gpu_by_its_type_alone_gets_the_dtype_of_it(make_run, tmp_path, monkeypatch):
+    """Taken for a small one, it would lose to 64 cores, and the store would begin in float32; the run then takes it."""
+    gpu = ("NVIDIA H200", (9, 0))
+    monkeypatch.setattr(hardware, "num_cpus", lambda: 64)
+    monkeypatch.setattr(hardware, "num_gpus", lambda: 1)
+    monkeypatch.setattr(hardware, "gpus", lambda: (gpu,))
+    config = make_run(tmp_path, engine="auto")
+    plan = plan_shards(MODELS["vit-b-32"](), 1)
+    choice = _first_dtype(config, plan, 3_000, lambda config: (Gpu(*gpu),))
+    assert choice.dtype == "bfloat16"
