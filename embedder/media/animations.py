@@ -8,7 +8,6 @@ from PIL import Image
 
 from embedder.media.errors import STILL_IMAGE, DecodeError
 from embedder.media.images import (
-    SizedPixels,
     check_pixels,
     finish_image,
     open_image,
@@ -17,7 +16,7 @@ from embedder.media.images import (
     to_rgb,
     upright,
 )
-from embedder.media.resize import ResizeSpec, Size, scaled_size
+from embedder.media.resize import ResizeSpec, Size, SizedPixels, scaled_size
 from embedder.media.segments import PickedSegment, SegmentRule, TimedFrame, pick_segments
 
 ANIMATED_FORMATS = frozenset({"GIF", "PNG", "WEBP", "AVIF"})  # several images of a TIFF or JPEG are no animation

@@ -1,4 +1,6 @@
-"""Encoded image -> RGB pixels of the model's size, with Pillow. Runs in the sandbox process, where it may fail.
+"""Encoded image -> RGB pixels of the model's size. Runs in the sandbox process, where it may fail.
+
+Pillow reads what it can; most JPEGs are decoded beside it, straight into an array (`embedder.media.jpeg`).
 
 Pixels are uint8 [0, 255], RGB, C-order (H, W, 3); of most models a square, `S` its side.
 """
@@ -7,16 +9,19 @@ import io
 import math
 import warnings
 from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import AvifImagePlugin, Image, JpegImagePlugin, UnidentifiedImageError
 
 from embedder.media.errors import DecodeError
 from embedder.media.formats import IMAGE_FORMATS
+from embedder.media.jpeg import decode_pixels
 from embedder.media.resize import (
     DRAFT_SCALES,
+    PADDING_LEVELS,
     ResizeSpec,
     Size,
+    SizedPixels,
     fitting_scale,
     kept_box,
     long_cut,
@@ -25,14 +30,18 @@ from embedder.media.resize import (
 )
 from embedder.media.sniff import HEAD_BYTES, UNKNOWN, extra_kind, other_kind, unreadable_kind
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Pixels = NDArray[np.uint8]
+
 FORMATS = tuple(each.name.upper() for each in IMAGE_FORMATS)
 MAX_DRAFT_REDUCTION = max(DRAFT_SCALES) ** 2  # pixels of a JPEG for each one of it decoded at 1/8 scale
 MAX_PIXELS_PER_BYTE = 512  # of a JPEG: its blocks of 8 x 8 pixels take a bit each, or more
 # Other formats are decoded whole: an image of up to twice `max_pixels` is decoded and halved, so that only its bare
 # pixels are large (4 bytes each, 8 where it is transparent).
 WHOLE_FACTOR = 2
-
-PADDING_COLOURS = {"pad": "white", "pad_black": "black"}
 
 ORIENTATION_TAG = 0x0112
 UPRIGHT = {
@@ -47,17 +56,15 @@ UPRIGHT = {
 """EXIF orientation -> transposition that puts the image upright (Source: EXIF 2.32, tag 0x0112)."""
 
 
-class SizedPixels(NamedTuple):
-    """Pixels of an image, (height, width, 3), with its width and height."""
-
-    size: Size
-    data: bytes
-
-
 class LoadedImage(NamedTuple):
-    """Decoded image of any mode, as it is stored, and the EXIF orientation that puts it upright."""
+    """Decoded image as it is stored, and the EXIF orientation that puts it upright.
 
-    image: Image.Image
+    Attributes:
+        image: Pillow's, of any mode; or an array, uint8 (H, W, 3) RGB or (H, W, 1) grey.
+        orientation: 1 to 8.
+    """
+
+    image: "Image.Image | Pixels"
     orientation: int
 
 
@@ -109,21 +116,29 @@ def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedIma
         if scale > 1:
             image.draft(None, (max(1, image.width // scale), max(1, image.height // scale)))
         check_pixels(image.size, max_pixels)
+        if scale == 1 and (pixels := decode_pixels(encoded, image.mode)) is not None:
+            return LoadedImage(pixels, orientation_of(image))
     else:
         check_pixels(image.size, WHOLE_FACTOR * max_pixels)
     image.load()
     return LoadedImage(image, orientation_of(image))
 
 
-def finish_image(image: Image.Image, orientation: int, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
+def finish_image(image: "Image.Image | Pixels", orientation: int, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
     """Bring a decoded image to 8-bit RGB, put it upright and resize it.
 
     Args:
-        image: of any mode and size.
+        image: Pillow's, of any mode and size, or an array, as `LoadedImage` has it.
         orientation: EXIF orientation.
         resize: the rule.
         max_pixels: a larger image is halved before.
     """
+    if not isinstance(image, Image.Image):
+        from embedder.media.arrays import to_pillow, upright_array
+
+        if resize.resampler == "torchvision":
+            return resize_image(upright_array(image, orientation), resize)
+        image = to_pillow(image)
     image = to_rgb(image)
     if image.width * image.height > max_pixels:
         image = image.reduce(WHOLE_FACTOR)
@@ -249,37 +264,37 @@ def _assumed_range(image: Image.Image, is_float: bool) -> tuple[float, float]:
     return low, high
 
 
-def resize_image(image: Image.Image, resize: ResizeSpec, size: Size | None = None) -> SizedPixels:
+def resize_image(image: "Image.Image | Pixels", resize: ResizeSpec, size: Size | None = None) -> SizedPixels:
     """Resize an RGB or L image, and crop or pad it to the square where the model takes one.
 
     The values are those of transformers' PIL or torchvision image processors, as the rule's resampler says.
 
     Args:
-        image: of any size.
+        image: of any size; an array only where the resampler is torchvision's.
         resize: the rule.
         size: width and height to resize to; None: those of the rule.
     """
+    if resize.resampler == "torchvision" or not isinstance(image, Image.Image):
+        from embedder.media.resample import resize_as_torchvision
+
+        return resize_as_torchvision(image, resize, size)
     if cut := long_cut(image.size, resize):
         image = image.crop(cut)
     scaled = _scaled(image, size or scaled_size(image.size, resize), resize)
-    if resize.mode in PADDING_COLOURS:
-        scaled = _padded(scaled, resize.image_size, PADDING_COLOURS[resize.mode])
+    if resize.mode in PADDING_LEVELS:
+        scaled = _padded(scaled, resize.image_size, PADDING_LEVELS[resize.mode])
     return SizedPixels(scaled.size, (scaled if scaled.mode == "RGB" else scaled.convert("RGB")).tobytes())
 
 
 def _scaled(image: Image.Image, size: Size, resize: ResizeSpec) -> Image.Image:
     """Resize, and crop to the box that the rule keeps."""
     box = kept_box(size, resize)
-    if resize.resampler == "torchvision":
-        from embedder.media.resample import resample
-
-        return resample(image, size, box, resize.interpolation)
     gap = 2.0 if resize.reduced_decode else None
     scaled = image.resize(size, Image.Resampling[resize.interpolation.upper()], reducing_gap=gap)
     return scaled if box == (0, 0, *size) else scaled.crop(box)
 
 
-def _padded(image: Image.Image, side: int, colour: str) -> Image.Image:
-    square = Image.new(image.mode, (side, side), colour)
+def _padded(image: Image.Image, side: int, level: int) -> Image.Image:
+    square = Image.new(image.mode, (side, side), (level,) * len(image.getbands()))
     square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
     return square

@@ -11,7 +11,7 @@ class DecodeLimits:
         timeout_s: wall clock for one image, or for one segment of a video.
         video_timeout_s: wall clock for one whole video, without the time that the caller spends between segments.
         memory_bytes: address space of the sandbox process; about 140 MiB go before the first video, 160 with the first
-            HEIC, and 80 more with the torchvision resampler.
+            HEIC, 80 more with the torchvision resampler, and 430 with PyTorch's kernel where 1 GiB is left.
         max_pixels: pixels of one image or of one frame. A larger JPEG is decoded at 1/2, 1/4 or 1/8 of its sides,
             another image of up to twice as many is decoded whole and then halved; what is larger is refused.
         max_file_bytes: encoded size of one image; videos are streamed.

@@ -1,29 +1,44 @@
-"""torchvision's resize of 8-bit images in NumPy, equal to the bit: as transformers prepares images.
+"""torchvision's resize of 8-bit images, to the bit: as transformers prepares images.
 
-Pillow's differs from it by one level in about 3 % of the values. Both filter along x, then along y, and round to
-8 bits after each; PyTorch also rounds the weights of its filters, to 16-bit integers.
+By PyTorch's own kernel where that is worth its loading, else in NumPy. Pillow's resize differs from it by one level in
+about 3 % of the values. Both filter along x, then along y, and round to 8 bits after each; PyTorch also rounds the
+weights of its filters, to 16-bit integers.
 
 Source: PyTorch 2.15, ATen/native/cpu: `_compute_index_ranges_int16_weights` of UpSampleKernel.cpp, and
 UpSampleKernelAVXAntialias.h, which is what torchvision 0.29's `resize(antialias=True)` runs for uint8 on a CPU.
 """
 
 import math
-from functools import lru_cache
+import time
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from embedder.media.resize import Box, Interpolation, Size
+from embedder.media.arrays import Pixels, to_array, to_pillow
+from embedder.media.resize import (
+    PADDING_LEVELS,
+    Box,
+    Interpolation,
+    ResizeSpec,
+    Size,
+    SizedPixels,
+    kept_box,
+    long_cut,
+    scaled_size,
+)
+from embedder.media.torch_kernel import TorchKernel, load_kernel
 
-Pixels = NDArray[np.uint8]
 Floats = NDArray[np.floating[Any]]
 
 SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 MAX_PRECISION, MAX_WEIGHT = 22, 2**15
 BLOCK = 16  # neighbouring outputs read nearly the same inputs; wider blocks multiply more zeros
 STRIP_PIXELS = 1 << 17  # filtered along x at a time: a second copy of the whole image would be large, and slower
+LOAD_S = 0.3  # of CPU: what loading PyTorch's kernel takes, and its comparison with NumPy
+MAX_COPIED_PIXELS = 24_000_000  # of Pillow's images, whose copy takes 3 bytes a pixel; larger ones go by strips
 MAX_CACHED_PX = 1 << 14  # filters of a side of this length take 3 MB (bilinear), of a million pixels 150 MB
 
 
@@ -37,29 +52,105 @@ class ResampleBlock(NamedTuple):
     weights: Floats  # (stop - start, last - first)
 
 
-def resample(image: Image.Image, size: Size, box: Box, interpolation: Interpolation) -> Image.Image:
-    """Resize an RGB or L image and return a box of the result; nothing else is computed.
+def resize_as_torchvision(image: Image.Image | Pixels, resize: ResizeSpec, size: Size | None = None) -> SizedPixels:
+    """Resize an image with torchvision's filters, and crop or pad it to the square where the model takes one.
 
     Args:
-        image: of any width and height, mode RGB or L.
+        image: Pillow's, RGB or L; or an array, uint8 (H, W, 3) or (H, W, 1).
+        resize: the rule.
+        size: width and height to resize to; None: those of the rule.
+    """
+    if cut := long_cut(size_of(image), resize):
+        image = _cropped(image, cut)
+    size = size or scaled_size(size_of(image), resize)
+    scaled = resample(image, size, kept_box(size, resize), resize.interpolation)
+    if resize.mode in PADDING_LEVELS:
+        scaled = _padded(scaled, resize.image_size, PADDING_LEVELS[resize.mode])
+    if scaled.shape[2] == 1:
+        scaled = scaled.repeat(3, 2)
+    return SizedPixels((scaled.shape[1], scaled.shape[0]), scaled.tobytes())
+
+
+def _padded(pixels_HWC: Pixels, side: int, level: int) -> Pixels:
+    height, width, num_channels = pixels_HWC.shape
+    square = np.full((side, side, num_channels), level, np.uint8)
+    top, left = (side - height) // 2, (side - width) // 2
+    square[top : top + height, left : left + width] = pixels_HWC
+    return square
+
+
+def size_of(image: Image.Image | Pixels) -> Size:
+    """Width and height."""
+    return image.size if isinstance(image, Image.Image) else (image.shape[1], image.shape[0])
+
+
+def _cropped(image: Image.Image | Pixels, box: Box) -> Image.Image | Pixels:
+    if isinstance(image, Image.Image):
+        return image.crop(box)
+    left, top, right, bottom = box
+    return np.ascontiguousarray(image[top:bottom, left:right])
+
+
+def resample(image: Image.Image | Pixels, size: Size, box: Box, interpolation: Interpolation) -> Pixels:
+    """Resize an image and return a box of the result: uint8 (bottom - top, right - left, C).
+
+    Args:
+        image: Pillow's, RGB or L; or an array, uint8 (H, W, 3) or (H, W, 1), contiguous.
         size: width and height to resize to.
         box: left, top, right and bottom of the part to return, in pixels of the result.
         interpolation: name of the filter.
     """
-    blocks = filter_blocks if max(image.size) <= MAX_CACHED_PX else filter_blocks.__wrapped__
-    columns = blocks(image.width, size[0], box[0], box[2], interpolation)
-    rows = blocks(image.height, size[1], box[1], box[3], interpolation)
-    pixels = _filtered(_filtered_along_x(image, columns, rows[0].first, rows[-1].last), rows)
-    return Image.fromarray(pixels[..., 0] if image.mode == "L" else pixels)
+    kernel = _faster.of_filter(interpolation)
+    width, height = size_of(image)
+    if kernel is not None and (isinstance(image, np.ndarray) or width * height <= MAX_COPIED_PIXELS):
+        left, top, right, bottom = box
+        pixels_HWC = to_array(image) if isinstance(image, Image.Image) else image
+        return kernel.resize(pixels_HWC, size, interpolation)[top:bottom, left:right]
+    started_s = time.perf_counter()
+    resized = resample_in_numpy(image, size, box, interpolation)
+    _faster.spent_s += time.perf_counter() - started_s
+    return resized
 
 
-def _filtered_along_x(image: Image.Image, columns: tuple[ResampleBlock, ...], top: int, bottom: int) -> Pixels:
+class _FasterKernel:
+    """PyTorch's kernel, once this process has spent as long in NumPy as loading it takes."""
+
+    def __init__(self) -> None:
+        self.spent_s = 0.0
+
+    def of_filter(self, interpolation: Interpolation) -> TorchKernel | None:
+        return None if self.spent_s < LOAD_S else _kernels().get(interpolation)
+
+
+_faster = _FasterKernel()
+
+
+@cache
+def _kernels() -> dict[Interpolation, TorchKernel]:
+    return load_kernel(lambda pixels, size, name: resample_in_numpy(pixels, size, (0, 0, *size), name))
+
+
+def resample_in_numpy(image: Image.Image | Pixels, size: Size, box: Box, interpolation: Interpolation) -> Pixels:
+    """Resize as `resample` does, without PyTorch; what is outside of the box is not computed."""
+    width, height = size_of(image)
+    blocks = filter_blocks if max(height, width) <= MAX_CACHED_PX else filter_blocks.__wrapped__
+    columns = blocks(width, size[0], box[0], box[2], interpolation)
+    rows = blocks(height, size[1], box[1], box[3], interpolation)
+    return _filtered(_filtered_along_x(image, columns, rows[0].first, rows[-1].last), rows)
+
+
+def _filtered_along_x(image: Image.Image | Pixels, columns: tuple[ResampleBlock, ...], top: int, bottom: int) -> Pixels:
     """Filter the rows from `top` to `bottom` of an image: (bottom - top, width, C)."""
     left, right = columns[0].first, columns[-1].last
     num_rows = max(1, STRIP_PIXELS // (right - left))
-    strips = (image.crop((left, y, right, min(y + num_rows, bottom))) for y in range(top, bottom, num_rows))
-    turned = (np.atleast_3d(np.asarray(strip.transpose(Image.Transpose.TRANSPOSE))) for strip in strips)
-    return np.concatenate([_filtered(values, columns).transpose(1, 0, 2) for values in turned])
+    strips = (_cropped(image, (left, y, right, min(y + num_rows, bottom))) for y in range(top, bottom, num_rows))
+    return np.concatenate([_filtered(_turned(strip), columns).transpose(1, 0, 2) for strip in strips])
+
+
+def _turned(strip: Image.Image | Pixels) -> Pixels:
+    """Rows and columns exchanged: (W, H, C); by Pillow, which is three times as fast."""
+    image = strip if isinstance(strip, Image.Image) else to_pillow(strip)
+    return to_array(image.transpose(Image.Transpose.TRANSPOSE))
 
 
 def _filtered(values: Pixels, blocks: tuple[ResampleBlock, ...]) -> Pixels:

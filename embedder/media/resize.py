@@ -5,7 +5,7 @@ Sizes are (width, height) in pixels.
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 if TYPE_CHECKING:
     from shards.config import PreprocessConfig
@@ -19,10 +19,19 @@ Resampler = Literal["pillow", "torchvision"]
 
 DRAFT_SCALES = (1, 2, 4, 8)  # a JPEG may be decoded at 1/1, 1/2, 1/4 or 1/8 of its pixels along each side
 REDUCED_MARGIN = 2  # a reduced JPEG keeps at least twice the target, so that the resize that follows still filters
+PADDING_LEVELS = {"pad": 255, "pad_black": 0}
+"""Mode that pads -> the level of all channels around the image."""
 MAX_CROP_ASPECT = 64
 """Beyond this ratio, what a crop discards is cut off before the resize."""
 MAX_FAST_CROP_ASPECT = 4
 """The same with Pillow where speed counts more than its exact values; torchvision's cost little anyway."""
+
+
+class SizedPixels(NamedTuple):
+    """Pixels of an image, uint8 RGB (height, width, 3), with its width and height."""
+
+    size: Size
+    data: bytes
 
 
 @dataclass(frozen=True)

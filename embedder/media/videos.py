@@ -16,8 +16,8 @@ from PIL import Image
 
 from embedder.media.declared_size import declared_bytes
 from embedder.media.errors import DecodeError
-from embedder.media.images import SizedPixels, check_pixels, resize_image, to_rgb, upright
-from embedder.media.resize import ResizeSpec, Size, scaled_size
+from embedder.media.images import check_pixels, resize_image, to_rgb, upright
+from embedder.media.resize import ResizeSpec, Size, SizedPixels, scaled_size
 from embedder.media.segments import FrameClock, PickedSegment, SegmentRule, TimedFrame, pick_segments
 
 FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
