@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+PROGRESS_BYTES = 8
+"""Beginning of the sandbox's outbox in a batch: the number of the image at work, which is blamed for a crash."""
+
 
 @dataclass(frozen=True)
 class DecodeLimits:

@@ -68,7 +68,7 @@ def resize_as_torchvision(image: Image.Image | Pixels, resize: ResizeSpec, size:
         scaled = _padded(scaled, resize.image_size, PADDING_LEVELS[resize.mode])
     if scaled.shape[2] == 1:
         scaled = scaled.repeat(3, 2)
-    return SizedPixels((scaled.shape[1], scaled.shape[0]), scaled.tobytes())
+    return SizedPixels((scaled.shape[1], scaled.shape[0]), np.ascontiguousarray(scaled).data.cast("B"))
 
 
 def _padded(pixels_HWC: Pixels, side: int, level: int) -> Pixels:
@@ -103,9 +103,8 @@ def resample(image: Image.Image | Pixels, size: Size, box: Box, interpolation: I
     kernel = _faster.of_filter(interpolation)
     width, height = size_of(image)
     if kernel is not None and (isinstance(image, np.ndarray) or width * height <= MAX_COPIED_PIXELS):
-        left, top, right, bottom = box
         pixels_HWC = to_array(image) if isinstance(image, Image.Image) else image
-        return kernel.resize(pixels_HWC, size, interpolation)[top:bottom, left:right]
+        return kernel.resize(pixels_HWC, size, box, interpolation)
     started_s = time.perf_counter()
     resized = resample_in_numpy(image, size, box, interpolation)
     _faster.spent_s += time.perf_counter() - started_s
@@ -127,7 +126,7 @@ _faster = _FasterKernel()
 
 @cache
 def _kernels() -> dict[Interpolation, TorchKernel]:
-    return load_kernel(lambda pixels, size, name: resample_in_numpy(pixels, size, (0, 0, *size), name))
+    return load_kernel(resample_in_numpy)
 
 
 def resample_in_numpy(image: Image.Image | Pixels, size: Size, box: Box, interpolation: Interpolation) -> Pixels:

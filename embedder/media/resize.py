@@ -31,7 +31,7 @@ class SizedPixels(NamedTuple):
     """Pixels of an image, uint8 RGB (height, width, 3), with its width and height."""
 
     size: Size
-    data: bytes
+    data: bytes | memoryview
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,12 @@ class ResizeSpec:
             patch_size=patch_px or 0,
             max_patches=vision.num_tokens - vision.num_prefix_tokens if vision is not None and patch_px else 0,
         )
+
+
+def max_bytes(resize: ResizeSpec) -> int:
+    """Bytes of pixels that an image has at most once it is resized."""
+    num_pixels = resize.max_patches * resize.patch_size**2 if resize.mode == "patches" else resize.image_size**2
+    return 3 * num_pixels
 
 
 def scaled_size(size: Size, resize: ResizeSpec) -> Size:

@@ -9,7 +9,7 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeGuard
@@ -18,18 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedder.media.errors import DecodeError
-from embedder.media.limits import DecodeLimits
-from embedder.media.resize import ResizeSpec, Size
+from embedder.media.limits import PROGRESS_BYTES, DecodeLimits
+from embedder.media.resize import ResizeSpec, Size, max_bytes
 from embedder.media.sandbox_process import BROKEN_MESSAGE, Message, SandboxCrashError, SandboxProcess
 
 Source = bytes | bytearray | memoryview | str | Path
 """Encoded bytes, or the path of a local file."""
 Pixels = NDArray[np.uint8]
+ImageRequest = tuple[Source, ResizeSpec]
+"""Image, and the rule that it is resized by."""
 
 START_TIMEOUT_S = 120.0  # it takes 0.1 s; a machine that swaps may take long
 MAX_STARTS = 2
 MAX_CRASHES = 2  # a process that dies gets the same file once more before the file is blamed
 KEEP_INBOX_BYTES = 16 << 20
+MAX_BATCH_IMAGES, MAX_BATCH_BYTES, MAX_BATCH_PIXEL_BYTES = 32, 8 << 20, 32 << 20
+"""Images of one message, bytes of their files, and of their pixels; a larger file has a message of its own."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,82 @@ class SandboxedDecoder:
         if not isinstance(source, str | Path) and (num_bytes := memoryview(source).nbytes) > limit:
             raise DecodeError("FileTooLarge", f"the file has {num_bytes} bytes; {limit} are allowed (`max_file_bytes`)")
         return self._one_image({"do": "image"}, source, resize)
+
+    def images(self, requests: Sequence[ImageRequest]) -> Iterator[Pixels | DecodeError]:
+        """Decode images as `image` does, many a message; a hostile one costs itself alone.
+
+        Where the child dies or hangs, the image that it was at is blamed, and the others are decoded again.
+
+        Args:
+            requests: encoded bytes, or the path of a local file, and the rule of each.
+
+        Yields:
+            For each its pixels, as `image` returns them, or the error that `image` would raise.
+        """
+        for batch in _batches(requests, self.limits.max_file_bytes):
+            yield from self._batch(batch) if len(batch) > 1 else [self._image_or_error(*batch[0])]
+
+    def _image_or_error(self, source: Source, resize: ResizeSpec) -> Pixels | DecodeError:
+        try:
+            return self.image(source, resize)
+        except DecodeError as error:
+            return error
+
+    def _batch(self, requests: Sequence[ImageRequest]) -> list[Pixels | DecodeError]:
+        """Decode images whose bytes fit the inbox together."""
+        found: list[Pixels | DecodeError] = []
+        while rest := requests[len(found) :]:
+            num_before = len(found)
+            try:
+                self._ask_for_batch(rest)
+                while len(found) < len(requests):
+                    found += self._receive_images(requests[len(found) :])
+                self._is_busy = False
+            except (TimeoutError, SandboxCrashError) as error:
+                number = max(num_before + self._number_at_end(len(rest)), len(found))
+                self._kill_child()
+                found += [self._image_or_error(*each) for each in requests[len(found) : number]]
+                if isinstance(error, TimeoutError):
+                    found.append(self._timeout_error("decoding", self.limits.timeout_s, "`timeout_s`"))
+                else:  # once more, with a process of its own
+                    found.append(self._image_or_error(*requests[number]))
+        return found
+
+    def _ask_for_batch(self, requests: Sequence[ImageRequest]) -> None:
+        self._turn += 1
+        self._end_unfinished()
+        rules = list(dict.fromkeys(rule for _, rule in requests))
+        inbox_fd, outbox_fd = self._shared_fds()
+        os.pwrite(outbox_fd, bytes(PROGRESS_BYTES), 0)
+        offset, files = 0, []
+        for source, rule in requests:
+            encoded = memoryview(source).cast("B")  # type: ignore[arg-type]  # `_batches` puts no paths here
+            _write_all(inbox_fd, encoded, offset)
+            files.append((offset, encoded.nbytes, rules.index(rule)))
+            offset += encoded.nbytes
+        self._send({"do": "images", "resizes": [vars(rule) for rule in rules], "files": files})
+
+    def _receive_images(self, requests: Sequence[ImageRequest]) -> list[Pixels | DecodeError]:
+        """Take the next answers of a batch: as many as the child sends together."""
+        message = self._get_child().receive(self.limits.timeout_s)
+        answers = message.get("images")
+        if not isinstance(answers, list) or not 1 <= len(answers) <= len(requests):
+            raise SandboxCrashError(BROKEN_MESSAGE)
+        found: list[Pixels | DecodeError] = []
+        for answer, (_, rule) in zip(answers, requests, strict=False):
+            if not isinstance(answer, dict):
+                raise SandboxCrashError(BROKEN_MESSAGE)
+            found.append(_reported_error(answer) or self._collect(answer, rule, 1)[0])
+        if message.get("last"):
+            self._kill_child()
+            if len(found) < len(requests):
+                found += [self._image_or_error(*each) for each in requests[len(found) :]]
+        return found
+
+    def _number_at_end(self, num_asked: int) -> int:
+        """Number, among those of the last message, of the image that the child was at when it died or was given up."""
+        _, outbox_fd = self._shared_fds()
+        return min(int.from_bytes(os.pread(outbox_fd, PROGRESS_BYTES, 0), "little"), num_asked - 1)
 
     def frame_at(self, source: Source, resize: ResizeSpec, time_s: float) -> Pixels:
         """Decode the frame of a video, or of an animated image, that is shown `time_s` seconds after its first frame.
@@ -216,14 +296,18 @@ class SandboxedDecoder:
             answer = self._get_child().receive(timeout_s)
         except TimeoutError:
             self._kill_child()
-            message = f"{step} took longer than {timeout_s:.3g} s ({limit}) and was ended"
-            raise DecodeError("TimeoutError", message, transient=True) from None
-        if "error_type" in answer:
+            raise self._timeout_error(step, timeout_s, limit) from None
+        if (error := _reported_error(answer)) is not None:
             self._is_busy = False
             if answer.get("last"):
                 self._kill_child()
-            raise DecodeError(str(answer["error_type"]), str(answer["message"]), bool(answer.get("transient")))
+            raise error
         return answer
+
+    @staticmethod
+    def _timeout_error(step: str, timeout_s: float, limit: str) -> DecodeError:
+        message = f"{step} took longer than {timeout_s:.3g} s ({limit}) and was ended"
+        return DecodeError("TimeoutError", message, transient=True)
 
     def _blame(self, death: SandboxCrashError, num_crashes: int) -> None:
         """Clean up after a dead child; after the last attempt, blame the file."""
@@ -240,10 +324,7 @@ class SandboxedDecoder:
         if isinstance(source, str | Path):
             return request | {"path": os.path.abspath(source)}  # noqa: PTH100 - resolves no links, takes str too
         encoded = memoryview(source).cast("B")
-        inbox_fd, _ = self._shared_fds()
-        offset = 0
-        while offset < encoded.nbytes:
-            offset += os.pwrite(inbox_fd, encoded[offset:], offset)
+        _write_all(self._shared_fds()[0], encoded, 0)
         return request | {"size": encoded.nbytes}
 
     def _collect_segment(self, answer: Message, resize: ResizeSpec, frames_per_segment: int) -> VideoSegment:
@@ -259,12 +340,14 @@ class SandboxedDecoder:
         Raises:
             SandboxCrashError: there are fewer than announced, or of a size that the rule doesn't give.
         """
-        num_images, size = answer.get("num_images"), answer.get("size")
+        num_images, size, offset = answer.get("num_images"), answer.get("size"), answer.get("offset", 0)
         if not isinstance(num_images, int) or not 1 <= num_images <= max_images or not _is_size(size, resize):
+            raise SandboxCrashError(BROKEN_MESSAGE)
+        if not isinstance(offset, int) or not 0 <= offset <= MAX_BATCH_PIXEL_BYTES + PROGRESS_BYTES:
             raise SandboxCrashError(BROKEN_MESSAGE)
         width, height = size
         pixels = np.empty((num_images, height, width, 3), np.uint8)
-        unfilled, offset = pixels.data.cast("B"), 0
+        unfilled = pixels.data.cast("B")
         _, outbox_fd = self._shared_fds()
         while unfilled:
             num_bytes = os.preadv(outbox_fd, [unfilled], offset)
@@ -320,6 +403,40 @@ class SandboxedDecoder:
         """Free the memory of a large file; that of a small one is kept for the next."""
         if self._fds is not None and os.fstat(self._fds[0]).st_size > KEEP_INBOX_BYTES:
             os.ftruncate(self._fds[0], 0)
+
+
+def _batches(requests: Sequence[ImageRequest], max_file_bytes: int) -> Iterator[list[ImageRequest]]:
+    """Divide requests, in their order, into messages; a path, or a large file, has one of its own."""
+    batch: list[ImageRequest] = []
+    num_encoded = num_decoded = 0
+    for source, rule in requests:
+        size = None if isinstance(source, str | Path) else memoryview(source).nbytes
+        is_small = size is not None and size <= min(max_file_bytes, MAX_BATCH_BYTES)
+        num_encoded, num_decoded = num_encoded + (size or 0), num_decoded + max_bytes(rule)
+        is_over = len(batch) == MAX_BATCH_IMAGES or num_encoded > MAX_BATCH_BYTES or num_decoded > MAX_BATCH_PIXEL_BYTES
+        if batch and (is_over or not is_small):
+            yield batch
+            batch, num_encoded, num_decoded = [], size or 0, max_bytes(rule)
+        if is_small:
+            batch.append((source, rule))
+        else:
+            yield [(source, rule)]
+            num_encoded = num_decoded = 0
+    if batch:
+        yield batch
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        num_bytes = os.pwrite(fd, data, offset)
+        data, offset = data[num_bytes:], offset + num_bytes
+
+
+def _reported_error(answer: Message) -> DecodeError | None:
+    """Error that a child reports of a file; None where it reports none."""
+    if "error_type" not in answer:
+        return None
+    return DecodeError(str(answer["error_type"]), str(answer.get("message")), bool(answer.get("transient")))
 
 
 def _is_size(size: Any, resize: ResizeSpec) -> TypeGuard[Size]:

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -17,6 +18,7 @@ from typing import Any, BinaryIO
 
 from embedder.media.errors import DecodeError
 from embedder.media.images import decode_image, prepare_pillow
+from embedder.media.limits import PROGRESS_BYTES
 from embedder.media.resize import ResizeSpec, SizedPixels
 from embedder.media.segments import PickedSegment, SegmentRule
 from embedder.media.sniff import HEAD_BYTES, sniff
@@ -24,6 +26,7 @@ from embedder.media.sniff import HEAD_BYTES, sniff
 Message = dict[str, Any]
 
 MAX_ERROR_CHARACTERS = 500
+ANSWER_S = 0.1  # answers of a batch are kept so long, and sent together
 
 
 class SandboxClosedError(Exception):
@@ -59,7 +62,8 @@ class Server:
             answer: Message = {"ready": True}
             while not answer.get("last"):
                 self._send(answer)
-                answer = self._answer(self._receive())
+                request = self._receive()
+                answer = self._images(request) if request["do"] == "images" else self._answer(request)
             self._send(answer)
         except (SandboxClosedError, BrokenPipeError):
             return
@@ -71,17 +75,35 @@ class Server:
                 return handlers[request["do"]](request, file)
         except SandboxClosedError:
             raise
-        except DecodeError as error:
-            return _error_answer(error.error_type, error.message, error.transient)
         except Exception as error:  # noqa: BLE001 - the one place where files are decoded: broken ones raise anything
-            if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
-                # A fresh process takes over: this one's memory may be fragmented.
-                message = "decoding it takes more memory than `memory_bytes` allows"
-                return _error_answer("MemoryError", message) | {"last": True}
-            return _error_answer(type(error).__name__, getattr(error, "strerror", None) or str(error))
+            return _answer_of(error)
+
+    def _images(self, request: Message) -> Message:
+        """Decode a batch: each file's answer is its pixels' place in the outbox, or its error.
+
+        Answers are sent together now and then, the last ones by the caller. A process that has run out of memory sends
+        what it has, and leaves the rest to the next one.
+        """
+        resizes = [_read_resize(each) for each in request["resizes"]]
+        answers: list[Message] = []
+        place, sent_s = PROGRESS_BYTES, time.monotonic()
+        for number, (offset, size, rule) in enumerate(request["files"]):
+            os.pwrite(self.outbox_fd, number.to_bytes(PROGRESS_BYTES, "little"), 0)
+            if answers and time.monotonic() - sent_s > ANSWER_S:
+                self._send({"images": answers})
+                answers, sent_s = [], time.monotonic()
+            try:
+                image = decode_image(os.pread(self.inbox_fd, size, offset), resizes[rule], self.max_pixels)
+                answers.append(self._post([image], place) | {"offset": place})
+                place += len(image.data)
+            except Exception as error:  # noqa: BLE001 - as in `_answer`
+                answers.append(_answer_of(error))
+                if answers[-1].get("last"):
+                    return {"images": answers, "last": True}
+        return {"images": answers}
 
     def _image(self, request: Message, file: BinaryIO) -> Message:
-        resize = _read_resize(request)
+        resize = _read_resize(request["resize"])
         encoded = read_whole(file, self.max_file_bytes)
         return self._post([decode_image(encoded, resize, self.max_pixels)])
 
@@ -98,7 +120,7 @@ class Server:
         return {"end": True}
 
     def _segments(self, request: Message, file: BinaryIO) -> Iterator[PickedSegment[SizedPixels]]:
-        resize, segment_s = _read_resize(request), Fraction(str(request["segment_s"]))
+        resize, segment_s = _read_resize(request["resize"]), Fraction(str(request["segment_s"]))
         frames_per_segment = request["frames_per_segment"]
         if _is_image(file):
             from embedder.media.animations import animation_segments
@@ -112,7 +134,7 @@ class Server:
         )
 
     def _frame(self, request: Message, file: BinaryIO) -> Message:
-        resize, time_s = _read_resize(request), request["time_s"]
+        resize, time_s = _read_resize(request["resize"]), request["time_s"]
         if _is_image(file):
             from embedder.media.animations import animation_frame
 
@@ -131,12 +153,13 @@ class Server:
         os.ftruncate(self.inbox_fd, request["size"])  # an earlier file may have been longer
         return open(self.inbox_fd, "rb", buffering=0, closefd=False)
 
-    def _post(self, images: list[SizedPixels]) -> Message:
+    def _post(self, images: list[SizedPixels], offset: int = 0) -> Message:
         """Write images of one size into the outbox, one after the other; return the answer with number and size."""
-        unwritten, offset = memoryview(b"".join(image.data for image in images)), 0
-        while unwritten:
-            num_bytes = os.pwrite(self.outbox_fd, unwritten, offset)
-            unwritten, offset = unwritten[num_bytes:], offset + num_bytes
+        for image in images:
+            unwritten = memoryview(image.data)
+            while unwritten:
+                num_bytes = os.pwrite(self.outbox_fd, unwritten, offset)
+                unwritten, offset = unwritten[num_bytes:], offset + num_bytes
         return {"num_images": len(images), "size": images[0].size}
 
     def _await_emptied(self) -> None:
@@ -166,12 +189,23 @@ def _is_image(file: BinaryIO) -> bool:
     return sniff(head) == "image"
 
 
-def _read_resize(request: Message) -> ResizeSpec:
+def _read_resize(values: Message) -> ResizeSpec:
     """Read the resize rule; its imports happen now, before an image fills the memory."""
-    resize = ResizeSpec(**request["resize"])
+    resize = ResizeSpec(**values)
     if resize.resampler == "torchvision":
         import_module("embedder.media.resample")
     return resize
+
+
+def _answer_of(error: Exception) -> Message:
+    """Describe what went wrong with a file."""
+    if isinstance(error, DecodeError):
+        return _error_answer(error.error_type, error.message, error.transient)
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        # A fresh process takes over: this one's memory may be fragmented.
+        message = "decoding it takes more memory than `memory_bytes` allows"
+        return _error_answer("MemoryError", message) | {"last": True}
+    return _error_answer(type(error).__name__, getattr(error, "strerror", None) or str(error))
 
 
 def _error_answer(error_type: str, message: str, transient: bool = False) -> Message:

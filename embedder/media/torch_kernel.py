@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embedder.media.resize import Interpolation, Size
+from embedder.media.resize import Box, Interpolation, Size
 
 Pixels = NDArray[np.uint8]
 
@@ -60,12 +60,13 @@ class TorchKernel:
             getattr(library, name).argtypes = types
         self._uint8 = library.aoti_torch_dtype_uint8()
 
-    def resize(self, pixels_HWC: Pixels, size: Size, interpolation: Interpolation) -> Pixels:
-        """Resize an image; uint8 (height, width, C).
+    def resize(self, pixels_HWC: Pixels, size: Size, box: Box, interpolation: Interpolation) -> Pixels:
+        """Resize an image, and return a copy of a box of it; uint8 (bottom - top, right - left, C).
 
         Args:
             pixels_HWC: uint8 [0, 255], contiguous.
             size: width and height to resize to.
+            box: left, top, right and bottom of the part to return, in pixels of the result.
             interpolation: name of the filter.
 
         Raises:
@@ -93,7 +94,8 @@ class TorchKernel:
             num_bytes = num_channels * size[0] * size[1]
             memory = (c_uint8 * num_bytes).from_address(pointer.value or 0)
             view = np.ndarray((size[1], size[0], num_channels), np.uint8, memory, 0, (row, column, channel))
-            return view.copy()
+            left, top, right, bottom = box
+            return view[top:bottom, left:right].copy("C")
         finally:
             lib.aoti_torch_delete_tensor_object(resized)
 
@@ -103,7 +105,10 @@ def _check(error: int) -> None:
         raise TorchKernelError
 
 
-def load_kernel(reference: Callable[[Pixels, Size, Interpolation], Pixels]) -> dict[Interpolation, TorchKernel]:
+Resize = Callable[[Pixels, Size, Box, Interpolation], Pixels]
+
+
+def load_kernel(reference: Resize) -> dict[Interpolation, TorchKernel]:
     """Load PyTorch's C library, and return its kernel by the filters for which it gives the bits that it should.
 
     Args:
@@ -120,14 +125,12 @@ def load_kernel(reference: Callable[[Pixels, Size, Interpolation], Pixels]) -> d
     return {name: kernel for name in filters if _is_equal(kernel, reference, name)}
 
 
-def _is_equal(
-    kernel: TorchKernel, reference: Callable[[Pixels, Size, Interpolation], Pixels], name: Interpolation
-) -> bool:
+def _is_equal(kernel: TorchKernel, reference: Resize, name: Interpolation) -> bool:
     """Whether the kernel gives the reference's bits for an image that is reduced, and enlarged."""
     image = np.random.default_rng(0).integers(0, 256, (61, 83, 3), np.uint8)
     try:
         return all(
-            np.array_equal(kernel.resize(each, size, name), reference(each, size, name))
+            np.array_equal(kernel.resize(each, size, (0, 0, *size), name), reference(each, size, (0, 0, *size), name))
             for each in (image, np.ascontiguousarray(image[..., :1]))
             for size in ((29, 17), (70, 97))
         )

@@ -50,19 +50,26 @@ class Fetcher:
         self._downloads: DownloadsAhead | None = None
 
     def fetch(
-        self, uri: str, *, max_bytes: int, max_file_bytes: int | None = None, embedded: EmbeddedFile | None = None
+        self,
+        uri: str,
+        *,
+        max_bytes: int,
+        max_file_bytes: int | None = None,
+        embedded: EmbeddedFile | None = None,
+        max_read_bytes: int = 0,
     ) -> Fetched:
         """Fetch one item.
 
-        Local whole files are given as a path. Tar members and cells come as bytes, and so do remote files up to
-        `max_bytes`; larger remote files are downloaded to a temporary file, and so is what the web sends, beyond some
-        MiB.
+        Local whole files are given as a path, those up to `max_read_bytes` as bytes. Tar members and cells come as
+        bytes, and so do remote files up to `max_bytes`; larger remote files are downloaded to a temporary file, and so
+        is what the web sends, beyond some MiB.
 
         Args:
             uri: as the listing gives it.
             max_bytes: the most that may be held in memory.
             max_file_bytes: the most that a whole file may have; none allows any size.
             embedded: what a local file has to be, of an item that was embedded before; None of one that is listed now.
+            max_read_bytes: size up to which a local file is read at once.
 
         Raises:
             FetchError: the bytes are missing, forbidden, changed since the listing, or too many.
@@ -78,7 +85,7 @@ class Fetcher:
             return Fetched(None, None, 0)
         if is_remote(path):
             return _remote_file(path, max_bytes, max_file_bytes)
-        return _local_file(path, max_file_bytes, embedded)
+        return _local_file(path, max_file_bytes, embedded, max_read_bytes)
 
     @contextmanager
     def ahead(self, uris: Iterable[str], *, max_bytes: int, max_file_bytes: int | None = None) -> Iterator[None]:
@@ -214,18 +221,35 @@ def _read_member(ranges: ByteRanges, path: str, member: TarMember) -> bytes:
     return data
 
 
-def _local_file(path: str, max_file_bytes: int | None = None, embedded: EmbeddedFile | None = None) -> Fetched:
+def _local_file(
+    path: str, max_file_bytes: int | None = None, embedded: EmbeddedFile | None = None, max_read_bytes: int = 0
+) -> Fetched:
     descriptor, status = open_regular(path, embedded)  # opened once, so that what can't be read is found here
     try:
         _check_size(status.st_size, max_file_bytes, readable(path), "decode.max_video_bytes")
+        data = _read_small(descriptor, status.st_size, path) if status.st_size <= max_read_bytes else None
     except FetchError:
         os.close(descriptor)
         raise
+    if data is not None:
+        os.close(descriptor)
+        return Fetched(data, None, len(data))
     open_path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")  # for the sandbox: whatever has the name by then
     if embedded is not None and open_path.exists():
         return Fetched(None, open_path, status.st_size, descriptor=descriptor)
     os.close(descriptor)
     return Fetched(None, Path(path), status.st_size)
+
+
+def _read_small(descriptor: int, size: int, path: str) -> bytes | None:
+    """Read an open file whole; None where it has grown meanwhile: it is still being written."""
+    try:
+        data = os.read(descriptor, size + 1)
+        while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
+            data += more
+    except OSError as error:
+        raise from_os_error(error, readable(path)) from None
+    return data if len(data) <= size else None
 
 
 def _remote_file(uri: str, max_bytes: int, max_file_bytes: int | None = None) -> Fetched:

@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -37,6 +38,8 @@ CONVERT = "convert it to JPEG (a clip to MP4), and the next run embeds it"
 DECODE_CURE = "decode.items_per_task = 1 finds the item; it or its decoder may need more memory than the node has"
 RAY_NICENESS = 19  # the lowest priority: what is decoded ahead waits anyway, and a stage without input leaves its core
 RAY_TABLE_BYTES = 8 << 20  # Ray's cost per column and table does not depend on their size; large tables cost memory
+READ_BYTES = 4 << 20  # a local file up to this size is read once: to tell what it is, for its hash, and to decode it
+PENDING_IMAGES, PENDING_BYTES = 32, 8 << 20  # images that are decoded together, and bytes of their files
 LISTING_ONLY = ("caption", "caption_uri", "error_type", "error", "is_media")
 
 
@@ -91,6 +94,32 @@ def forget_reader() -> None:
     _reader_for.cache_clear()
 
 
+@dataclass(frozen=True)
+class PendingImage:
+    """Item that was read, and waits to be decoded together with its neighbours.
+
+    Attributes:
+        number: of the item in its listing.
+        uri: of its file.
+        content: that was read.
+        models: that it is for.
+        needs: whether each model needs it, by name.
+        version: of its content.
+    """
+
+    number: int
+    uri: str
+    content: ItemContent
+    models: Collection[str]
+    needs: Mapping[str, bool]
+    version: str | None
+
+
+def _is_full(pending: Sequence[PendingImage]) -> bool:
+    num_bytes = sum(len(each.content.media) for each in pending if isinstance(each.content.media, bytes))
+    return len(pending) >= PENDING_IMAGES or num_bytes >= PENDING_BYTES
+
+
 class ItemReader:
     """Reader that fetches listed items and decodes them."""
 
@@ -135,16 +164,31 @@ class ItemReader:
         columns = ["uri", *_known(listing, (*LISTING_ONLY, *VERSIONS, REASON, *per_model, *of_steps))]
         items, limits = listing.select(columns).to_pylist(), self.spec.limits
         uris = (item["uri"] for item in items if item["error_type"] is None)
+        pending: list[PendingImage] = []
         with self.fetcher.ahead(uris, max_bytes=limits.max_file_bytes, max_file_bytes=limits.max_video_bytes):
             for number, item in enumerate(items):
                 if should_stop():
                     return
-                for row in self._item_rows(item):
-                    yield number, row
-                    if row.get("segment") and should_stop():  # an hour of video; what lacks segments is done again
-                        return
+                for row in self._item_rows(number, item):
+                    if isinstance(row, PendingImage):
+                        pending.append(row)
+                        if not _is_full(pending):
+                            continue
+                    yield from self._decoded(pending)
+                    pending = []
+                    if not isinstance(row, PendingImage):
+                        yield number, row
+                        if row.get("segment") and should_stop():  # an hour of video; the rest is done again
+                            return
+            yield from self._decoded(pending)
 
-    def _item_rows(self, item: Values) -> Iterator[Values]:
+    def _decoded(self, pending: Sequence["PendingImage"]) -> Iterator[tuple[int, Values]]:
+        """Rows of images that were read, decoded together."""
+        rows = self.decoder.image_rows([(each.content, each.models) for each in pending])
+        for each, row in zip(pending, rows, strict=True):
+            yield each.number, self._finished(row, each)
+
+    def _item_rows(self, number: int, item: Values) -> Iterator["Values | PendingImage"]:
         if item["error_type"] is not None:
             listed = ItemContent(problem=ItemProblem("read", item["error_type"], item["error"]))
             yield from self._rows_for(self._needs(item), listed)
@@ -153,7 +197,10 @@ class ItemReader:
         limits = self.spec.limits
         try:
             with self.fetcher.fetch(
-                item["uri"], max_bytes=limits.max_file_bytes, max_file_bytes=limits.max_video_bytes
+                item["uri"],
+                max_bytes=limits.max_file_bytes,
+                max_file_bytes=limits.max_video_bytes,
+                max_read_bytes=READ_BYTES,
             ) as fetched:
                 content = self._content(item, fetched, caption, problem)
                 version = self._version(fetched, content, item)
@@ -161,10 +208,12 @@ class ItemReader:
                 if not any(needs.values()):
                     yield {"content_version": version, "unchanged": True, "num_vectors": 0} | self._flags(needs)
                     return
-                is_known = bool(self.spec.models) and not needs[""]
-                for row in self._rows_for(needs, content):
-                    known = {"content_version": version} | ({"unchanged": True} if is_known else {})
-                    yield _raw_file_row(item["uri"], row) | known
+                image = PendingImage(number, item["uri"], content, self._models(needs), needs, version)
+                if content.kind == "image" and isinstance(content.media, bytes):
+                    yield image
+                    return
+                for row in self.decoder.rows(content, image.models):
+                    yield self._finished(row, image)
         except FetchError as error:  # it can't be opened, or it or its disk went away since
             content = ItemContent(caption=caption, problem=_read_problem(error))
             yield from self._rows_for(self._needs(item), content)
@@ -178,9 +227,18 @@ class ItemReader:
         return {name: is_listed[name] and (version is None or version not in known[name]) for name in known}
 
     def _rows_for(self, needs: Mapping[str, bool], content: ItemContent) -> Iterator[Values]:
-        models = {name for name, is_needed in needs.items() if is_needed} if self.spec.models else MAIN_ALONE
         flags = self._flags(needs)
-        return (row | flags for row in self.decoder.rows(content, models))
+        return (row | flags for row in self.decoder.rows(content, self._models(needs)))
+
+    def _models(self, needs: Mapping[str, bool]) -> Collection[str]:
+        return {name for name, is_needed in needs.items() if is_needed} if self.spec.models else MAIN_ALONE
+
+    def _finished(self, row: Values, image: "PendingImage") -> Values:
+        """Row of an item with what is known of it besides what was decoded."""
+        known: Values = {"content_version": image.version}
+        if self.spec.models and not image.needs[""]:
+            known["unchanged"] = True
+        return _raw_file_row(image.uri, row | self._flags(image.needs)) | known
 
     def _flags(self, needs: Mapping[str, bool]) -> Values:
         """Columns that say which models a row is for; none in a run of one model."""

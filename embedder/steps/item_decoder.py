@@ -2,7 +2,7 @@
 
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -163,7 +163,20 @@ class ItemDecoder:
         rules = self._inputs.resizes(models)
         if content.kind in ("video", "animation") and content.media is not None and rules:
             return self._video_rows(content, content.media, rules, models)
-        return iter([self._image_row(content, rules, models)])
+        return self.image_rows([(content, models)])
+
+    def image_rows(self, contents: Sequence[tuple[ItemContent, Collection[str]]]) -> Iterator[Values]:
+        """Row of each of several images, which the sandbox decodes in batches.
+
+        Args:
+            contents: items that are no videos, each with the models that it is for.
+        """
+        rules = [self._inputs.resizes(models) if has_image(content) else {} for content, models in contents]
+        requests = [(content.media, rule) for (content, _), each in zip(contents, rules, strict=True) for rule in each]
+        decoded = self.sandbox.images(requests)  # type: ignore[arg-type]  # `has_image`: their media are not None
+        for (content, models), each in zip(contents, rules, strict=True):
+            pixels = {rule: next(decoded) for rule in each}
+            yield self._image_row(content, each, models, pixels)
 
     def of_pixels(self, pixels_HWC: NDArray[np.uint8], models: Collection[str]) -> Values:
         """Make the inputs of an image that a step of the user's has returned, as of a file with it.
@@ -192,17 +205,24 @@ class ItemDecoder:
         """
         return self._caption_values(caption, models)
 
-    def _image_row(self, content: ItemContent, rules: Rules, models: Collection[str]) -> Values:
+    def _image_row(
+        self,
+        content: ItemContent,
+        rules: Rules,
+        models: Collection[str],
+        decoded: Mapping[ResizeSpec, NDArray[np.uint8] | DecodeError],
+    ) -> Values:
         row, problem = self._caption_values(content.caption, models), content.problem
-        if content.kind == "image" and content.media is not None:
-            try:
-                for rule, inputs in rules.items():
-                    pixels_FHWC = self.sandbox.image(content.media, rule)[None]
-                    for each in inputs:
-                        row |= each.of_frames(pixels_FHWC)
+        if has_image(content):
+            for rule, inputs in rules.items():
+                pixels = decoded[rule]
+                if isinstance(pixels, DecodeError):
+                    problem = _decode_problem(pixels)
+                    break
+                for each in inputs:
+                    row |= each.of_frames(pixels[None])
+            else:
                 row |= self._inputs.of_file(content.media, models)
-            except DecodeError as error:
-                problem = _decode_problem(error)
         modality = _modality(content)
         has_vector = row.keys() - {"caption"}
         if has_vector:
@@ -234,7 +254,7 @@ class ItemDecoder:
                 num_vectors += 1
         except DecodeError as error:
             if content.kind == "animation" and error.error_type == STILL_IMAGE:
-                yield self._image_row(replace(content, kind="image"), rules, models)
+                yield from self.image_rows([(replace(content, kind="image"), models)])
                 return
             problem = _decode_problem(error)
         if last_row is None and caption.keys() - {"caption"}:
@@ -285,6 +305,11 @@ def bmp(pixels_HWC: NDArray[np.uint8]) -> bytes:
     rows[:, : 3 * width] = pixels_HWC[:, :, ::-1].reshape(height, -1)
     head = struct.pack("<2sIHHI", b"BM", BMP_HEAD_BYTES + rows.nbytes, 0, 0, BMP_HEAD_BYTES)
     return head + struct.pack("<IiiHHIIiiII", 40, width, -height, 1, 24, 0, rows.nbytes, 0, 0, 0, 0) + rows.tobytes()
+
+
+def has_image(content: ItemContent) -> bool:
+    """Whether an item holds a still image."""
+    return content.kind == "image" and content.media is not None
 
 
 def _modality(content: ItemContent) -> str:

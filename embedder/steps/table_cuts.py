@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from embedder.compat import ray_attempts
+from embedder.media.resize import max_bytes
 from embedder.steps.item_decoder import DecodeSpec, Values
 
 Position = tuple[int, int]
@@ -34,10 +35,7 @@ def fixed_cuts(num_items: int, spec: DecodeSpec, table_bytes: int) -> list[Posit
     rules = {each.resize for each in spec.image_inputs if each.resize is not None}
     if not rules:
         return []
-    num_pixels = sum(
-        rule.max_patches * rule.patch_size**2 if rule.mode == "patches" else rule.image_size**2 for rule in rules
-    )
-    num_batches = math.ceil(table_bytes / (3 * num_pixels * spec.rows_per_batch))
+    num_batches = math.ceil(table_bytes / (sum(map(max_bytes, rules)) * spec.rows_per_batch))
     items_per_table = max(1, num_batches) * spec.rows_per_batch
     return [(number, 0) for number in range(items_per_table, num_items, items_per_table)]
 

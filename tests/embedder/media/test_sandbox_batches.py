@@ -1,0 +1,101 @@
+"""Images that are decoded many a message: each as by itself, and a hostile one costs itself alone."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from PIL import Image
+from sandbox_checks import FIT, ORANGE, is_orange, while_decoding
+
+from embedder.media import sandbox
+from embedder.media.errors import DecodeError
+from embedder.media.limits import DecodeLimits
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox import SandboxedDecoder
+
+PATCHES = ResizeSpec(64, "patches", patch_size=8, max_patches=20)
+
+
+def test_a_batch_gives_what_each_image_gives(decoder, encode_image, tmp_path, png):
+    rng = np.random.default_rng(0)
+    sources = [encode_image(Image.fromarray(rng.integers(0, 256, (20 + n, 31, 3), np.uint8)), "PNG") for n in range(70)]
+    (tmp_path / "file.png").write_bytes(png)
+    requests = [(each, FIT if number % 3 else PATCHES) for number, each in enumerate(sources)]
+    requests[40:40] = [(b"", FIT), (tmp_path / "file.png", FIT), (png[:-30], FIT), (b"nothing", PATCHES)]
+    found = list(decoder.images(requests))
+    assert len(found) == len(requests)
+    for pixels, (source, rule) in zip(found, requests, strict=True):
+        if isinstance(pixels, DecodeError):
+            with pytest.raises(DecodeError) as error:
+                decoder.image(source, rule)
+            assert (pixels.error_type, pixels.message) == (error.value.error_type, error.value.message)
+        else:
+            assert np.array_equal(pixels, decoder.image(source, rule))
+    assert [isinstance(each, DecodeError) for each in found[40:44]] == [True, False, True, True]
+
+
+def test_messages_hold_no_more_than_fits(png):
+    small, large = (png, FIT), (bytes(sandbox.MAX_BATCH_BYTES // 3), FIT)
+    sizes = [len(batch) for batch in sandbox._batches([small] * 70, 1 << 30)]
+    assert sizes == [32, 32, 6]
+    assert [len(batch) for batch in sandbox._batches([large] * 7, 1 << 30)] == [3, 3, 1]
+    assert [len(batch) for batch in sandbox._batches([small, large, small], len(png))] == [1, 1, 1]
+    wide = ResizeSpec(2048)
+    assert [len(batch) for batch in sandbox._batches([(png, wide)] * 5, 1 << 30)] == [2, 2, 1]
+
+
+def test_a_file_that_kills_its_decoder_costs_itself_alone(slow_png, png):
+    with SandboxedDecoder() as decoder:
+        list(decoder.images([(png, FIT)] * 2))
+        with while_decoding(decoder, lambda pid: os.kill(pid, signal.SIGSEGV), every_s=0.15):
+            found = list(decoder.images([(png, FIT)] * 5 + [(slow_png, FIT)] + [(png, FIT)] * 5))
+    assert found[5].error_type == "DecoderCrashed"
+    assert "SIGSEGV" in found[5].message
+    assert all(is_orange(pixels) for pixels in found[:5] + found[6:])
+
+
+def test_a_decoder_killed_once_loses_no_image_of_its_batch(slow_png, png):
+    with SandboxedDecoder() as decoder:
+        list(decoder.images([(png, FIT)] * 2))
+        first = decoder.child_pid
+        with while_decoding(decoder, lambda pid: pid == first and os.kill(pid, signal.SIGKILL), every_s=0.03):
+            found = list(decoder.images([(png, FIT)] * 3 + [(slow_png, FIT)] + [(png, FIT)] * 3))
+        assert decoder.child_pid != first
+    assert (found[3] == 255).all()
+    assert all(is_orange(pixels) for pixels in found[:3] + found[4:])
+
+
+def test_a_slow_image_of_a_batch_is_ended_once(slow_png, png):
+    with SandboxedDecoder(DecodeLimits(timeout_s=0.3)) as decoder:
+        started = list(decoder.images([(png, FIT)] * 2))
+        found = list(decoder.images([(png, FIT)] * 4 + [(slow_png, FIT)] * 2 + [(png, FIT)] * 4))
+    assert len(started) == 2
+    errors = [each.error_type if isinstance(each, DecodeError) else None for each in found]
+    assert errors == [None] * 4 + ["TimeoutError"] * 2 + [None] * 4
+    assert all(is_orange(pixels) for pixels in found[:4] + found[6:])
+
+
+def test_a_decoder_that_stands_still_is_given_up_for_one_image(png):
+    with SandboxedDecoder(DecodeLimits(timeout_s=0.5)) as decoder:
+        list(decoder.images([(png, FIT)] * 2))
+        os.kill(decoder.child_pid, signal.SIGSTOP)
+        found = list(decoder.images([(png, FIT)] * 4))
+    assert found[0].error_type == "TimeoutError"
+    assert all(is_orange(pixels) for pixels in found[1:])
+
+
+def test_an_image_that_needs_too_much_memory_leaves_its_neighbours_to_the_next_process(slow_png, png):
+    with SandboxedDecoder(DecodeLimits(memory_bytes=96 << 20)) as decoder:
+        found = list(decoder.images([(png, FIT)] * 2 + [(slow_png, FIT)] + [(png, FIT)] * 2))
+    assert found[2].error_type == "MemoryError"
+    assert all(is_orange(pixels) for pixels in found[:2] + found[3:])
+
+
+def test_a_batch_ends_an_abandoned_video(make_video, png):
+    with SandboxedDecoder() as decoder:
+        video = decoder.video(make_video([ORANGE] * 60), FIT, segment_s=1.0, frames_per_segment=1)
+        next(video)
+        assert all(is_orange(pixels) for pixels in decoder.images([(png, FIT)] * 3))
+        with pytest.raises(RuntimeError, match="another file"):
+            next(video)
