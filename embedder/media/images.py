@@ -5,11 +5,12 @@ Pixels are uint8 [0, 255], RGB, C-order (H, W, 3); of most models a square, `S` 
 
 import io
 import math
+import sys
 import warnings
 from importlib import import_module
 from typing import NamedTuple
 
-from PIL import AvifImagePlugin, Image, JpegImagePlugin, UnidentifiedImageError
+from PIL import AvifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
 
 from embedder.media.errors import DecodeError
 from embedder.media.formats import IMAGE_FORMATS
@@ -23,7 +24,7 @@ from embedder.media.resize import (
     needed_scale,
     scaled_size,
 )
-from embedder.media.sniff import HEAD_BYTES, UNKNOWN, extra_kind, other_kind, unreadable_kind
+from embedder.media.sniff import HEAD_BYTES, UNKNOWN, extra_kind, jpeg_start, other_kind, unreadable_kind
 
 FORMATS = tuple(each.name.upper() for each in IMAGE_FORMATS)
 MAX_DRAFT_REDUCTION = max(DRAFT_SCALES) ** 2  # pixels of a JPEG for each one of it decoded at 1/8 scale
@@ -31,7 +32,9 @@ MAX_PIXELS_PER_BYTE = 512  # of a JPEG: its blocks of 8 x 8 pixels take a bit ea
 # Other formats are decoded whole: an image of up to twice `max_pixels` is decoded and halved, so that only its bare
 # pixels are large (4 bytes each, 8 where it is transparent).
 WHOLE_FACTOR = 2
+MAX_TEXT_BYTES = 16 << 20  # of one text or colour profile of a PNG, unpacked; a longer one is passed over
 
+UNIDENTIFIED = "UnidentifiedImageError"
 PADDING_COLOURS = {"pad": "white", "pad_black": "black"}
 
 ORIENTATION_TAG = 0x0112
@@ -48,17 +51,19 @@ UPRIGHT = {
 
 
 class SizedPixels(NamedTuple):
-    """Pixels of an image, (height, width, 3), with its width and height."""
+    """Pixels of an image, (height, width, 3), with its width and height; and a note on what is missing of it."""
 
     size: Size
     data: bytes
+    note: str | None = None
 
 
 class LoadedImage(NamedTuple):
-    """Decoded image of any mode, as it is stored, and the EXIF orientation that puts it upright."""
+    """Decoded image of any mode, as it is stored, the EXIF orientation that puts it upright, and what is missing."""
 
     image: Image.Image
     orientation: int
+    note: str | None = None
 
 
 def prepare_pillow() -> None:
@@ -66,6 +71,7 @@ def prepare_pillow() -> None:
     for each in IMAGE_FORMATS:  # else the first image waits for the plugins of all formats that Pillow knows
         import_module(f"PIL.{each.plugin}")
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # several decoders share the machine
+    PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = MAX_TEXT_BYTES, sys.maxsize  # memory is bounded
     warnings.simplefilter("ignore")  # about metadata and sizes; the sizes are checked here
 
 
@@ -89,7 +95,7 @@ def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPi
         from embedder.media.extra_formats.load import load_extra
 
         loaded = load_extra(kind, encoded, resize, max_pixels)
-    return finish_image(*loaded, resize, max_pixels)
+    return finish_image(loaded.image, loaded.orientation, resize, max_pixels)._replace(note=loaded.note)
 
 
 def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
@@ -100,8 +106,47 @@ def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedIma
         resize: the rule that it will be resized by.
         max_pixels: as of `decode_image`; the image may have twice as many.
 
-    Raises: as `decode_image`.
+    Raises: as `decode_image`; DecodeError also where too much of the image is missing.
     """
+    encoded = encoded[jpeg_start(encoded) or 0 :]
+    try:
+        image, note = _load(encoded, resize, max_pixels), None
+    except MemoryError:
+        raise
+    except Exception as error:
+        if isinstance(error, DecodeError) and error.error_type != UNIDENTIFIED:
+            raise
+        image, note = _load_damaged(encoded, resize, max_pixels, error)
+    return LoadedImage(image, orientation_of(image), note)
+
+
+def _load_damaged(
+    encoded: bytes, resize: ResizeSpec, max_pixels: int, refusal: Exception
+) -> tuple[Image.Image, str | None]:
+    """Decode what viewers show; raise the refusal of the strict reader where that fails, too."""
+    from embedder.media.damaged import salvage
+
+    try:
+        salvaged = salvage(
+            encoded, lambda each: _load(each, resize, max_pixels), lambda each: _open(each, resize, max_pixels)
+        )
+    except (MemoryError, DecodeError):
+        raise
+    except Exception:  # noqa: BLE001 - as it is broken in another way, too
+        raise refusal from None
+    if salvaged is None:
+        raise refusal
+    return salvaged
+
+
+def _load(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Image.Image:
+    image = _open(encoded, resize, max_pixels)
+    image.load()
+    return image
+
+
+def _open(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Image.Image:
+    """Open an image, ready to be decoded at the scale that is enough; its size is checked."""
     image = open_image(encoded, max_pixels)
     if isinstance(image, JpegImagePlugin.JpegImageFile):
         check_plausible(image.size, len(encoded), max_pixels)
@@ -111,8 +156,7 @@ def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedIma
         check_pixels(image.size, max_pixels)
     else:
         check_pixels(image.size, WHOLE_FACTOR * max_pixels)
-    image.load()
-    return LoadedImage(image, orientation_of(image))
+    return image
 
 
 def finish_image(image: Image.Image, orientation: int, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
@@ -147,7 +191,7 @@ def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
     try:
         return Image.open(io.BytesIO(encoded), formats=FORMATS)
     except UnidentifiedImageError:
-        raise DecodeError("UnidentifiedImageError", _no_header(encoded[:HEAD_BYTES])) from None
+        raise DecodeError(UNIDENTIFIED, _no_header(encoded[:HEAD_BYTES])) from None
     except Image.DecompressionBombError as error:
         raise DecodeError("TooManyPixels", f"{error} (`max_pixels`)") from None
 

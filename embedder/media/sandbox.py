@@ -56,10 +56,14 @@ class SandboxedDecoder:
 
     Args:
         limits: limits on the cost of one file.
+
+    Attributes:
+        note: what is missing of the last image that was decoded; None: nothing.
     """
 
     def __init__(self, limits: DecodeLimits | None = None) -> None:
         self.limits = limits or DecodeLimits()
+        self.note: str | None = None
         self._child: SandboxProcess | None = None
         self._fds: tuple[int, int] | None = None
         self._turn = 0  # grows with each request, so that an abandoned video notices that it has ended
@@ -191,6 +195,7 @@ class SandboxedDecoder:
                     self._send(request)
                     answer = self._receive(self.limits.timeout_s, "decoding")
                     pixels: Pixels = self._collect(answer, resize, 1)[0]
+                    self.note = str(answer["note"]) if "note" in answer else None
                     self._is_busy = False
                     return pixels
                 except SandboxCrashError as death:

@@ -83,7 +83,8 @@ class Server:
     def _image(self, request: Message, file: BinaryIO) -> Message:
         resize = _read_resize(request)
         encoded = read_whole(file, self.max_file_bytes)
-        return self._post([decode_image(encoded, resize, self.max_pixels)])
+        image = decode_image(encoded, resize, self.max_pixels)
+        return self._post([image]) | ({} if image.note is None else {"note": image.note})
 
     def _video(self, request: Message, file: BinaryIO) -> Message:
         """Send one message per segment; images only of those that the parent doesn't have already."""

@@ -19,6 +19,8 @@ HEIF_BRANDS = frozenset(
 )
 STILL_BRANDS = HEIF_BRANDS | {b"crx "}
 """Brands of the MP4 family whose files hold images that Pillow doesn't read: HEIC, camera raw."""
+JPEG_SIGNATURE = b"\xff\xd8\xff"
+MAX_JUNK_BYTES = 16  # before a JPEG: line breaks of a script, a byte order mark; sound files have their cover later
 JXL_SIGNATURES = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")
 OLD_MOV_BOXES = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
 EBML, EBML_DOCTYPES = b"\x1a\x45\xdf\xa3", (b"matroska", b"webm")
@@ -90,7 +92,17 @@ def sniff(head: bytes) -> Kind | None:
         return "image"
     if _is_video(head):
         return "video"
-    return None
+    return None if jpeg_start(head) is None else "image"
+
+
+def jpeg_start(head: bytes) -> int | None:
+    """Where a JPEG begins, behind at most 16 bytes that don't belong to it; None where none does.
+
+    Args:
+        head: the beginning of an object, or all of it; 4096 bytes are enough.
+    """
+    start = head.find(JPEG_SIGNATURE, 0, MAX_JUNK_BYTES + len(JPEG_SIGNATURE))
+    return None if start < 0 or (start > 0 and (_is_image(head) or _is_video(head))) else start
 
 
 def extra_kind(head: bytes) -> str | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from embedder.batch_schema import DECODED, IMAGE_GRID
 from embedder.config import WebConfig
-from embedder.media.errors import STILL_IMAGE, DecodeError
+from embedder.media.errors import STILL_IMAGE, TRUNCATED_IMAGE, DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
@@ -198,6 +198,8 @@ class ItemDecoder:
             try:
                 for rule, inputs in rules.items():
                     pixels_FHWC = self.sandbox.image(content.media, rule)[None]
+                    if self.sandbox.note is not None:
+                        problem = ItemProblem("decode", TRUNCATED_IMAGE, self.sandbox.note)
                     for each in inputs:
                         row |= each.of_frames(pixels_FHWC)
                 row |= self._inputs.of_file(content.media, models)
