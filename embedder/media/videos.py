@@ -20,7 +20,9 @@ from embedder.media.images import SizedPixels, check_pixels, resize_image, to_rg
 from embedder.media.resize import ResizeSpec, Size, scaled_size
 from embedder.media.segments import FrameClock, PickedSegment, SegmentRule, TimedFrame, pick_segments
 
-FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
+FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf"
+WITHOUT_INDEX = frozenset({"mpegts", "mpeg", "mpegvideo", "flv", "asf"})
+"""Formats in which seeking may end between two key frames."""
 READ_BYTES = 1 << 18
 DEFAULT_RATE = Fraction(25)
 MAX_SEGMENT = 2**31 - 1  # segments are stored as int32
@@ -194,7 +196,7 @@ def _seeked_frames(
     container: Any, stream: Any, first: TimedFrame[Any], time_s: float, max_pixels: int
 ) -> Iterator[TimedFrame[Any]]:
     """Frames after a seek, with times counted from the first frame; none if it fails."""
-    if first.frame.pts is None:
+    if first.frame.pts is None or container.format.name in WITHOUT_INDEX:
         return
     try:
         container.seek(first.frame.pts + int(time_s / stream.time_base), stream=stream)
