@@ -1,4 +1,4 @@
-"""Images that strict readers refuse and viewers show: without their end, cut off within the last rows, with a bad checksum.
+"""Images that strict readers refuse and viewers show: without their end, cut off in the last rows, of a wrong checksum.
 
 How much of a picture is really there is measured, not guessed from the file's size. What a decoder invents for missing
 data depends on what stands in their place; so the file is decoded with different continuations, or onto different
@@ -190,4 +190,4 @@ def _truncated(message: str) -> DecodeError:
 
 def _noise(seed: int, num_bytes: int = TAIL_BYTES) -> bytes:
     """Random data without markers, always the same."""
-    return random.Random(seed).randbytes(num_bytes).replace(b"\xff", b"\x7f")  # noqa: S311 - no secret
+    return random.Random(seed).randbytes(num_bytes).replace(b"\xff", b"\x7f")

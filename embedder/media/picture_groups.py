@@ -1,4 +1,4 @@
-"""Groups of pictures of a video that decode by themselves, and frames of them that are decoded only if they are asked for.
+"""Groups of pictures of a video that decode by themselves, with frames that are decoded only if they are asked for.
 
 A group begins with a picture before which nothing is needed to decode it or what follows: an IDR picture (H.264,
 HEVC), a key frame (VP9), any frame of a codec without prediction. Whatever is not known to be one is decoded in
@@ -108,7 +108,7 @@ def _hevc_picture(units: list[bytes]) -> Picture | None:
 
 
 def _vp9_picture(head: bytes) -> Picture | None:
-    """Facts about a VP9 frame: marker, two bits of profile (three of profile 3), whether it shows an earlier one, kind."""
+    """Facts about a VP9 frame of profiles 0 to 2, by its first byte: marker, profile, shows an earlier frame, kind."""
     if not head or head[0] & VP9_MARKER_MASK != VP9_MARKER or head[0] & 0b0011_0000 == 0b0011_0000:
         return None
     shows_earlier, is_inter = head[0] & 0b1000, head[0] & 0b0100
@@ -136,11 +136,18 @@ class PictureGroup:
     """Packets from one that begins a group to the last before the next; complete once it is asked for frames.
 
     Frames are asked for in the order of their times, and before any of a later group.
+
+    Attributes:
+        stream: that they are of.
+        packets: in the order of decoding, each with what it holds.
+        num_bytes: of all packets.
+        num_decoded: packets that were decoded.
     """
 
     stream: Any
     packets: list[tuple[Any, Picture]] = field(default_factory=list)
     num_bytes: int = 0
+    num_decoded: int = 0
     _num_sent: int = 0
     _is_drained: bool = False
     _ready: list[Any] = field(default_factory=list)
@@ -162,7 +169,7 @@ class PictureGroup:
         return [FrameOnDemand(packet.pts, packet.duration, self) for packet in packets]
 
     def frame(self, pts: int) -> Any:
-        """Decode up to a frame. References alone are decoded of what comes before it, which is not asked for any more."""
+        """Decode up to a frame; of what comes before it, which nobody asks for any more, only what others need."""
         if self._num_sent == 0:
             self.stream.codec_context.flush_buffers()
         while True:
@@ -182,6 +189,7 @@ class PictureGroup:
         self._num_sent += 1
         if packet.pts < pts and not picture.is_reference:
             return []
+        self.num_decoded += 1
         frames = list(packet.decode())
         if any(frame.is_corrupt for frame in frames):
             raise DecodeError("DamagedVideo", PARTIAL_FRAME)

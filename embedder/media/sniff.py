@@ -176,9 +176,7 @@ def is_own_sheet(head: bytes) -> bool:
 
 def _is_transport_stream(head: bytes) -> bool:
     """Packets of an MPEG transport stream, those of camcorders with four bytes before each."""
-    return any(
-        head[size - TS_BYTES[0] :: size][:TS_PACKETS] == bytes([TS_SYNC] * TS_PACKETS) for size in TS_BYTES
-    )
+    return any(head[size - TS_BYTES[0] :: size][:TS_PACKETS] == bytes([TS_SYNC] * TS_PACKETS) for size in TS_BYTES)
 
 
 def _is_text(head: bytes) -> bool:
