@@ -1,9 +1,10 @@
 """Size of a video file according to its outermost headers.
 
-Matroska and AVI readers end without an error where a file was cut off; only the declared size distinguishes such a
-clip from a whole one.
+Readers of Matroska, AVI, FLV and ASF end without an error where a file was cut off; only the declared size
+distinguishes such a clip from a whole one. MPEG streams declare none: what is there of them is all.
 """
 
+import struct
 from typing import BinaryIO
 
 EBML_HEADER, EBML_SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
@@ -12,6 +13,11 @@ MP4_BOXES = frozenset(
 )
 MAX_MP4_BOXES = 100_000  # a fragmented file has two per fragment
 MAX_RIFF_BYTES = 0x7FFF_0000  # sizes above it are placeholders of recorders that never finished the file
+HEAD_BYTES = 4096
+ASF_HEADER = b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"
+ASF_FILE_PROPERTIES = b"\xa1\xdc\xab\x8c\x47\xa9\xcf\x11\x8e\xe4\x00\xc0\x0c\x20\x53\x65"
+MAX_FLV_BYTES = 2.0**50
+FLV_FILE_SIZE = b"\x00\x08filesize\x00"  # a key of the first tag, the marker of a double after it
 
 
 def declared_bytes(file: BinaryIO) -> int | None:
@@ -20,7 +26,7 @@ def declared_bytes(file: BinaryIO) -> int | None:
     A file is cut off when this is more than it holds. Bytes after the declared end are common and mean nothing.
     """
     file.seek(0)
-    head = file.read(64)
+    head = file.read(HEAD_BYTES)
     if head[:4] == EBML_HEADER:
         return _matroska_bytes(head)
     if head[:4] == b"RIFF":
@@ -28,7 +34,26 @@ def declared_bytes(file: BinaryIO) -> int | None:
         return size + 8 if size < MAX_RIFF_BYTES else None
     if head[4:8] in MP4_BOXES:
         return _mp4_bytes(file)
-    return None
+    if head.startswith(ASF_HEADER):
+        return _asf_bytes(head)
+    return _flv_bytes(head) if head.startswith(b"FLV") else None
+
+
+def _asf_bytes(head: bytes) -> int | None:
+    """File size in the file properties, 24 bytes behind their identifier; 0 in a live recording."""
+    found = head.find(ASF_FILE_PROPERTIES)
+    size = head[found + 40 : found + 48]
+    return int.from_bytes(size, "little") or None if found >= 0 and len(size) == 8 else None
+
+
+def _flv_bytes(head: bytes) -> int | None:
+    """File size in the metadata, which most writers leave there."""
+    found = head.find(FLV_FILE_SIZE)
+    double = head[found + len(FLV_FILE_SIZE) :][:8]
+    if found < 0 or len(double) < 8:
+        return None
+    (size,) = struct.unpack(">d", double)
+    return int(size) if 0 < size < MAX_FLV_BYTES else None
 
 
 def _matroska_bytes(head: bytes) -> int | None:

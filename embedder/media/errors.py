@@ -2,7 +2,7 @@
 
 from embedder.storage.item_error import ItemError
 
-STILL_IMAGE, UNSUPPORTED_CAMERA = "StillImage", "UnsupportedCamera"
+STILL_IMAGE, UNSUPPORTED_CAMERA, TRUNCATED_IMAGE = "StillImage", "UnsupportedCamera", "TruncatedImage"
 """Error types that callers tell from others."""
 
 

@@ -7,11 +7,12 @@ Pixels are uint8 [0, 255], RGB, C-order (H, W, 3); of most models a square, `S` 
 
 import io
 import math
+import sys
 import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from PIL import AvifImagePlugin, Image, JpegImagePlugin, UnidentifiedImageError
+from PIL import AvifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
 
 from embedder.media.errors import DecodeError
 from embedder.media.formats import IMAGE_FORMATS
@@ -28,7 +29,7 @@ from embedder.media.resize import (
     needed_scale,
     scaled_size,
 )
-from embedder.media.sniff import HEAD_BYTES, UNKNOWN, extra_kind, other_kind, unreadable_kind
+from embedder.media.sniff import HEAD_BYTES, UNKNOWN, extra_kind, jpeg_start, other_kind, unreadable_kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +43,9 @@ MAX_PIXELS_PER_BYTE = 512  # of a JPEG: its blocks of 8 x 8 pixels take a bit ea
 # Other formats are decoded whole: an image of up to twice `max_pixels` is decoded and halved, so that only its bare
 # pixels are large (4 bytes each, 8 where it is transparent).
 WHOLE_FACTOR = 2
+MAX_TEXT_BYTES = 16 << 20  # of one text or colour profile of a PNG, unpacked; a longer one is passed over
+
+UNIDENTIFIED = "UnidentifiedImageError"
 
 ORIENTATION_TAG = 0x0112
 UPRIGHT = {
@@ -57,15 +61,17 @@ UPRIGHT = {
 
 
 class LoadedImage(NamedTuple):
-    """Decoded image as it is stored, and the EXIF orientation that puts it upright.
+    """Decoded image as it is stored, the EXIF orientation that puts it upright, and what is missing of it.
 
     Attributes:
         image: Pillow's, of any mode; or an array, uint8 (H, W, 3) RGB or (H, W, 1) grey.
         orientation: 1 to 8.
+        note: what is missing; None: nothing.
     """
 
     image: "Image.Image | Pixels"
     orientation: int
+    note: str | None = None
 
 
 def prepare_pillow() -> None:
@@ -73,6 +79,7 @@ def prepare_pillow() -> None:
     for each in IMAGE_FORMATS:  # else the first image waits for the plugins of all formats that Pillow knows
         import_module(f"PIL.{each.plugin}")
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # several decoders share the machine
+    PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = MAX_TEXT_BYTES, sys.maxsize  # memory is bounded
     warnings.simplefilter("ignore")  # about metadata and sizes; the sizes are checked here
 
 
@@ -96,7 +103,7 @@ def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPi
         from embedder.media.extra_formats.load import load_extra
 
         loaded = load_extra(kind, encoded, resize, max_pixels)
-    return finish_image(*loaded, resize, max_pixels)
+    return finish_image(loaded.image, loaded.orientation, resize, max_pixels)._replace(note=loaded.note)
 
 
 def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
@@ -107,8 +114,58 @@ def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedIma
         resize: the rule that it will be resized by.
         max_pixels: as of `decode_image`; the image may have twice as many.
 
-    Raises: as `decode_image`.
+    Raises: as `decode_image`; DecodeError also where too much of the image is missing.
     """
+    encoded = encoded[jpeg_start(encoded) or 0 :]
+    try:
+        opened = _open(encoded, resize, max_pixels)
+        return LoadedImage(_decode(opened, encoded), orientation_of(opened))
+    except MemoryError:
+        raise
+    except Exception as error:
+        if isinstance(error, DecodeError) and error.error_type != UNIDENTIFIED:
+            raise
+        image, note = _load_damaged(encoded, resize, max_pixels, error)
+    return LoadedImage(image, orientation_of(image), note)
+
+
+def _decode(opened: Image.Image, encoded: bytes) -> "Image.Image | Pixels":
+    """Decode an image that was opened: a JPEG at its own size into an array, where that gives Pillow's pixels."""
+    if isinstance(opened, JpegImagePlugin.JpegImageFile) and not opened.decoderconfig:
+        pixels_HWC = decode_pixels(encoded, opened.mode)
+        if pixels_HWC is not None:
+            return pixels_HWC
+    opened.load()
+    return opened
+
+
+def _load_damaged(
+    encoded: bytes, resize: ResizeSpec, max_pixels: int, refusal: Exception
+) -> tuple[Image.Image, str | None]:
+    """Decode what viewers show; raise the refusal of the strict reader where that fails, too."""
+    from embedder.media.damaged import salvage
+
+    try:
+        salvaged = salvage(
+            encoded, lambda each: _load(each, resize, max_pixels), lambda each: _open(each, resize, max_pixels)
+        )
+    except (MemoryError, DecodeError):
+        raise
+    except Exception:  # noqa: BLE001 - as it is broken in another way, too
+        raise refusal from None
+    if salvaged is None:
+        raise refusal
+    return salvaged
+
+
+def _load(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Image.Image:
+    image = _open(encoded, resize, max_pixels)
+    image.load()
+    return image
+
+
+def _open(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Image.Image:
+    """Open an image, ready to be decoded at the scale that is enough; its size is checked."""
     image = open_image(encoded, max_pixels)
     if isinstance(image, JpegImagePlugin.JpegImageFile):
         check_plausible(image.size, len(encoded), max_pixels)
@@ -116,12 +173,9 @@ def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedIma
         if scale > 1:
             image.draft(None, (max(1, image.width // scale), max(1, image.height // scale)))
         check_pixels(image.size, max_pixels)
-        if scale == 1 and (pixels := decode_pixels(encoded, image.mode)) is not None:
-            return LoadedImage(pixels, orientation_of(image))
     else:
         check_pixels(image.size, WHOLE_FACTOR * max_pixels)
-    image.load()
-    return LoadedImage(image, orientation_of(image))
+    return image
 
 
 def finish_image(image: "Image.Image | Pixels", orientation: int, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
@@ -162,7 +216,7 @@ def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
     try:
         return Image.open(io.BytesIO(encoded), formats=FORMATS)
     except UnidentifiedImageError:
-        raise DecodeError("UnidentifiedImageError", _no_header(encoded[:HEAD_BYTES])) from None
+        raise DecodeError(UNIDENTIFIED, _no_header(encoded[:HEAD_BYTES])) from None
     except Image.DecompressionBombError as error:
         raise DecodeError("TooManyPixels", f"{error} (`max_pixels`)") from None
 

@@ -28,10 +28,11 @@ MAX_FAST_CROP_ASPECT = 4
 
 
 class SizedPixels(NamedTuple):
-    """Pixels of an image, uint8 RGB (height, width, 3), with its width and height."""
+    """Pixels of an image, uint8 RGB (height, width, 3), with its width and height, and a note on what is missing."""
 
     size: Size
     data: bytes | memoryview
+    note: str | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeGuard
+from typing import Any, NamedTuple, Self, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,18 @@ class VideoSegment:
     start_s: float
     end_s: float
     pixels: Pixels
+
+
+class DecodedImage(NamedTuple):
+    """Decoded image.
+
+    Attributes:
+        pixels: uint8 (H, W, 3), RGB.
+        note: what is missing of it; None: nothing.
+    """
+
+    pixels: Pixels
+    note: str | None
 
 
 class SandboxedDecoder:
@@ -110,12 +122,10 @@ class SandboxedDecoder:
         Raises:
             DecodeError: the file can't be decoded.
         """
-        limit = self.limits.max_file_bytes
-        if not isinstance(source, str | Path) and (num_bytes := memoryview(source).nbytes) > limit:
-            raise DecodeError("FileTooLarge", f"the file has {num_bytes} bytes; {limit} are allowed (`max_file_bytes`)")
-        return self._one_image({"do": "image"}, source, resize)
+        self._check_size(source)
+        return self._one_image({"do": "image"}, source, resize).pixels
 
-    def images(self, requests: Sequence[ImageRequest]) -> Iterator[Pixels | DecodeError]:
+    def images(self, requests: Sequence[ImageRequest]) -> Iterator[DecodedImage | DecodeError]:
         """Decode images as `image` does, many a message; a hostile one costs itself alone.
 
         Where the child dies or hangs, the image that it was at is blamed, and the others are decoded again.
@@ -124,20 +134,26 @@ class SandboxedDecoder:
             requests: encoded bytes, or the path of a local file, and the rule of each.
 
         Yields:
-            For each its pixels, as `image` returns them, or the error that `image` would raise.
+            For each its pixels, as `image` returns them, and what is missing; or the error that `image` would raise.
         """
         for batch in _batches(requests, self.limits.max_file_bytes):
             yield from self._batch(batch) if len(batch) > 1 else [self._image_or_error(*batch[0])]
 
-    def _image_or_error(self, source: Source, resize: ResizeSpec) -> Pixels | DecodeError:
+    def _check_size(self, source: Source) -> None:
+        limit = self.limits.max_file_bytes
+        if not isinstance(source, str | Path) and (num_bytes := memoryview(source).nbytes) > limit:
+            raise DecodeError("FileTooLarge", f"the file has {num_bytes} bytes; {limit} are allowed (`max_file_bytes`)")
+
+    def _image_or_error(self, source: Source, resize: ResizeSpec) -> DecodedImage | DecodeError:
         try:
-            return self.image(source, resize)
+            self._check_size(source)
+            return self._one_image({"do": "image"}, source, resize)
         except DecodeError as error:
             return error
 
-    def _batch(self, requests: Sequence[ImageRequest]) -> list[Pixels | DecodeError]:
+    def _batch(self, requests: Sequence[ImageRequest]) -> list[DecodedImage | DecodeError]:
         """Decode images whose bytes fit the inbox together."""
-        found: list[Pixels | DecodeError] = []
+        found: list[DecodedImage | DecodeError] = []
         while rest := requests[len(found) :]:
             num_before = len(found)
             try:
@@ -169,17 +185,17 @@ class SandboxedDecoder:
             offset += encoded.nbytes
         self._send({"do": "images", "resizes": [vars(rule) for rule in rules], "files": files})
 
-    def _receive_images(self, requests: Sequence[ImageRequest]) -> list[Pixels | DecodeError]:
+    def _receive_images(self, requests: Sequence[ImageRequest]) -> list[DecodedImage | DecodeError]:
         """Take the next answers of a batch: as many as the child sends together."""
         message = self._get_child().receive(self.limits.timeout_s)
         answers = message.get("images")
         if not isinstance(answers, list) or not 1 <= len(answers) <= len(requests):
             raise SandboxCrashError(BROKEN_MESSAGE)
-        found: list[Pixels | DecodeError] = []
+        found: list[DecodedImage | DecodeError] = []
         for answer, (_, rule) in zip(answers, requests, strict=False):
             if not isinstance(answer, dict):
                 raise SandboxCrashError(BROKEN_MESSAGE)
-            found.append(_reported_error(answer) or self._collect(answer, rule, 1)[0])
+            found.append(_reported_error(answer) or self._collect_image(answer, rule))
         if message.get("last"):
             self._kill_child()
             if len(found) < len(requests):
@@ -205,7 +221,7 @@ class SandboxedDecoder:
         Raises:
             DecodeError: the video can't be decoded.
         """
-        return self._one_image({"do": "frame", "time_s": time_s}, source, resize)
+        return self._one_image({"do": "frame", "time_s": time_s}, source, resize).pixels
 
     def video(
         self, source: Source, resize: ResizeSpec, *, segment_s: float, frames_per_segment: int
@@ -263,16 +279,16 @@ class SandboxedDecoder:
             except SandboxCrashError as death:
                 self._blame(death, num_crashes)
 
-    def _one_image(self, command: Message, source: Source, resize: ResizeSpec) -> Pixels:
+    def _one_image(self, command: Message, source: Source, resize: ResizeSpec) -> DecodedImage:
         request = self._deliver(command, source, resize)
         try:
             for num_crashes in range(1, MAX_CRASHES + 1):
                 try:
                     self._send(request)
                     answer = self._receive(self.limits.timeout_s, "decoding")
-                    pixels: Pixels = self._collect(answer, resize, 1)[0]
+                    image = self._collect_image(answer, resize)
                     self._is_busy = False
-                    return pixels
+                    return image
                 except SandboxCrashError as death:
                     self._blame(death, num_crashes)
             raise RuntimeError("the last crash is always blamed on the file")
@@ -333,6 +349,10 @@ class SandboxedDecoder:
             return VideoSegment(int(answer["segment"]), float(answer["start_s"]), float(answer["end_s"]), pixels)
         except (KeyError, TypeError, ValueError):
             raise SandboxCrashError(BROKEN_MESSAGE) from None
+
+    def _collect_image(self, answer: Message, resize: ResizeSpec) -> DecodedImage:
+        note = answer.get("note")
+        return DecodedImage(self._collect(answer, resize, 1)[0], None if note is None else str(note))
 
     def _collect(self, answer: Message, resize: ResizeSpec, max_images: int) -> Pixels:
         """Copy pixels out of the outbox: uint8 (F, H, W, 3).

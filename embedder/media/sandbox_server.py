@@ -94,7 +94,7 @@ class Server:
                 answers, sent_s = [], time.monotonic()
             try:
                 image = decode_image(os.pread(self.inbox_fd, size, offset), resizes[rule], self.max_pixels)
-                answers.append(self._post([image], place) | {"offset": place})
+                answers.append(self._post_image(image, place))
                 place += len(image.data)
             except Exception as error:  # noqa: BLE001 - as in `_answer`
                 answers.append(_answer_of(error))
@@ -105,7 +105,7 @@ class Server:
     def _image(self, request: Message, file: BinaryIO) -> Message:
         resize = _read_resize(request["resize"])
         encoded = read_whole(file, self.max_file_bytes)
-        return self._post([decode_image(encoded, resize, self.max_pixels)])
+        return self._post_image(decode_image(encoded, resize, self.max_pixels))
 
     def _video(self, request: Message, file: BinaryIO) -> Message:
         """Send one message per segment; images only of those that the parent doesn't have already."""
@@ -152,6 +152,10 @@ class Server:
             return io.BytesIO(os.pread(self.inbox_fd, request["size"], 0))
         os.ftruncate(self.inbox_fd, request["size"])  # an earlier file may have been longer
         return open(self.inbox_fd, "rb", buffering=0, closefd=False)
+
+    def _post_image(self, image: SizedPixels, offset: int = 0) -> Message:
+        note: Message = {} if image.note is None else {"note": image.note}
+        return self._post([image], offset) | {"offset": offset} | note
 
     def _post(self, images: list[SizedPixels], offset: int = 0) -> Message:
         """Write images of one size into the outbox, one after the other; return the answer with number and size."""

@@ -19,9 +19,14 @@ HEIF_BRANDS = frozenset(
 )
 STILL_BRANDS = HEIF_BRANDS | {b"crx "}
 """Brands of the MP4 family whose files hold images that Pillow doesn't read: HEIC, camera raw."""
+JPEG_SIGNATURE = b"\xff\xd8\xff"
+MAX_JUNK_BYTES = 16  # before a JPEG: line breaks of a script, a byte order mark; sound files have their cover later
 JXL_SIGNATURES = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")
 OLD_MOV_BOXES = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
 EBML, EBML_DOCTYPES = b"\x1a\x45\xdf\xa3", (b"matroska", b"webm")
+MPEG_PACK, MPEG_SEQUENCE = b"\0\0\x01\xba", b"\0\0\x01\xb3"
+ASF = b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"  # WMV, and WMA, which is sound
+VIDEO_SIGNATURES = (MPEG_PACK, MPEG_SEQUENCE, ASF, b"FLV\x01")
 UNREADABLE_SIGNATURES = (
     ("JP2", b"\0\0\0\x0cjP  \r\n\x87\n"),
     ("JP2", b"\xff\x4f\xff\x51"),
@@ -35,10 +40,6 @@ UNREADABLE_SIGNATURES = (
     ("JXR", b"II\xbc\x01"),
     ("DDS", b"DDS \x7c"),
     ("HDR", b"#?RADIANCE"),
-    ("MPG", b"\0\0\x01\xba"),
-    ("MPG", b"\0\0\x01\xb3"),
-    ("WMV", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),
-    ("FLV", b"FLV\x01"),
     ("RM", b".RMF"),
 )
 """Images and clips of kinds that are not decoded, by their first bytes; the names are those of the usual suffixes."""
@@ -71,7 +72,7 @@ UNKNOWN = "of a kind that isn't known here"
 WEBP_ANIMATED = 2  # of the flags behind VP8X
 SHEET_MARK = "embedder contact sheet"
 MARK_BYTES = 128  # in which the first text of a PNG stands, and the EXIF data of JPEG and WebP
-TS_SYNC, TS_PACKETS = 0x47, (188, 192)
+TS_SYNC, TS_BYTES, TS_PACKETS = 0x47, (188, 192), 5
 TEXT_CONTROLS = frozenset("\t\n\r\f")
 
 
@@ -90,7 +91,17 @@ def sniff(head: bytes) -> Kind | None:
         return "image"
     if _is_video(head):
         return "video"
-    return None
+    return None if jpeg_start(head) is None else "image"
+
+
+def jpeg_start(head: bytes) -> int | None:
+    """Where a JPEG begins, behind at most 16 bytes that don't belong to it; None where none does.
+
+    Args:
+        head: the beginning of an object, or all of it; 4096 bytes are enough.
+    """
+    start = head.find(JPEG_SIGNATURE, 0, MAX_JUNK_BYTES + len(JPEG_SIGNATURE))
+    return None if start < 0 or (start > 0 and (_is_image(head) or _is_video(head))) else start
 
 
 def extra_kind(head: bytes) -> str | None:
@@ -134,8 +145,6 @@ def unreadable_kind(head: bytes) -> str | None:
     for kind, signature in UNREADABLE_SIGNATURES:
         if head.startswith(signature):
             return kind
-    if _is_transport_stream(head):
-        return "MTS"
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     return "SVG" if text.startswith((b"<svg", b"<?xml", b"<!--", b"<!doctype svg")) and b"<svg" in text else None
 
@@ -167,9 +176,7 @@ def is_own_sheet(head: bytes) -> bool:
 
 def _is_transport_stream(head: bytes) -> bool:
     """Packets of an MPEG transport stream, those of camcorders with four bytes before each."""
-    starts = ((size - 188) + number * size for size in TS_PACKETS for number in range(4))
-    marks = [len(head) > start and head[start] == TS_SYNC for start in starts]
-    return all(marks[:4]) or all(marks[4:])
+    return any(head[size - TS_BYTES[0] :: size][:TS_PACKETS] == bytes([TS_SYNC] * TS_PACKETS) for size in TS_BYTES)
 
 
 def _is_text(head: bytes) -> bool:
@@ -203,7 +210,9 @@ def _is_video(head: bytes) -> bool:
         return head[8:12] not in STILL_BRANDS and not AVIF_BRANDS & brands
     if head[:4] == EBML:
         return any(doctype in head[:256] for doctype in EBML_DOCTYPES)
-    return (head[:4] == b"RIFF" and head[8:12] == b"AVI ") or _is_old_mov(head)
+    if head.startswith(VIDEO_SIGNATURES) or (head[:4] == b"RIFF" and head[8:12] == b"AVI "):
+        return True
+    return _is_old_mov(head) or _is_transport_stream(head)
 
 
 def _is_old_mov(head: bytes) -> bool:

@@ -4,7 +4,7 @@ FFmpeg gets no file names: the file is opened here, and a demuxer that asks for 
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any, BinaryIO
 
@@ -17,10 +17,13 @@ from PIL import Image
 from embedder.media.declared_size import declared_bytes
 from embedder.media.errors import DecodeError
 from embedder.media.images import check_pixels, resize_image, to_rgb, upright
+from embedder.media.picture_groups import PARTIAL_FRAME, FrameOnDemand, GroupedFrames
 from embedder.media.resize import ResizeSpec, Size, SizedPixels, scaled_size
 from embedder.media.segments import FrameClock, PickedSegment, SegmentRule, TimedFrame, pick_segments
 
-FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
+FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf"
+WITHOUT_INDEX = frozenset({"mpegts", "mpeg", "mpegvideo", "flv", "asf"})
+"""Formats in which seeking may end between two key frames."""
 READ_BYTES = 1 << 18
 DEFAULT_RATE = Fraction(25)
 MAX_SEGMENT = 2**31 - 1  # segments are stored as int32
@@ -65,10 +68,11 @@ def read_segments(
         stream = _video_stream(container, max_pixels)
         duration_s = _duration_s(container, stream)
         rule = SegmentRule(segment_s, frames_per_segment, duration_s)
-        frames = _timed_frames(container, stream, max_pixels)
+        frames = _timed_frames(GroupedFrames(_packets(container, stream), stream), stream)
         if missing_bytes > 0:
             frames = _until_cut(frames, missing_bytes, duration_s)
-        for segment in pick_segments(frames, _Resizer(stream, resize), rule):
+        resizer = _Resizer(stream, resize)
+        for segment in pick_segments(frames, lambda frame: resizer(_decoded(frame, max_pixels)), rule):
             if segment.segment > MAX_SEGMENT:
                 raise DecodeError("BadTimestamps", f"a frame is said to be shown at {float(segment.start_s):.0f} s")
             yield segment
@@ -87,7 +91,7 @@ def read_frame_at(file: BinaryIO, resize: ResizeSpec, time_s: float, max_pixels:
     """
     with _open(file) as container:
         stream = _video_stream(container, max_pixels)
-        shown = first = next(_timed_frames(container, stream, max_pixels))
+        shown = first = next(_timed_frames(_decoded_frames(container, stream, max_pixels), stream))
         for frame in _frames_near(container, stream, first, time_s, max_pixels):
             if frame.time_s > time_s:
                 break
@@ -136,19 +140,38 @@ def _duration_s(container: Any, stream: Any) -> Fraction | None:
     return None
 
 
-def _timed_frames(container: Any, stream: Any, max_pixels: int) -> Iterator[TimedFrame[Any]]:
-    """Decode frames with growing times; damage raises where it is met.
+def _timed_frames(frames: Iterable[Any], stream: Any) -> Iterator[TimedFrame[Any]]:
+    """Give frames, decoded or on demand, growing times; damage raises where it is met.
 
     Raises:
-        DecodeError: there is no frame at all, one is too large, or the decoder invented parts of one.
+        DecodeError: there is no frame at all, or the decoder invented parts of one.
     """
     clock = FrameClock(stream.time_base, 1 / (stream.average_rate or stream.guessed_rate or DEFAULT_RATE))
     num_frames = 0
-    for frame in _decoded_frames(container, stream, max_pixels):
+    for frame in frames:
         num_frames += 1
         yield TimedFrame(*clock.tick(frame.pts, frame.duration), frame)
     if num_frames == 0:
         raise DecodeError("NoFrames", "the video stream holds no frame")
+
+
+def _packets(container: Any, stream: Any) -> Iterator[Any]:
+    """Packets of a stream, without the empty one at the end."""
+    for packet in container.demux(stream):
+        if packet.is_corrupt:
+            raise DecodeError("DamagedVideo", "a packet is damaged or cut off")
+        if packet.size:
+            yield packet
+
+
+def _decoded(frame: Any, max_pixels: int) -> Any:
+    """Decode a frame that is on demand, and check its size."""
+    if isinstance(frame, FrameOnDemand):
+        frame = frame.decode()
+        if frame is None:
+            raise DecodeError("DamagedVideo", "a frame could not be decoded")
+    check_pixels((frame.width, frame.height), max_pixels)
+    return frame
 
 
 def _decoded_frames(container: Any, stream: Any, max_pixels: int) -> Iterator[Any]:
@@ -157,7 +180,7 @@ def _decoded_frames(container: Any, stream: Any, max_pixels: int) -> Iterator[An
             raise DecodeError("DamagedVideo", "a packet is damaged or cut off")
         for frame in packet.decode():
             if frame.is_corrupt:
-                raise DecodeError("DamagedVideo", "a frame could be decoded in part only")
+                raise DecodeError("DamagedVideo", PARTIAL_FRAME)
             check_pixels((frame.width, frame.height), max_pixels)
             yield frame
 
@@ -187,14 +210,14 @@ def _frames_near(
         yield from frames
     else:
         container.seek(0)
-        yield from _timed_frames(container, stream, max_pixels)
+        yield from _timed_frames(_decoded_frames(container, stream, max_pixels), stream)
 
 
 def _seeked_frames(
     container: Any, stream: Any, first: TimedFrame[Any], time_s: float, max_pixels: int
 ) -> Iterator[TimedFrame[Any]]:
     """Frames after a seek, with times counted from the first frame; none if it fails."""
-    if first.frame.pts is None:
+    if first.frame.pts is None or container.format.name in WITHOUT_INDEX:
         return
     try:
         container.seek(first.frame.pts + int(time_s / stream.time_base), stream=stream)

@@ -27,13 +27,15 @@ def _suffixes(*groups: str) -> frozenset[str]:
 
 # Kinds that are read.
 _IMAGE_SUFFIXES = frozenset(suffix for each in (*IMAGE_FORMATS, *EXTRA_FORMATS) for suffix in each.suffixes)
-READ_SUFFIXES = _IMAGE_SUFFIXES | _suffixes("mp4 m4v mov qt mkv webm avi 3gp 3g2")
+READ_SUFFIXES = _IMAGE_SUFFIXES | _suffixes(
+    "mp4 m4v mov qt mkv webm avi 3gp 3g2 mpg mpeg mpe m2v vob mts m2ts m2t wmv asf flv"
+)
 # Kinds that this version can't read, by the name that people call them by.
 _UNREADABLE_SUFFIXES = _suffixes(
     # images
     "svg svgz psd psb ico cur icns tga pcx ppm pgm pbm pnm exr hdr dds jp2 j2k jpx jxr wmf emf eps xcf",
     # clips
-    "mpg mpeg mpe vob mts m2ts wmv asf flv rm rmvb ogv dv mxf insv insp",
+    "rm rmvb ogv dv mxf insv insp",
 )
 UNREADABLE_SUFFIXES = {suffix: suffix[1:].upper() for suffix in (*_UNREADABLE_SUFFIXES, *CAMERA_RAW.suffixes)}
 """Of a camera raw: where its content doesn't tell what it is."""

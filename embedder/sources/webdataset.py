@@ -33,7 +33,10 @@ from embedder.storage.printable import is_text, readable
 
 RowWithMetadata = tuple[Row, dict[str, Any]]
 # The member that is the item, where a key has several; what is not in the list comes after, and content decides.
-MEDIA_ORDER = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "mp4", "mov", "mkv", "webm", "avi")
+MEDIA_ORDER = (
+    *("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif"),
+    *("mp4", "mov", "mkv", "webm", "avi", "mpg", "mts", "m2ts", "wmv", "flv"),
+)
 # What stands beside an item and is never one: WebDataset's own names for labels, texts, arrays and pickles.
 COMPANIONS = words(
     # labels and texts

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from embedder.batch_schema import DECODED, IMAGE_GRID
 from embedder.config import WebConfig
-from embedder.media.errors import STILL_IMAGE, DecodeError
+from embedder.media.errors import STILL_IMAGE, TRUNCATED_IMAGE, DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
-from embedder.media.sandbox import SandboxedDecoder
+from embedder.media.sandbox import DecodedImage, SandboxedDecoder
 from embedder.steps.captions import CaptionEncoder
 from embedder.steps.further_inputs import NEEDED, FurtherInput, FurtherInputs, of_model
 
@@ -175,8 +175,7 @@ class ItemDecoder:
         requests = [(content.media, rule) for (content, _), each in zip(contents, rules, strict=True) for rule in each]
         decoded = self.sandbox.images(requests)  # type: ignore[arg-type]  # `has_image`: their media are not None
         for (content, models), each in zip(contents, rules, strict=True):
-            pixels = {rule: next(decoded) for rule in each}
-            yield self._image_row(content, each, models, pixels)
+            yield self._image_row(content, each, models, {rule: next(decoded) for rule in each})
 
     def of_pixels(self, pixels_HWC: NDArray[np.uint8], models: Collection[str]) -> Values:
         """Make the inputs of an image that a step of the user's has returned, as of a file with it.
@@ -210,17 +209,19 @@ class ItemDecoder:
         content: ItemContent,
         rules: Rules,
         models: Collection[str],
-        decoded: Mapping[ResizeSpec, NDArray[np.uint8] | DecodeError],
+        decoded: Mapping[ResizeSpec, DecodedImage | DecodeError],
     ) -> Values:
         row, problem = self._caption_values(content.caption, models), content.problem
         if has_image(content):
             for rule, inputs in rules.items():
-                pixels = decoded[rule]
-                if isinstance(pixels, DecodeError):
-                    problem = _decode_problem(pixels)
+                image = decoded[rule]
+                if isinstance(image, DecodeError):
+                    problem = _decode_problem(image)
                     break
+                if image.note is not None:
+                    problem = ItemProblem("decode", TRUNCATED_IMAGE, image.note)
                 for each in inputs:
-                    row |= each.of_frames(pixels[None])
+                    row |= each.of_frames(image.pixels[None])
             else:
                 row |= self._inputs.of_file(content.media, models)
         modality = _modality(content)

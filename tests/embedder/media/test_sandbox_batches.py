@@ -25,13 +25,13 @@ def test_a_batch_gives_what_each_image_gives(decoder, encode_image, tmp_path, pn
     requests[40:40] = [(b"", FIT), (tmp_path / "file.png", FIT), (png[:-30], FIT), (b"nothing", PATCHES)]
     found = list(decoder.images(requests))
     assert len(found) == len(requests)
-    for pixels, (source, rule) in zip(found, requests, strict=True):
-        if isinstance(pixels, DecodeError):
+    for decoded, (source, rule) in zip(found, requests, strict=True):
+        if isinstance(decoded, DecodeError):
             with pytest.raises(DecodeError) as error:
                 decoder.image(source, rule)
-            assert (pixels.error_type, pixels.message) == (error.value.error_type, error.value.message)
+            assert (decoded.error_type, decoded.message) == (error.value.error_type, error.value.message)
         else:
-            assert np.array_equal(pixels, decoder.image(source, rule))
+            assert np.array_equal(decoded.pixels, decoder.image(source, rule))
     assert [isinstance(each, DecodeError) for each in found[40:44]] == [True, False, True, True]
 
 
@@ -52,7 +52,7 @@ def test_a_file_that_kills_its_decoder_costs_itself_alone(slow_png, png):
             found = list(decoder.images([(png, FIT)] * 5 + [(slow_png, FIT)] + [(png, FIT)] * 5))
     assert found[5].error_type == "DecoderCrashed"
     assert "SIGSEGV" in found[5].message
-    assert all(is_orange(pixels) for pixels in found[:5] + found[6:])
+    assert all(is_orange(each.pixels) for each in found[:5] + found[6:])
 
 
 def test_a_decoder_killed_once_loses_no_image_of_its_batch(slow_png, png):
@@ -62,8 +62,8 @@ def test_a_decoder_killed_once_loses_no_image_of_its_batch(slow_png, png):
         with while_decoding(decoder, lambda pid: pid == first and os.kill(pid, signal.SIGKILL), every_s=0.03):
             found = list(decoder.images([(png, FIT)] * 3 + [(slow_png, FIT)] + [(png, FIT)] * 3))
         assert decoder.child_pid != first
-    assert (found[3] == 255).all()
-    assert all(is_orange(pixels) for pixels in found[:3] + found[4:])
+    assert (found[3].pixels == 255).all()
+    assert all(is_orange(each.pixels) for each in found[:3] + found[4:])
 
 
 def test_a_slow_image_of_a_batch_is_ended_once(slow_png, png):
@@ -73,7 +73,7 @@ def test_a_slow_image_of_a_batch_is_ended_once(slow_png, png):
     assert len(started) == 2
     errors = [each.error_type if isinstance(each, DecodeError) else None for each in found]
     assert errors == [None] * 4 + ["TimeoutError"] * 2 + [None] * 4
-    assert all(is_orange(pixels) for pixels in found[:4] + found[6:])
+    assert all(is_orange(each.pixels) for each in found[:4] + found[6:])
 
 
 def test_a_decoder_that_stands_still_is_given_up_for_one_image(png):
@@ -82,20 +82,20 @@ def test_a_decoder_that_stands_still_is_given_up_for_one_image(png):
         os.kill(decoder.child_pid, signal.SIGSTOP)
         found = list(decoder.images([(png, FIT)] * 4))
     assert found[0].error_type == "TimeoutError"
-    assert all(is_orange(pixels) for pixels in found[1:])
+    assert all(is_orange(each.pixels) for each in found[1:])
 
 
 def test_an_image_that_needs_too_much_memory_leaves_its_neighbours_to_the_next_process(slow_png, png):
     with SandboxedDecoder(DecodeLimits(memory_bytes=96 << 20)) as decoder:
         found = list(decoder.images([(png, FIT)] * 2 + [(slow_png, FIT)] + [(png, FIT)] * 2))
     assert found[2].error_type == "MemoryError"
-    assert all(is_orange(pixels) for pixels in found[:2] + found[3:])
+    assert all(is_orange(each.pixels) for each in found[:2] + found[3:])
 
 
 def test_a_batch_ends_an_abandoned_video(make_video, png):
     with SandboxedDecoder() as decoder:
         video = decoder.video(make_video([ORANGE] * 60), FIT, segment_s=1.0, frames_per_segment=1)
         next(video)
-        assert all(is_orange(pixels) for pixels in decoder.images([(png, FIT)] * 3))
+        assert all(is_orange(each.pixels) for each in decoder.images([(png, FIT)] * 3))
         with pytest.raises(RuntimeError, match="another file"):
             next(video)

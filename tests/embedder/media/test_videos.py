@@ -28,6 +28,13 @@ KINDS = [
     ("avi", "mpeg4", "yuv420p"),
     ("avi", "rawvideo", "bgr24"),
 ]
+WITHOUT_INDEX = [
+    ("mpegts", "libx264", "yuv420p"),
+    ("mpegts", "mpeg2video", "yuv420p"),
+    ("mpeg", "mpeg2video", "yuv420p"),
+    ("flv", "libx264", "yuv420p"),
+    ("asf", "wmv2", "yuv420p"),
+]
 
 
 def greys(num, step=5):
@@ -59,6 +66,33 @@ def test_segments_show_the_frames_of_their_times(decoder, make_video, kind, code
     # 0.25 s, 0.75 s, ... of the first two; the last is one second long: 4.125 s, 4.375 s, ...
     assert [frame_numbers(s) for s in segments] == [[2, 7, 12, 17], [22, 27, 32, 37], [41, 43, 46, 48]]
     assert {(s.pixels.dtype.name, s.pixels.shape) for s in segments} == {("uint8", (4, 16, 16, 3))}
+
+
+@pytest.mark.parametrize(("kind", "codec", "pix_fmt"), WITHOUT_INDEX)
+def test_clips_of_camcorders_and_tapes_give_their_frames(decoder, make_video, kind, codec, pix_fmt):
+    path = make_video(greys(125, 2), kind=kind, codec=codec, pix_fmt=pix_fmt, rate=25)
+    segments = segments_of(decoder, path)
+    assert [(s.segment, s.start_s) for s in segments] == [(0, 0), (1, 2), (2, 4)]
+    for segment in segments[:2]:
+        expected = [25 * segment.start_s + shown for shown in (6, 18, 31, 43)]
+        assert np.abs(np.array(frame_numbers(segment, 2)) - expected).max() <= 2  # they blur plain greys
+    for segment in segments_of(decoder, path, segment_s=1.0, frames_per_segment=1)[:4]:
+        assert np.array_equal(decoder.frame_at(path, FIT, segment.start_s + 0.5), segment.pixels[0])
+
+
+@pytest.mark.parametrize(("kind", "codec"), [("flv", "libx264"), ("asf", "wmv2")])
+def test_a_cut_off_clip_is_told_by_the_size_that_it_declares(decoder, make_video, kind, codec):
+    noise = np.random.default_rng(0).integers(0, 256, (40, 48, 64, 3), dtype=np.uint8)
+    whole = make_video([], frames=list(noise), kind=kind, codec=codec).read_bytes()
+    segments, error = until_error(decoder, whole[: len(whole) * 6 // 10])
+    assert [s.segment for s in segments] in ([0], [0, 1])
+    assert error.error_type in ("TruncatedVideo", "DamagedVideo")
+
+
+def test_a_cut_off_transport_stream_is_a_shorter_clip(decoder, make_video):
+    noise = np.random.default_rng(0).integers(0, 256, (40, 48, 64, 3), dtype=np.uint8)
+    whole = make_video([], frames=list(noise), kind="mpegts", codec="mpeg2video", rate=25).read_bytes()
+    assert 1 <= len(segments_of(decoder, whole[: len(whole) * 6 // 10 // 188 * 188], segment_s=0.5)) <= 3
 
 
 def test_bytes_give_the_same_as_the_file(decoder, make_video):
