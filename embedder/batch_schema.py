@@ -46,6 +46,8 @@ TRACE = pa.list_(
             "num_images": pa.int64(),  # decode's alone, as the next two: images and video frames
             "num_captions": pa.int64(),
             "num_tokens": pa.int64(),  # of captions, as they are computed: with the padding of their groups
+            "num_frames": pa.int64(),  # of videos, which are embedded
+            "num_decoded_frames": pa.int64(),  # of videos, which were decoded for those
             "bytes_out": pa.int64(),  # tensors passed on
             "peak_rss_bytes": pa.int64(),  # of the process so far
             "peak_gpu_bytes": pa.int64(),  # the same of its tensors on a GPU; 0 without one

@@ -48,7 +48,7 @@ PROCESSORS = {
 }
 MADE_SIZES = ((500, 375), (1600, 1200), (4000, 3000))
 NUM_MADE, NUM_PICTURES = 24, 120
-NO_WORK = {"image_size": SIDE, "patch_size": SIDE, "width": 16, "depth": 1, "num_heads": 1}
+NO_WORK = {"image_size": SIDE, "patch_size": SIDE // 4, "width": 16, "depth": 1, "num_heads": 1}
 NO_TEXT = {"embedding_size": 16, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 COLUMNS = {
     "pictures": "{pictures}",

@@ -1,6 +1,6 @@
 """Report of a run as a person reads it: steps, review of the plan, summary."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import RenderableType
@@ -29,7 +29,8 @@ def report_parts(report: Report) -> list[RenderableType]:
     if not report.steps:
         return last
     review = review_parts(report.review, report.steady_items_per_s or report.items_per_s) if report.review else []
-    return [_step_table(report), *_operator_parts(report), *review, *_gpu_lines(report), *_cluster_parts(report), *last]
+    inputs = [*clip_lines(report.steps), *_gpu_lines(report)]
+    return [_step_table(report), *_operator_parts(report), *review, *inputs, *_cluster_parts(report), *last]
 
 
 def metric_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[RenderableType]:
@@ -187,6 +188,20 @@ def _review_table(review: Review, expected: Expected) -> Table:
         known = ("", "") if not expected_s else (f"{1e3 * expected_s:.2f}", f"{observed_s / expected_s:.2f}")
         table.add_row(step, known[0], f"{1e3 * observed_s:.2f}", known[1])
     return table
+
+
+def clip_lines(steps: Iterable[StepReport]) -> list[RenderableType]:
+    """Frames of videos that were decoded for each that is embedded, where any is.
+
+    Args:
+        steps: of a report.
+    """
+    return [
+        f"clips: {step.num_decoded_frames:,} frames decoded for {step.num_frames:,} that are embedded, "
+        f"{step.num_decoded_frames / step.num_frames:.1f} for each"
+        for step in steps
+        if step.num_frames and step.num_decoded_frames
+    ]
 
 
 def _gpu_lines(report: Report) -> list[RenderableType]:

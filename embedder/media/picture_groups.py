@@ -132,6 +132,13 @@ class FrameOnDemand:
 
 
 @dataclass
+class DecodedCount:
+    """Counter of the packets of a stream that were decoded; of a picture each, but for hidden ones."""
+
+    num_packets: int = 0
+
+
+@dataclass
 class PictureGroup:
     """Packets from one that begins a group to the last before the next; complete once it is asked for frames.
 
@@ -141,13 +148,13 @@ class PictureGroup:
         stream: that they are of.
         packets: in the order of decoding, each with what it holds.
         num_bytes: of all packets.
-        num_decoded: packets that were decoded.
+        decoded: counter of the packets of the stream that are decoded.
     """
 
     stream: Any
+    decoded: "DecodedCount"
     packets: list[tuple[Any, Picture]] = field(default_factory=list)
     num_bytes: int = 0
-    num_decoded: int = 0
     _num_sent: int = 0
     _is_drained: bool = False
     _ready: list[Any] = field(default_factory=list)
@@ -189,7 +196,7 @@ class PictureGroup:
         self._num_sent += 1
         if packet.pts < pts and not picture.is_reference:
             return []
-        self.num_decoded += 1
+        self.decoded.num_packets += 1
         frames = list(packet.decode())
         if any(frame.is_corrupt for frame in frames):
             raise DecodeError("DamagedVideo", PARTIAL_FRAME)
@@ -205,10 +212,14 @@ class GroupedFrames:
     Args:
         packets: of the stream, from its first.
         stream: that they are of.
+
+    Attributes:
+        decoded: counter of the packets that were decoded.
     """
 
     def __init__(self, packets: Iterator[Any], stream: Any) -> None:
         self._packets, self._stream = packets, stream
+        self.decoded = DecodedCount()
         self._reader = picture_reader(stream.codec_context) if _has_times(stream) else None
         self._parameters: frozenset[bytes] | None = None
         self._shown: FrameOnDemand | None = None
@@ -220,7 +231,7 @@ class GroupedFrames:
             DecodeError: a frame could be decoded in part only.
             Exception: what `packets` raises, after the frames before it; what the decoder raises.
         """
-        group = PictureGroup(self._stream)
+        group = PictureGroup(self._stream, self.decoded)
         for packet in _until_error(self._packets):
             if isinstance(packet, Exception):
                 yield from self._frames_before_damage(group)
@@ -231,7 +242,7 @@ class GroupedFrames:
                     yield from self._in_sequence(group, packet)
                     return
                 yield from self._taken(group.frames())
-                group = PictureGroup(self._stream)
+                group = PictureGroup(self._stream, self.decoded)
             if picture is None:
                 yield from self._in_sequence(group, packet)
                 return
@@ -279,6 +290,7 @@ class GroupedFrames:
         if self._stream.codec_context.is_open:
             self._stream.codec_context.flush_buffers()
         for packet in chain((packet for packet, _ in group.packets), further, self._packets, [None]):
+            self.decoded.num_packets += packet is not None
             for frame in self._stream.decode(packet) if packet is None else packet.decode():
                 if frame.is_corrupt:
                     raise DecodeError("DamagedVideo", PARTIAL_FRAME)

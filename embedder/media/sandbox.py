@@ -44,12 +44,14 @@ class VideoSegment:
         segment: number of the stretch: `start_s // segment_s`.
         start_s, end_s: its times in seconds, counted from the first frame.
         pixels: uint8 (F, H, W, 3), RGB, all frames of one size; F from 1 to `frames_per_segment`.
+        num_decoded: frames that were decoded since the segment before; 0 of an animated image.
     """
 
     segment: int
     start_s: float
     end_s: float
     pixels: Pixels
+    num_decoded: int = 0
 
 
 class DecodedImage(NamedTuple):
@@ -346,7 +348,8 @@ class SandboxedDecoder:
     def _collect_segment(self, answer: Message, resize: ResizeSpec, frames_per_segment: int) -> VideoSegment:
         pixels = self._collect(answer, resize, frames_per_segment)
         try:
-            return VideoSegment(int(answer["segment"]), float(answer["start_s"]), float(answer["end_s"]), pixels)
+            start_s, end_s = float(answer["start_s"]), float(answer["end_s"])
+            return VideoSegment(int(answer["segment"]), start_s, end_s, pixels, int(answer["num_decoded"]))
         except (KeyError, TypeError, ValueError):
             raise SandboxCrashError(BROKEN_MESSAGE) from None
 

@@ -115,7 +115,8 @@ class Server:
             else:
                 self._await_emptied()
                 times = {"start_s": float(segment.start_s), "end_s": float(segment.end_s)}
-                self._send(self._post(segment.images) | times | {"segment": segment.segment})
+                numbers = {"segment": segment.segment, "num_decoded": segment.num_decoded}
+                self._send(self._post(segment.images) | times | numbers)
                 self._outbox_is_full = True
         return {"end": True}
 

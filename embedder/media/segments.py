@@ -53,12 +53,17 @@ class FrameClock:
 
 @dataclass(frozen=True)
 class PickedSegment(Generic[Image]):
-    """Images that represent the video between two times."""
+    """Images that represent the video between two times.
+
+    Attributes:
+        num_decoded: frames that were decoded since the segment before; 0 where they are not counted.
+    """
 
     segment: int
     start_s: Fraction
     end_s: Fraction
     images: list[Image]
+    num_decoded: int = 0
 
 
 @dataclass

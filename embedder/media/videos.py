@@ -5,6 +5,7 @@ FFmpeg gets no file names: the file is opened here, and a demuxer that asks for 
 
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, BinaryIO
 
@@ -68,14 +69,17 @@ def read_segments(
         stream = _video_stream(container, max_pixels)
         duration_s = _duration_s(container, stream)
         rule = SegmentRule(segment_s, frames_per_segment, duration_s)
-        frames = _timed_frames(GroupedFrames(_packets(container, stream), stream), stream)
+        grouped = GroupedFrames(_packets(container, stream), stream)
+        frames, num_counted = _timed_frames(grouped, stream), 0
         if missing_bytes > 0:
             frames = _until_cut(frames, missing_bytes, duration_s)
         resizer = _Resizer(stream, resize)
         for segment in pick_segments(frames, lambda frame: resizer(_decoded(frame, max_pixels)), rule):
             if segment.segment > MAX_SEGMENT:
                 raise DecodeError("BadTimestamps", f"a frame is said to be shown at {float(segment.start_s):.0f} s")
-            yield segment
+            num_decoded = grouped.decoded.num_packets
+            yield replace(segment, num_decoded=num_decoded - num_counted)
+            num_counted = num_decoded
 
 
 def read_frame_at(file: BinaryIO, resize: ResizeSpec, time_s: float, max_pixels: int) -> SizedPixels:

@@ -31,6 +31,10 @@ class StepReport(ReportSection):
     peak_rss_bytes: int
     replicas: tuple[tuple[float, int], ...] = ()
     """Of a stage: replicas that were at work, as (seconds since the first call, number) whenever it changed."""
+    num_frames: int = 0
+    """Of decode: frames of videos that are embedded."""
+    num_decoded_frames: int = 0
+    """Of decode: frames of videos that were decoded for those."""
     waited_input_s: float = 0.0
     """Of a stage on GPUs: seconds for which they computed nothing between its calls, as no input had come."""
     waited_copy_s: float = 0.0

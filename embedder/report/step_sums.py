@@ -16,7 +16,9 @@ MAX_CALLS = 50_000
 """Measurements in memory, about 40 MiB: those of 800,000 items in three stages, in blocks of 64."""
 
 WAITED = ("waited_input_s", "waited_copy_s", "waited_launch_s")
-SUMMED = ("wall_s", "cpu_s", "num_rows", "num_images", "num_captions", "num_tokens", "bytes_out", "num_calls", *WAITED)
+FRAMES = ("num_frames", "num_decoded_frames")
+COUNTS = ("num_rows", "num_images", "num_captions", "num_tokens", *FRAMES, "num_calls")
+SUMMED = ("wall_s", "cpu_s", "bytes_out", *COUNTS, *WAITED)
 
 Calls = Iterable[Measurement]
 """Measurements of one step."""
@@ -116,7 +118,7 @@ def _step(name: str, calls: list[Measurement], window: tuple[float, float], num_
         bytes_per_row=bytes_out / num_rows if num_rows else 0.0,
         peak_rss_bytes=max(call.peak_rss_bytes for call in calls),
         replicas=tuple(line),
-        **{name: sum(getattr(call, name) for call in calls) for name in WAITED},
+        **{name: sum(getattr(call, name) for call in calls) for name in (*FRAMES, *WAITED)},
     )
 
 

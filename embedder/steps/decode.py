@@ -24,7 +24,16 @@ from embedder.sources.file_names import RAW_SUFFIXES, UNREADABLE_SUFFIXES, suffi
 from embedder.sources.uris import name_in
 from embedder.steps.attempts import limit_deaths
 from embedder.steps.further_inputs import NEEDED, REASON, of_model
-from embedder.steps.item_decoder import MAIN_ALONE, DecodeSpec, ItemContent, ItemDecoder, ItemProblem, Values
+from embedder.steps.item_decoder import (
+    MAIN_ALONE,
+    NUM_DECODED,
+    NUM_FRAMES,
+    DecodeSpec,
+    ItemContent,
+    ItemDecoder,
+    ItemProblem,
+    Values,
+)
 from embedder.steps.table_cuts import repeatable_tables
 from embedder.store.arrow_tensors import pack, unpack
 from embedder.store.runs import Run
@@ -153,6 +162,8 @@ class ItemReader:
                 # A table without rows has the columns of any other.
                 table = assemble(listing.drop_columns(ended), batch or [(0, {})], self.spec)
                 count_inputs(measurement, table, self.spec)
+                measurement.num_frames = sum(values.get(NUM_FRAMES, 0) for _, values in batch)
+                measurement.num_decoded_frames = sum(values.get(NUM_DECODED, 0) for _, values in batch)
                 tensors = [column.name for column in self.spec.columns if column.type == TENSOR]
                 measurement.bytes_out = sum(table[name].nbytes for name in tensors)
             table = table.append_column("trace", trace_column(table.num_rows, measurement))

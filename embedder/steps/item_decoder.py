@@ -23,6 +23,9 @@ from embedder.steps.further_inputs import NEEDED, FurtherInput, FurtherInputs, o
 BMP_HEAD_BYTES = 54
 NO_TOWER = "NoTower"  # error type of an item that holds only what the model has no tower for
 
+NUM_FRAMES, NUM_DECODED = "num_frames", "num_decoded"
+"""Values of a row of a video, for the measurement alone: frames that it has, and that were decoded for it."""
+
 STEP_IMAGE = "step_image"
 """Value of a row, of its image as steps of the user's take it: uint8 (1, H, W, 3), of its own proportions."""
 
@@ -277,6 +280,7 @@ class ItemDecoder:
                 if (segment := next(video, None)) is None:
                     return
                 values |= {name: value for name, value in vars(segment).items() if name != "pixels"}
+                values[NUM_FRAMES] = len(segment.pixels)
                 for each in inputs:
                     values |= each.of_frames(segment.pixels)
             yield values

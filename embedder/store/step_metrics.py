@@ -29,6 +29,10 @@ class Measurement:
     num_images: int = 0
     num_captions: int = 0
     num_tokens: int = 0
+    num_frames: int = 0
+    """Of decode, as the next: frames of videos that are embedded."""
+    num_decoded_frames: int = 0
+    """Frames of videos that were decoded for those."""
     bytes_out: int = 0
     peak_rss_bytes: int = 0
     peak_gpu_bytes: int = 0

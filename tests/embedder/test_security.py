@@ -110,6 +110,7 @@ def test_videos_are_opened_with_lists_of_formats_and_protocols(tmp_path, monkeyp
         assert list(videos.read_segments(file, FIT, segment_s=Fraction(5), frames_per_segment=1, max_pixels=1 << 20))
     (options,) = calls_of_open
     formats = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
+    formats += ",mpegts,mpeg,mpegvideo,flv,asf"
     assert options["options"] == {"format_whitelist": formats, "protocol_whitelist": "file"}
     with pytest.raises(DecodeError, match="refers to another one"):
         options["io_open"]("other.mp4", 0, {})

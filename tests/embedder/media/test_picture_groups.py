@@ -67,17 +67,14 @@ def on_demand(clip, wanted):
         stream = container.streams.video[0]
         frames, pixels, are_on_demand = [], {}, True
         packets = (packet for packet in container.demux(stream) if packet.size)
-        groups = {}
-        for number, frame in enumerate(GroupedFrames(packets, stream)):
+        grouped = GroupedFrames(packets, stream)
+        for number, frame in enumerate(grouped):
             frames.append((frame.pts, frame.duration))
             is_on_demand = isinstance(frame, FrameOnDemand)
             are_on_demand &= is_on_demand
-            if is_on_demand:
-                groups[id(frame.group)] = frame.group
             if number in wanted:
                 pixels[number] = (frame.decode() if is_on_demand else frame).to_ndarray()
-        num_sent = sum(group.num_decoded for group in groups.values())
-        return frames, pixels, are_on_demand, num_sent
+        return frames, pixels, are_on_demand, grouped.decoded.num_packets
 
 
 def check_equal(clip, wanted):

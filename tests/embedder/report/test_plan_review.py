@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import samples
 
-from embedder.cli.render_report import blame_lines, idle_line, replicas_over_time, review_parts
+from embedder.cli.render_report import blame_lines, clip_lines, idle_line, replicas_over_time, review_parts
 from embedder.engine.fleet import Available
 from embedder.engine.job import make_plan, plan_job, store_info
 from embedder.engine.model_folder import open_model
@@ -183,6 +183,13 @@ def test_the_report_says_for_what_a_gpu_waited():
         "GPU of stage 1: computed 90.0 % of the time from its first batch on; waited for input 6.0 %, copies 3.0 %, "
         "launches 1.0 %"
     )
+
+
+def test_the_report_says_how_many_frames_of_clips_were_decoded_for_those_embedded():
+    calls = [Measurement("decode", num_rows=4, num_frames=6, num_decoded_frames=30) for _ in range(4)]
+    steps, _ = step_reports([*calls, Measurement("stage 0", num_rows=16)], {})
+    assert clip_lines(steps) == ["clips: 120 frames decoded for 24 that are embedded, 5.0 for each"]
+    assert clip_lines(steps[1:]) == []
 
 
 def test_waits_of_a_gpu_are_summed_over_a_steps_calls():

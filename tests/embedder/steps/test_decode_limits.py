@@ -84,3 +84,15 @@ def test_a_large_file_that_goes_away_while_it_is_read_is_one_reject(decode_folde
         "2.png": None,
     }
     assert rows["1.png"]["transient"]
+
+
+def test_frames_of_clips_are_counted_as_embedded_and_as_decoded(make_run, tmp_path):
+    samples.folder(tmp_path / "in", num_images=2, num_clips=2)
+    config = make_run(tmp_path / "in", segment_s=1.0, frames_per_segment=2)
+    (listing,) = list_sources(config.source)
+    reader = ItemReader(decode_spec(config, open_model(config.model)))
+    tables = list(reader.decode(listing, lambda: False))
+    calls = [call for table in tables for calls in table["trace"].drop_null().to_pylist() for call in calls]
+    num_images, num_frames = (sum(call[name] for call in calls) for name in ("num_images", "num_frames"))
+    assert num_images == 2 + num_frames
+    assert num_frames < sum(call["num_decoded_frames"] for call in calls)
