@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from PIL import Image
 
+from embedder.media.colour import to_rgb
 from embedder.media.errors import STILL_IMAGE, DecodeError
 from embedder.media.images import (
     SizedPixels,
@@ -14,7 +15,6 @@ from embedder.media.images import (
     open_image,
     orientation_of,
     resize_image,
-    to_rgb,
     upright,
 )
 from embedder.media.resize import ResizeSpec, Size, scaled_size
@@ -55,7 +55,7 @@ def animation_segments(
 
     def convert(frame: Image.Image) -> SizedPixels:
         nonlocal size
-        shown = upright(to_rgb(frame), orientation)
+        shown = upright(to_rgb(frame, resize.colour), orientation)
         if resize.mode == "patches":
             size = size or scaled_size(shown.size, resize)
         return resize_image(shown, resize, size)

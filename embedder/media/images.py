@@ -4,13 +4,14 @@ Pixels are uint8 [0, 255], RGB, C-order (H, W, 3); of most models a square, `S` 
 """
 
 import io
-import math
 import warnings
 from importlib import import_module
 from typing import NamedTuple
 
 from PIL import AvifImagePlugin, Image, JpegImagePlugin, UnidentifiedImageError
 
+from embedder.media.colour import note_colour, to_rgb
+from embedder.media.colour_tags import without_png_profile
 from embedder.media.errors import DecodeError
 from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.resize import (
@@ -116,7 +117,7 @@ def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedIma
 
 
 def finish_image(image: Image.Image, orientation: int, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
-    """Bring a decoded image to 8-bit RGB, put it upright and resize it.
+    """Bring a decoded image to 8-bit sRGB, put it upright and resize it.
 
     Args:
         image: of any mode and size.
@@ -124,7 +125,7 @@ def finish_image(image: Image.Image, orientation: int, resize: ResizeSpec, max_p
         resize: the rule.
         max_pixels: a larger image is halved before.
     """
-    image = to_rgb(image)
+    image = to_rgb(image, resize.colour)
     if image.width * image.height > max_pixels:
         image = image.reduce(WHOLE_FACTOR)
     return resize_image(upright(image, orientation), resize)
@@ -145,11 +146,23 @@ def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
     reducible = encoded.startswith(b"\xff\xd8")
     Image.MAX_IMAGE_PIXELS = max_pixels * MAX_DRAFT_REDUCTION if reducible else max_pixels
     try:
-        return Image.open(io.BytesIO(encoded), formats=FORMATS)
+        image = _opened(encoded)
+        note_colour(image, encoded)
+        return image
     except UnidentifiedImageError:
         raise DecodeError("UnidentifiedImageError", _no_header(encoded[:HEAD_BYTES])) from None
     except Image.DecompressionBombError as error:
         raise DecodeError("TooManyPixels", f"{error} (`max_pixels`)") from None
+
+
+def _opened(encoded: bytes) -> Image.Image:
+    """Open an image, a PNG without its profile where that is too large."""
+    try:
+        return Image.open(io.BytesIO(encoded), formats=FORMATS)
+    except ValueError:
+        if (without := without_png_profile(encoded)) == encoded:
+            raise
+        return Image.open(io.BytesIO(without), formats=FORMATS)
 
 
 def _no_header(head: bytes) -> str:
@@ -198,55 +211,6 @@ def upright(image: Image.Image, orientation: int) -> Image.Image:
     """Turn or mirror an image as its EXIF orientation says; unknown values leave it as it is."""
     method = UPRIGHT.get(orientation)
     return image if method is None else image.transpose(method)
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Bring a loaded image of any mode to RGB, or to L when it is grey: transparency on white, depths to 8 bits."""
-    if image.mode.startswith(("I", "F")):
-        return _to_8_bits(image)
-    if image.has_transparency_data:
-        return _on_white(image)
-    if image.mode in ("RGB", "L"):
-        return image
-    return image.convert("L" if image.mode == "1" else "RGB")
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    if image.mode == "La":  # premultiplied grey has one conversion only
-        image = image.convert("LA")
-    rgba = image if image.mode == "RGBA" else image.convert("RGBA")
-    white = Image.new("RGB", rgba.size, "white")
-    white.paste(rgba, mask=rgba)
-    return white
-
-
-def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Scale 16-bit, 32-bit and float greys to 8 bits; Pillow's own conversion would clip them to white.
-
-    16-bit modes span 0..65535. Integers and floats of 32 bits don't tell their range: it is assumed to be the least of
-    0..1 (floats), 0..255, 0..65535 that holds all values, else the span of the values.
-    """
-    is_float, is_16_bit = image.mode == "F", image.mode.startswith("I;16")
-    if is_16_bit:
-        low, high = 0.0, 65535.0
-    else:
-        low, high = _assumed_range(image, is_float)
-    wide = image if is_float else image.convert("I")
-    factor = 255.0 / ((high - low) or 1.0)
-    # Both conversions cut decimals off, so 0.5 is added; floats get there through a 32-bit float image.
-    return wide.point(lambda value: value * factor + (0.5 - low * factor)).convert("L")
-
-
-def _assumed_range(image: Image.Image, is_float: bool) -> tuple[float, float]:
-    extrema = image.getextrema()
-    low, high = float(extrema[0]), float(extrema[1])  # type: ignore[arg-type]  # one band: two numbers
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise DecodeError("UnsupportedPixels", "the image holds infinite or undefined values")
-    if low >= 0:
-        for top in (1.0, 255.0, 65535.0) if is_float else (255.0, 65535.0):
-            if high <= top:
-                return 0.0, top
-    return low, high
 
 
 def resize_image(image: Image.Image, resize: ResizeSpec, size: Size | None = None) -> SizedPixels:
