@@ -8,7 +8,6 @@ What is broken, or made for other channels than the picture has, is ignored. Of 
 
 import io
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from embedder.media.colour_profiles import (
     adobe_rgb_profile,
     cicp_profile,
     gamma_profile,
+    primaries_profile,
     table_profile,
 )
 from embedder.media.colour_tags import (
@@ -161,7 +161,7 @@ def _tiff_profile(tags: Any, is_grey: bool) -> bytes | None:
         step = max(1, size >> 12)  # a curve of 4096 points is as good
         short = [[*curve[::step], curve[-1]] if step > 1 else curve for curve in curves]
         return table_profile(short, primaries or BT709, is_grey=is_grey)
-    return gamma_profile(2.2, primaries) if primaries and not is_grey else None
+    return primaries_profile(primaries) if primaries and not is_grey else None
 
 
 def upright_grey(image: Image.Image) -> Image.Image:
@@ -192,7 +192,7 @@ def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
     if prepared is None:
         return image
     if space == GREY:
-        return _toned(prepared, _grey_table(profile))
+        return _toned(prepared, profile)
     transform = _transform(profile, prepared.mode)
     if transform is None:
         return image
@@ -224,7 +224,7 @@ def _prepared(image: Image.Image, space: bytes) -> Image.Image | None:
         return image if mode == "CMYK" else None
     if space == GREY:
         if mode.startswith(("I", "F")):
-            return _to_8_bits(image)
+            return image if mode == "I;16" else _to_8_bits(image)
         if mode in ("L", "LA", "La"):
             return image.convert("LA") if mode == "La" or image.has_transparency_data else image
         return None
@@ -234,9 +234,13 @@ def _prepared(image: Image.Image, space: bytes) -> Image.Image | None:
     return image if mode == wanted else image.convert(wanted)
 
 
-def _toned(image: Image.Image, table: Sequence[int] | None) -> Image.Image:
+def _toned(image: Image.Image, profile: bytes) -> Image.Image:
+    """Bring greys to sRGB's; those of 16 bits by all of them, as linear ones have their shadows in few levels."""
+    table = _grey_table(profile)
     if table is None:
         return image
+    if image.mode == "I;16":
+        return _built(profile, "I;16", "RGB").apply(image).getchannel("G")
     if image.mode == "L":
         return image.point(table)
     grey, alpha = image.split()

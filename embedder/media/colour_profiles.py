@@ -55,8 +55,8 @@ CURVE_POINTS = 4096
 D50_XYZ = (0.9642, 1.0, 0.8249)  # of the ICC's connection space
 BRADFORD = ((0.8951, 0.2664, -0.1614), (-0.7502, 1.7135, 0.0367), (0.0389, -0.0685, 1.0296))
 SMALLEST_DETERMINANT = 1e-4  # primaries on one line make no colours
-NEAR_SRGB_GAMMA = 0.1
-"""How far a gamma may be from 2.2 and count as the curve of sRGB, which files that state 2.2 nearly always mean."""
+NEAR_SRGB_GAMMA, NEAR_SRGB_POINT = 0.1, 0.005
+"""Distances from 2.2, and from sRGB's primaries, within which files count as sRGB, which they nearly always mean."""
 
 
 def cicp_profile(codes: Cicp, *, is_grey: bool = False) -> bytes | None:
@@ -81,14 +81,24 @@ def gamma_profile(gamma: float, primaries: Primaries = BT709, *, is_grey: bool =
     """Profile of a gamma and primaries; None where these can't be.
 
     Args:
-        gamma: exponent that makes linear light of values; near 2.2 it counts as the curve of sRGB.
+        gamma: exponent that makes linear light of values; near 2.2, with sRGB's primaries, it counts as sRGB's curve.
         primaries: chromaticities.
         is_grey: of an image without colours.
     """
     if not 0.1 <= gamma <= 10:
         return None
-    curve = srgb_curve if abs(gamma - 2.2) <= NEAR_SRGB_GAMMA else _power(gamma)
+    is_srgb = abs(gamma - 2.2) <= NEAR_SRGB_GAMMA and all(
+        abs(stated - own) <= NEAR_SRGB_POINT
+        for points in zip(primaries, BT709, strict=True)
+        for stated, own in zip(*points, strict=True)
+    )
+    curve = srgb_curve if is_srgb else _power(gamma)
     return _profile(f"gamma {gamma} {primaries}", curve, primaries, is_grey)
+
+
+def primaries_profile(primaries: Primaries) -> bytes | None:
+    """Profile of primaries with the curve of sRGB; None where they can't be."""
+    return _profile(f"primaries {primaries}", srgb_curve, primaries, is_grey=False)
 
 
 def adobe_rgb_profile() -> bytes | None:
