@@ -195,12 +195,13 @@ def further_inputs(models: Sequence[FurtherModel], main: Model, colour: Colour) 
         colour: how images are read.
     """
     found: dict[str, FurtherInput] = {}
-    for made, (resize, *rule), of_main in _inputs(models, main):
+    for made, rule, of_main in _inputs(models, main):
         column = of_main or made.column
-        read_as = replace(resize, colour=colour) if resize is not None else None
         before = found.get(column)
         models_of_it = made.models | (before.models if before is not None else frozenset())
-        found[column] = FurtherInput(column, models_of_it, made.make, read_as, *rule)
+        shared = FurtherInput(column, models_of_it, made.make, *rule)
+        resize = replace(shared.resize, colour=colour) if shared.resize is not None else None
+        found[column] = replace(shared, resize=resize)
     return tuple(found.values())
 
 

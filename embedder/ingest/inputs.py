@@ -51,6 +51,7 @@ class Inputs:
         left_out: what the sources hold beside items.
         dtype: compute dtype, and why it is this one.
         models: further models, in the order that they run in.
+        asked_colour: whether the configuration says how numbers of pixels are read.
     """
 
     config: RunConfig
@@ -64,6 +65,7 @@ class Inputs:
     left_out: LeftOut
     dtype: DtypeChoice
     models: tuple[FurtherModel, ...] = ()
+    asked_colour: bool = True
 
     @property
     def views(self) -> list[tuple[StoreFiles, StoreInfo]]:
@@ -93,7 +95,7 @@ def open_inputs(
     model, files = open_model(model_uri), StoreFiles(store_uri)
     _check_places(config, files)
     seen = read_current(files)
-    config = _with_colour(config, files, seen)
+    asked_colour, config = config.decode.colour != "auto", _with_colour(config, files, seen)
     models = open_models(config)
     dtype = _settled_dtype(config, files, seen)
     config = dtype.applied(config) if dtype is not None else config
@@ -112,7 +114,7 @@ def open_inputs(
         config = dtype.applied(config)
         plan = plan if plan.dtype == dtype.dtype else make_plan(config, model)
     info = with_former_columns(store_info(config, model), files, seen)
-    return Inputs(config, options, model, plan, info, files, listing, seen, left_out, dtype, models)
+    return Inputs(config, options, model, plan, info, files, listing, seen, left_out, dtype, models, asked_colour)
 
 
 def _with_colour(config: RunConfig, files: StoreFiles, seen: Current | None) -> RunConfig:

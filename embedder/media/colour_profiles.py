@@ -107,18 +107,19 @@ def adobe_rgb_profile() -> bytes | None:
 
 
 def _power(gamma: float) -> Curve:
-    return lambda value: value**gamma
+    return lambda value: math.pow(value, gamma)
 
 
 def srgb_curve(value: float) -> float:
     """Linear light of a value of sRGB (Source: IEC 61966-2-1)."""
-    return value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+    return value / 12.92 if value <= 0.04045 else math.pow((value + 0.055) / 1.055, 2.4)
 
 
 def pq_curve(value: float) -> float:
     """Linear light of PQ, 1 for the reference white, before highlights are rolled off (Source: ITU-R BT.2100)."""
-    root = value ** (1 / 78.84375)
-    return 10_000 / WHITE_NITS * (max(root - 0.8359375, 0) / (18.8515625 - 18.6875 * root)) ** (1 / 0.1593017578125)
+    root = math.pow(value, 1 / 78.84375)
+    power = max(root - 0.8359375, 0) / (18.8515625 - 18.6875 * root)
+    return 10_000 / WHITE_NITS * math.pow(power, 1 / 0.1593017578125)
 
 
 def hlg_curve(value: float) -> float:
@@ -156,7 +157,7 @@ def _hlg_to_sdr(value: float) -> float:
 
 
 def _cinema_curve(value: float) -> float:
-    return min(1.0, 52.37 / 48 * value**2.6)
+    return min(1.0, 52.37 / 48 * math.pow(value, 2.6))
 
 
 _CURVES: dict[int, Curve] = {
@@ -267,7 +268,7 @@ def _times(matrix: Sequence[Sequence[float]], vector: Sequence[float]) -> list[f
 
 def _product(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> Matrix:
     columns = [_times(left, column) for column in zip(*right, strict=True)]
-    return tuple(zip(*columns, strict=True))  # type: ignore[arg-type]  # three rows of three
+    return tuple(zip(*columns, strict=True))
 
 
 def _inverse(matrix: Sequence[Sequence[float]]) -> Matrix | None:
