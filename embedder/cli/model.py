@@ -134,7 +134,7 @@ def model_apply_delta(
 
 
 def _folder_info(folder: Path, config: RunConfig) -> Result:
-    """Describe a model folder; the configuration's segments, frames and colour count in its fingerprint of preprocessing."""
+    """Describe a model folder; segments, frames and colour of the configuration count in the preprocessing."""
     from shards.fingerprint import preprocess_fingerprint
     from shards.summary import describe_model
 
