@@ -33,6 +33,7 @@ ComputeDtype = Literal["float32", "bfloat16", "float16", "int8"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Engine = Literal["auto", "ray", "local"]
 Device = Literal["auto", "cpu", "cuda"]
+Colour = Literal["srgb", "raw"]
 SourceKind = Literal["auto", "files", "table", "webdataset"]
 
 NUM_STAGES = 3
@@ -153,6 +154,16 @@ class DecodeConfig(ConfigSection):
         description="animated GIF, PNG, WebP and AVIF: their first frame, or all of it, cut as a video is; "
         "holds for what is embedded from then on",
     )
+    colour: Literal["auto", "srgb", "raw"] = Field(
+        "auto",
+        description="numbers of images and videos. srgb: as the file says (ICC profiles, HDR, ...); raw: all as if "
+        "they were sRGB. auto: as the store was made, srgb if it is new",
+    )
+
+    @property
+    def settled_colour(self) -> Colour:
+        """How numbers are read; srgb, as in a store that is new, until `embedder.ingest.inputs` has resolved `auto`."""
+        return "srgb" if self.colour == "auto" else self.colour
 
 
 class WebConfig(ConfigSection):

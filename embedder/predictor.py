@@ -75,7 +75,7 @@ class BatchPredictor:
             ConfigError: an option is unknown, or breaks its rule.
         """
         config = load_config(overrides=options)
-        return ServablePredictor(servables, decode_limits(config), config.web)
+        return ServablePredictor(servables, decode_limits(config), config.web, colour=config.decode.settled_colour)
 
     def predict(self, dataset: "Dataset", *, image: str = "image", caption: str = "caption") -> "Dataset":
         """Add `image_embedding` and `text_embedding` (list<float>, L2-normalised; null where a row lacks the side).

@@ -13,6 +13,7 @@ from shards.weights import TensorEntry, find_weights, read_entries
 
 FINGERPRINT_DIGITS = 16
 CHUNK_BYTES = 8 << 20
+RAW = "raw"
 
 
 def model_fingerprint(folder: str | Path) -> str:
@@ -33,7 +34,7 @@ def model_fingerprint(folder: str | Path) -> str:
 
 
 def preprocess_fingerprint(
-    preprocess: PreprocessConfig, tokenizer: bytes, segment_s: float, frames_per_segment: int
+    preprocess: PreprocessConfig, tokenizer: bytes, segment_s: float, frames_per_segment: int, colour: str = RAW
 ) -> str:
     """Hash the whole preprocessing, from an input's bytes to the model.
 
@@ -42,9 +43,11 @@ def preprocess_fingerprint(
         tokenizer: content of tokenizer.json.
         segment_s: length of one video segment, seconds.
         frames_per_segment: number of frames embedded of each segment.
+        colour: how numbers of pixels are read; "raw", of which stores made before there was a choice are, adds nothing.
     """
     video = {"segment_s": float(segment_s), "frames_per_segment": frames_per_segment}
-    return short_hash([_canonical(_settings(preprocess)), tokenizer, _canonical(video)])
+    parts = [_canonical(_settings(preprocess)), tokenizer, _canonical(video)]
+    return short_hash(parts if colour == RAW else [*parts, colour.encode()])
 
 
 def tokenizer_fingerprint(tokenizer: bytes) -> str:

@@ -134,7 +134,7 @@ def model_apply_delta(
 
 
 def _folder_info(folder: Path, config: RunConfig) -> Result:
-    """Describe a model folder; the configuration's segments and frames count in its fingerprint of preprocessing."""
+    """Describe a model folder; segments, frames and colour of the configuration count in the preprocessing."""
     from shards.fingerprint import preprocess_fingerprint
     from shards.summary import describe_model
 
@@ -144,7 +144,9 @@ def _folder_info(folder: Path, config: RunConfig) -> Result:
     fingerprints = {
         "model": summary.model_fingerprint,
         "tokenizer": summary.tokenizer_fingerprint,
-        "preprocess": preprocess_fingerprint(model.preprocess, tokenizer, config.segment_s, config.frames_per_segment),
+        "preprocess": preprocess_fingerprint(
+            model.preprocess, tokenizer, config.segment_s, config.frames_per_segment, config.decode.settled_colour
+        ),
     }
     sizes = [(part.name, part.num_parameters, part.size_bytes) for part in summary.parts]
     sizes.append(("all", summary.num_parameters, summary.size_bytes))

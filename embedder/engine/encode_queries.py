@@ -18,6 +18,7 @@ from embedder.media.errors import DecodeError
 from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.given_inputs import image_list, text_list
 from embedder.media.patches import pixel_columns
+from embedder.media.resize import Colour
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.steps.captions import CaptionEncoder
 from embedder.storage.printable import is_text, printable
@@ -73,8 +74,14 @@ class BaseQueryEncoder(ABC):
     kind: ClassVar[str]
     """What the towers run on: "torch" or "onnx"."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, colour: Colour = "srgb") -> None:
+        """Load nothing yet.
+
+        Args:
+            model: the opened model.
+            colour: how the numbers of images are read; of a store, as it was made.
+        """
+        self.model, self.colour = model, colour
         self._decoder_lock = threading.Lock()  # a sandbox serves one thread at a time
 
     def encode_text(self, texts: Sequence[str]) -> Floats:
@@ -156,15 +163,15 @@ class BaseQueryEncoder(ABC):
         return self._embed_ids([self._captions.encode(text) for text in texts])
 
     def _image_batch(self, images: list[Path | bytes], decoder: SandboxedDecoder | None) -> Floats:
-        resize = resize_spec(self.model)
+        resize = resize_spec(self.model, self.colour)
         return self._embed_pixels([pixel_columns(self._pixels(each, decoder)[None], resize) for each in images])
 
     def _pixels(self, image: Path | bytes, decoder: SandboxedDecoder | None) -> NDArray[np.uint8]:
         try:
             if decoder is not None:
-                return decoder.image(image, resize_spec(self.model))
+                return decoder.image(image, resize_spec(self.model, self.colour))
             with self._decoder_lock:
-                return self._decoder.image(image, resize_spec(self.model))
+                return self._decoder.image(image, resize_spec(self.model, self.colour))
         except DecodeError as error:
             name = "the image" if isinstance(image, bytes) else str(image)
             *first, last = (each.name for each in IMAGE_FORMATS)

@@ -5,7 +5,7 @@ Nothing of a framework is imported: a dry run and a submission need none.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from embedder.config import RunConfig
 from embedder.engine.model_folder import Model, resize_spec
 from embedder.engine.user_steps.declared import changes_rows, step_fingerprints
 from embedder.errors import ConfigError
-from embedder.media.resize import ResizeSpec
+from embedder.media.resize import Colour, ResizeSpec
 from embedder.servables import make_servable
 from embedder.servables.base import Servable
 from embedder.servables.columns import (
@@ -166,7 +166,9 @@ def _info(config: RunConfig, servable: Servable, fingerprint: str) -> StoreInfo:
     stored = with_carryover(EMBEDDINGS, others)
     vectors = [column for column in columns.values() if column in VECTOR_COLUMNS]
     searched: Searched = "text" if vectors == ["text_embedding"] else "image"
-    cut = json.dumps([config.segment_s, config.frames_per_segment, sorted(map(str, others))])
+    colour = config.decode.settled_colour
+    of_colour = [] if colour == "raw" else [colour]
+    cut = json.dumps([config.segment_s, config.frames_per_segment, sorted(map(str, others)), *of_colour])
     section = servable.model_dump(mode="json", exclude_unset=True)
     return StoreInfo(
         model=servable.uri,
@@ -175,6 +177,7 @@ def _info(config: RunConfig, servable: Servable, fingerprint: str) -> StoreInfo:
         segment_s=config.segment_s,
         frames_per_segment=config.frames_per_segment,
         dtype=str(getattr(servable, "dtype", "float32")),
+        colour=colour,
         searched=searched,
         steps=step_fingerprints(step for step in config.step if changes_rows(step)),
         has_vectors=bool(vectors),
@@ -183,19 +186,22 @@ def _info(config: RunConfig, servable: Servable, fingerprint: str) -> StoreInfo:
     )
 
 
-def further_inputs(models: Sequence[FurtherModel], main: Model) -> tuple[FurtherInput, ...]:
+def further_inputs(models: Sequence[FurtherModel], main: Model, colour: Colour) -> tuple[FurtherInput, ...]:
     """Inputs that decode makes for further models: equal ones once, in the main model's own column where that is equal.
 
     Args:
         models: of the run.
         main: the main model.
+        colour: how images are read.
     """
     found: dict[str, FurtherInput] = {}
     for made, rule, of_main in _inputs(models, main):
         column = of_main or made.column
         before = found.get(column)
         models_of_it = made.models | (before.models if before is not None else frozenset())
-        found[column] = FurtherInput(column, models_of_it, made.make, *rule)
+        shared = FurtherInput(column, models_of_it, made.make, *rule)
+        resize = replace(shared.resize, colour=colour) if shared.resize is not None else None
+        found[column] = replace(shared, resize=resize)
     return tuple(found.values())
 
 

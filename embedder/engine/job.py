@@ -146,7 +146,7 @@ def plan_job(
     settings = settings_of(stage.device for stage in stages)
     decode = replace(
         decode_spec(config, model, settings),
-        further=further_inputs(models, model),
+        further=further_inputs(models, model, config.decode.settled_colour),
         models=tuple(each.name for each in models),
         steps=decoded_steps(config.step),
     )
@@ -293,7 +293,7 @@ def decode_spec(config: RunConfig, model: Model, settings: DeviceSettings = CPU_
         settings: sizes for the devices of the stages.
     """
     return DecodeSpec(
-        resize=resize_spec(model) if model.config.vision is not None else None,
+        resize=resize_spec(model, config.decode.settled_colour) if model.config.vision is not None else None,
         limits=decode_limits(config),
         tokenizer_json=model.tokenizer_json,
         max_caption_tokens=model.config.preprocess.max_caption_tokens,
@@ -303,6 +303,7 @@ def decode_spec(config: RunConfig, model: Model, settings: DeviceSettings = CPU_
         caption_end_id=model.config.text.end_id if model.config.text is not None else None,
         web=config.web,
         animations=config.decode.animations,
+        colour=config.decode.settled_colour,
     )
 
 
@@ -322,7 +323,11 @@ def decode_limits(config: RunConfig) -> DecodeLimits:
 def preprocessing_of(config: RunConfig, model: Model) -> str:
     """Fingerprint all settings that turn an item's bytes into the towers' input."""
     return preprocess_fingerprint(
-        model.config.preprocess, (model.tokenizer_json or "").encode(), config.segment_s, config.frames_per_segment
+        model.config.preprocess,
+        (model.tokenizer_json or "").encode(),
+        config.segment_s,
+        config.frames_per_segment,
+        config.decode.settled_colour,
     )
 
 
@@ -335,6 +340,7 @@ def store_info(config: RunConfig, model: Model) -> StoreInfo:
         segment_s=config.segment_s,
         frames_per_segment=config.frames_per_segment,
         dtype=config.compute_dtype,
+        colour=config.decode.settled_colour,
         searched="text" if model.config.vision is None else "image",
         steps=step_fingerprints(config.step),
         step_columns=new_columns(config.step),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedder.errors import ConfigError
-from embedder.media.resize import ResizeSpec
+from embedder.media.resize import Colour, ResizeSpec
 from embedder.storage.model_download import resolve_model
 from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.fingerprint import model_fingerprint
@@ -39,6 +39,11 @@ def open_model(uri: str) -> Model:
     return Model(uri, folder, config, tokenizer_json, model_fingerprint(folder))
 
 
-def resize_spec(model: Model) -> ResizeSpec:
-    """Return how the model's images are resized."""
-    return ResizeSpec.of(model.config.preprocess, model.config.required_vision)
+def resize_spec(model: Model, colour: Colour = "srgb") -> ResizeSpec:
+    """Return how the model's images are read and resized.
+
+    Args:
+        model: the model.
+        colour: how their numbers are read; of a store, as it was made.
+    """
+    return ResizeSpec.of(model.config.preprocess, model.config.required_vision, colour)

@@ -49,7 +49,7 @@ class OnnxQueryEncoder(BaseQueryEncoder):
         """
         config = load_model_config(towers.path(CONFIG_FILE).parent)
         text = towers.path(TOKENIZER_FILE).read_text(encoding="utf-8") if config.text is not None else None
-        super().__init__(Model(uri, towers.folder, config, text, towers.info.model_fingerprint))
+        super().__init__(Model(uri, towers.folder, config, text, towers.info.model_fingerprint), towers.info.colour)
         self._towers, self._make_torch_encoder = towers, torch_encoder
 
     def _embed_ids(self, ids: list[Ids]) -> Floats:

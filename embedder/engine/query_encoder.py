@@ -8,6 +8,7 @@ from embedder.compat.locked_property import locked_cached_property
 from embedder.engine.encode_queries import BaseQueryEncoder, Columns, Floats, Ids
 from embedder.engine.model_folder import Model
 from embedder.installation import require
+from embedder.media.resize import Colour
 
 if TYPE_CHECKING:
     from shards.ranges import ShardSpec
@@ -19,9 +20,9 @@ class QueryEncoder(BaseQueryEncoder):
 
     kind = "torch"
 
-    def __init__(self, model: Model, *, dtype: str = "float32", device: str = "cpu") -> None:
+    def __init__(self, model: Model, colour: Colour = "srgb", *, dtype: str = "float32", device: str = "cpu") -> None:
         require("embed", f"model {model.folder}: encoding queries with it, as the store has no query towers")
-        super().__init__(model)
+        super().__init__(model, colour)
         self.dtype, self.device = dtype, device
 
     def _embed_ids(self, ids: list[Ids]) -> Floats:

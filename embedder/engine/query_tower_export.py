@@ -133,7 +133,9 @@ def _opened(info: StoreInfo, model: str | None) -> Model:
 def preprocessing_of(model: Model, info: StoreInfo) -> str:
     """Fingerprint how a model folder prepares inputs, with the video segments of a store."""
     tokenizer = (model.tokenizer_json or "").encode()
-    return preprocess_fingerprint(model.config.preprocess, tokenizer, info.segment_s, info.frames_per_segment)
+    return preprocess_fingerprint(
+        model.config.preprocess, tokenizer, info.segment_s, info.frames_per_segment, info.colour
+    )
 
 
 def _exported(info: StoreInfo, model: Model) -> Path:

@@ -131,7 +131,7 @@ def open_towers(info: StoreInfo, model: str = "") -> QueryEncoder:
         ServableError: a file is missing.
         shards.ModelError: it is no whole model folder.
     """
-    return QueryEncoder(open_model(checked_servable(info, model).uri))
+    return QueryEncoder(open_model(checked_servable(info, model).uri), info.colour)
 
 
 def checked_servable(info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> "Servable":
@@ -180,7 +180,7 @@ class ServableEncoder:
             StoreError: it is another one now, or code that nobody allowed.
             ServableError: a file is missing, or of another framework.
         """
-        self._servable = checked_servable(info, model, code)
+        self._servable, self._colour = checked_servable(info, model, code), info.colour
         self._turn = threading.Lock()  # one thread calls a servable at a time
 
     def encode_text(self, texts: Sequence[str]) -> Floats:
@@ -259,7 +259,9 @@ class ServableEncoder:
             raise ConfigError(f"{servable.where()}: it has no tower that encodes {SIDES[side]} alone; {cure}")
         table = pa.table({"image" if side == "image" else "caption": list(values)})
         with self._turn:
-            decoded = decode_rows(table, servables=[servable], image="image", caption="caption", limits=limits)
+            decoded = decode_rows(
+                table, servables=[servable], image="image", caption="caption", limits=limits, colour=self._colour
+            )
             found = pa.concat_tables([self._running(part) for part in decoded])
         for problem in [*found[DECODE_ERROR].to_pylist(), *found[f"{servable.name}.{ERROR}"].to_pylist()]:
             if problem:

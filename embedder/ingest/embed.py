@@ -45,7 +45,7 @@ from embedder.observability.run_observer import RunObserver, observe_run
 from embedder.quantities import counted
 from embedder.report.schema import Report
 from embedder.store.files import StoreFiles
-from embedder.store.layout import CURRENT_FILE, STORE_FILE, Current, StoreInfo, read_current, read_record
+from embedder.store.layout import CURRENT_FILE, RAW, STORE_FILE, Current, StoreInfo, read_current, read_record
 from embedder.store.lock import write_lock
 from embedder.store.publish import finish_publication
 from embedder.store.refusals import look, no_empty_folders, taken_back
@@ -227,6 +227,11 @@ def _settle_dtype(inputs: Inputs, *, has_work: bool, is_int8_checked: bool) -> N
         gpus = find_gpus(inputs.config)
         check_dtype(inputs.dtype, gpus)
         LOG.info(describe_dtype(inputs.dtype, gpus))
+    if has_work and inputs.info.colour == RAW and not inputs.asked_colour:
+        LOG.info(
+            f'colour raw (decode.colour = "auto"): store {inputs.files.address} is made so, without what files say '
+            "about colour; `embedder refresh --set decode.colour=srgb` makes it anew"
+        )
 
 
 def _settle(inputs: Inputs) -> StoreInfo:

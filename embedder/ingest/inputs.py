@@ -51,6 +51,7 @@ class Inputs:
         left_out: what the sources hold beside items.
         dtype: compute dtype, and why it is this one.
         models: further models, in the order that they run in.
+        asked_colour: whether the configuration says how numbers of pixels are read.
     """
 
     config: RunConfig
@@ -64,6 +65,7 @@ class Inputs:
     left_out: LeftOut
     dtype: DtypeChoice
     models: tuple[FurtherModel, ...] = ()
+    asked_colour: bool = True
 
     @property
     def views(self) -> list[tuple[StoreFiles, StoreInfo]]:
@@ -90,10 +92,11 @@ def open_inputs(
     model_uri, store_uri = config.required_model, config.required_store
     if not config.source and options.given is None:
         raise ConfigError("no source: give SOURCE, or a [[source]] in the configuration file")
-    model, models = open_model(model_uri), open_models(config)
-    files = StoreFiles(store_uri)
+    model, files = open_model(model_uri), StoreFiles(store_uri)
     _check_places(config, files)
     seen = read_current(files)
+    asked_colour, config = config.decode.colour != "auto", _with_colour(config, files, seen)
+    models = open_models(config)
     dtype = _settled_dtype(config, files, seen)
     config = dtype.applied(config) if dtype is not None else config
     plan = make_plan(config, model)
@@ -111,7 +114,20 @@ def open_inputs(
         config = dtype.applied(config)
         plan = plan if plan.dtype == dtype.dtype else make_plan(config, model)
     info = with_former_columns(store_info(config, model), files, seen)
-    return Inputs(config, options, model, plan, info, files, listing, seen, left_out, dtype, models)
+    return Inputs(config, options, model, plan, info, files, listing, seen, left_out, dtype, models, asked_colour)
+
+
+def _with_colour(config: RunConfig, files: StoreFiles, seen: Current | None) -> RunConfig:
+    """Return the configuration with how numbers of pixels are read: of a store that exists, as it was made.
+
+    Args:
+        config: the run.
+        files: the store.
+        seen: what is published.
+    """
+    bound = read_record(files, STORE_FILE, StoreInfo) if config.decode.colour == "auto" else None
+    colour = config.decode.settled_colour if bound is None else served_info(bound, seen).colour
+    return config.model_copy(update={"decode": config.decode.model_copy(update={"colour": colour})})
 
 
 def _settled_dtype(config: RunConfig, files: StoreFiles, seen: Current | None) -> DtypeChoice | None:

@@ -6,14 +6,15 @@ from fractions import Fraction
 
 from PIL import Image
 
+from embedder.media.colour import to_rgb
 from embedder.media.errors import STILL_IMAGE, DecodeError
 from embedder.media.images import (
+    LoadedImage,
     check_pixels,
     finish_image,
     open_image,
     orientation_of,
     resize_image,
-    to_rgb,
     upright,
 )
 from embedder.media.resize import ResizeSpec, Size, SizedPixels, scaled_size
@@ -54,7 +55,7 @@ def animation_segments(
 
     def convert(frame: Image.Image) -> SizedPixels:
         nonlocal size
-        shown = upright(to_rgb(frame), orientation)
+        shown = upright(to_rgb(frame, resize.colour), orientation)
         if resize.mode == "patches":
             size = size or scaled_size(shown.size, resize)
         return resize_image(shown, resize, size)
@@ -82,7 +83,7 @@ def animation_frame(encoded: bytes, resize: ResizeSpec, time_s: float, max_pixel
         shown = frame.frame
     if shown is None:
         raise DecodeError("NoFrames", "the image holds no frame")
-    return finish_image(shown, orientation, resize, max_pixels)
+    return finish_image(LoadedImage(shown, orientation), resize, max_pixels)
 
 
 def _timed_frames(image: Image.Image, max_pixels: int) -> Iterator[TimedFrame[Image.Image]]:

@@ -6,7 +6,6 @@ Pixels are uint8 [0, 255], RGB, C-order (H, W, 3); of most models a square, `S` 
 """
 
 import io
-import math
 import sys
 import warnings
 from importlib import import_module
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import AvifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
 
+from embedder.media.colour import changes_colours, may_follow_resize, note_colour, profile_of, to_rgb, to_srgb
+from embedder.media.colour_tags import without_png_profile
 from embedder.media.errors import DecodeError
 from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.jpeg import decode_pixels
@@ -67,11 +68,13 @@ class LoadedImage(NamedTuple):
         image: Pillow's, of any mode; or an array, uint8 (H, W, 3) RGB or (H, W, 1) grey.
         orientation: 1 to 8.
         note: what is missing; None: nothing.
+        late_profile: ICC profile of its colours, which are brought to sRGB once it is resized; None: they are before.
     """
 
     image: "Image.Image | Pixels"
     orientation: int
     note: str | None = None
+    late_profile: bytes | None = None
 
 
 def prepare_pillow() -> None:
@@ -103,7 +106,7 @@ def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPi
         from embedder.media.extra_formats.load import load_extra
 
         loaded = load_extra(kind, encoded, resize, max_pixels)
-    return finish_image(loaded.image, loaded.orientation, resize, max_pixels)._replace(note=loaded.note)
+    return finish_image(loaded, resize, max_pixels)
 
 
 def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
@@ -119,7 +122,10 @@ def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedIma
     encoded = encoded[jpeg_start(encoded) or 0 :]
     try:
         opened = _open(encoded, resize, max_pixels)
-        return LoadedImage(_decode(opened, encoded), orientation_of(opened))
+        if (loaded := _load_array(opened, encoded, resize)) is not None:
+            return loaded
+        opened.load()
+        return LoadedImage(opened, orientation_of(opened))
     except MemoryError:
         raise
     except Exception as error:
@@ -129,14 +135,19 @@ def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedIma
     return LoadedImage(image, orientation_of(image), note)
 
 
-def _decode(opened: Image.Image, encoded: bytes) -> "Image.Image | Pixels":
-    """Decode an image that was opened: a JPEG at its own size into an array, where that gives Pillow's pixels."""
-    if isinstance(opened, JpegImagePlugin.JpegImageFile) and not opened.decoderconfig:
-        pixels_HWC = decode_pixels(encoded, opened.mode)
-        if pixels_HWC is not None:
-            return pixels_HWC
-    opened.load()
-    return opened
+def _load_array(opened: Image.Image, encoded: bytes, resize: ResizeSpec) -> LoadedImage | None:
+    """Decode a JPEG at its own size into an array, where that gives Pillow's pixels, and its colours may wait."""
+    if not isinstance(opened, JpegImagePlugin.JpegImageFile) or opened.decoderconfig:
+        return None
+    profile = profile_of(opened) if resize.colour == "srgb" else None
+    if profile is not None:
+        if opened.mode != "RGB" or not may_follow_resize(profile):
+            return None
+        profile = profile if changes_colours(profile) else None
+    pixels_HWC = decode_pixels(encoded, opened.mode)
+    if pixels_HWC is None:
+        return None
+    return LoadedImage(pixels_HWC, orientation_of(opened), late_profile=profile)
 
 
 def _load_damaged(
@@ -178,25 +189,27 @@ def _open(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Image.Image:
     return image
 
 
-def finish_image(image: "Image.Image | Pixels", orientation: int, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
-    """Bring a decoded image to 8-bit RGB, put it upright and resize it.
+def finish_image(loaded: LoadedImage, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
+    """Bring a decoded image to 8-bit sRGB, put it upright and resize it.
 
     Args:
-        image: Pillow's, of any mode and size, or an array, as `LoadedImage` has it.
-        orientation: EXIF orientation.
+        loaded: the image, of any mode and size.
         resize: the rule.
         max_pixels: a larger image is halved before.
     """
-    if not isinstance(image, Image.Image):
-        from embedder.media.arrays import to_pillow, upright_array
+    image, orientation, note, late_profile = loaded
+    if isinstance(image, Image.Image):
+        image = to_rgb(image, resize.colour)
+        if image.width * image.height > max_pixels:
+            image = image.reduce(WHOLE_FACTOR)
+        sized = resize_image(upright(image, orientation), resize)
+    else:
+        from embedder.media.arrays import upright_array
 
-        if resize.resampler == "torchvision":
-            return resize_image(upright_array(image, orientation), resize)
-        image = to_pillow(image)
-    image = to_rgb(image)
-    if image.width * image.height > max_pixels:
-        image = image.reduce(WHOLE_FACTOR)
-    return resize_image(upright(image, orientation), resize)
+        sized = resize_image(upright_array(image, orientation), resize)
+    if late_profile is not None:
+        sized = sized._replace(data=to_srgb(Image.frombytes("RGB", sized.size, sized.data), late_profile).tobytes())
+    return sized._replace(note=note)
 
 
 def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
@@ -214,11 +227,23 @@ def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
     reducible = encoded.startswith(b"\xff\xd8")
     Image.MAX_IMAGE_PIXELS = max_pixels * MAX_DRAFT_REDUCTION if reducible else max_pixels
     try:
-        return Image.open(io.BytesIO(encoded), formats=FORMATS)
+        image = _opened(encoded)
+        note_colour(image, encoded)
+        return image
     except UnidentifiedImageError:
         raise DecodeError(UNIDENTIFIED, _no_header(encoded[:HEAD_BYTES])) from None
     except Image.DecompressionBombError as error:
         raise DecodeError("TooManyPixels", f"{error} (`max_pixels`)") from None
+
+
+def _opened(encoded: bytes) -> Image.Image:
+    """Open an image, a PNG without its profile where that is too large."""
+    try:
+        return Image.open(io.BytesIO(encoded), formats=FORMATS)
+    except ValueError:
+        if (without := without_png_profile(encoded)) == encoded:
+            raise
+        return Image.open(io.BytesIO(without), formats=FORMATS)
 
 
 def _no_header(head: bytes) -> str:
@@ -269,69 +294,24 @@ def upright(image: Image.Image, orientation: int) -> Image.Image:
     return image if method is None else image.transpose(method)
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Bring a loaded image of any mode to RGB, or to L when it is grey: transparency on white, depths to 8 bits."""
-    if image.mode.startswith(("I", "F")):
-        return _to_8_bits(image)
-    if image.has_transparency_data:
-        return _on_white(image)
-    if image.mode in ("RGB", "L"):
-        return image
-    return image.convert("L" if image.mode == "1" else "RGB")
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    if image.mode == "La":  # premultiplied grey has one conversion only
-        image = image.convert("LA")
-    rgba = image if image.mode == "RGBA" else image.convert("RGBA")
-    white = Image.new("RGB", rgba.size, "white")
-    white.paste(rgba, mask=rgba)
-    return white
-
-
-def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Scale 16-bit, 32-bit and float greys to 8 bits; Pillow's own conversion would clip them to white.
-
-    16-bit modes span 0..65535. Integers and floats of 32 bits don't tell their range: it is assumed to be the least of
-    0..1 (floats), 0..255, 0..65535 that holds all values, else the span of the values.
-    """
-    is_float, is_16_bit = image.mode == "F", image.mode.startswith("I;16")
-    if is_16_bit:
-        low, high = 0.0, 65535.0
-    else:
-        low, high = _assumed_range(image, is_float)
-    wide = image if is_float else image.convert("I")
-    factor = 255.0 / ((high - low) or 1.0)
-    # Both conversions cut decimals off, so 0.5 is added; floats get there through a 32-bit float image.
-    return wide.point(lambda value: value * factor + (0.5 - low * factor)).convert("L")
-
-
-def _assumed_range(image: Image.Image, is_float: bool) -> tuple[float, float]:
-    extrema = image.getextrema()
-    low, high = float(extrema[0]), float(extrema[1])  # type: ignore[arg-type]  # one band: two numbers
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise DecodeError("UnsupportedPixels", "the image holds infinite or undefined values")
-    if low >= 0:
-        for top in (1.0, 255.0, 65535.0) if is_float else (255.0, 65535.0):
-            if high <= top:
-                return 0.0, top
-    return low, high
-
-
 def resize_image(image: "Image.Image | Pixels", resize: ResizeSpec, size: Size | None = None) -> SizedPixels:
     """Resize an RGB or L image, and crop or pad it to the square where the model takes one.
 
     The values are those of transformers' PIL or torchvision image processors, as the rule's resampler says.
 
     Args:
-        image: of any size; an array only where the resampler is torchvision's.
+        image: Pillow's, or an array, of any size.
         resize: the rule.
         size: width and height to resize to; None: those of the rule.
     """
-    if resize.resampler == "torchvision" or not isinstance(image, Image.Image):
+    if resize.resampler == "torchvision":
         from embedder.media.resample import resize_as_torchvision
 
         return resize_as_torchvision(image, resize, size)
+    if not isinstance(image, Image.Image):
+        from embedder.media.arrays import to_pillow
+
+        image = to_pillow(image)
     if cut := long_cut(image.size, resize):
         image = image.crop(cut)
     scaled = _scaled(image, size or scaled_size(image.size, resize), resize)

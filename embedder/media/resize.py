@@ -16,6 +16,8 @@ Box = tuple[int, int, int, int]
 ResizeMode = Literal["squash", "crop", "pad", "pad_black", "patches", "fit"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 Resampler = Literal["pillow", "torchvision"]
+Colour = Literal["srgb", "raw"]
+"""Whether numbers are read as the file says (ICC profiles, HDR, ...), or all as sRGB."""
 
 DRAFT_SCALES = (1, 2, 4, 8)  # a JPEG may be decoded at 1/1, 1/2, 1/4 or 1/8 of its pixels along each side
 REDUCED_MARGIN = 2  # a reduced JPEG keeps at least twice the target, so that the resize that follows still filters
@@ -50,6 +52,7 @@ class ResizeSpec:
         resampler: library whose resize is matched to the bit; `torchvision` also crops as transformers does with it.
         resize_size: size that `squash` and `crop` resize to, in pixels, before the middle square of `image_size` is cut
             out; None: `image_size`.
+        colour: `srgb` reads an image's numbers as its file says, `raw` as if all were sRGB.
     """
 
     image_size: int
@@ -60,14 +63,16 @@ class ResizeSpec:
     resize_size: int | None = None
     patch_size: int = 0
     max_patches: int = 0
+    colour: Colour = "srgb"
 
     @classmethod
-    def of(cls, preprocess: "PreprocessConfig", vision: "VisionTower | None" = None) -> Self:
+    def of(cls, preprocess: "PreprocessConfig", vision: "VisionTower | None" = None, colour: Colour = "srgb") -> Self:
         """Return the rule of a model's preprocessing.
 
         Args:
             preprocess: the model's.
             vision: its vision tower, which may take patches.
+            colour: how images are read.
         """
         patch_px = vision.patch_px if vision is not None else None
         return cls(
@@ -79,6 +84,7 @@ class ResizeSpec:
             resize_size=preprocess.resize_size,
             patch_size=patch_px or 0,
             max_patches=vision.num_tokens - vision.num_prefix_tokens if vision is not None and patch_px else 0,
+            colour=colour,
         )
 
 

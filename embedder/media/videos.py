@@ -10,14 +10,16 @@ from fractions import Fraction
 from typing import Any, BinaryIO
 
 import av
+import av.filter
 from av.sidedata.sidedata import Type as SideDataType
 from av.stream import Discard, Disposition
 from av.video.reformatter import VideoReformatter
 from PIL import Image
 
+from embedder.media.colour import CICP, to_rgb
 from embedder.media.declared_size import declared_bytes
 from embedder.media.errors import DecodeError
-from embedder.media.images import check_pixels, resize_image, to_rgb, upright
+from embedder.media.images import check_pixels, resize_image, upright
 from embedder.media.picture_groups import PARTIAL_FRAME, FrameOnDemand, GroupedFrames
 from embedder.media.resize import ResizeSpec, Size, SizedPixels, scaled_size
 from embedder.media.segments import FrameClock, PickedSegment, SegmentRule, TimedFrame, pick_segments
@@ -29,6 +31,7 @@ READ_BYTES = 1 << 18
 DEFAULT_RATE = Fraction(25)
 MAX_SEGMENT = 2**31 - 1  # segments are stored as int32
 MAX_PIXEL_ASPECT = 8  # a pixel beyond 8:1 means a broken header
+DEINTERLACING = "mode=frame:deint=all"  # by the slopes of edges within one frame
 NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
 """Streams that are images about the file: cover art, thumbnails."""
 
@@ -246,7 +249,9 @@ class _Resizer:
         """Pixels of the size that the first frame has once it is resized; some streams change theirs."""
         if self._orientation is None:  # read once: PyAV's side data keeps its frame alive until garbage is collected
             self._orientation = _orientation(frame)
-        image = _square_pixels(to_rgb(self._to_image(frame)), self._aspect)
+        if self._resize.colour == "srgb" and frame.interlaced_frame:
+            frame = _deinterlaced(frame)
+        image = _square_pixels(to_rgb(self._to_image(frame), self._resize.colour), self._aspect)
         image = upright(image, self._orientation)
         if self._resize.mode == "patches":
             self._size = self._size or scaled_size(image.size, self._resize)
@@ -259,7 +264,30 @@ class _Resizer:
         plane = reformatted.planes[0]
         direction = 1 if plane.line_size > 0 else -1  # bottom-up frames have negative line sizes
         size, line_bytes = (frame.width, frame.height), abs(plane.line_size)
-        return Image.frombytes(mode, size, bytes(plane), "raw", mode, line_bytes, direction)
+        image = Image.frombytes(mode, size, bytes(plane), "raw", mode, line_bytes, direction)
+        image.info[CICP] = (int(frame.color_primaries), int(frame.color_trc))
+        return image
+
+
+def _deinterlaced(frame: Any) -> Any:
+    """Frame of the lines of one moment alone, those between them interpolated; of few frames the neighbours are kept.
+
+    An unchanged frame where FFmpeg has no such filter for its pixel format.
+    """
+    try:
+        graph = av.filter.Graph()
+        source = graph.add_buffer(
+            width=frame.width, height=frame.height, format=frame.format, time_base=frame.time_base or Fraction(1, 25)
+        )
+        graph.link_nodes(source, graph.add("estdif", DEINTERLACING), graph.add("buffersink")).configure()
+        graph.push(frame)
+        graph.push(None)
+        found = graph.pull()
+    except (av.FFmpegError, ValueError):
+        return frame
+    for name in ("color_range", "colorspace", "color_primaries", "color_trc"):
+        setattr(found, name, getattr(frame, name))
+    return found
 
 
 def _square_pixels(image: Image.Image, aspect: Fraction | None) -> Image.Image:

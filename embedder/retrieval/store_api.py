@@ -312,7 +312,7 @@ class Store:
         if self._given_model is not None:
             model = self._open_model()
             if preprocessing_of(model, self.info) != self.info.preprocess_fingerprint:
-                return QueryEncoder(model)
+                return QueryEncoder(model, self.info.colour)
         return self._query_towers() or self._torch_encoder()
 
     def _query_towers(self) -> BaseQueryEncoder | None:
@@ -338,7 +338,7 @@ class Store:
             return None
 
     def _torch_encoder(self) -> QueryEncoder:
-        return open_towers(self.info, self.model) if self.model else QueryEncoder(self._open_model())
+        return open_towers(self.info, self.model) if self.model else QueryEncoder(self._open_model(), self.info.colour)
 
     def _open_model(self) -> Model:
         model = open_model(self._given_model or self.info.model)

@@ -21,6 +21,7 @@ from embedder.errors import USER_MISTAKES, ConfigError, EmbedderError, RunFailed
 from embedder.media.errors import DecodeError
 from embedder.media.given_inputs import file_or_content
 from embedder.media.limits import DecodeLimits
+from embedder.media.resize import Colour
 from embedder.media.sniff import sniff
 from embedder.servables import make_servable
 from embedder.servables.base import Servable, one_line
@@ -54,6 +55,7 @@ class ServablePredictor:
         servables: Sequence[Servable | Mapping[str, Any]],
         limits: DecodeLimits | None = None,
         web: WebConfig | None = None,
+        colour: Colour = "srgb",
         actor_bytes: int = ACTOR_BYTES,
     ) -> None:
         """Check and order the servables; no framework is imported.
@@ -62,6 +64,7 @@ class ServablePredictor:
             servables: or sections of a configuration, as `[[model]]` has them.
             limits: on the decoding of one image.
             web: limits on addresses of the web.
+            colour: how the numbers of images are read.
             actor_bytes: memory up to which servables share an actor.
 
         Raises:
@@ -72,7 +75,7 @@ class ServablePredictor:
             raise ConfigError("no servables: give one at least")
         self.servables = order_servables([make_servable(each).absolute() for each in servables])
         self.groups = pack_servables(self.servables, actor_bytes)
-        self.limits, self.web = limits or DecodeLimits(), web or WebConfig()
+        self.limits, self.web, self.colour = limits or DecodeLimits(), web or WebConfig(), colour
 
     def predict(self, dataset: "Dataset", *, image: str = "image", caption: str = "caption") -> "Dataset":
         """Add NAME.OUTPUT for each output of each servable, and NAME.error, which says why a row has none.
@@ -99,6 +102,7 @@ class ServablePredictor:
             image=image,
             caption=caption,
             limits=self.limits,
+            colour=self.colour,
             web=self.web,
         )
         found = dataset.map_batches(decode, batch_format="pyarrow", batch_size=None, num_cpus=decode_cpus)
@@ -134,8 +138,8 @@ def _needed_later(later: Sequence[ActorGroup]) -> frozenset[str]:
 
 
 @lru_cache(maxsize=1)
-def _preparer_for(limits: DecodeLimits, web: WebConfig) -> tuple[InputPreparer, Fetcher]:
-    return InputPreparer(limits), Fetcher(web)
+def _preparer_for(limits: DecodeLimits, colour: Colour, web: WebConfig) -> tuple[InputPreparer, Fetcher]:
+    return InputPreparer(limits, colour), Fetcher(web)
 
 
 def decode_rows(
@@ -145,6 +149,7 @@ def decode_rows(
     image: str,
     caption: str,
     limits: DecodeLimits,
+    colour: Colour = "srgb",
     web: WebConfig = DEFAULT_WEB,
 ) -> Iterator[pa.Table]:
     """Make what the servables take of a dataset's rows, in tables of `ROWS`; the dataset's columns are carried along.
@@ -155,6 +160,7 @@ def decode_rows(
         image: column with images.
         caption: column with captions.
         limits: on the decoding of one image.
+        colour: how the numbers of images are read.
         web: limits on addresses of the web.
 
     Raises:
@@ -166,7 +172,7 @@ def decode_rows(
         raise ConfigError(f"the dataset has a column {DECODE_ERROR!r} already; drop or rename it before predict")
     inputs = item_inputs(servables)
     _check_sources(inputs, table.column_names, image, caption)
-    preparer, fetcher = _preparer_for(limits, web)
+    preparer, fetcher = _preparer_for(limits, colour, web)
     with limit_deaths(lambda: f"decoding {table.num_rows} rows of the dataset", DECODE_CURE):
         for start in range(0, table.num_rows, ROWS):
             yield _decoded(table.slice(start, ROWS), inputs, image, caption, preparer, fetcher)

@@ -5,7 +5,7 @@ lays it out as `embedder.servables.columns` declares it, without a copy where th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.patches import pixel_columns
+from embedder.media.resize import Colour
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.servables.columns import (
     BaseInput,
@@ -48,13 +49,14 @@ class PreparedInput:
 class InputPreparer:
     """Maker of inputs: pixels from the sandbox, token ids from tokenisers."""
 
-    def __init__(self, limits: DecodeLimits | None = None) -> None:
+    def __init__(self, limits: DecodeLimits | None = None, colour: Colour = "srgb") -> None:
         """Start nothing; the sandbox starts with the first image.
 
         Args:
             limits: on the decoding of one image.
+            colour: how the numbers of images are read.
         """
-        self.limits = limits or DecodeLimits()
+        self.limits, self._colour = limits or DecodeLimits(), colour
         self._captions: dict[str, CaptionEncoder] = {}
 
     @cached_property
@@ -105,7 +107,8 @@ class InputPreparer:
             found: dict[str, Any] = {}
             if image:
                 try:
-                    found = _columns(declared, self._sandbox.image(image, declared.resize))
+                    resize = replace(declared.resize, colour=self._colour)
+                    found = _columns(declared, self._sandbox.image(image, resize))
                 except DecodeError as error:
                     problems[number] = f"{error.error_type}: {error.message}"
             pixels.append(found.get("pixels"))

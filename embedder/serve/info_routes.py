@@ -116,6 +116,7 @@ def _describe(service: Service, publication: ServedPublication) -> dict[str, Any
         "dim": publication.dim,
         "encoder": publication.encoder,
         "searched": store.info.searched,
+        "colour": store.info.colour,
         "models": [
             {
                 "name": name,

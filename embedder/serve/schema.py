@@ -271,6 +271,7 @@ class StatusAnswer(BaseModel):
     dim: int | None
     encoder: str | None
     searched: str
+    colour: str = Field(description="how numbers of pixels are read, of queries, too: srgb or raw")
     models: list[ModelAnswer]
     num_items: int
     num_vectors: int

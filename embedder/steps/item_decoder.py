@@ -15,7 +15,7 @@ from embedder.batch_schema import DECODED, IMAGE_GRID
 from embedder.config import WebConfig
 from embedder.media.errors import STILL_IMAGE, TRUNCATED_IMAGE, DecodeError
 from embedder.media.limits import DecodeLimits
-from embedder.media.resize import ResizeSpec
+from embedder.media.resize import Colour, ResizeSpec
 from embedder.media.sandbox import DecodedImage, SandboxedDecoder
 from embedder.steps.captions import CaptionEncoder
 from embedder.steps.further_inputs import NEEDED, FurtherInput, FurtherInputs, of_model
@@ -42,8 +42,8 @@ class DecodeSpec:
 
     `caption_end_id` is the text tower's `end_id`. Without `resize` (a model without a vision tower) no image is
     decoded, without `tokenizer_json` (a model without a text tower) no caption becomes token ids. `web` limits what is
-    fetched from addresses of the web. `animations` says whether animated images are `clip`s. `further` is what further
-    models take, and `models` their names. `steps` are the user's own.
+    fetched from addresses of the web. `animations` says whether animated images are `clip`s, `colour` how numbers of
+    pixels are read. `further` is what further models take, and `models` their names. `steps` are the user's own.
     """
 
     resize: ResizeSpec | None
@@ -56,6 +56,7 @@ class DecodeSpec:
     caption_end_id: int | None = None
     web: WebConfig = field(default_factory=WebConfig)
     animations: str = "first_frame"
+    colour: Colour = "srgb"
     further: tuple[FurtherInput, ...] = ()
     models: tuple[str, ...] = ()
     steps: "RowSteps | None" = None
@@ -83,7 +84,7 @@ class DecodeSpec:
         side_px = self.steps.max_side_px if self.steps is not None else None
         if side_px is None or not any(each.is_image for each in self.image_inputs):
             return ()
-        resize = ResizeSpec(side_px, "fit", "bicubic")
+        resize = ResizeSpec(side_px, "fit", "bicubic", colour=self.colour)
         return (FurtherInput(STEP_IMAGE, frozenset({"", *self.models}), "image", resize),)
 
 

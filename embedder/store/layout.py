@@ -55,6 +55,9 @@ Kind = Literal["embed", "refresh", "rollback", "compaction", "purge", "migration
 
 Searched = Literal["image", "text"]
 """Vectors that searches look through: of captions only where the model has no tower for images."""
+Colour = Literal["srgb", "raw"]
+"""How numbers of pixels are read: as the file says, or all as if they were sRGB, as before there was a choice."""
+RAW: Colour = "raw"
 SEARCHED_NAMES: dict[Searched, str] = {"image": "image or video", "text": "caption"}
 
 
@@ -75,6 +78,7 @@ class StoreInfo(Record):
     segment_s: float
     frames_per_segment: int
     dtype: str = Field(description="compute dtype of the first run; recorded, not hashed")
+    colour: Colour = Field(RAW, description="how numbers of pixels are read; raw where a store says nothing")
     searched: Searched = Field("image", description="text: the model has no tower for images")
     steps: dict[str, str] = Field({}, description="fingerprints of the user's own steps, in their order")
     step_columns: dict[str, str] = Field({}, description="types of the columns that such steps have added so far")
@@ -112,6 +116,7 @@ class Current(Record):
     segment_s: float | None = None
     frames_per_segment: int | None = None
     dtype: str | None = Field(None, description="compute dtype of the run that published")
+    colour: Colour = Field(RAW, description="as in store.json")
     searched: Searched | None = Field(None, description="side whose vectors are searched")
     steps: dict[str, str] = Field({}, description="as in store.json")
     step_columns: dict[str, str] = Field({}, description="as in store.json")

@@ -15,7 +15,17 @@ from embedder.store.layout import (
 from embedder.store.schema import FORMAT_VERSION
 
 FINGERPRINTS = ("model_fingerprint", "preprocess_fingerprint")
-MODEL_FIELDS = ("model", *FINGERPRINTS, "segment_s", "frames_per_segment", "dtype", "searched", "steps", "step_columns")
+MODEL_FIELDS = (
+    "model",
+    *FINGERPRINTS,
+    "segment_s",
+    "frames_per_segment",
+    "dtype",
+    "colour",
+    "searched",
+    "steps",
+    "step_columns",
+)
 FURTHER_FIELDS = ("has_vectors", "outputs", "servable")
 """Beside `MODEL_FIELDS`, those of further models."""
 

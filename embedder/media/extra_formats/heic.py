@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pillow_heif
 from PIL import Image
 
+from embedder.media.colour import CICP
+from embedder.media.colour_tags import heif_cicp
 from embedder.media.errors import DecodeError
 from embedder.media.images import WHOLE_FACTOR, LoadedImage, check_pixels
 from embedder.media.resize import ResizeSpec, Size
@@ -38,6 +40,7 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
             check_pixels(size, WHOLE_FACTOR * max_pixels)
         image.load()
         decoded = Image.frombytes(image.mode, image.size, image.data, "raw", image.mode, image.stride)
+        decoded.info |= {"icc_profile": image.info.get("icc_profile"), CICP: heif_cicp(encoded)}
     except MemoryError:
         raise
     except (OSError, ValueError, SyntaxError, RuntimeError, EOFError, IndexError) as error:

@@ -40,7 +40,7 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
         raise DecodeError("BrokenImage", f"{kind}: its header is cut off or broken")
     check_pixels(size, WHOLE_FACTOR * max_pixels)
     try:
-        is_jpeg, info, data, *_ = pillow_jxl.Decoder(num_threads=0)(encoded)
+        is_jpeg, info, data, profile, *_ = pillow_jxl.Decoder(num_threads=0)(encoded)
     except (RuntimeError, ValueError, NotImplementedError):  # its text is for those who build it, and names no reason
         message = "libjxl can't decode it: it is cut off or broken, or takes more memory than `memory_bytes` allows"
         raise DecodeError("BrokenImage", f"{kind}: {message}") from None
@@ -49,7 +49,9 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
     mode = MODES.get(info.mode, info.mode)
     if len(data) != info.width * info.height * BYTES_OF_PIXEL.get(mode, 0):
         raise DecodeError("UnsupportedPixels", f"{kind}: {info.mode} of that depth isn't read; save it with 8 bits")
-    return LoadedImage(Image.frombytes(mode, (info.width, info.height), data), UPRIGHT)
+    image = Image.frombytes(mode, (info.width, info.height), data)
+    image.info["icc_profile"] = profile
+    return LoadedImage(image, UPRIGHT)
 
 
 def _load_jpeg(kind: str, data: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:

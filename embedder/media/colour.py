@@ -1,0 +1,384 @@
+"""Decoded picture or frame of any mode -> 8-bit sRGB on white, by all that its file says about its numbers.
+
+`raw` reads numbers as sRGB whatever the file says. `srgb` goes by, in this order: a PNG's `cICP`, an ICC profile, the
+codes of AVIF and HEIC, a PNG's `sRGB`, its `gAMA` and `cHRM`, a TIFF's white point and primaries, and an Exif that says
+Adobe RGB. Each becomes an ICC profile, which littlecms applies: relative colorimetric, with black point compensation.
+What is broken, or made for other channels than the picture has, is ignored. Of gain maps the base picture counts.
+"""
+
+import io
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from embedder.media.colour_profiles import (
+    BT709,
+    HLG,
+    PQ,
+    Cicp,
+    Primaries,
+    adobe_rgb_profile,
+    cicp_profile,
+    gamma_profile,
+    primaries_profile,
+    table_profile,
+)
+from embedder.media.colour_tags import (
+    MAX_PROFILE_BYTES,
+    bmp_profile,
+    cicp_of_profile,
+    heif_cicp,
+    png_cicp,
+    says_adobe_rgb,
+)
+from embedder.media.errors import DecodeError
+from embedder.media.resize import Colour
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL.ImageCms import ImageCmsTransform
+
+CICP = "cicp"
+"""Key of `Image.info` for the codes of primaries and transfer; those of Pillow are `icc_profile`, `gamma`, ..."""
+
+RGB, GREY, CMYK = b"RGB ", b"GRAY", b"CMYK"
+"""Colour spaces of profiles that are applied (Source: ICC.1:2022, table 19)."""
+CLASSES = (b"mntr", b"scnr", b"prtr", b"spac")
+GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F"})
+NEGLIGIBLE = 1
+"""Levels by which a transform may change colours and count as none."""
+NEIGHBOURS_DIFFER, MAX_AVERAGE_OFF = 40, 3.5
+"""Levels by which neighbours at an edge differ, and by which their averages may be off. Display P3 and Adobe RGB are at
+2.7, and photographs of them 0.3 to 0.5 levels off in the mean; ProPhoto's wide space is at 4.3, linear ones at 4.6."""
+DARKEST_WHITE = 128
+"""A profile that makes white darker is broken."""
+
+WHITE_IS_ZERO = 0
+PHOTOMETRIC, TRANSFER_FUNCTION, WHITE_POINT, PRIMARY_CHROMATICITIES = 262, 301, 318, 319
+
+
+def to_rgb(image: Image.Image, colour: Colour = "srgb") -> Image.Image:
+    """Bring a loaded image of any mode to RGB, or to L when it is grey: transparency on white, depths to 8 bits.
+
+    Args:
+        image: with what its file says in `info`.
+        colour: how its numbers are read.
+
+    Raises:
+        DecodeError: it holds infinite or undefined values.
+    """
+    if colour == "srgb":
+        image = to_srgb(upright_grey(image), profile_of(image))
+    if image.mode.startswith(("I", "F")):
+        return _to_8_bits(image)
+    if image.has_transparency_data:
+        return _on_white(image)
+    if image.mode in ("RGB", "L"):
+        return image
+    return image.convert("L" if image.mode == "1" else "RGB")
+
+
+def note_colour(image: Image.Image, encoded: bytes) -> None:
+    """Put into an opened image's `info` what its file says about colour and Pillow leaves out.
+
+    Args:
+        image: just opened.
+        encoded: the whole file.
+    """
+    if image.format == "PNG":
+        image.info[CICP] = png_cicp(encoded)
+    elif image.format == "AVIF":
+        image.info[CICP] = heif_cicp(encoded)
+    elif image.format == "BMP":
+        image.info["icc_profile"] = bmp_profile(encoded)
+
+
+def profile_of(image: Image.Image) -> bytes | None:
+    """ICC profile that holds for a loaded image's numbers; None where they are sRGB's, or nothing is said.
+
+    Args:
+        image: with what its file says in `info`.
+    """
+    info, is_grey = image.info, image.mode in GREY_MODES or image.mode.startswith("I;16")
+    codes = _codes(image)
+    if codes is not None:
+        return cicp_profile(codes, is_grey=is_grey)
+    profile = info.get("icc_profile")
+    if profile and isinstance(profile, bytes):
+        return profile
+    if "srgb" in info:
+        return None
+    return _gamma_profile(info, is_grey) if "gamma" in info else _tagged_profile(image, is_grey)
+
+
+def _codes(image: Image.Image) -> Cicp | None:
+    """Codes that hold: a PNG's in any case, another file's where it has no profile, those of a profile of HDR."""
+    codes, profile = image.info.get(CICP), image.info.get("icc_profile")
+    if isinstance(codes, tuple) and (image.format == "PNG" or not profile):
+        return codes
+    if not isinstance(profile, bytes) or len(profile) > MAX_PROFILE_BYTES:
+        return None
+    codes = cicp_of_profile(profile)
+    return codes if codes is not None and codes[1] in (PQ, HLG) else None  # the curves beside are for 10,000 nit
+
+
+def _tagged_profile(image: Image.Image, is_grey: bool) -> bytes | None:
+    """Profile of what a TIFF's tags or an Exif say."""
+    tags, exif = getattr(image, "tag_v2", None), image.info.get("exif")
+    if tags is not None and (WHITE_POINT in tags or TRANSFER_FUNCTION in tags):
+        return _tiff_profile(tags, is_grey)
+    is_adobe = not is_grey and isinstance(exif, bytes) and says_adobe_rgb(exif)
+    return adobe_rgb_profile() if is_adobe else None
+
+
+def _gamma_profile(info: dict[Any, Any], is_grey: bool) -> bytes | None:
+    """Profile of a PNG's `gAMA` and `cHRM`; these alone, without a gamma, say nothing, as in browsers."""
+    gamma, points = info["gamma"], info.get("chromaticity")
+    if not isinstance(gamma, float) or gamma <= 0:
+        return None
+    if not isinstance(points, tuple) or len(points) != 8:
+        return gamma_profile(1 / gamma, is_grey=is_grey)
+    white, red, green, blue = (tuple(points[start : start + 2]) for start in (0, 2, 4, 6))
+    return gamma_profile(1 / gamma, (red, green, blue, white), is_grey=is_grey)
+
+
+def _tiff_profile(tags: Any, is_grey: bool) -> bytes | None:
+    """Profile of a TIFF's colorimetry; without a transfer function its curve is taken to be that of sRGB.
+
+    Source: TIFF 6.0, section 20.
+    """
+    try:
+        points = [float(value) for value in (*tags.get(PRIMARY_CHROMATICITIES, ()), *tags.get(WHITE_POINT, ()))]
+        levels = tags.get(TRANSFER_FUNCTION, ())
+        num_curves = 3 if len(levels) in (3 << 8, 3 << 16) else 1
+        size = len(levels) // num_curves
+        curves = [[level / 65535 for level in levels[start : start + size]] for start in range(0, len(levels), size)]
+    except Exception:  # noqa: BLE001 - broken tags hold anything, and must not cost a good image
+        return None
+    primaries: Primaries | None = None
+    if len(points) == 8:
+        red, green, blue, white = ((points[start], points[start + 1]) for start in (0, 2, 4, 6))
+        primaries = (red, green, blue, white)
+    if size in (1 << 8, 1 << 16):
+        step = max(1, size >> 12)  # a curve of 4096 points is as good
+        short = [[*curve[::step], curve[-1]] if step > 1 else curve for curve in curves]
+        return table_profile(short, primaries or BT709, is_grey=is_grey)
+    return primaries_profile(primaries) if primaries and not is_grey else None
+
+
+def upright_grey(image: Image.Image) -> Image.Image:
+    """Turn 16-bit greys of a TIFF whose white is zero; Pillow does it for 8 bits and fewer alone."""
+    tags = getattr(image, "tag_v2", None)
+    if tags is None or not image.mode.startswith("I;16") or tags.get(PHOTOMETRIC) != WHITE_IS_ZERO:
+        return image
+    turned = image.point(lambda value: value * -1 + 65535)
+    turned.info = image.info
+    return turned
+
+
+def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
+    """Bring an image's colours to sRGB: of mode RGB, RGBA, L or LA where anything changes, else returned as it is.
+
+    Args:
+        image: loaded, of any mode.
+        profile: ICC profile of its numbers; None: sRGB. One that is broken, too large, or made for other channels is
+            ignored.
+
+    Raises:
+        DecodeError: the image holds infinite or undefined values.
+    """
+    space = _space(profile)
+    if profile is None or space is None:
+        return image
+    prepared = _prepared(image, space)
+    if prepared is None:
+        return image
+    if space == GREY:
+        return _toned(prepared, profile)
+    transform = _transform(profile, prepared.mode)
+    if transform is None:
+        return image
+    converted = transform.apply(prepared)
+    converted.info.pop("transparency", None)
+    return converted
+
+
+def changes_colours(profile: bytes | None) -> bool:
+    """Whether an ICC profile changes the colours of an RGB image, or is that of sRGB, as most are.
+
+    Takes a microsecond for a profile that was seen before.
+    """
+    return profile is not None and _space(profile) == RGB and _transform(profile, "RGB") is not None
+
+
+@lru_cache(maxsize=16)
+def may_follow_resize(profile: bytes) -> bool:
+    """Whether an RGB profile may be applied after a resize, at a fraction of the cost: so of Display P3 and Adobe RGB.
+
+    A resize averages neighbours. That gives the same picture before and after where averages of colours become the
+    averages of what they become: so of curves near sRGB's, not of linear ones or PQ.
+
+    Args:
+        profile: as of `to_srgb`.
+    """
+    if _space(profile) != RGB:
+        return True  # it is ignored
+    transform = _transform(profile, "RGB")
+    if transform is None:
+        return True
+    import numpy as np
+
+    def converted(pixels: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        image = Image.frombytes("RGB", (len(pixels), 1), np.rint(pixels).astype(np.uint8).tobytes())
+        levels: NDArray[np.float64] = np.asarray(transform.apply(image))[0].astype(np.float64)
+        return levels
+
+    rng = np.random.default_rng(0)
+    vivid = rng.uniform(0, 255, (8192, 3))
+    one = (vivid + vivid.mean(1, keepdims=True)) / 2  # as colourful as photographs
+    other = (one + rng.normal(0, NEIGHBOURS_DIFFER, (len(one), 1))).clip(0, 255)
+    off = converted((one + other) / 2) - (converted(one) + converted(other)) / 2
+    return bool(np.sqrt((off**2).mean()) <= MAX_AVERAGE_OFF)
+
+
+def _space(profile: bytes | None) -> bytes | None:
+    """Colour space of a profile that may be applied."""
+    if not isinstance(profile, bytes) or not 132 <= len(profile) <= MAX_PROFILE_BYTES or profile[36:40] != b"acsp":
+        return None
+    space = profile[16:20]
+    return space if space in (RGB, GREY, CMYK) and profile[12:16] in CLASSES else None
+
+
+def _prepared(image: Image.Image, space: bytes) -> Image.Image | None:
+    """Image in a mode that a profile of this space is applied to; None where its channels are others."""
+    mode = image.mode
+    if space == CMYK:
+        return image if mode == "CMYK" else None
+    if space == GREY:
+        if mode.startswith(("I", "F")):
+            return image if mode == "I;16" else _to_8_bits(image)
+        if mode in ("L", "LA", "La"):
+            return image.convert("LA") if mode == "La" or image.has_transparency_data else image
+        return None
+    if mode in GREY_MODES or mode.startswith("I;16") or mode in ("CMYK", "LAB", "HSV"):
+        return None
+    wanted = "RGBA" if image.has_transparency_data else "RGB"
+    return image if mode == wanted else image.convert(wanted)
+
+
+def _toned(image: Image.Image, profile: bytes) -> Image.Image:
+    """Bring greys to sRGB's; those of 16 bits by all of them, as linear ones have their shadows in few levels."""
+    table = _grey_table(profile)
+    if table is None:
+        return image
+    if image.mode == "I;16":
+        return _built(profile, "I;16", "RGB").apply(image).getchannel("G")
+    if image.mode == "L":
+        return image.point(table)
+    grey, alpha = image.split()
+    return Image.merge("LA", (grey.point(table), alpha))
+
+
+@lru_cache(maxsize=16)
+def _transform(profile: bytes, mode: str) -> "ImageCmsTransform | None":
+    """Transform from a profile to sRGB; None where that is nothing, or the profile is broken."""
+    outcome = "RGBA" if mode == "RGBA" else "RGB"
+    try:
+        transform = _built(profile, mode, outcome)
+        before = _probe(mode)
+        after = transform.apply(before).convert("RGB")
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - a broken profile raises anything, and must not cost a good image
+        return None
+    if mode == "CMYK":  # without its profile, CMYK isn't as sRGB
+        return transform if _is_light(after.crop((0, 0, 1, 1))) else None
+    is_same = _difference(before.convert("RGB"), after) <= NEGLIGIBLE
+    return None if is_same or not _is_light(after.crop((after.width - 1, 0, after.width, 1))) else transform
+
+
+@lru_cache(maxsize=16)
+def _grey_table(profile: bytes) -> tuple[int, ...] | None:
+    """Level of sRGB for each of 256 levels of grey; None where they are the same, or the profile is broken."""
+    ramp = Image.frombytes("L", (256, 1), bytes(range(256)))
+    try:
+        toned = _built(profile, "L", "RGB").apply(ramp).getchannel("G").tobytes()
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - as above
+        return None
+    is_same = all(abs(level - number) <= NEGLIGIBLE for number, level in enumerate(toned))
+    return None if is_same or toned[-1] < DARKEST_WHITE else tuple(toned)
+
+
+def _built(profile: bytes, mode: str, outcome: str) -> "ImageCmsTransform":
+    from PIL import ImageCms  # 20 ms, for pictures with another profile than none
+
+    return ImageCms.buildTransform(
+        ImageCms.ImageCmsProfile(io.BytesIO(profile)),
+        ImageCms.createProfile("sRGB"),
+        mode,
+        outcome,
+        ImageCms.Intent.RELATIVE_COLORIMETRIC,
+        ImageCms.Flags.BLACKPOINTCOMPENSATION,
+    )
+
+
+def _probe(mode: str) -> Image.Image:
+    """Colours that tell whether a transform changes any: 9 x 9 x 9 of them and, last, white; of CMYK, paper alone."""
+    if mode == "CMYK":
+        return Image.new("CMYK", (1, 1))
+    levels = [round(number * 255 / 8) for number in range(9)]
+    pixels = b"".join(bytes((red, green, blue)) for red in levels for green in levels for blue in levels)
+    return Image.frombytes("RGB", (9 * 9 * 9, 1), pixels).convert(mode)
+
+
+def _difference(one: Image.Image, other: Image.Image) -> int:
+    from PIL import ImageChops
+
+    return max(high for _, high in ImageChops.difference(one, other).getextrema())  # type: ignore[misc]  # three bands
+
+
+def _is_light(pixel: Image.Image) -> bool:
+    return pixel.convert("L").tobytes()[0] >= DARKEST_WHITE
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    if image.mode == "La":  # premultiplied grey has one conversion only
+        image = image.convert("LA")
+    rgba = image if image.mode == "RGBA" else image.convert("RGBA")
+    white = Image.new("RGB", rgba.size, "white")
+    white.paste(rgba, mask=rgba)
+    return white
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """Scale 16-bit, 32-bit and float greys to 8 bits; Pillow's own conversion would clip them to white.
+
+    16-bit modes span 0..65535. Integers and floats of 32 bits don't tell their range: it is assumed to be the least of
+    0..1 (floats), 0..255, 0..65535 that holds all values, else the span of the values.
+    """
+    is_float, is_16_bit = image.mode == "F", image.mode.startswith("I;16")
+    if is_16_bit:
+        low, high = 0.0, 65535.0
+    else:
+        low, high = _assumed_range(image, is_float)
+    wide = image if is_float else image.convert("I")
+    factor = 255.0 / ((high - low) or 1.0)
+    # Both conversions cut decimals off, so 0.5 is added; floats get there through a 32-bit float image.
+    return wide.point(lambda value: value * factor + (0.5 - low * factor)).convert("L")
+
+
+def _assumed_range(image: Image.Image, is_float: bool) -> tuple[float, float]:
+    extrema = image.getextrema()
+    low, high = float(extrema[0]), float(extrema[1])  # type: ignore[arg-type]  # one band: two numbers
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise DecodeError("UnsupportedPixels", "the image holds infinite or undefined values")
+    if low >= 0:
+        for top in (1.0, 255.0, 65535.0) if is_float else (255.0, 65535.0):
+            if high <= top:
+                return 0.0, top
+    return low, high
