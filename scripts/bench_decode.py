@@ -305,7 +305,8 @@ for line in sys.stdin:
     found = []
     for rule in rules:
         try:
-            image = decode_image(encoded, ResizeSpec(**rule), 100_000_000)
+            known = {name: rule[name] for name in rule if name in ResizeSpec.__dataclass_fields__}
+            image = decode_image(encoded, ResizeSpec(**known), 100_000_000)
             found.append([list(image.size), hashlib.blake2b(image.data).hexdigest()])
         except Exception as error:
             found.append(type(error).__name__)
@@ -316,7 +317,7 @@ for line in sys.stdin:
 
 def compare(pictures: Sequence[bytes], checkout: Path) -> tuple[int, int]:
     """Number of pictures whose pixels are the same by another checkout's code, and number compared."""
-    rules = [vars(rule) for rule in PROCESSORS.values()]
+    rules = [vars(rule) | {"colour": "raw"} for rule in PROCESSORS.values()]
     with tempfile.TemporaryDirectory(prefix="bench-decode-") as name:
         paths = []
         for number, encoded in enumerate(variants(pictures)):
@@ -324,9 +325,12 @@ def compare(pictures: Sequence[bytes], checkout: Path) -> tuple[int, int]:
             paths[-1].write_bytes(encoded)
         requests = "".join(json.dumps([str(path), rules]) + "\n" for path in paths)
         found = [hashes(requests, each) for each in (Path(__file__).parents[1], checkout.resolve())]
-    num_equal = sum(mine == theirs for mine, theirs in zip(*found, strict=True))
-    print(f"{num_equal} of {len(paths)} pictures have the same pixels as by {checkout}")
-    return num_equal, len(paths)
+    pairs = [(mine, theirs) for mine, theirs in zip(*found, strict=True) if "[[" in theirs]  # the others it refuses
+    num_equal = sum(mine == theirs for mine, theirs in pairs)
+    print(
+        f"{num_equal} of {len(pairs)} pictures have the same pixels as by {checkout}, which refuses {len(paths) - len(pairs)} more"
+    )
+    return num_equal, len(pairs)
 
 
 def hashes(requests: str, checkout: Path) -> list[str]:
@@ -362,7 +366,7 @@ def variants(pictures: Sequence[bytes]) -> Iterable[bytes]:
         ("AVIF", {}),
     ]
     for number, encoded in enumerate(pictures[:70]):
-        image = Image.open(io.BytesIO(encoded)).convert("RGB").resize((211 + 13 * number, 390 - 7 * number))
+        image = Image.open(io.BytesIO(encoded)).convert("RGB").resize((211 + 5 * number, 390 - 5 * number))
         exif = Image.Exif()
         exif[0x0112] = number % 8 + 1
         for settings in jpegs:
