@@ -327,9 +327,8 @@ def compare(pictures: Sequence[bytes], checkout: Path) -> tuple[int, int]:
         found = [hashes(requests, each) for each in (Path(__file__).parents[1], checkout.resolve())]
     pairs = [(mine, theirs) for mine, theirs in zip(*found, strict=True) if "[[" in theirs]  # the others it refuses
     num_equal = sum(mine == theirs for mine, theirs in pairs)
-    print(
-        f"{num_equal} of {len(pairs)} pictures have the same pixels as by {checkout}, which refuses {len(paths) - len(pairs)} more"
-    )
+    num_refused = len(paths) - len(pairs)
+    print(f"{num_equal} of {len(pairs)} pictures have the same pixels as by {checkout}; it refuses {num_refused} more")
     return num_equal, len(pairs)
 
 
