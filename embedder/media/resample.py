@@ -124,6 +124,12 @@ class _FasterKernel:
 _faster = _FasterKernel()
 
 
+def load_faster_kernel() -> None:
+    """Load PyTorch's kernel now, in a process that will resize many images."""
+    _faster.spent_s = LOAD_S
+    _kernels()
+
+
 @cache
 def _kernels() -> dict[Interpolation, TorchKernel]:
     return load_kernel(resample_in_numpy)

@@ -127,6 +127,18 @@ class SandboxedDecoder:
         self._check_size(source)
         return self._one_image({"do": "image"}, source, resize).pixels
 
+    def warm_up(self, resize: ResizeSpec) -> None:
+        """Have the child load what it would load after some hundred images: their cost is that of a long run from now.
+
+        Args:
+            resize: rule of the images that follow.
+        """
+        self._turn += 1
+        self._end_unfinished()
+        self._send({"do": "warm_up", "resize": vars(resize)})
+        self._receive(START_TIMEOUT_S, "the start of the decoder")
+        self._is_busy = False
+
     def images(self, requests: Sequence[ImageRequest]) -> Iterator[DecodedImage | DecodeError]:
         """Decode images as `image` does, many a message; a hostile one costs itself alone.
 

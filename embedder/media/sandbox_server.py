@@ -63,7 +63,12 @@ class Server:
             while not answer.get("last"):
                 self._send(answer)
                 request = self._receive()
-                answer = self._images(request) if request["do"] == "images" else self._answer(request)
+                if request["do"] == "images":
+                    answer = self._images(request)
+                elif request["do"] == "warm_up":
+                    answer = self._warm_up(request)
+                else:
+                    answer = self._answer(request)
             self._send(answer)
         except (SandboxClosedError, BrokenPipeError):
             return
@@ -101,6 +106,14 @@ class Server:
                 if answers[-1].get("last"):
                     return {"images": answers, "last": True}
         return {"images": answers}
+
+    @staticmethod
+    def _warm_up(request: Message) -> Message:
+        if _read_resize(request["resize"]).resampler == "torchvision":
+            from embedder.media.resample import load_faster_kernel
+
+            load_faster_kernel()
+        return {"ready": True}
 
     def _image(self, request: Message, file: BinaryIO) -> Message:
         resize = _read_resize(request["resize"])

@@ -59,6 +59,7 @@ def sample_items(config: RunConfig, model: Model, listing: pa.Table | None = Non
     listing = listing.take(pa.array(numbers))
     reader = ItemReader(decode_spec(config, model))
     num_warm = min(NUM_WARM, listing.num_rows // 2)
+    reader.decoder.warm_up()
     with busy_machine(hardware.num_cpus()):
         list(reader.decode(listing.slice(0, num_warm), lambda: False))
         ends_s = time.perf_counter() + MAX_S
