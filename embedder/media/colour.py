@@ -214,16 +214,22 @@ def changes_colours(profile: bytes | None) -> bool:
     return profile is not None and _space(profile) == RGB and _transform(profile, "RGB") is not None
 
 
-@lru_cache(maxsize=16)
-def may_follow_resize(profile: bytes) -> bool:
-    """Whether an RGB profile may be applied after a resize, at a fraction of the cost: so of Display P3 and Adobe RGB.
+def may_follow_resize(image: Image.Image, profile: bytes) -> bool:
+    """Whether an image's profile may be applied after its resize, at a fraction of the cost.
 
     A resize averages neighbours. That gives the same picture before and after where averages of colours become the
-    averages of what they become: so of curves near sRGB's, not of linear ones or PQ.
+    averages of what they become: so of curves near sRGB's, as Display P3 and Adobe RGB have them, not of linear ones
+    or PQ.
 
     Args:
-        profile: as of `to_srgb`.
+        image: opened.
+        profile: of its numbers.
     """
+    return image.mode == "RGB" and not image.has_transparency_data and _keeps_averages(profile)
+
+
+@lru_cache(maxsize=16)
+def _keeps_averages(profile: bytes) -> bool:
     if _space(profile) != RGB:
         return True  # it is ignored
     transform = _transform(profile, "RGB")

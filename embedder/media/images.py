@@ -68,7 +68,7 @@ class LoadedImage(NamedTuple):
         image: Pillow's, of any mode; or an array, uint8 (H, W, 3) RGB or (H, W, 1) grey.
         orientation: 1 to 8.
         note: what is missing; None: nothing.
-        late_profile: ICC profile of its colours, which are brought to sRGB once it is resized; None: they are before.
+        late_profile: ICC profile of an array's colours, which are brought to sRGB once it is resized; None: sRGB.
     """
 
     image: "Image.Image | Pixels"
@@ -140,10 +140,8 @@ def _load_array(opened: Image.Image, encoded: bytes, resize: ResizeSpec) -> Load
     if not isinstance(opened, JpegImagePlugin.JpegImageFile) or opened.decoderconfig:
         return None
     profile = profile_of(opened) if resize.colour == "srgb" else None
-    if profile is not None:
-        if opened.mode != "RGB" or not may_follow_resize(profile):
-            return None
-        profile = profile if changes_colours(profile) else None
+    if profile is not None and not may_follow_resize(opened, profile):
+        return None
     pixels_HWC = decode_pixels(encoded, opened.mode)
     if pixels_HWC is None:
         return None
@@ -199,7 +197,11 @@ def finish_image(loaded: LoadedImage, resize: ResizeSpec, max_pixels: int) -> Si
     """
     image, orientation, note, late_profile = loaded
     if isinstance(image, Image.Image):
-        image = to_rgb(image, resize.colour)
+        profile = profile_of(image) if resize.colour == "srgb" else None
+        if profile is not None and may_follow_resize(image, profile):
+            late_profile = profile
+        else:
+            image = to_rgb(image, resize.colour)
         if image.width * image.height > max_pixels:
             image = image.reduce(WHOLE_FACTOR)
         sized = resize_image(upright(image, orientation), resize)
@@ -207,7 +209,7 @@ def finish_image(loaded: LoadedImage, resize: ResizeSpec, max_pixels: int) -> Si
         from embedder.media.arrays import upright_array
 
         sized = resize_image(upright_array(image, orientation), resize)
-    if late_profile is not None:
+    if changes_colours(late_profile):
         sized = sized._replace(data=to_srgb(Image.frombytes("RGB", sized.size, sized.data), late_profile).tobytes())
     return sized._replace(note=note)
 
