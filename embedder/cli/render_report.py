@@ -8,7 +8,7 @@ from rich.table import Table
 
 from embedder.cli.results import new_table
 from embedder.quantities import MIB, counted, duration_text, figure, money, rate, size_text
-from embedder.report.schema import Expected, Report, Review, StepReport
+from embedder.report.schema import Expected, PlaceReport, Report, Review, StepReport
 
 
 def report_parts(report: Report) -> list[RenderableType]:
@@ -209,7 +209,28 @@ def _gpu_lines(report: Report) -> list[RenderableType]:
     if not any(place.num_gpus for place in report.places):
         return []
     places = [f"stage {place.stage} on {place.device} ({place.num_gpus:g} GPU)" for place in report.places]
-    return [", ".join(places), *(line for step in report.steps if (line := idle_line(step)))]
+    idle = [line for step in report.steps if (line := idle_line(step))]
+    num_items = report.num_items - report.num_rejected - report.num_taken_over
+    return [", ".join(places), *gpu_time_lines(report.steps, report.places, num_items), *idle]
+
+
+def gpu_time_lines(steps: Iterable[StepReport], places: Iterable[PlaceReport], num_items: int) -> list[str]:
+    """GPU time of a million items: held from the first call of any step to the last, and computing.
+
+    Args:
+        steps: of a report.
+        places: GPUs that each replica of a stage reserved.
+        num_items: that were embedded.
+    """
+    num_gpus = {f"stage {place.stage}": place.num_gpus for place in places}
+    times = [
+        (step.wall_s / step.wall_share, step.wall_s, num_gpus.get(step.step, 0.0)) for step in steps if step.wall_share
+    ]
+    held_s, computed_s = (sum(time[at] * time[2] for time in times) for at in (0, 1))
+    if not num_items or not held_s:
+        return []
+    million = 1e6 / num_items
+    return [f"GPU time of a million items: {held_s * million:,.0f} s, {computed_s * million:,.0f} of it computing"]
 
 
 def idle_line(step: StepReport) -> str | None:

@@ -7,13 +7,20 @@ import pyarrow as pa
 import pytest
 import samples
 
-from embedder.cli.render_report import blame_lines, clip_lines, idle_line, replicas_over_time, review_parts
+from embedder.cli.render_report import (
+    blame_lines,
+    clip_lines,
+    gpu_time_lines,
+    idle_line,
+    replicas_over_time,
+    review_parts,
+)
 from embedder.engine.fleet import Available
 from embedder.engine.job import make_plan, plan_job, store_info
 from embedder.engine.model_folder import open_model
 from embedder.report.plan_review import review_run
 from embedder.report.prediction import Host, StageShape, predict, problem_of
-from embedder.report.schema import Expected, Review, StepReport
+from embedder.report.schema import Expected, PlaceReport, Review, StepReport
 from embedder.report.step_sums import joined, step_reports
 from embedder.store.files import StoreFiles
 from embedder.store.runs import start_run
@@ -190,6 +197,14 @@ def test_the_report_says_how_many_frames_of_clips_were_decoded_for_those_embedde
     steps, _ = step_reports([*calls, Measurement("stage 0", num_rows=16)], {})
     assert clip_lines(steps) == ["clips: 120 frames decoded for 24 that are embedded, 5.0 for each"]
     assert clip_lines(steps[1:]) == []
+
+
+def test_the_report_says_what_a_million_items_take_of_a_gpu():
+    calls = [Measurement("stage 0", started_s=2.0 * number, wall_s=1.0, num_rows=500) for number in range(5)]
+    steps, _ = step_reports([*calls, Measurement("write", started_s=9.0, wall_s=1.0)], {"stage 0": 1})
+    places = [PlaceReport(stage=0, device="cuda", num_cpus=1, num_gpus=0.5, num_threads=1)]
+    assert gpu_time_lines(steps, places, 2500) == ["GPU time of a million items: 2,000 s, 1,000 of it computing"]
+    assert gpu_time_lines(steps, places, 0) == gpu_time_lines(steps, [], 2500) == []
 
 
 def test_waits_of_a_gpu_are_summed_over_a_steps_calls():
