@@ -97,7 +97,9 @@ def _timed_frames(image: Image.Image, max_pixels: int) -> Iterator[TimedFrame[Im
         check_pixels(image.size, max_pixels)
         image.load()
         shown_s = _shown_ms(image) * MS
-        yield TimedFrame(time_s, shown_s, image.copy())  # the next frame is drawn over this one
+        frame = image.copy()  # the next frame is drawn over this one
+        frame.format = image.format
+        yield TimedFrame(time_s, shown_s, frame)
         time_s += shown_s
 
 

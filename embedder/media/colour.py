@@ -242,6 +242,9 @@ def _keeps_averages(profile: bytes) -> bool:
         levels: NDArray[np.float64] = np.asarray(transform.apply(image))[0].astype(np.float64)
         return levels
 
+    black, white = converted(np.array([[0.0] * 3, [255.0] * 3]))
+    if black.max() > NEGLIGIBLE or white.min() < 255 - NEGLIGIBLE:
+        return False  # what pads an image would change, too
     rng = np.random.default_rng(0)
     vivid = rng.uniform(0, 255, (8192, 3))
     one = (vivid + vivid.mean(1, keepdims=True)) / 2  # as colourful as photographs

@@ -10,6 +10,7 @@ UpSampleKernelAVXAntialias.h, which is what torchvision 0.29's `resize(antialias
 
 import math
 import time
+from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from embedder.media.resize import (
     long_cut,
     scaled_size,
 )
-from embedder.media.torch_kernel import TorchKernel, load_kernel
+from embedder.media.torch_kernel import TorchKernel, TorchKernelError, load_kernel
 
 Floats = NDArray[np.floating[Any]]
 
@@ -104,7 +105,8 @@ def resample(image: Image.Image | Pixels, size: Size, box: Box, interpolation: I
     width, height = size_of(image)
     if kernel is not None and (isinstance(image, np.ndarray) or width * height <= MAX_COPIED_PIXELS):
         pixels_HWC = to_array(image) if isinstance(image, Image.Image) else image
-        return kernel.resize(pixels_HWC, size, box, interpolation)
+        with suppress(TorchKernelError):  # no memory, of which NumPy needs less
+            return kernel.resize(pixels_HWC, size, box, interpolation)
     started_s = time.perf_counter()
     resized = resample_in_numpy(image, size, box, interpolation)
     _faster.spent_s += time.perf_counter() - started_s
@@ -116,9 +118,14 @@ class _FasterKernel:
 
     def __init__(self) -> None:
         self.spent_s = 0.0
+        self.is_allowed = True
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.is_allowed and self.spent_s >= LOAD_S
 
     def of_filter(self, interpolation: Interpolation) -> TorchKernel | None:
-        return None if self.spent_s < LOAD_S else _kernels().get(interpolation)
+        return _kernels().get(interpolation) if self.is_loaded else None
 
 
 _faster = _FasterKernel()
@@ -127,7 +134,17 @@ _faster = _FasterKernel()
 def load_faster_kernel() -> None:
     """Load PyTorch's kernel now, in a process that will resize many images."""
     _faster.spent_s = LOAD_S
-    _kernels()
+    _faster.of_filter("bilinear")
+
+
+def forbid_faster_kernel() -> None:
+    """Resize in NumPy alone from now on."""
+    _faster.is_allowed = False
+
+
+def has_faster_kernel() -> bool:
+    """Whether PyTorch's kernel is loaded, which takes memory."""
+    return _faster.is_loaded
 
 
 @cache

@@ -32,6 +32,8 @@ START_TIMEOUT_S = 120.0  # it takes 0.1 s; a machine that swaps may take long
 MAX_STARTS = 2
 MAX_CRASHES = 2  # a process that dies gets the same file once more before the file is blamed
 KEEP_INBOX_BYTES = 16 << 20
+TORCH_MODULE = "torch_kernel.py"
+"""Place of a crash, in a child's last words, for which no image is to blame."""
 MAX_BATCH_IMAGES, MAX_BATCH_BYTES, MAX_BATCH_PIXEL_BYTES = 32, 8 << 20, 32 << 20
 """Images of one message, bytes of their files, and of their pixels; a larger file has a message of its own."""
 
@@ -79,6 +81,7 @@ class SandboxedDecoder:
     def __init__(self, limits: DecodeLimits | None = None) -> None:
         self.limits = limits or DecodeLimits()
         self._child: SandboxProcess | None = None
+        self._may_use_torch = True  # until its library kills a child
         self._fds: tuple[int, int] | None = None
         self._turn = 0  # grows with each request, so that an abandoned video notices that it has ended
         self._is_busy = False  # an answer is awaited: the next one of a child in this state would be of the wrong file
@@ -135,9 +138,14 @@ class SandboxedDecoder:
         """
         self._turn += 1
         self._end_unfinished()
-        self._send({"do": "warm_up", "resize": vars(resize)})
-        self._receive(START_TIMEOUT_S, "the start of the decoder")
-        self._is_busy = False
+        try:
+            self._send({"do": "warm_up", "resize": vars(resize)})
+            self._receive(START_TIMEOUT_S, "the start of the decoder")
+            self._is_busy = False
+        except SandboxCrashError as death:
+            self._clean_up(death)
+        except DecodeError:  # it took too long; images will tell
+            pass
 
     def images(self, requests: Sequence[ImageRequest]) -> Iterator[DecodedImage | DecodeError]:
         """Decode images as `image` does, many a message; a hostile one costs itself alone.
@@ -151,7 +159,10 @@ class SandboxedDecoder:
             For each its pixels, as `image` returns them, and what is missing; or the error that `image` would raise.
         """
         for batch in _batches(requests, self.limits.max_file_bytes):
-            yield from self._batch(batch) if len(batch) > 1 else [self._image_or_error(*batch[0])]
+            if len(batch) > 1:
+                yield from self._batch(batch)
+            else:
+                yield self._image_or_error(*batch[0])
 
     def _check_size(self, source: Source) -> None:
         limit = self.limits.max_file_bytes
@@ -165,25 +176,29 @@ class SandboxedDecoder:
         except DecodeError as error:
             return error
 
-    def _batch(self, requests: Sequence[ImageRequest]) -> list[DecodedImage | DecodeError]:
-        """Decode images whose bytes fit the inbox together."""
-        found: list[DecodedImage | DecodeError] = []
-        while rest := requests[len(found) :]:
-            num_before = len(found)
+    def _batch(self, requests: Sequence[ImageRequest]) -> Iterator[DecodedImage | DecodeError]:
+        """Decode images whose bytes fit the inbox together; yields them as they come."""
+        num_found = 0
+        while rest := requests[num_found:]:
+            first = num_found
             try:
                 self._ask_for_batch(rest)
-                while len(found) < len(requests):
-                    found += self._receive_images(requests[len(found) :])
-                self._is_busy = False
-            except (TimeoutError, SandboxCrashError) as error:
-                number = max(num_before + self._number_at_end(len(rest)), len(found))
+                while num_found < len(requests) and self._child is not None:
+                    found = self._receive_images(requests[num_found:])
+                    num_found += len(found)
+                    self._is_busy = num_found < len(requests) and self._child is not None
+                    yield from found
+            except TimeoutError:
+                number = max(first + self._number_at_end(len(rest)), num_found)
                 self._kill_child()
-                found += [self._image_or_error(*each) for each in requests[len(found) : number]]
-                if isinstance(error, TimeoutError):
-                    found.append(self._timeout_error("decoding", self.limits.timeout_s, "`timeout_s`"))
-                else:  # once more, with a process of its own
-                    found.append(self._image_or_error(*requests[number]))
-        return found
+                yield from (self._image_or_error(*each) for each in requests[num_found:number])
+                yield self._timeout_error("decoding", self.limits.timeout_s, "`timeout_s`")
+                num_found = number + 1
+            except SandboxCrashError as death:
+                number = max(first + self._number_at_end(len(rest)), num_found)
+                self._clean_up(death)  # the one that it was at is tried once more
+                yield from (self._image_or_error(*each) for each in requests[num_found : number + 1])
+                num_found = number + 1
 
     def _ask_for_batch(self, requests: Sequence[ImageRequest]) -> None:
         self._turn += 1
@@ -200,7 +215,7 @@ class SandboxedDecoder:
         self._send({"do": "images", "resizes": [vars(rule) for rule in rules], "files": files})
 
     def _receive_images(self, requests: Sequence[ImageRequest]) -> list[DecodedImage | DecodeError]:
-        """Take the next answers of a batch: as many as the child sends together."""
+        """Take the next answers of a batch: as many as the child sends together; there is no child after its last."""
         message = self._get_child().receive(self.limits.timeout_s)
         answers = message.get("images")
         if not isinstance(answers, list) or not 1 <= len(answers) <= len(requests):
@@ -212,8 +227,8 @@ class SandboxedDecoder:
             found.append(_reported_error(answer) or self._collect_image(answer, rule))
         if message.get("last"):
             self._kill_child()
-            if len(found) < len(requests):
-                found += [self._image_or_error(*each) for each in requests[len(found) :]]
+            if answers[-1].get("has_torch"):  # a new process has more room for this one
+                found.pop()
         return found
 
     def _number_at_end(self, num_asked: int) -> int:
@@ -327,6 +342,8 @@ class SandboxedDecoder:
         except TimeoutError:
             self._kill_child()
             raise self._timeout_error(step, timeout_s, limit) from None
+        if answer.get("has_torch"):
+            raise SandboxCrashError("no memory is left beside PyTorch's library")
         if (error := _reported_error(answer)) is not None:
             self._is_busy = False
             if answer.get("last"):
@@ -341,10 +358,14 @@ class SandboxedDecoder:
 
     def _blame(self, death: SandboxCrashError, num_crashes: int) -> None:
         """Clean up after a dead child; after the last attempt, blame the file."""
-        self._kill_child()
+        self._clean_up(death)
         if num_crashes >= MAX_CRASHES:
             message = f"{death} (tried {num_crashes} times)"
             raise DecodeError("DecoderCrashed", message, transient=death.was_killed) from None
+
+    def _clean_up(self, death: SandboxCrashError) -> None:
+        self._kill_child()
+        self._may_use_torch &= TORCH_MODULE not in str(death)
 
     def _deliver(self, command: Message, source: Source, resize: ResizeSpec) -> Message:
         """Make a request: end an open one, and pass the source to the child by path or through the inbox."""
@@ -404,7 +425,7 @@ class SandboxedDecoder:
         """
         problem: Exception | None = None
         for _ in range(MAX_STARTS):
-            child = SandboxProcess(self.limits, *self._shared_fds())
+            child = SandboxProcess(self.limits, *self._shared_fds(), may_use_torch=self._may_use_torch)
             try:
                 child.receive(START_TIMEOUT_S)
             except (SandboxCrashError, TimeoutError) as error:

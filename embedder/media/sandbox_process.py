@@ -45,13 +45,14 @@ class SandboxProcess:
         limits: limits that the child sets for itself.
         inbox_fd: open file of the encoded bytes.
         outbox_fd: open file of the pixels.
+        may_use_torch: whether the child may load PyTorch's library.
     """
 
-    def __init__(self, limits: DecodeLimits, inbox_fd: int, outbox_fd: int) -> None:
+    def __init__(self, limits: DecodeLimits, inbox_fd: int, outbox_fd: int, *, may_use_torch: bool = True) -> None:
         self._received = self._stderr = b""
         self._control, child_end = socket.socketpair()
         with child_end:
-            self._process = _spawn(limits, child_end.fileno(), inbox_fd, outbox_fd)
+            self._process = _spawn(limits, child_end.fileno(), inbox_fd, outbox_fd, may_use_torch)
         self._stderr_fd = cast(IO[bytes], self._process.stderr).fileno()
         os.set_blocking(self._stderr_fd, False)
         self._poll = select.poll()
@@ -162,13 +163,16 @@ class SandboxProcess:
         return SandboxCrashError(message, was_killed=code == -signal.SIGKILL)
 
 
-def _spawn(limits: DecodeLimits, control_fd: int, inbox_fd: int, outbox_fd: int) -> "subprocess.Popen[bytes]":
+def _spawn(
+    limits: DecodeLimits, control_fd: int, inbox_fd: int, outbox_fd: int, may_use_torch: bool
+) -> "subprocess.Popen[bytes]":
     server = {
         "control_fd": control_fd,
         "inbox_fd": inbox_fd,
         "outbox_fd": outbox_fd,
         "max_pixels": limits.max_pixels,
         "max_file_bytes": limits.max_file_bytes,
+        "may_use_torch": may_use_torch,
     }
     start = {"memory_bytes": limits.memory_bytes, "sys_path": _module_search_path(), "server": server}
     # -I -S: no site-packages hooks (a third of the start-up); the search path is handed over instead.

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class Server:
         outbox_fd: file of the pixels.
         max_pixels: pixels of one image or frame.
         max_file_bytes: encoded size of one image.
+        may_use_torch: whether PyTorch's library may be loaded.
     """
 
     control_fd: int
@@ -50,9 +52,14 @@ class Server:
     outbox_fd: int
     max_pixels: int
     max_file_bytes: int
+    may_use_torch: bool = True
     _outbox_is_full: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        if not self.may_use_torch:
+            from embedder.media.resample import forbid_faster_kernel
+
+            forbid_faster_kernel()
         self._requests = open(self.control_fd, "rb", closefd=False)  # noqa: SIM115 - open until the end
 
     def run(self) -> None:
@@ -222,8 +229,14 @@ def _answer_of(error: Exception) -> Message:
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         # A fresh process takes over: this one's memory may be fragmented.
         message = "decoding it takes more memory than `memory_bytes` allows"
-        return _error_answer("MemoryError", message) | {"last": True}
+        return _error_answer("MemoryError", message) | {"last": True, "has_torch": _has_torch()}
     return _error_answer(type(error).__name__, getattr(error, "strerror", None) or str(error))
+
+
+def _has_torch() -> bool:
+    """Whether PyTorch's library takes memory, which a new process has for an image."""
+    resample = sys.modules.get("embedder.media.resample")
+    return resample is not None and resample.has_faster_kernel()
 
 
 def _error_answer(error_type: str, message: str, transient: bool = False) -> Message:

@@ -185,21 +185,26 @@ class ItemReader:
                         pending.append(row)
                         if not _is_full(pending):
                             continue
-                    yield from self._decoded(pending)
+                    yield from self._decoded(pending, should_stop)
                     pending = []
-                    if not isinstance(row, PendingImage):
+                    if isinstance(row, dict):
                         yield number, row
                         if row.get("segment") and should_stop():  # an hour of video; the rest is done again
                             return
-            yield from self._decoded(pending)
+            yield from self._decoded(pending, should_stop)
 
-    def _decoded(self, pending: Sequence["PendingImage"]) -> Iterator[tuple[int, Values]]:
+    def _decoded(
+        self, pending: Sequence["PendingImage"], should_stop: Callable[[], bool]
+    ) -> Iterator[tuple[int, Values]]:
         """Rows of images that were read, decoded together."""
         rows = self.decoder.image_rows([(each.content, each.models) for each in pending])
         for each, row in zip(pending, rows, strict=True):
             yield each.number, self._finished(row, each)
+            if should_stop():
+                return
 
-    def _item_rows(self, number: int, item: Values) -> Iterator["Values | PendingImage"]:
+    def _item_rows(self, number: int, item: Values) -> Iterator["Values | PendingImage | None"]:
+        """Rows of an item, or its image, to be decoded with its neighbours; None before another file is begun."""
         if item["error_type"] is not None:
             listed = ItemContent(problem=ItemProblem("read", item["error_type"], item["error"]))
             yield from self._rows_for(self._needs(item), listed)
@@ -223,6 +228,7 @@ class ItemReader:
                 if content.kind == "image" and isinstance(content.media, bytes):
                     yield image
                     return
+                yield None
                 for row in self.decoder.rows(content, image.models):
                     yield self._finished(row, image)
         except FetchError as error:  # it can't be opened, or it or its disk went away since

@@ -228,7 +228,7 @@ class ItemDecoder:
                 if isinstance(image, DecodeError):
                     problem = _decode_problem(image)
                     break
-                if image.note is not None:
+                if image.note is not None and (problem is None or not problem.transient):
                     problem = ItemProblem("decode", TRUNCATED_IMAGE, image.note)
                 for each in inputs:
                     row |= each.of_frames(image.pixels[None])

@@ -108,3 +108,49 @@ def test_a_batch_ends_an_abandoned_video(make_video, png):
         assert all(is_orange(each.pixels) for each in decoder.images([(png, FIT)] * 3))
         with pytest.raises(RuntimeError, match="another file"):
             next(video)
+
+
+def test_answers_come_while_a_batch_goes_on(slow_png, png):
+    with SandboxedDecoder() as decoder:
+        found = decoder.images([(png, FIT)] * 2 + [(slow_png, FIT)] * 3)
+        assert is_orange(next(found).pixels)
+        found.close()  # it is busy with the others, and is replaced
+        assert is_orange(decoder.image(png, FIT))
+
+
+TORCHVISION = ResizeSpec(32, "squash", "bicubic", resampler="torchvision")
+
+
+def test_memory_that_pytorchs_library_takes_is_no_images_fault(encode_image):
+    """A picture that decodes in a new process does so in an old one, which has the library."""
+    pytest.importorskip("torch")
+    large = encode_image(Image.new("RGB", (9000, 8000), (250, 120, 10)), "PNG", compress_level=1)
+    small = encode_image(Image.new("RGB", (24, 24), (250, 120, 10)), "PNG")
+    with SandboxedDecoder(DecodeLimits(memory_bytes=1150 << 20)) as decoder:
+        assert (decoder.image(large, TORCHVISION) == (250, 120, 10)).all()
+        decoder.warm_up(TORCHVISION)
+        for found in decoder.images([(small, TORCHVISION), (large, TORCHVISION), (small, TORCHVISION)]):
+            assert (found.pixels == (250, 120, 10)).all()
+
+
+def test_a_broken_library_of_pytorch_costs_no_image(tmp_path, monkeypatch, encode_image):
+    library = tmp_path / "torch" / "lib" / "libtorch_cpu.so"
+    library.parent.mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    library.write_bytes(b"\x7fELF" + bytes(100))
+    image = encode_image(Image.effect_noise((300, 200), 60).convert("RGB"), "PNG")
+    with SandboxedDecoder() as decoder:
+        first = decoder.image(image, TORCHVISION)
+        decoder.warm_up(TORCHVISION)
+        assert np.array_equal(decoder.image(image, TORCHVISION), first)
+
+
+def test_a_death_while_the_library_loads_is_no_images_fault(png):
+    with SandboxedDecoder() as decoder:
+        assert is_orange(decoder.image(png, FIT))
+        death = sandbox.SandboxCrashError('the decoder was ended by SIGBUS: in File "torch_kernel.py", line 1')
+        decoder._clean_up(death)
+        assert not decoder._may_use_torch
+        decoder.warm_up(TORCHVISION)
+        assert is_orange(decoder.image(png, FIT))

@@ -96,3 +96,43 @@ def test_frames_of_clips_are_counted_as_embedded_and_as_decoded(make_run, tmp_pa
     num_images, num_frames = (sum(call[name] for call in calls) for name in ("num_images", "num_frames"))
     assert num_images == 2 + num_frames
     assert num_frames < sum(call["num_decoded_frames"] for call in calls)
+
+
+def test_images_before_and_after_clips_keep_their_places(make_run, tmp_path):
+    """They wait for their neighbours; a clip, which the same sandbox decodes, begins after them."""
+    (tmp_path / "in").mkdir()
+    for number in range(9):
+        if number % 3 == 2:
+            samples.clip(tmp_path / "in" / f"{number}.mp4", seconds=3)
+        else:
+            (tmp_path / "in" / f"{number}.png").write_bytes(samples.image_bytes(number))
+    (tmp_path / "in" / "4.png").write_bytes(samples.image_bytes(4)[:-30])
+    config = make_run(tmp_path / "in", segment_s=1.0, frames_per_segment=1)
+    (listing,) = list_sources(config.source)
+    reader = ItemReader(decode_spec(config, open_model(config.model)))
+    rows = [row for table in reader.decode(listing, lambda: False) for row in table.to_pylist()]
+    segments = [(row["item_id"], row["segment"]) for row in rows]
+    assert segments == [
+        (f"{number}.{'mp4' if number % 3 == 2 else 'png'}", segment)
+        for number in range(9)
+        for segment in (range(3) if number % 3 == 2 else [0])
+    ]
+    single = {}
+    for number in range(listing.num_rows):
+        for table in reader.decode(listing.slice(number, 1), lambda: False):
+            single |= {(row["item_id"], row["segment"]): row["pixels"] for row in table.to_pylist()}
+    assert {(row["item_id"], row["segment"]): row["pixels"] for row in rows} == single
+
+
+def test_a_stop_between_images_that_wait_for_each_other_is_seen(make_run, tmp_path):
+    samples.folder(tmp_path / "in", num_images=20)
+    config = make_run(tmp_path / "in")
+    (listing,) = list_sources(config.source)
+    reader = ItemReader(decode_spec(config, open_model(config.model)))
+    asked = []
+
+    def should_stop():
+        asked.append(1)
+        return len(asked) > 20 + 5
+
+    assert sum(table.num_rows for table in reader.decode(listing, should_stop)) == 6
