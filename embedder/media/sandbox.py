@@ -34,7 +34,7 @@ MAX_CRASHES = 2  # a process that dies gets the same file once more before the f
 KEEP_INBOX_BYTES = 16 << 20
 TORCH_MODULE = "torch_kernel.py"
 """Place of a crash, in a child's last words, for which no image is to blame."""
-MAX_BATCH_IMAGES, MAX_BATCH_BYTES, MAX_BATCH_PIXEL_BYTES = 32, 8 << 20, 32 << 20
+MAX_BATCH_IMAGES, MAX_BATCH_BYTES, MAX_BATCH_PIXEL_BYTES = 8, 8 << 20, 32 << 20
 """Images of one message, bytes of their files, and of their pixels; a larger file has a message of its own."""
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from embedder.batch_schema import CARRIED, IMAGE_GRID, ITEM_NUMBER, OTHER_FILE, TENSOR, UNREADABLE_KIND
 from embedder.installation import MISSING_EXTRA
 from embedder.media.errors import UNSUPPORTED_CAMERA
+from embedder.media.sandbox import MAX_BATCH_BYTES, MAX_BATCH_IMAGES
 from embedder.media.sniff import HEAD_BYTES, is_own_sheet, may_be_animated, other_kind, sniff, unreadable_kind
 from embedder.quantities import counted
 from embedder.sources.errors import from_os_error
@@ -48,7 +49,6 @@ DECODE_CURE = "decode.items_per_task = 1 finds the item; it or its decoder may n
 RAY_NICENESS = 19  # the lowest priority: what is decoded ahead waits anyway, and a stage without input leaves its core
 RAY_TABLE_BYTES = 8 << 20  # Ray's cost per column and table does not depend on their size; large tables cost memory
 READ_BYTES = 4 << 20  # a local file up to this size is read once: to tell what it is, for its hash, and to decode it
-PENDING_IMAGES, PENDING_BYTES = 32, 8 << 20  # images that are decoded together, and bytes of their files
 LISTING_ONLY = ("caption", "caption_uri", "error_type", "error", "is_media")
 
 
@@ -126,7 +126,7 @@ class PendingImage:
 
 def _is_full(pending: Sequence[PendingImage]) -> bool:
     num_bytes = sum(len(each.content.media) for each in pending if isinstance(each.content.media, bytes))
-    return len(pending) >= PENDING_IMAGES or num_bytes >= PENDING_BYTES
+    return len(pending) >= MAX_BATCH_IMAGES or num_bytes >= MAX_BATCH_BYTES
 
 
 class ItemReader:

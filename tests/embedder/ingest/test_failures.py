@@ -229,7 +229,7 @@ def test_a_damaged_published_part_file_is_named_and_nothing_is_changed(make_run,
 
 
 def test_a_source_that_vanishes_in_the_middle_and_comes_back_ends_in_the_right_store(make_run, tmp_path, monkeypatch):
-    source = samples.folder(tmp_path / "in", num_images=30)
+    source = samples.folder(tmp_path / "in", num_images=60)
     config = make_run(source, rows_per_part=4, batch_size=4, min_rejects=1)
     write_parts = local.write_parts
 

@@ -45,18 +45,18 @@ def source(tmp_path):
 def counts(monkeypatch):
     """Items that were fetched, and sizes that images were decoded to."""
     counts = {"fetched": [], "decoded": []}
-    fetch, image = Fetcher.fetch, SandboxedDecoder.image
+    fetch, images = Fetcher.fetch, SandboxedDecoder.images
 
     def counting_fetch(self, uri, *arguments, **options):
         counts["fetched"].append(uri)
         return fetch(self, uri, *arguments, **options)
 
-    def counting_image(self, content, resize):
-        counts["decoded"].append(resize.image_size)
-        return image(self, content, resize)
+    def counting_images(self, requests):
+        counts["decoded"] += [resize.image_size for _, resize in requests]
+        return images(self, requests)
 
     monkeypatch.setattr(Fetcher, "fetch", counting_fetch)
-    monkeypatch.setattr(SandboxedDecoder, "image", counting_image)
+    monkeypatch.setattr(SandboxedDecoder, "images", counting_images)
     return counts
 
 

@@ -38,7 +38,7 @@ def test_a_batch_gives_what_each_image_gives(decoder, encode_image, tmp_path, pn
 def test_messages_hold_no_more_than_fits(png):
     small, large = (png, FIT), (bytes(sandbox.MAX_BATCH_BYTES // 3), FIT)
     sizes = [len(batch) for batch in sandbox._batches([small] * 70, 1 << 30)]
-    assert sizes == [32, 32, 6]
+    assert sizes == [8] * 8 + [6]
     assert [len(batch) for batch in sandbox._batches([large] * 7, 1 << 30)] == [3, 3, 1]
     assert [len(batch) for batch in sandbox._batches([small, large, small], len(png))] == [1, 1, 1]
     wide = ResizeSpec(2048)
