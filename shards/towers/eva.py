@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from shards.compat import with_positions
 from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
@@ -157,8 +158,7 @@ class EvaTower(TimmVisionTower):
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Embed patches, class and register tokens, absolute positions; (F, 3, H, W) to (F, L, D)."""
         del layout
-        tokens, _ = module._pos_embed(module.patch_embed(values))
-        normed: torch.Tensor = module.norm_pre(tokens)
+        normed: torch.Tensor = module.norm_pre(with_positions(module, module.patch_embed(values)))
         return normed
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:

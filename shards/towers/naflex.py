@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from shards.compat import replace_naflex_positions
 from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
@@ -188,6 +189,9 @@ class NaFlexTower(TimmVisionTower):
 
         All images have one grid then, and come with `filter_places` as their coordinates: a graph that is made once
         takes grids of every size.
+
+        Raises:
+            ModelError: the installed timm adds positions in another way.
         """
         embeds = module.embeds
         if self.pos_embed == "none":
@@ -203,8 +207,8 @@ class NaFlexTower(TimmVisionTower):
             along_y, along_x = filters[patch_coord[:, 0]], filters[patch_coord[:, 1]]
             x_FND.add_(along_y @ embeds.pos_embed_y[0] + along_x @ embeds.pos_embed_x[0])
 
-        embeds._apply_learned_naflex_pos_embed = add_learned
-        embeds._apply_factorized_naflex_pos_embed = add_factorized
+        if not replace_naflex_positions(embeds, add_learned, add_factorized):
+            raise ModelError("this version of timm has no place for the positions of a NaFlexVit that is exported")
 
     def _filters(self) -> torch.Tensor:
         """Compute what each place of a table's side adds to each place of a side of every length."""
