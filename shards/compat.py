@@ -249,8 +249,9 @@ def with_positions(tower: Any, patches_FLD: "torch.Tensor") -> "torch.Tensor":
     Seen in timm 1.0.22 to 1.0.31. The fallback is the same sum, without patch dropout, which only training uses.
     """
     if hasattr(tower, "_pos_embed"):
-        tokens = tower._pos_embed(patches_FLD)
-        return tokens[0] if isinstance(tokens, tuple) else tokens  # EVA's come with rotary positions
+        found = tower._pos_embed(patches_FLD)
+        tokens: torch.Tensor = found[0] if isinstance(found, tuple) else found  # EVA's come with rotary positions
+        return tokens
     return _sum_positions(tower, patches_FLD)
 
 

@@ -30,7 +30,7 @@ class NoTimeoutError(Exception):
     """In the place of Ray Data's own time-out, of versions that have none; never raised."""
 
 
-ExecutionTimeoutError: type[Exception] = getattr(ray.data.exceptions, "ExecutionTimeoutError", NoTimeoutError)
+ExecutionTimeoutError: Any = getattr(ray.data.exceptions, "ExecutionTimeoutError", NoTimeoutError)
 
 
 def map_blocks(

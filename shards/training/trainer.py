@@ -373,7 +373,7 @@ class Trainer:
     @torch.no_grad()
     def _average(self) -> None:
         """Move the averaged weights and BatchNorm statistics towards the current ones."""
-        average = get_ema_multi_avg_fn(ema_decay_at(self.num_steps_done, self.settings))
+        average: Any = get_ema_multi_avg_fn(ema_decay_at(self.num_steps_done, self.settings))  # type: ignore[no-untyped-call]
         average(*self._averages, self.num_steps_done)
 
 

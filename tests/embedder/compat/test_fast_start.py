@@ -15,7 +15,7 @@ from embedding_runs import assert_same, embedded
 
 import embedder
 from embedder.compat import FAST_START_VARIABLE, draining, fast_start, light_transformers, ray_start, worker_options
-from shards.compat import DEFERRED_COMPILER, deferred_compiler, is_fast_start
+from shards.compat import DEFERRED_COMPILER, is_fast_start
 
 patched = pytest.mark.skipif(
     not (DEFERRED_COMPILER.is_there() and light_transformers.QUESTIONS.is_there()),
