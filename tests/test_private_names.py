@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ("embedder", "shards", "index")
 HOMES = ("embedder/compat/", "shards/compat.py")
-# Methods of named tuples, public in spite of their underscore so that they meet no field; `os._exit` is documented, too.
+# Methods of named tuples, and `os._exit`: documented in spite of their underscore.
 PUBLIC = {"_asdict", "_replace", "_fields", "_make", "_exit"}
 INTERNAL = {"map_batches_internal"}
 EXCEPTIONS: dict[str, str] = {}

@@ -21,9 +21,8 @@ ROOT = Path(embedder.__file__).parents[1]
 def test_a_run_ends_with_the_same_rows_where_ray_has_renamed_its_internals(make_run, tiny_model, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=40)
     _, expected = embedded(make_run(source, store=str(tmp_path / "local")))
-    stages = (
-        "stage=[{num_gpus = 1, num_threads = 1}, {num_gpus = 0.5, num_threads = 1}, {num_gpus = 0.5, num_threads = 1}]"
-    )
+    shares = ", ".join(f"{{num_gpus = {share}, num_threads = 1}}" for share in (1, 0.5, 0.5))
+    stages = f"stage=[{shares}]"
     options = ["--engine", "ray", "--device", "cpu", "--json", "--set", stages, "--set", "decode.items_per_task=5"]
     options += ["--set", "batch_size=4"]
     command = ["embed", source, "--model", tiny_model, "--store", tmp_path / "store", *options]
