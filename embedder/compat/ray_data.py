@@ -21,7 +21,7 @@ UNCHECKED = ("map_batches_internal", "_map_batches_without_batch_size_validation
 WHOLE_BLOCKS = Private(
     "the way of whole blocks to stages on GPUs",
     ("ray.data.dataset:Dataset.map_batches_internal(fn, batch_size)",),
-    "ray 2.58.1 to 2.60.0; under its older name from 2.52.1 on",
+    "ray 2.58.1 to 2.60.0",
     "blocks that hold fewer rows than a batch are copied together with others",
 )
 
@@ -76,7 +76,7 @@ def actor_pool(min_size: int, max_size: int, calls_at_once: int | None = None) -
     concurrency = {"max_concurrent_calls_per_actor": calls_at_once, "enable_true_multi_threading": True}
     if concurrency.keys() <= signature(ActorPoolStrategy).parameters.keys():
         return ActorPoolStrategy(min_size=min_size, max_size=max_size, **concurrency)
-    _tell_once("an actor computes one block at a time, so copies to a GPU do not overlap what it computes")
+    _tell_once("an actor computes one block at a time, and copies to a GPU do not overlap what it computes", "2.59")
     return ActorPoolStrategy(min_size=min_size, max_size=max_size)
 
 
@@ -88,12 +88,10 @@ def known_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """
     known = {field.name for field in fields(DataContext)}
     if "execution_no_progress_timeout_s" not in known:
-        _tell_once("no_progress_timeout_s has no effect: a run that is stuck waits until it is stopped")
-    if "custom_execution_callback_classes" not in known:
-        _tell_once("a run that is stopped waits for Ray, and shows no operators and no bottleneck")
+        _tell_once("no_progress_timeout_s has no effect, and a run that is stuck waits until it is stopped", "2.58")
     return {name: value for name, value in settings.items() if name in known}
 
 
 @cache
-def _tell_once(loss: str) -> None:
-    LOG.warning(f"Ray {ray.__version__} is older than what the run needs in full: {loss}; newer versions do better")
+def _tell_once(loss: str, since: str) -> None:
+    LOG.warning(f"Ray {ray.__version__}: {loss}; Ray {since} and newer can do it")
