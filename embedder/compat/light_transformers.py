@@ -17,7 +17,7 @@ UNUSED = ("is_torch_distributed_available", "is_torch_flex_attn_available")
 QUESTIONS = Private(
     "the import of transformers without distributed tensors",
     tuple(f"transformers.utils.import_utils:{name}" for name in UNUSED),
-    "transformers 5.0.0 to 5.24.0",
+    "transformers 5.23.0",
 )
 
 
