@@ -16,7 +16,7 @@ from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
 from shards.towers.base import Shapes, linear_shapes, norm_shapes
-from shards.towers.timm_tower import TimmVisionTower
+from shards.towers.timm_tower import TimmVisionTower, known_options
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,7 @@ class EvaTower(TimmVisionTower):
             num_heads=self.num_heads,
             qkv_bias=self.qkv_bias,
             qkv_fused=self.qkv_fused,
-            qk_norm=self.qk_norm,
+            **known_options(eva.Eva, {"qk_norm": self.qk_norm}, {"qk_norm": False}),  # from timm 1.0.30 on
             mlp_ratio=self.mlp_ratio,
             swiglu_mlp=self.mlp != "mlp",
             swiglu_align_to=int(self.mlp == "swiglu"),  # to a multiple of 1: timm takes this class for any but 0

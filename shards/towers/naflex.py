@@ -27,7 +27,7 @@ from shards.towers.base import Shape, Shapes, TowerImport, linear_shapes
 from shards.towers.from_transformers import checked, vision_fields
 from shards.towers.siglip import IMPORTS as SIGLIP_IMPORTS
 from shards.towers.siglip import siglip_vision_names
-from shards.towers.timm_tower import TimmVisionTower
+from shards.towers.timm_tower import TimmVisionTower, known_options
 from shards.towers.vit import VisionActivation
 from shards.towers.vit_imports import vision_activation
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _TIMM_NAMES = {"patch_size", "depth", "num_heads", "mlp_ratio", "scale_mlp_norm", "qkv_bias", "qk_norm", "init_values"}
 _TIMM_NAMES |= {"class_token", "pre_norm", "final_norm", "fc_norm", "pos_embed_interp_mode", "pos_embed_ar_preserving"}
 _TIMM_NAMES |= {"pos_embed_antialias", "pos_embed_align_corners"}
+_UNSET = {"pos_embed_antialias": True, "pos_embed_align_corners": False}  # from timm 1.0.31 on
 
 
 class NaFlexTower(TimmVisionTower):
@@ -146,7 +147,7 @@ class NaFlexTower(TimmVisionTower):
             pos_embed_grid_size=(self.grid_side, self.grid_side),
             norm_layer=partial(LayerNorm, eps=self.norm_eps),
             act_layer=None if self.activation == "gelu" else self.activation,  # its default is torch's own exact GELU
-            **self.model_dump(include=_TIMM_NAMES),
+            **known_options(naflexvit.NaFlexVitCfg, self.model_dump(include=_TIMM_NAMES), _UNSET),
         )
         # All weights are loaded; and on the meta device, torch's compiler would make them.
         bare_class: Any = type(
