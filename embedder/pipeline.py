@@ -18,12 +18,12 @@ from typing import Any
 import pyarrow as pa
 import ray.data
 from ray.data import ActorPoolStrategy, Dataset
-from ray.data.exceptions import ExecutionTimeoutError
 from ray.exceptions import OutOfDiskError, RayError, RayTaskError
 
 from embedder.compat import worker_options
 from embedder.compat.draining import DrainedError, draining
 from embedder.compat.ray_attempts import delete_notes
+from embedder.compat.ray_data import ExecutionTimeoutError, actor_pool, map_blocks
 from embedder.engine.allocation import Allocation, StageResources
 from embedder.engine.block_size import cut_listing, fastest_item_s, items_per_block
 from embedder.engine.carried import PIECE_BYTES, put_aside
@@ -172,14 +172,14 @@ def through_models(dataset: Dataset, job: Job) -> Dataset:
         job: its groups, and what each actor reserves.
     """
     for number, (group, num_cpus) in enumerate(zip(job.groups, job.model_cpus, strict=True)):
-        dataset = dataset.map_batches_internal(
+        dataset = map_blocks(
+            dataset,
             ModelActor,
-            fn_constructor_args=(group, job.decode.limits, job.run if number == 0 else None),
-            batch_format="pyarrow",
-            batch_size=None,
+            (group, job.decode.limits, job.run if number == 0 else None),
+            rows_per_batch=job.decode.rows_per_batch,
+            num_gpus=group.actor.num_gpus,
             compute=ActorPoolStrategy(size=group.actor.replicas),
             num_cpus=num_cpus,
-            num_gpus=group.actor.num_gpus or None,
             **worker_options(),
         )
     return dataset
@@ -202,16 +202,14 @@ def through_stages(
         type_label: label whose value is the type of a node's devices.
     """
     for number, (spec, resources) in enumerate(zip(stages, allocation.stages, strict=True)):
-        # `map_batches` refuses GPUs without a number of rows, and with one it merges blocks and cuts them anew. This is
-        # what it calls once it has checked that, and what Ray's own `map_groups` calls for the same reason.
-        dataset = dataset.map_batches_internal(
+        dataset = map_blocks(
+            dataset,
             StageActor,
-            fn_constructor_args=(spec, run if number == 0 else None),
-            batch_format="pyarrow",
-            batch_size=None,
+            (spec, run if number == 0 else None),
+            rows_per_batch=max(spec.batch_sizes),
+            num_gpus=resources.num_gpus,
             compute=_pool(spec, resources),
             num_cpus=resources.num_cpus,
-            num_gpus=resources.num_gpus or None,
             **_nodes_of(resources, type_label),
             **worker_options(),
         )
@@ -235,9 +233,4 @@ def _nodes_of(resources: StageResources, type_label: str) -> dict[str, Any]:
 def _pool(spec: StageSpec, resources: StageResources) -> ActorPoolStrategy:
     """Bounds of a stage's replicas, and the calls that each has in work: several on a GPU, to overlap their copies."""
     calls_at_once = settings_of([spec.device]).calls_at_once
-    return ActorPoolStrategy(
-        min_size=resources.min_replicas,
-        max_size=resources.max_replicas,
-        max_concurrent_calls_per_actor=calls_at_once,
-        enable_true_multi_threading=calls_at_once is not None,
-    )
+    return actor_pool(resources.min_replicas, resources.max_replicas, calls_at_once)

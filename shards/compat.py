@@ -1,25 +1,31 @@
-"""Patches of torch, timm and transformers, and the switch and the version guard of all patches of this project.
+"""Private names of torch, timm and transformers; the switch and the probe of all patches of this project.
 
-A patch names the versions that it was tested with. Outside of them it is skipped, with one line in the log, and the
-library runs as it is. Patches that only save time are switched off together: `fast_start = false` in a configuration,
-or EMBEDDER_FAST_START=0 in the environment, which also holds before a configuration is read.
+A patch names what it reaches into (`Private`). Where the installed library has no such name, the patch is left out, its
+fallback does the work, and one line of the log says what that costs. Patches that only save time are switched off
+together: `fast_start = false` in a configuration, or EMBEDDER_FAST_START=0 in the environment, which also holds before
+a configuration is read.
 """
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
-from typing import Any
+from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 FAST_START_VARIABLE = "EMBEDDER_FAST_START"
-
-Tested = tuple[tuple[str, str], ...]
-"""Packages that a patch reaches into, each with the versions that it was tested with, as a version specifier."""
 
 log = logging.getLogger(__name__)
 
@@ -50,42 +56,76 @@ def fast_start(enabled: bool) -> Iterator[None]:
             os.environ[FAST_START_VARIABLE] = before
 
 
-def saves_time(patch: str, tested: Tested) -> bool:
-    """Whether to apply a patch that only saves time: it is switched on, and was tested with the installed versions.
+@dataclass(frozen=True)
+class Private:
+    """Private names of a library that one patch reaches into, and what is lost without them.
 
-    Args:
-        patch: names the patch in the log.
-        tested: the versions.
+    Attributes:
+        purpose: of the patch, as the log names it.
+        names: `module:attribute.attribute`, `module:function(parameter, parameter)`, or `package/file.py:text`,
+            which is looked for in the file, as importing it would cost what the patch saves.
+        seen_in: versions in which the names meant what the patch takes them for. It decides nothing.
+        loss: what the user loses where one is missing, and how much; empty: only time.
     """
-    return is_fast_start() and is_tested(patch, tested)
+
+    purpose: str
+    names: tuple[str, ...]
+    seen_in: str
+    loss: str = ""
+
+    def is_there(self) -> bool:
+        """Whether the installed libraries have all names; logs one line in a process where one is missing."""
+        missing = next((name for name in self.names if not has_name(name)), None)
+        if missing is not None:
+            _tell_once(self, missing)
+        return missing is None
+
+    def saves_time(self) -> bool:
+        """Whether to apply a patch that only saves time: it is switched on, and its names are there."""
+        return is_fast_start() and self.is_there()
 
 
-@lru_cache
-def is_tested(patch: str, tested: Tested, consequence: str = "") -> bool:
-    """Whether a patch was tested with the installed versions; logs one line in a process where it was not.
+@cache
+def _tell_once(private: Private, missing: str) -> None:
+    package = re.split(r"[.:/]", missing)[0]
+    try:
+        installed = version(package)
+    except PackageNotFoundError:
+        installed = "(not installed)"
+    level, then = (logging.WARNING, f"; {private.loss}") if private.loss else (logging.INFO, "; it only saves time")
+    log.log(level, f"{private.purpose}: off, as {package} {installed} has no {missing}{then}")
 
-    Args:
-        patch: names the patch in the log.
-        tested: the versions; a package that is not installed is no obstacle.
-        consequence: of skipping a patch that is needed for more than speed; the line is a warning then.
-    """
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import InvalidVersion
 
-    for package, versions in tested:
-        try:
-            installed = version(package)
-        except PackageNotFoundError:
-            continue
-        try:
-            is_known = installed in SpecifierSet(versions, prereleases=True)
-        except InvalidVersion:  # of a private build
-            is_known = False
-        if not is_known:
-            level, then = (logging.WARNING, f"; {consequence}") if consequence else (logging.INFO, "")
-            log.log(level, f"{patch} is skipped: tested with {package} {versions}, not with {installed}{then}")
-            return False
-    return True
+@cache
+def has_name(name: str) -> bool:
+    """Whether the installed libraries have a name, written as in `Private.names`."""
+    place, _, path = name.partition(":")
+    if "/" in place:
+        return _has_text(place, path)
+    try:
+        found: Any = import_module(place)
+    except ImportError:
+        return False
+    path, _, parameters = path.partition("(")
+    for attribute in filter(None, path.split(".")):
+        if not hasattr(found, attribute):
+            return isinstance(found, type) and attribute in _names_in(found)
+        found = getattr(found, attribute)
+    return set(re.findall(r"\w+", parameters)) <= (set(signature(found).parameters) if parameters else set())
+
+
+def _has_text(place: str, text: str) -> bool:
+    package, _, file = place.partition("/")
+    spec = find_spec(package)
+    folders = (spec and spec.submodule_search_locations) or []
+    return any(text in path.read_text() for folder in folders if (path := Path(folder, file)).exists())
+
+
+def _names_in(kind: type) -> set[str]:
+    """Names that the methods of a class use, among them the attributes that they set."""
+    methods = [each for base in kind.__mro__ for each in vars(base).values() if isinstance(each, FunctionType)]
+    annotated = {name for base in kind.__mro__ for name in vars(base).get("__annotations__", {})}
+    return annotated.union(*(method.__code__.co_names for method in methods))
 
 
 COMPILER = "torch._dynamo"
@@ -93,12 +133,15 @@ CALLED_LATER = {
     f"{COMPILER}.utils": ("is_compile_supported",),
     f"{COMPILER}._trace_wrapped_higher_order_op": ("TransformGetItemToIndex",),
 }
-# Both ends of a range were tried, not each version between them.
-TESTED_WITHOUT_COMPILER: Tested = (
-    ("torch", ">=2.11,<2.16"),
-    ("torchvision", ">=0.26,<0.30"),
-    ("timm", ">=1.0.31,<1.1"),
-    ("transformers", "==5.23.*"),
+DEFERRED_COMPILER = Private(
+    "the import without torch's compiler",
+    (
+        "torch._compile:_disable_dynamo(fn, recursive)",
+        "torch/_dynamo/decorators.py:_dynamo_marked_constant",
+        "torch/_dynamo/utils.py:def is_compile_supported",
+        "torch/_dynamo/_trace_wrapped_higher_order_op.py:class TransformGetItemToIndex",
+    ),
+    "torch 2.8.0 to 2.15.0",
 )
 
 
@@ -113,7 +156,7 @@ def deferred_compiler() -> Iterator[None]:
 
     Source: torch 2.15 `compiler.disable`, torchvision 0.29 `ops/roi_align.py`, transformers 5.23 `masking_utils.py`.
     """
-    if COMPILER in sys.modules or not saves_time("the import without torch's compiler", TESTED_WITHOUT_COMPILER):
+    if COMPILER in sys.modules or not DEFERRED_COMPILER.saves_time():
         yield
         return
     sys.modules.update(_stand_ins())
@@ -181,6 +224,74 @@ def num_graphs() -> int:
     """Count the graphs that torch's compiler has made in this process; 0 where it is not imported."""
     counters = getattr(sys.modules.get(f"{COMPILER}.utils"), "counters", {})
     return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
+
+
+INT8_PRODUCT = Private(
+    "products of int8 matrices",
+    ("torch:_int_mm",),
+    "torch 2.8.0 to 2.15.0",
+    "int8 layers compute in float64: the same values, ten times slower and more",
+)
+
+
+def int8_product(x_RI: "torch.Tensor", weight_OI: "torch.Tensor") -> "torch.Tensor":
+    """Multiply int8 (R, I) by the transposed int8 (O, I); int32 (R, O)."""
+    import torch
+
+    if INT8_PRODUCT.is_there():
+        return torch._int_mm(x_RI, weight_OI.t())
+    return (x_RI.double() @ weight_OI.t().double()).to(torch.int32)  # exact up to 2^53, half a million million columns
+
+
+def with_positions(tower: Any, patches_FLD: "torch.Tensor") -> "torch.Tensor":
+    """Append class and register tokens and add absolute positions, as timm's ViT and EVA do: (F, L, D) to (F, L, D).
+
+    Seen in timm 1.0.22 to 1.0.31. The fallback is the same sum, without patch dropout, which only training uses.
+    """
+    if hasattr(tower, "_pos_embed"):
+        found = tower._pos_embed(patches_FLD)
+        tokens: torch.Tensor = found[0] if isinstance(found, tuple) else found  # EVA's come with rotary positions
+        return tokens
+    return _sum_positions(tower, patches_FLD)
+
+
+def _sum_positions(tower: Any, x_FLD: "torch.Tensor") -> "torch.Tensor":
+    import torch
+
+    tokens = [each.expand(len(x_FLD), -1, -1) for each in (tower.cls_token, tower.reg_token) if each is not None]
+    if tower.pos_embed is None:
+        return torch.cat([*tokens, x_FLD], dim=1)
+    if tower.no_embed_class:
+        x_FLD = torch.cat([*tokens, x_FLD + tower.pos_embed], dim=1)
+    else:
+        x_FLD = torch.cat([*tokens, x_FLD], dim=1) + tower.pos_embed
+    dropped: torch.Tensor = tower.pos_drop(x_FLD)
+    return dropped
+
+
+def replace_naflex_positions(embeds: Any, learned: Callable[..., None], factorized: Callable[..., None]) -> bool:
+    """Let a NaFlexVit of timm add its positions by other functions; False where it has no such places.
+
+    Seen in timm 1.0.22 to 1.0.31. The fallback is the caller's: the tower isn't exported, and torch encodes queries.
+    """
+    replaced = {"_apply_learned_naflex_pos_embed": learned, "_apply_factorized_naflex_pos_embed": factorized}
+    if not all(hasattr(embeds, name) for name in replaced):
+        return False
+    for name, function in replaced.items():
+        setattr(embeds, name, function)
+    return True
+
+
+def silence_onnx_graphs() -> None:
+    """Keep torch's tracing exporter from printing the whole graph where it doesn't know an operator.
+
+    Seen in torch 2.8.0 to 2.15.0. Without the name the graph is printed, and the export ends as it would have.
+    """
+    import torch
+
+    show_graphs = getattr(torch._C, "_jit_set_onnx_log_enabled", None)
+    if show_graphs is not None:
+        show_graphs(False)
 
 
 @contextmanager

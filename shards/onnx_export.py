@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from shards.compat import silence_onnx_graphs
 from shards.config import SIGMOID_FILE, ModelConfig, load_model_config
 from shards.errors import ModelError
 from shards.loading import read_sigmoid
@@ -104,9 +105,7 @@ def export_tower(folder: Path, side: str, out: Path) -> None:
 
 
 def _trace(module: nn.Module, inputs: Any, names: Any, axes: Any, path: Path) -> None:
-    show_graphs = getattr(torch._C, "_jit_set_onnx_log_enabled", None)
-    if show_graphs is not None:  # else it prints the whole graph where it doesn't know an operator
-        show_graphs(False)
+    silence_onnx_graphs()
     torch.onnx.export(
         module,
         inputs,

@@ -3,8 +3,8 @@
 Weights have one scale per output channel; activations are quantised on the fly, with one scale per token, so that no
 token depends on its neighbours or on the batch. Both are symmetric. Integer sums are exact in any order.
 
-Why torch's own integer product (`torch._int_mm`, which runs on CPUs and CUDA) and nothing more: `torch.ao.quantization`
-is deprecated, and its dynamic layers have one scale for a whole batch. torchao 0.18 installs beside torch 2.15 and
+Why torch's own integer product (`int8_product`, on CPUs and CUDA) and nothing more: `torch.ao.quantization` is
+deprecated, and its dynamic layers have one scale for a whole batch. torchao 0.18 installs beside torch 2.15 and
 calls the same product, but took 1.2 to 2.2 times as long as `Int8Linear` where nothing is compiled (one core with
 AVX512-VNNI, widths 192 to 4096), and its tensor subclass would have to pass through our loading.
 
@@ -15,6 +15,7 @@ Legend: `R` rows (tokens), `I` and `O` input and output channels.
 import torch
 from torch import nn
 
+from shards.compat import int8_product
 from shards.tensor_shapes import SCALE_SUFFIX
 
 MAX_INT8 = 127  # -128 stays unused, so that the range is symmetric
@@ -98,4 +99,4 @@ def _integer_product(x_RI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tenso
     num_rows = len(x_RI)
     if x_RI.is_cuda and num_rows < MIN_CUDA_ROWS:
         x_RI = nn.functional.pad(x_RI, (0, 0, 0, MIN_CUDA_ROWS - num_rows))
-    return torch._int_mm(x_RI, weight_OI.t())[:num_rows]
+    return int8_product(x_RI, weight_OI)[:num_rows]

@@ -11,7 +11,7 @@ import pytest
 
 import embedder
 from embedder.compat import FAST_START_VARIABLE, light_transformers
-from shards.compat import TESTED_WITHOUT_COMPILER, is_tested
+from shards.compat import DEFERRED_COMPILER
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
 LIGHT = (
@@ -33,8 +33,10 @@ LIGHT = (
     "embedder.retrieval.flat_index",
     "embedder.submission.submit",
 )
-AS_TESTED = (*TESTED_WITHOUT_COMPILER, *light_transformers.TESTED)
-patched = pytest.mark.skipif(not is_tested("light imports", AS_TESTED), reason="of versions that are not patched")
+patched = pytest.mark.skipif(
+    not (DEFERRED_COMPILER.is_there() and light_transformers.QUESTIONS.is_there()),
+    reason="of versions that are not patched",
+)
 DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
 COMPILER = {"torch._dynamo", "torch._inductor", "triton"}  # 1.5 s of CPU
 SLOW_EXTRAS = {"scipy", "sklearn", "matplotlib", "pandas"}

@@ -1,20 +1,24 @@
-"""Patches and tuning of libraries, and nothing else that reaches behind their public interfaces.
+"""Everything that reaches behind the public interfaces of libraries, but for `shards.compat`, and nothing else.
 
-For speed: skipped outside of the versions that they were tested with, and with `fast_start = false`.
+Each patch is a `shards.compat.Private`: its names, where they were seen, a probe that looks for them, and what is lost
+without them, which one line of the log tells. `tests/test_private_names.py` finds private names elsewhere.
+
+For speed: skipped with `fast_start = false`, too.
 
     light_transformers                  transformers' questions about torch; garbage collection while it is imported
-    malloc                              glibc's thresholds, through `mallopt`, which is public: no versions
+    malloc                              glibc's thresholds, through `mallopt`, which is public
     ray_start.light_start               no monitor, log monitor and API server beside Ray
     ray_callbacks.LoopPace              pauses, waits and calls in flight of Ray Data's scheduling loop
-    ray_callbacks.SteadyPools           Ray Data's autoscaler of actor pools
+    steady_pools                        Ray Data's autoscaler of actor pools
+    ray_data.map_blocks                 blocks pass to stages on GPUs whole; fallback: joined and cut by rows
     shards.compat.deferred_compiler     no `torch._dynamo` while timm and transformers are imported
 
-For what a run shows: skipped outside of the versions alone.
+For what a run shows.
 
-    operator_stats.OperatorStats        states of the operators, from Ray Data's scheduling loop
-    ray_fleet                           nodes that are drained, from Ray's global state
+    operator_readings                   states of the operators, from Ray Data's scheduling loop
+    ray_fleet                           nodes that are drained, and what is free on each, from Ray's global state
 
-For correctness: skipped outside of the versions alone, each with a fallback that its docstring names.
+For correctness; the fallback is what the right side is without.
 
     ray_claim                           of two runs that start on a cluster, one waits
     ray_start.bind_to_loopback          Ray listens on this machine alone
@@ -25,7 +29,7 @@ For correctness: skipped outside of the versions alone, each with a fallback tha
     ray_callbacks.EndStagesOnFailure    a stage that hangs gives its CPUs back
     ray_attempts                        what kills its process again and again ends the run
 
-The switch and the guard (`saves_time`, `is_tested`) are in `shards.compat`, as `shards` needs them too.
+The switch and the probe are in `shards.compat`, as `shards` needs them too.
 """
 
 import os

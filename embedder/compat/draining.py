@@ -4,8 +4,8 @@ Without it, Ray would start a task for each block that is not decoded yet, and w
 weights, before the last rows that are finished came together in a part file. It would also leave a stage that hangs
 with the CPUs and the GPU that it reserved until its call is over.
 
-Needed for correctness, so `fast_start = false` leaves it on. Outside of the tested versions a stopped run waits for
-Ray: its tasks see the request to stop and hand on no rows, so the run ends once they have seen every block.
+Needed for correctness, so `fast_start = false` leaves it on. Where Ray has other names, a stopped run waits for it: its
+tasks see the request to stop and hand on no rows, so the run ends once they have seen every block.
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,90 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from ray.data.exceptions import ExecutionTimeoutError
+from embedder.compat.ray_data import ExecutionTimeoutError
+from shards.compat import Private
 
-from shards.compat import Tested, is_tested, saves_time
+EXECUTION = "ray.data._internal.execution."
+POOLS = f"{EXECUTION}operators.actor_pool_map_operator:"
+METRICS = f"{EXECUTION}interfaces.op_runtime_metrics:OpRuntimeMetrics."
+EXECUTOR = f"{EXECUTION}streaming_executor:StreamingExecutor."
+CALLBACKS = (
+    "ray.data:DataContext.custom_execution_callback_classes",
+    f"{EXECUTION}execution_callback:ExecutionCallback.before_execution_starts",
+    f"{EXECUTION}execution_callback:ExecutionCallback.on_execution_step",
+    f"{EXECUTOR}_topology",
+    f"{POOLS}ActorPoolMapOperator._actor_pool",
+)
 
-TESTED: Tested = (("ray", "==2.60.*"),)
+
+def _metrics(*names: str) -> tuple[str, ...]:
+    return tuple(METRICS + name for name in names)
+
+
+def _pool(*names: str) -> tuple[str, ...]:
+    return tuple(f"{POOLS}_ActorPool.{name}" for name in names)
+
+
+CALLS = _metrics("num_tasks_finished", "block_generation_time", "block_serialization_time_s")
+PACE = Private(
+    "Ray Data's scheduling at the pace of its calls",
+    (
+        *CALLBACKS,
+        *CALLS,
+        *_metrics("average_bytes_inputs_per_task"),
+        *_pool("_config", "max_tasks_in_flight_per_actor", "num_running_actors", "num_tasks_in_flight"),
+        *_pool("can_schedule_task"),
+        f"{EXECUTOR}_resource_manager",
+        f"{EXECUTION}resource_manager:ResourceManager.get_global_limits",
+        f"{EXECUTION}streaming_executor_state:WAIT_FOR_TASK_COMPLETION_TIMEOUT_S",
+        f"{EXECUTION}streaming_executor_state:OpState.total_enqueued_input_blocks",
+    ),
+    "ray 2.56.1 to 2.60.0",
+)
+STEADY_POOLS = Private(
+    "steady actor pools",
+    (
+        *CALLBACKS,
+        *_metrics("num_tasks_finished", "block_generation_time"),
+        f"{EXECUTOR}_actor_autoscaler",
+        f"{EXECUTOR}_data_context",
+        f"{EXECUTOR}_resource_manager",
+        "ray.data._internal.actor_autoscaler:BacklogAwareActorAutoscaler._derive_target_scaling_config",
+        "ray.data._internal.actor_autoscaler.autoscaling_actor_pool:ActorPoolScalingRequest.no_op(reason)",
+    ),
+    "ray 2.60.0",
+)
+EARLY_END = Private(
+    "the early end of a Ray Data run",
+    (
+        *CALLBACKS,
+        *_metrics("rows_task_outputs_generated", "num_row_inputs_received"),
+        *_pool("shutdown(force)"),
+        f"{EXECUTOR}shutdown(force, exception)",
+        f"{EXECUTION}operators.map_operator:MapOperator._block_ref_bundler",
+        f"{EXECUTION}bundle_queue:RebundleQueue._ready_bundles",
+        f"{EXECUTION}bundle_queue:RebundleQueue._pending_bundles",
+    ),
+    "ray 2.56.1 to 2.60.0",
+    "a run that is stopped or fails waits for Ray",
+)
+STATES = Private(
+    "reading of operators' states",
+    (
+        *CALLBACKS,
+        *CALLS,
+        *_metrics("num_tasks_running", "rows_task_outputs_generated", "task_submission_backpressure_time"),
+        *_metrics("bytes_inputs_of_task_locality_miss_tasks", "obj_store_mem_spilled", "_running_tasks"),
+        *_metrics("on_task_finished"),
+        *_pool("_running_actors", "num_pending_actors"),
+        "ray.actor:ActorHandle._actor_id",
+        f"{EXECUTOR}_resource_manager",
+        f"{EXECUTION}resource_manager:ResourceManager._op_usages",
+        f"{EXECUTION}operators.input_data_buffer:InputDataBuffer",
+    ),
+    "ray 2.56.1 to 2.60.0",
+    "a run shows no operators and no bottleneck",
+)
 
 
 class Stop(Protocol):
@@ -61,16 +140,20 @@ def draining(stop: Stop | None) -> Iterator[None]:
 def execution_callbacks() -> list[type]:
     """Return the classes of callbacks that Ray Data is to make for each dataset that it executes."""
     callbacks: list[type] = []
-    if saves_time("Ray Data's scheduling at the pace of its calls, and steady actor pools", TESTED):
-        from embedder.compat.ray_callbacks import LoopPace, SteadyPools
+    if PACE.saves_time():
+        from embedder.compat.ray_callbacks import LoopPace
 
-        callbacks += [LoopPace, SteadyPools]
-    if is_tested("the early end of a Ray Data run", TESTED, "a run that is stopped or fails waits for Ray"):
+        callbacks.append(LoopPace)
+    if STEADY_POOLS.saves_time():
+        from embedder.compat.steady_pools import SteadyPools
+
+        callbacks.append(SteadyPools)
+    if EARLY_END.is_there():
         from embedder.compat.ray_callbacks import DrainOnStop, EndStagesOnFailure
 
         callbacks += [DrainOnStop, EndStagesOnFailure]
-    if is_tested("reading of operators' states", TESTED, "a run shows no operators and no bottleneck"):
-        from embedder.compat.operator_stats import OperatorStats
+    if STATES.is_there():
+        from embedder.compat.operator_readings import OperatorReadings
 
-        callbacks.append(OperatorStats)
+        callbacks.append(OperatorReadings)
     return callbacks

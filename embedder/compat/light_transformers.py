@@ -5,18 +5,20 @@ shard never uses: 0.7 s of CPU, half of it for sympy. And Python looks for garba
 where importing makes a million that all stay: another 0.4 s.
 
 Only for processes of our own: the patched functions of transformers stay replaced.
-
-Source: transformers 5.23 `utils/import_utils.py`, `core_model_loading.py`, `masking_utils.py`.
 """
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shards.compat import Tested, is_fast_start, saves_time
+from shards.compat import Private, is_fast_start
 
-TESTED: Tested = (("transformers", "==5.23.*"), ("torch", ">=2.11,<2.16"))
 UNUSED = ("is_torch_distributed_available", "is_torch_flex_attn_available")
+QUESTIONS = Private(
+    "the import of transformers without distributed tensors",
+    tuple(f"transformers.utils.import_utils:{name}" for name in UNUSED),
+    "transformers 5.23.0",
+)
 
 
 @contextmanager
@@ -31,7 +33,7 @@ def sparing_imports(*, with_text: bool) -> Iterator[None]:
         return
     gc.disable()
     try:
-        if with_text and saves_time("the import of transformers without distributed tensors", TESTED):
+        if with_text and QUESTIONS.saves_time():
             _spare_transformers()
         yield
     finally:

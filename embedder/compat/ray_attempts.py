@@ -3,26 +3,37 @@
 The notes are in the key-value store of Ray's head, which every process has a connection to: a note costs no process
 and about a millisecond. Tasks that are tried again make some, and those that decode long videos.
 
-Outside of the tested versions every attempt passes for the first one: work that kills its process is tried again until
+Without them every attempt passes for the first one: work that kills its process is tried again until
 `no_progress_timeout_s` ends the run.
-
-Source: ray 2.60 `experimental/internal_kv.py`, `_private/state.py`, `_raylet.pyi` (`CoreWorker`).
 """
 
 import sys
 from collections.abc import Collection
 
-from shards.compat import Tested, is_tested
+from shards.compat import Private
 
-TESTED: Tested = (("ray", "==2.60.*"),)
+ATTEMPTS = Private(
+    "the count of a task's attempts",
+    (
+        "ray._private.worker:global_worker.mode",
+        "ray._private.worker:WORKER_MODE",
+        "ray._raylet:CoreWorker.get_current_task_attempt_number",
+        "ray.experimental.internal_kv:_internal_kv_put(key, value, namespace)",
+        "ray.experimental.internal_kv:_internal_kv_get(key, namespace)",
+        "ray.experimental.internal_kv:_internal_kv_list(prefix, namespace)",
+        "ray.experimental.internal_kv:_internal_kv_del(key, del_by_prefix, namespace)",
+        "ray._private.state:state._connect_and_get_accessor",
+        "ray.core.generated.gcs_pb2:WorkerTableData",
+    ),
+    "ray 2.52.1 to 2.60.0",
+    "what kills its process ends a run by no_progress_timeout_s alone",
+)
 NAMESPACE = b"embedder-attempts"
 
 
 def is_in_worker() -> bool:
-    """Whether this process is one of Ray's workers, of a tested version."""
-    if "ray" not in sys.modules or not is_tested(
-        "the count of a task's attempts", TESTED, "what kills its process ends a run by no_progress_timeout_s alone"
-    ):
+    """Whether this process is one of Ray's workers, and can count a task's attempts."""
+    if "ray" not in sys.modules or not ATTEMPTS.is_there():
         return False
     from ray._private.worker import WORKER_MODE, global_worker
 
@@ -77,9 +88,9 @@ def delete_note(key: str) -> None:
 
 def delete_notes() -> None:
     """Delete all notes of this driver's tasks."""
-    from ray.experimental.internal_kv import _internal_kv_del
+    if ATTEMPTS.is_there():
+        from ray.experimental.internal_kv import _internal_kv_del
 
-    if is_tested("the count of a task's attempts", TESTED):
         _internal_kv_del(f"{job_id()}/".encode(), del_by_prefix=True, namespace=NAMESPACE)
 
 

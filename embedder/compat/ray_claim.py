@@ -1,22 +1,29 @@
 """Claim of a cluster by one driver while its actors start, kept in the key-value store of the cluster's head.
 
-Two drivers that look for room at once would both find it, and each could then hold what the other one needs. Outside
-of the tested versions there is no claim.
-
-Source: ray 2.60 `experimental/internal_kv.py`, `_private/state.py`.
+Two drivers that look for room at once would both find it, and each could then hold what the other one needs.
 """
 
 from embedder.compat.ray_attempts import job_id
-from shards.compat import Tested, is_tested
+from shards.compat import Private
 
-TESTED: Tested = (("ray", "==2.60.*"),)
+CLAIM = Private(
+    "the claim of a cluster while a run starts",
+    (
+        "ray.experimental.internal_kv:_internal_kv_put(key, value, overwrite, namespace)",
+        "ray.experimental.internal_kv:_internal_kv_get(key, namespace)",
+        "ray.experimental.internal_kv:_internal_kv_del(key, namespace)",
+        "ray._private.state:state.job_table",
+    ),
+    "ray 2.52.1 to 2.60.0",
+    "runs that start together may wait for ever",
+)
 NAMESPACE = b"embedder-claim"
 KEY = b"starting"
 
 
 def claim() -> bool:
     """Claim the cluster, and return whether it is this driver's; a driver that has ended has no claim any more."""
-    if not is_tested("the claim of a cluster while a run starts", TESTED, "runs that start together may wait for ever"):
+    if not CLAIM.is_there():
         return True
     from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
@@ -32,10 +39,11 @@ def claim() -> bool:
 
 def release() -> None:
     """Give the claim back, if it is this driver's."""
+    if not CLAIM.is_there():
+        return
     from ray.experimental.internal_kv import _internal_kv_get
 
-    is_readable = is_tested("the claim of a cluster while a run starts", TESTED)
-    if is_readable and _internal_kv_get(KEY, namespace=NAMESPACE) == job_id().encode():
+    if _internal_kv_get(KEY, namespace=NAMESPACE) == job_id().encode():
         _delete()
 
 

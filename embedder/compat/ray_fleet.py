@@ -1,19 +1,27 @@
-"""Nodes of a cluster as its GCS tells a driver; no dashboard is needed.
-
-For what a run shows: outside of the tested versions it tells nothing of nodes that come and go.
-Source: ray 2.60 `_private/state.py`.
-"""
+"""Nodes of a cluster as its GCS tells a driver; no dashboard is needed."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from embedder.compat.draining import TESTED
-from shards.compat import is_tested
+from shards.compat import Private
+
+FLEET = Private(
+    "watching of nodes",
+    ("ray._private.state:state.get_draining_nodes",),
+    "ray 2.52.1 to 2.60.0",
+    "a run tells nothing of nodes that come and go",
+)
+FREE = Private(
+    "what is free on each node",
+    ("ray._private.state:available_resources_per_node",),
+    "ray 2.52.1 to 2.60.0",
+    "what other jobs hold is not seen, and a run beside them waits in Ray until it has room",
+)
 
 
 def can_read() -> bool:
-    """Return whether the installed Ray is one that the module was tested with."""
-    return is_tested("watching of nodes", TESTED, "a run tells nothing of nodes that come and go")
+    """Return whether the installed Ray tells of its nodes."""
+    return FLEET.is_there()
 
 
 def read_nodes() -> tuple[list[dict[str, Any]], Mapping[str, int]] | None:
@@ -31,3 +39,13 @@ def read_nodes() -> tuple[list[dict[str, Any]], Mapping[str, int]] | None:
     except (RuntimeError, ConnectionError, ray.exceptions.RayError):
         return None
     return (entries, draining) if entries else None  # what the GCS answers that is just gone
+
+
+def free_resources() -> dict[str, dict[str, float]] | None:
+    """Return what no process holds, by node; None where Ray doesn't tell."""
+    if not FREE.is_there():
+        return None
+    from ray._private.state import available_resources_per_node
+
+    free: dict[str, dict[str, float]] = available_resources_per_node()
+    return free

@@ -1,15 +1,36 @@
 """Questions to the head of a Ray cluster before this process attaches to it: token, version, node here, types of GPUs.
 
 `ray.init` asks them too, but ends the process where there is no token, tries for minutes where one is wrong, and takes
-a minute for a machine that is no node. Needed for what the user is told, so never switched off. Outside of the tested
-versions nothing is asked, and `ray.init` answers in its own time and words.
-
-Source: ray 2.60 `_private/worker.py`, `_private/services.py`, `_private/authentication`.
+a minute for a machine that is no node. Needed for what the user is told, so never switched off. Without the names
+nothing is asked, and `ray.init` answers in its own time and words.
 """
 
-from shards.compat import Tested, is_tested
+from shards.compat import Private
 
-TESTED: Tested = (("ray", "==2.60.*"),)
+GCS = (
+    "ray._raylet:GcsClient",
+    "ray._raylet:InnerGcsClient.get_all_node_info",
+    "ray._private.authentication.authentication_token_setup:ensure_token_if_auth_enabled(create_token_if_missing)",
+    "ray.exceptions:AuthenticationError",
+)
+REFUSALS = Private(
+    "the check of a cluster's address",
+    (
+        *GCS,
+        "ray._common.usage.usage_lib:get_cluster_metadata",
+        "ray._private.services:find_node_ids",
+        "ray._private.utils:check_version_info(cluster_metadata, this_process_address)",
+        "ray._private.utils:compute_version_info",
+    ),
+    "ray 2.54.1 to 2.60.0",
+    "a wrong token or version is told late, after minutes in Ray's words",
+)
+GPU_TYPES = Private(
+    "the question for a cluster's GPUs",
+    (*GCS, "ray.core.generated.gcs_pb2:GcsNodeInfo.ALIVE"),
+    "ray 2.52.1 to 2.60.0",
+    "a first run computes in float32, unless told",
+)
 TIMEOUT_S = 5.0
 GPU_TYPE = "accelerator_type:"  # begins the name of a resource by which Ray tells the type of a node's GPUs
 
@@ -20,7 +41,7 @@ def refusal_of(address: str) -> str | None:
     Args:
         address: HOST:PORT, where a server of gRPC answers.
     """
-    if not is_tested("the check of a cluster's address", TESTED, "a wrong token or version is told late"):
+    if not REFUSALS.is_there():
         return None
     from ray._common.usage.usage_lib import get_cluster_metadata
     from ray._private import services, utils
@@ -69,7 +90,7 @@ def gpu_types(address: str) -> list[str | None] | None:
     Returns:
         The types, None for one that Ray doesn't know; nothing at all where the head doesn't tell.
     """
-    if not is_tested("the question for a cluster's GPUs", TESTED, "a first run computes in float32, unless told"):
+    if not GPU_TYPES.is_there():
         return None
     from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
     from ray._raylet import GcsClient

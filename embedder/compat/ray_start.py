@@ -1,8 +1,4 @@
-"""Ray's start on this machine: bound to it, with SIGTERM left alone, and without processes that a run never needs.
-
-Source: ray 2.60 `_private/parameter.py`, `_private/node.py`, `_private/utils.py`, `_private/services.py`,
-`_private/worker.py`.
-"""
+"""Ray's start on this machine: bound to it, with SIGTERM left alone, and without processes that a run never needs."""
 
 import logging
 from collections.abc import Iterator
@@ -10,20 +6,45 @@ from contextlib import ExitStack, contextmanager
 from functools import partialmethod
 from typing import Any
 
-from shards.compat import Tested, is_tested, saves_time
+from shards.compat import Private
 
 LOG = logging.getLogger(__name__)
-TESTED: Tested = (("ray", "==2.60.*"),)
+SEEN_IN = "ray 2.52.1 to 2.60.0"
+LOOPBACK = Private(
+    "Ray's binding to this machine",
+    ("ray._private.ray_constants:ENABLE_RAY_CLUSTER",),
+    SEEN_IN,
+    "where Ray was imported first, it listens on all networks: set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0",
+)
+MESSAGES = Private(
+    "Ray's messages in the log",
+    ("ray._private.worker:print_to_stdstream(data, ignore_prefix)",),
+    SEEN_IN,
+    "Ray may print lines on standard output",
+)
+SIGTERM = Private(
+    "Ray's start with SIGTERM left alone",
+    ("ray._private.utils:set_sigterm_handler",),
+    SEEN_IN,
+    "SIGTERM while Ray starts ends this process",
+)
+MONITORS = Private(
+    "Ray's start without its monitors",
+    (
+        "ray._private.parameter:RayParams.__init__(no_monitor, include_log_monitor)",
+        "ray._private.node:Node.start_api_server",
+    ),
+    SEEN_IN,
+)
 
 
 def bind_to_loopback() -> None:
     """Let Ray listen on this machine alone, also where it was imported before its environment variable was set.
 
-    Needed for safety, so never switched off. Outside of the tested versions the variable alone does it, in a process
-    that has not imported Ray before. `ray.init` refuses a loopback address by its argument.
+    Needed for safety, so never switched off. Without the name the variable alone does it, in a process that has not
+    imported Ray before. `ray.init` refuses a loopback address by its argument.
     """
-    consequence = "where Ray was imported first, it listens on all networks: set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
-    if is_tested("Ray's binding to this machine", TESTED, consequence):
+    if LOOPBACK.is_there():
         import ray
 
         ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
@@ -32,10 +53,9 @@ def bind_to_loopback() -> None:
 def messages_to_log() -> None:
     """Log what Ray tells of its cluster, as the loss of a node; it would print that on standard output.
 
-    Needed where standard output is read by a program, so never switched off. Outside of the tested versions a report
-    in JSON may stand between lines of Ray.
+    Needed where standard output is read by a program, so never switched off.
     """
-    if is_tested("Ray's messages in the log", TESTED, "Ray may print lines on standard output"):
+    if MESSAGES.is_there():
         from ray._private import worker
 
         worker.print_to_stdstream = _log_message
@@ -56,15 +76,14 @@ def light_start() -> Iterator[None]:
     """Start Ray in the block without the autoscaler's monitor, the log monitor and the API server.
 
     Each takes half a second of CPU to start, 50 MB, and some CPU all the time; `ray.init` has no argument for them. Nor
-    has it one for SIGTERM, which stays with its former handler; this part is never switched off. Outside of the tested
-    versions Ray handles SIGTERM during its start, and the caller must restore the handler after it.
+    has it one for SIGTERM, which stays with its former handler; this part is never switched off.
     """
     with ExitStack() as patches:
-        if is_tested("Ray's start with SIGTERM left alone", TESTED, "SIGTERM while Ray starts ends this process"):
+        if SIGTERM.is_there():
             from ray._private import utils
 
             patches.enter_context(replaced(utils, "set_sigterm_handler", lambda _: None))
-        if saves_time("Ray's start without its monitors", TESTED):
+        if MONITORS.saves_time():
             from ray._private.node import Node
             from ray._private.parameter import RayParams
 

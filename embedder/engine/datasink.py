@@ -7,7 +7,7 @@ Each write task adds its counts to Ray's own metrics, for clusters whose Ray exp
 import platform
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 from ray.data import Datasink
@@ -26,7 +26,6 @@ from embedder.store.model_parts import ModelPart, write_parts
 from embedder.store.part_writer import RunMetadata
 
 if TYPE_CHECKING:
-    from ray.data._internal.execution.interfaces import TaskContext
     from ray.data.datasource import WriteResult
 
 RAY_COUNTERS = {
@@ -40,6 +39,12 @@ RAY_COUNTERS = {
 }
 """Counters of Ray's own metrics and their meaning; those of steps have the label `step`."""
 WRITE_CURE = "a smaller rows_per_part needs less memory"
+
+
+class WriteTask(Protocol):
+    """What Ray tells a write task about itself."""
+
+    task_idx: int
 
 
 class WrittenPart(NamedTuple):
@@ -69,7 +74,7 @@ class PartSink(Datasink["WrittenPart | None"]):  # type: ignore[misc]  # Ray shi
         self.files, self.stamp, self.rows_per_part, self.models = files, stamp, rows_per_part, tuple(models)
         self.before_write, self.carried = before_write, carried
 
-    def write(self, blocks: Iterable[Block], ctx: "TaskContext") -> WrittenPart | None:
+    def write(self, blocks: Iterable[Block], ctx: WriteTask) -> WrittenPart | None:
         """Write one part, unless an earlier attempt of the task has, whose answer was lost.
 
         Raises:

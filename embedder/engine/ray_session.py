@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedder.compat import worker_options
+from embedder.compat.ray_fleet import free_resources
 from embedder.compat.ray_gcs import GPU_TYPE, gpu_types, refusal_of
 from embedder.compat.ray_start import bind_to_loopback, light_start, messages_to_log, replaced
 from embedder.config import ClusterConfig
@@ -110,11 +111,10 @@ def ray_nodes(type_label: str = TYPE_LABEL, *, free_now: bool = False) -> tuple[
             not of which device; a device in use counts as in use whole.
     """
     import ray
-    from ray._private.state import available_resources_per_node
 
-    free = available_resources_per_node() if free_now else {}
+    free = free_resources() if free_now else None
     return tuple(
-        as_node(each, free.get(each["NodeID"], {}) if free_now else each["Resources"], type_label)
+        as_node(each, each["Resources"] if free is None else free.get(each["NodeID"], {}), type_label)
         for each in ray.nodes()
         if each["Alive"] and (each["Resources"].get("CPU") or each["Resources"].get("GPU"))
     )
@@ -226,10 +226,12 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
     from ray.data import DataContext
 
     from embedder.compat.draining import execution_callbacks
+    from embedder.compat.ray_data import known_settings
 
     context = DataContext.get_current()
+    callbacks = [*getattr(context, "custom_execution_callback_classes", []), *execution_callbacks()]
     settings = {
-        "custom_execution_callback_classes": [*context.custom_execution_callback_classes, *execution_callbacks()],
+        "custom_execution_callback_classes": callbacks,
         "execution_no_progress_timeout_s": no_progress_timeout_s,
         "max_errored_blocks": 0,  # a dropped block would lose items without a word
         "raise_original_map_exception": True,  # else what a step raises comes as text
@@ -237,7 +239,7 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
         "print_on_execution_start": False,
     }
     with ExitStack() as changes:
-        for name, value in settings.items():
+        for name, value in known_settings(settings).items():
             changes.enter_context(replaced(context, name, value))
         for name, level in LOG_LEVELS.items():
             logger = logging.getLogger(name)

@@ -93,6 +93,8 @@ class ServablePredictor:
         import ray
         from ray.data import ActorPoolStrategy
 
+        from embedder.compat.ray_data import map_blocks
+
         if not ray.is_initialized():
             raise ConfigError("Ray is not running; call ray.init() before ServablePredictor.predict")
         decode_cpus, cpus = reserved_cpus(self.groups, ray.cluster_resources().get("CPU", 1.0))
@@ -107,15 +109,14 @@ class ServablePredictor:
         )
         found = dataset.map_batches(decode, batch_format="pyarrow", batch_size=None, num_cpus=decode_cpus)
         for number, (group, num_cpus) in enumerate(zip(self.groups, cpus, strict=True)):
-            # As `embedder.pipeline.through_stages` does it: with GPUs, `map_batches` would cut the blocks anew.
-            found = found.map_batches_internal(
+            found = map_blocks(
+                found,
                 ServableActor,
-                fn_constructor_args=(group, self.limits, _needed_later(self.groups[number + 1 :])),
-                batch_format="pyarrow",
-                batch_size=None,
+                (group, self.limits, _needed_later(self.groups[number + 1 :])),
+                rows_per_batch=ROWS,
+                num_gpus=group.num_gpus,
                 compute=ActorPoolStrategy(size=group.replicas),
                 num_cpus=num_cpus,
-                num_gpus=group.num_gpus or None,
                 **worker_options(),
             )
         return found.map_batches(show_rows, batch_format="pyarrow", batch_size=None, num_cpus=decode_cpus)

@@ -274,7 +274,7 @@ def _describe_eva(eva: Any, folder: Path) -> EvaTower:
         fields = {
             "rope": _ROPES[type(eva.rope).__name__],
             "rope_temperature": eva.rope.temperature,
-            "rope_rotate_half": eva.rope.rotate_half,
+            "rope_rotate_half": getattr(eva.rope, "rotate_half", False),  # timm 1.0.30 made it an option
             "rope_grid_offset": eva.rope.grid_offset,
             "rope_grid_indexing": eva.rope.grid_indexing,
             "rope_ref_side": None if reference is None else one_side(reference, "ref_feat_shape", folder),

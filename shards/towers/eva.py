@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from shards.compat import with_positions
 from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
 from shards.towers.base import Shapes, linear_shapes, norm_shapes
-from shards.towers.timm_tower import TimmVisionTower
+from shards.towers.timm_tower import TimmVisionTower, known_options
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +113,7 @@ class EvaTower(TimmVisionTower):
             num_heads=self.num_heads,
             qkv_bias=self.qkv_bias,
             qkv_fused=self.qkv_fused,
-            qk_norm=self.qk_norm,
+            **known_options(eva.Eva, {"qk_norm": self.qk_norm}, {"qk_norm": False}),  # from timm 1.0.30 on
             mlp_ratio=self.mlp_ratio,
             swiglu_mlp=self.mlp != "mlp",
             swiglu_align_to=int(self.mlp == "swiglu"),  # to a multiple of 1: timm takes this class for any but 0
@@ -157,8 +158,7 @@ class EvaTower(TimmVisionTower):
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Embed patches, class and register tokens, absolute positions; (F, 3, H, W) to (F, L, D)."""
         del layout
-        tokens, _ = module._pos_embed(module.patch_embed(values))
-        normed: torch.Tensor = module.norm_pre(tokens)
+        normed: torch.Tensor = module.norm_pre(with_positions(module, module.patch_embed(values)))
         return normed
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from shards.compat import replace_naflex_positions
 from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
@@ -26,7 +27,7 @@ from shards.towers.base import Shape, Shapes, TowerImport, linear_shapes
 from shards.towers.from_transformers import checked, vision_fields
 from shards.towers.siglip import IMPORTS as SIGLIP_IMPORTS
 from shards.towers.siglip import siglip_vision_names
-from shards.towers.timm_tower import TimmVisionTower
+from shards.towers.timm_tower import TimmVisionTower, known_options
 from shards.towers.vit import VisionActivation
 from shards.towers.vit_imports import vision_activation
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _TIMM_NAMES = {"patch_size", "depth", "num_heads", "mlp_ratio", "scale_mlp_norm", "qkv_bias", "qk_norm", "init_values"}
 _TIMM_NAMES |= {"class_token", "pre_norm", "final_norm", "fc_norm", "pos_embed_interp_mode", "pos_embed_ar_preserving"}
 _TIMM_NAMES |= {"pos_embed_antialias", "pos_embed_align_corners"}
+_UNSET = {"pos_embed_antialias": True, "pos_embed_align_corners": False}  # from timm 1.0.31 on
 
 
 class NaFlexTower(TimmVisionTower):
@@ -145,7 +147,7 @@ class NaFlexTower(TimmVisionTower):
             pos_embed_grid_size=(self.grid_side, self.grid_side),
             norm_layer=partial(LayerNorm, eps=self.norm_eps),
             act_layer=None if self.activation == "gelu" else self.activation,  # its default is torch's own exact GELU
-            **self.model_dump(include=_TIMM_NAMES),
+            **known_options(naflexvit.NaFlexVitCfg, self.model_dump(include=_TIMM_NAMES), _UNSET),
         )
         # All weights are loaded; and on the meta device, torch's compiler would make them.
         bare_class: Any = type(
@@ -188,6 +190,9 @@ class NaFlexTower(TimmVisionTower):
 
         All images have one grid then, and come with `filter_places` as their coordinates: a graph that is made once
         takes grids of every size.
+
+        Raises:
+            ModelError: the installed timm adds positions in another way.
         """
         embeds = module.embeds
         if self.pos_embed == "none":
@@ -203,8 +208,8 @@ class NaFlexTower(TimmVisionTower):
             along_y, along_x = filters[patch_coord[:, 0]], filters[patch_coord[:, 1]]
             x_FND.add_(along_y @ embeds.pos_embed_y[0] + along_x @ embeds.pos_embed_x[0])
 
-        embeds._apply_learned_naflex_pos_embed = add_learned
-        embeds._apply_factorized_naflex_pos_embed = add_factorized
+        if not replace_naflex_positions(embeds, add_learned, add_factorized):
+            raise ModelError("this version of timm has no place for the positions of a NaFlexVit that is exported")
 
     def _filters(self) -> torch.Tensor:
         """Compute what each place of a table's side adds to each place of a side of every length."""

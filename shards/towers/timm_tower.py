@@ -7,10 +7,12 @@ follow.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
 from shards.towers.base import Shapes, TowerFlops, attention_flops, linear_shapes, norm_shapes
@@ -20,6 +22,26 @@ if TYPE_CHECKING:
     import torch
 
 Mlp = Literal["mlp", "swiglu", "swiglu_packed"]
+
+
+def known_options(kind: type, options: dict[str, Any], unset: dict[str, Any]) -> dict[str, Any]:
+    """Select the options that a class of timm takes; older versions lack some, and do what their unset values say.
+
+    Args:
+        kind: the class.
+        options: of its constructor.
+        unset: values of options that older versions lack.
+
+    Raises:
+        ModelError: the tower needs one that the installed version lacks.
+    """
+    missing = unset.keys() - signature(kind).parameters.keys()
+    for name in sorted(missing):
+        if options[name] != unset[name]:
+            raise ModelError(
+                f"{kind.__name__}: {name} = {options[name]!r} is more than the installed timm has; update it"
+            )
+    return {name: value for name, value in options.items() if name not in missing}
 
 
 class TimmVisionTower(VisionTower):

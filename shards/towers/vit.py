@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from shards.compat import with_positions
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
 from shards.towers.base import Shapes, linear_shapes, norm_shapes
@@ -185,7 +186,7 @@ class VitTower(TimmVisionTower):
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Embed patches, class and register tokens, positions; (F, 3, H, W) to (F, L, D)."""
         del layout
-        tokens: torch.Tensor = module.norm_pre(module._pos_embed(module.patch_embed(values)))
+        tokens: torch.Tensor = module.norm_pre(with_positions(module, module.patch_embed(values)))
         return tokens
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:

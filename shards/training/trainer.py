@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from shards.config import TOKENIZER_FILE, ModelConfig
 from shards.errors import ModelError
@@ -372,7 +373,8 @@ class Trainer:
     @torch.no_grad()
     def _average(self) -> None:
         """Move the averaged weights and BatchNorm statistics towards the current ones."""
-        torch._foreach_lerp_(*self._averages, 1 - ema_decay_at(self.num_steps_done, self.settings))
+        average: Any = get_ema_multi_avg_fn(ema_decay_at(self.num_steps_done, self.settings))  # type: ignore[no-untyped-call]
+        average(*self._averages, self.num_steps_done)
 
 
 def _fresh_towers(config: ModelConfig, seed: int) -> TwinTower:

@@ -107,8 +107,8 @@ def test_a_run_on_ray_whose_stages_are_not_up_is_not_waited_for(make_run, tmp_pa
 
 
 @pytest.mark.slow(rotates=True)
-def test_outside_of_the_tested_versions_a_stopped_run_waits_for_ray_and_keeps_its_rows(
-    make_run, tmp_path, monkeypatch, ray_cluster
+def test_where_ray_has_other_names_a_stopped_run_waits_for_ray_and_keeps_its_rows(
+    make_run, tmp_path, monkeypatch, ray_cluster, renamed
 ):
     from ray.data._internal.execution.execution_callback import ExecutionCallback
 
@@ -138,7 +138,7 @@ def test_outside_of_the_tested_versions_a_stopped_run_waits_for_ray_and_keeps_it
         decode={"items_per_task": 8},
     )
     with monkeypatch.context() as patch:
-        patch.setattr(draining, "TESTED", (("ray", "<2"),))
+        renamed("ray.data._internal")
         assert draining.execution_callbacks() == []
         patch.setattr(draining, "execution_callbacks", lambda: [Pressing])
         patch.setattr(pipeline, "StageActor", Waiting)

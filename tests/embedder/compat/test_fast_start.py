@@ -1,4 +1,4 @@
-"""Patches are skipped outside of the versions that they were tested with; `fast_start` switches those for speed."""
+"""`fast_start` switches the patches that only save time; those that are needed stay."""
 
 import json
 import logging
@@ -15,10 +15,12 @@ from embedding_runs import assert_same, embedded
 
 import embedder
 from embedder.compat import FAST_START_VARIABLE, draining, fast_start, light_transformers, ray_start, worker_options
-from shards.compat import TESTED_WITHOUT_COMPILER, deferred_compiler, is_fast_start, is_tested, saves_time
+from shards.compat import DEFERRED_COMPILER, is_fast_start
 
-AS_TESTED = (*TESTED_WITHOUT_COMPILER, *light_transformers.TESTED)
-patched = pytest.mark.skipif(not is_tested("light imports", AS_TESTED), reason="of versions that are not patched")
+patched = pytest.mark.skipif(
+    not (DEFERRED_COMPILER.is_there() and light_transformers.QUESTIONS.is_there()),
+    reason="of versions that are not patched",
+)
 DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
 IMPORTED = """
 import json, sys
@@ -34,48 +36,8 @@ print(json.dumps([type(sys.modules["torch._dynamo"]).__name__ if "torch._dynamo"
 
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process(monkeypatch):
-    """Without the switch, and with nothing logged so far."""
+    """Without the switch."""
     monkeypatch.delenv(FAST_START_VARIABLE, raising=False)
-    is_tested.cache_clear()
-    yield
-    is_tested.cache_clear()
-
-
-@patched
-def test_the_installed_versions_are_those_that_the_patches_were_tested_with(caplog):
-    with caplog.at_level(logging.INFO):
-        assert len(draining.execution_callbacks()) == 5
-        assert saves_time("a patch", light_transformers.TESTED)
-        with deferred_compiler():
-            pass
-    assert caplog.records == []
-
-
-@pytest.mark.parametrize(("consequence", "level"), [("", "INFO"), ("a run waits", "WARNING")])
-def test_a_patch_is_skipped_outside_of_its_versions_with_one_line(caplog, consequence, level):
-    with caplog.at_level(logging.INFO):
-        assert [is_tested("a patch", (("ray", ">=1,<2"),), consequence) for _ in range(3)] == [False] * 3
-    (record,) = caplog.records
-    assert record.levelname == level and "\n" not in record.message
-    assert record.message.startswith("a patch is skipped: tested with ray >=1,<2, not with ")
-    assert record.message.endswith(consequence)
-
-
-def test_a_package_that_is_not_installed_is_no_obstacle():
-    assert is_tested("a patch", (("a-package-that-nobody-has", "==1.0"),))
-
-
-def test_outside_of_their_versions_ray_s_patches_are_skipped_and_what_follows_is_said(caplog, monkeypatch):
-    for module in (draining, ray_start):
-        monkeypatch.setattr(module, "TESTED", (("ray", "<2"),))
-    assert draining.execution_callbacks() == []
-    assert patched_names() == set()
-    ray_start.bind_to_loopback()
-    ray_start.messages_to_log()
-    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert len(said) == 5
-    assert said[0].endswith("; a run that is stopped or fails waits for Ray")
-    assert said[1].endswith("; a run shows no operators and no bottleneck")
 
 
 def test_without_fast_start_only_what_is_needed_for_correctness_is_patched():
@@ -83,7 +45,7 @@ def test_without_fast_start_only_what_is_needed_for_correctness_is_patched():
     with fast_start(False):
         names = [callback.__name__ for callback in draining.execution_callbacks()]
         assert patched_names() == {"set_sigterm_handler"}
-    assert names == ["DrainOnStop", "EndStagesOnFailure", "OperatorStats"]
+    assert names == ["DrainOnStop", "EndStagesOnFailure", "OperatorReadings"]
     assert patched_names(inside=False) == set()
 
 

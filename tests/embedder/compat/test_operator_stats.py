@@ -1,6 +1,6 @@
 """Names of a run's operators, by which the display and the report tell stages from further models."""
 
-from embedder.compat.operator_stats import _names
+from embedder.compat.operator_readings import _names
 
 STAGE, MODELS, DECODE, WRITE = "MapBatches(StageActor)", "MapBatches(ModelActor)", "MapBatches(decode)", "Write"
 

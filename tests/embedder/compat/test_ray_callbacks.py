@@ -2,7 +2,7 @@
 
 import pytest
 
-from embedder.compat.ray_callbacks import SustainedDemand
+from embedder.compat.steady_pools import SustainedDemand
 
 STEP_S = 0.25
 
