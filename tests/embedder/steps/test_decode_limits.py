@@ -135,4 +135,5 @@ def test_a_stop_between_images_that_wait_for_each_other_is_seen(make_run, tmp_pa
         asked.append(1)
         return len(asked) > 20 + 5
 
-    assert sum(table.num_rows for table in reader.decode(listing, should_stop)) == 8 + 2  # of the first batch, the second
+    num_rows = sum(table.num_rows for table in reader.decode(listing, should_stop))
+    assert num_rows == 8 + 2, "the first batch, and two of the second"
