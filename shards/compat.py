@@ -77,7 +77,7 @@ class Private:
         """Whether the installed libraries have all names; logs one line in a process where one is missing."""
         missing = next((name for name in self.names if not has_name(name)), None)
         if missing is not None:
-            _tell_once(self, missing)
+            _log_once(self, missing)
         return missing is None
 
     def saves_time(self) -> bool:
@@ -86,7 +86,7 @@ class Private:
 
 
 @cache
-def _tell_once(private: Private, missing: str) -> None:
+def _log_once(private: Private, missing: str) -> None:
     package = re.split(r"[.:/]", missing)[0]
     try:
         installed = version(package)

@@ -76,7 +76,7 @@ def actor_pool(min_size: int, max_size: int, calls_at_once: int | None = None) -
     concurrency = {"max_concurrent_calls_per_actor": calls_at_once, "enable_true_multi_threading": True}
     if concurrency.keys() <= signature(ActorPoolStrategy).parameters.keys():
         return ActorPoolStrategy(min_size=min_size, max_size=max_size, **concurrency)
-    _tell_once("an actor computes one block at a time, and copies to a GPU do not overlap what it computes", "2.59")
+    _log_once("an actor computes one block at a time, and copies to a GPU do not overlap what it computes", "2.59")
     return ActorPoolStrategy(min_size=min_size, max_size=max_size)
 
 
@@ -88,10 +88,10 @@ def known_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """
     known = {field.name for field in fields(DataContext)}
     if "execution_no_progress_timeout_s" not in known:
-        _tell_once("no_progress_timeout_s has no effect, and a run that is stuck waits until it is stopped", "2.58")
+        _log_once("no_progress_timeout_s has no effect, and a run that is stuck waits until it is stopped", "2.58")
     return {name: value for name, value in settings.items() if name in known}
 
 
 @cache
-def _tell_once(loss: str, since: str) -> None:
+def _log_once(loss: str, since: str) -> None:
     LOG.warning(f"Ray {ray.__version__}: {loss}; Ray {since} and newer can do it")

@@ -23,8 +23,12 @@ CLIPS = {"mp4": "mpeg4", "h264.mp4": "libx264", "mkv": "libx264", "webm": "libvp
     "avi": "mpeg4",
     "mjpeg.avi": "mjpeg",
     "mov": "mpeg4",
+    "ts": "libx264",
+    "mpg": "mpeg2video",
+    "flv": "flv",
+    "wmv": "wmv2",
 }
-FORMAT_OF = {"mkv": "matroska"}
+FORMAT_OF = {"mkv": "matroska", "ts": "mpegts", "mpg": "mpeg", "wmv": "asf"}
 
 
 def good_files() -> dict[str, bytes]:

@@ -10,6 +10,6 @@ def renamed(monkeypatch):
     """Lets the installed libraries lack names, given by their beginnings."""
     look, missing = compat.has_name, []
     monkeypatch.setattr(compat, "has_name", lambda name: not name.startswith(tuple(missing)) and look(name))
-    compat._tell_once.cache_clear()
+    compat._log_once.cache_clear()
     yield lambda *names: missing.extend(names)
-    compat._tell_once.cache_clear()
+    compat._log_once.cache_clear()

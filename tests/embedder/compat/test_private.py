@@ -155,7 +155,7 @@ def test_settings_and_pools_of_an_older_ray_are_left_out_with_a_line(monkeypatch
 
     monkeypatch.setattr(ray_data, "ActorPoolStrategy", Older)
     monkeypatch.setattr(ray_data, "fields", lambda context: [])
-    ray_data._tell_once.cache_clear()
+    ray_data._log_once.cache_clear()
     assert ray_data.actor_pool(1, 2, 3).sizes == (1, 2)
     assert ray_data.known_settings({"execution_no_progress_timeout_s": 1}) == {}
     said = " ".join(record.message for record in caplog.records)
