@@ -5,8 +5,12 @@ to a store comes with an extra. Code imports such packages where it needs them; 
 absence.
 """
 
+import os
+import shutil
+import sys
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
 from embedder.errors import EmbedderError
 
@@ -42,6 +46,16 @@ MISSING_EXTRA = "MissingExtra"
 
 class InstallationError(EmbedderError):
     """Package that is not installed, and the extra that brings it."""
+
+
+def command_here() -> str:
+    """Command of this installation as the shell finds it: its name, or its path where the environment is not active."""
+    own = Path(sys.executable).with_name("embedder")
+    found = shutil.which("embedder")
+    if not own.exists() or (found is not None and Path(found).resolve() == own.resolve()):
+        return "embedder"
+    path = os.path.relpath(own)
+    return str(own) if path.startswith(os.pardir) else path
 
 
 @cache

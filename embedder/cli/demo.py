@@ -15,7 +15,7 @@ from rich.table import Table
 from embedder.cli.options import Force, ReadConfig, command
 from embedder.cli.results import Result, new_table
 from embedder.cli.terminal import Terminal, item_bar
-from embedder.installation import require
+from embedder.installation import command_here, require
 from embedder.quantities import counted, duration_text
 from embedder.store.files import StoreFiles
 
@@ -138,4 +138,5 @@ def _search(store: "Store", out: Path) -> list[RenderableType]:
         lines.append(f"{query!r:26} {', '.join(f'{hit.caption} ({hit.score:.2f})' for hit in hits)}")
     sheet = out / "sheet.png"
     store.search(SHEET_QUERY, k=10).save_sheet(sheet, SHEET_QUERY)
-    return [*lines, f"contact sheet: {sheet}", f"search more: embedder search 'loud music' --store {out / 'store'}"]
+    more = f"{command_here()} search 'loud music' --store {out / 'store'}"
+    return [*lines, f"contact sheet: {sheet}", f"search more: {more}"]
