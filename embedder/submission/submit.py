@@ -27,7 +27,7 @@ from embedder.submission.job_server import JobInfo, JobServer
 from embedder.submission.packages import JobPackage, code_package, package_of, read_to_send
 from embedder.version import __version__
 
-SUPPORTED_RAY = SpecifierSet(">=2.60,<2.64")  # as pyproject.toml has it
+SUPPORTED_RAY = SpecifierSet(">=2.52.1")  # as pyproject.toml has it
 CONFIG_FILE, PLAN_FILE, OWN_FILES = "run.toml", "plan.json", "own"
 SENT = frozenset(("metric.callable", "model.extra_files", "step.callable", "step.extra_files"))
 EXTRA = "embed"

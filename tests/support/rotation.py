@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-ROTATIONS = 4
+ROTATIONS = 6
 
 
 def left_out(items: Sequence[pytest.Item], rotation: int) -> list[pytest.Item]:
