@@ -1,4 +1,4 @@
-"""Slow tests that rotate: they take minutes each, mostly of a cluster; CI runs a quarter of them with each commit."""
+"""Slow tests that rotate: they take minutes each, mostly of a cluster; CI runs a sixth of them with each commit."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ ROTATIONS = 6
 
 
 def left_out(items: Sequence[pytest.Item], rotation: int) -> list[pytest.Item]:
-    """Tests that this rotation leaves to the others; four that follow each other leave out none.
+    """Tests that this rotation leaves to the others; six that follow each other leave out none.
 
     Args:
         items: all tests, in the order in which they were collected.
