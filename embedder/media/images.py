@@ -33,10 +33,7 @@ from embedder.media.resize import (
 from embedder.media.sniff import HEAD_BYTES, UNKNOWN, extra_kind, jpeg_start, other_kind, unreadable_kind
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Pixels = NDArray[np.uint8]
+    from embedder.media.arrays import Pixels
 
 FORMATS = tuple(each.name.upper() for each in IMAGE_FORMATS)
 MAX_DRAFT_REDUCTION = max(DRAFT_SCALES) ** 2  # pixels of a JPEG for each one of it decoded at 1/8 scale
@@ -139,7 +136,7 @@ def _load_array(opened: Image.Image, encoded: bytes, resize: ResizeSpec) -> Load
     """Decode a JPEG at its own size into an array, where that gives Pillow's pixels, and its colours may wait."""
     if not isinstance(opened, JpegImagePlugin.JpegImageFile) or opened.decoderconfig:
         return None
-    profile = profile_of(opened) if resize.colour == "srgb" else None
+    profile = _profile(opened, resize)
     if profile is not None and not may_follow_resize(opened, profile):
         return None
     pixels_HWC = decode_pixels(encoded, opened.mode)
@@ -197,7 +194,7 @@ def finish_image(loaded: LoadedImage, resize: ResizeSpec, max_pixels: int) -> Si
     """
     image, orientation, note, late_profile = loaded
     if isinstance(image, Image.Image):
-        profile = profile_of(image) if resize.colour == "srgb" else None
+        profile = _profile(image, resize)
         if profile is not None and may_follow_resize(image, profile):
             late_profile = profile
         else:
@@ -212,6 +209,10 @@ def finish_image(loaded: LoadedImage, resize: ResizeSpec, max_pixels: int) -> Si
     if changes_colours(late_profile):
         sized = sized._replace(data=to_srgb(Image.frombytes("RGB", sized.size, sized.data), late_profile).tobytes())
     return sized._replace(note=note)
+
+
+def _profile(image: Image.Image, resize: ResizeSpec) -> bytes | None:
+    return profile_of(image) if resize.colour == "srgb" else None
 
 
 def open_image(encoded: bytes, max_pixels: int) -> Image.Image:

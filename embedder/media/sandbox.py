@@ -188,16 +188,14 @@ class SandboxedDecoder:
                     num_found += len(found)
                     self._is_busy = num_found < len(requests) and self._child is not None
                     yield from found
-            except TimeoutError:
+            except (TimeoutError, SandboxCrashError) as end:
                 number = max(first + self._number_at_end(len(rest)), num_found)
-                self._kill_child()
+                self._clean_up(end)
                 yield from (self._image_or_error(*each) for each in requests[num_found:number])
-                yield self._timeout_error("decoding", self.limits.timeout_s, "`timeout_s`")
-                num_found = number + 1
-            except SandboxCrashError as death:
-                number = max(first + self._number_at_end(len(rest)), num_found)
-                self._clean_up(death)  # the one that it was at is tried once more
-                yield from (self._image_or_error(*each) for each in requests[num_found : number + 1])
+                if isinstance(end, TimeoutError):
+                    yield self._timeout_error("decoding", self.limits.timeout_s, "`timeout_s`")
+                else:  # the image that it died of is tried once more
+                    yield self._image_or_error(*requests[number])
                 num_found = number + 1
 
     def _ask_for_batch(self, requests: Sequence[ImageRequest]) -> None:
@@ -363,9 +361,9 @@ class SandboxedDecoder:
             message = f"{death} (tried {num_crashes} times)"
             raise DecodeError("DecoderCrashed", message, transient=death.was_killed) from None
 
-    def _clean_up(self, death: SandboxCrashError) -> None:
+    def _clean_up(self, end: TimeoutError | SandboxCrashError) -> None:
         self._kill_child()
-        self._may_use_torch &= TORCH_MODULE not in str(death)
+        self._may_use_torch &= TORCH_MODULE not in str(end)
 
     def _deliver(self, command: Message, source: Source, resize: ResizeSpec) -> Message:
         """Make a request: end an open one, and pass the source to the child by path or through the inbox."""

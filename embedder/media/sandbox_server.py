@@ -70,12 +70,8 @@ class Server:
             while not answer.get("last"):
                 self._send(answer)
                 request = self._receive()
-                if request["do"] == "images":
-                    answer = self._images(request)
-                elif request["do"] == "warm_up":
-                    answer = self._warm_up(request)
-                else:
-                    answer = self._answer(request)
+                of_no_file = {"images": self._images, "warm_up": self._warm_up}
+                answer = of_no_file.get(request["do"], self._answer)(request)
             self._send(answer)
         except (SandboxClosedError, BrokenPipeError):
             return

@@ -16,11 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from embedder.media.arrays import Pixels
 from embedder.media.resize import Box, Interpolation, Size
-
-Pixels = NDArray[np.uint8]
 
 LIBRARY = {"darwin": "libtorch_cpu.dylib"}.get(sys.platform, "libtorch_cpu.so")
 INTERFACE_VERSION = 2 << 56 | 10 << 48  # of the functions below: PyTorch 2.10
