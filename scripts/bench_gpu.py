@@ -75,7 +75,7 @@ CPU_ROWS = 64
 WARM_CALLS, MIN_CALLS = 2, 4
 SIMULATED = {"H100": H100}
 SIMULATED_BLOCKS, MAX_SLOWNESS, RAY_BLOCKS = 12, 20, 40
-MIN_BLOCKS = 12
+MIN_BLOCKS, MAX_BLOCKS = 12, 1000
 SAMPLE_S = 0.1
 PATIENCE_S = 120
 
@@ -266,7 +266,12 @@ def measure(model: Model, rows: pa.Table, unsplit: float, num_stages: int, optio
         torch.cuda.empty_cache()
     num_blocks = max(MIN_BLOCKS, int(unsplit * options.seconds / options.batch_size))
     calls, memory_share = run_stages(config, model, rows, num_blocks)
-    rate, idle_share = rate_and_idle(calls)
+    while (window := common_window(calls)) is None:  # a stage that started late found the others' work done
+        if num_blocks >= MAX_BLOCKS:
+            raise SystemExit(f"{num_stages} stages never computed at the same time, in {num_blocks} blocks either")
+        num_blocks *= 4
+        calls, memory_share = run_stages(config, model, rows, num_blocks)
+    rate, idle_share = rate_and_idle(calls, window)
     known = [share for share in hidden if share is not None]
     return Used(num_stages, rate, rate / unsplit, idle_share, memory_share, min(known, default=None))
 
@@ -355,16 +360,17 @@ def memory_taken() -> Iterator[list[float]]:
         sampler.join()
 
 
-def rate_and_idle(calls: dict[str, list[Call]]) -> tuple[float, float]:
-    """Rows a second that left the last stage, and the part of the time in which none computed.
-
-    From when each stage has computed some batches to when the first of them has run dry.
-    """
-    by_stage = [sorted(calls[step]) for step in sorted(calls)]
+def common_window(calls: dict[str, list[Call]]) -> tuple[float, float] | None:
+    """From when each stage has computed some batches to when the first of them has run dry; None where there is none."""
+    by_stage = [sorted(stage) for stage in calls.values()]
     start_s = max(stage[WARM_CALLS - 1][0] + stage[WARM_CALLS - 1][1] for stage in by_stage)
     stop_s = min(max(began_s + seconds for began_s, seconds, _ in stage) for stage in by_stage)
-    if stop_s <= start_s:
-        raise SystemExit("the last stage began when the first had run dry: more --seconds")
+    return (start_s, stop_s) if stop_s > start_s else None
+
+
+def rate_and_idle(calls: dict[str, list[Call]], window: tuple[float, float]) -> tuple[float, float]:
+    """Rows a second that left the last stage within the window, and the part of it in which none computed."""
+    (start_s, stop_s), by_stage = window, [calls[step] for step in sorted(calls)]
     window_s, busy_s, reached_s = stop_s - start_s, 0.0, start_s
     for began_s, seconds, _ in sorted(call for stage in by_stage for call in stage):
         ended_s = min(began_s + seconds, stop_s)

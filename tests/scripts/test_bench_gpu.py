@@ -18,11 +18,17 @@ def test_a_stage_is_idle_when_none_computes(bench_gpu):
     # Both have computed two batches at 4; the first runs dry at 10. In between: 4 to 6, 5 to 7, 9 to 10.
     first = [(0.0, 1.0, 8), (1.0, 1.0, 8), (4.0, 2.0, 8), (9.0, 1.0, 8)]
     second = [(2.0, 1.0, 8), (3.0, 1.0, 8), (5.0, 2.0, 8), (9.5, 2.0, 8)]
-    rate, idle = bench_gpu.rate_and_idle({"stage 0": first[::-1], "stage 1": second})
+    calls = {"stage 0": first[::-1], "stage 1": second}
+    assert bench_gpu.common_window(calls) == (4.0, 10.0)
+    rate, idle = bench_gpu.rate_and_idle(calls, (4.0, 10.0))
     assert rate == pytest.approx(8 / 6)
     assert idle == pytest.approx(2 / 6)
-    with pytest.raises(SystemExit, match="more --seconds"):
-        bench_gpu.rate_and_idle({"stage 0": first[:2], "stage 1": second})
+
+
+def test_stages_that_never_computed_at_the_same_time_have_no_common_window(bench_gpu):
+    first = [(0.0, 1.0, 8), (1.0, 1.0, 8)]
+    second = [(2.0, 1.0, 8), (3.0, 1.0, 8)]
+    assert bench_gpu.common_window({"stage 0": first, "stage 1": second}) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
