@@ -8,7 +8,9 @@ absence.
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -99,17 +101,77 @@ def explained(error: ModuleNotFoundError, where: str) -> Exception:
     return error if extra is None else _refusal(extra, where, missing(extra) or (package,))
 
 
+@dataclass(frozen=True)
+class UnmetRequirement:
+    """Package that is missing or too old for what is installed of this project.
+
+    Attributes:
+        package: its name.
+        installed: its version; None where it is missing.
+        wanted: what is asked for, as pip takes it.
+        asked_by: `embedder`, or it with an extra.
+    """
+
+    package: str
+    installed: str | None
+    wanted: str
+    asked_by: str
+
+    def describe(self) -> str:
+        """Say what was found, the rule, and the cure, in one line."""
+        cure = f"pip install '{self.wanted}'"
+        if self.package == "torch" and self.installed:
+            cure = f"start from an image or a module with {self.wanted}, or in an environment of its own: {cure}"
+        return f"{self.package} {self.installed or 'is missing'}: {self.asked_by} needs {self.wanted}; {cure}"
+
+
+def unmet_requirements() -> list[UnmetRequirement]:
+    """Find packages that are missing or too old: of the light installation, and of each extra that has all of its own.
+
+    pip keeps to what is asked for, unless it is called with `--no-deps` or an image was put together without it.
+    """
+    from packaging.requirements import Requirement
+
+    try:
+        lines = requires("embedder") or []
+    except PackageNotFoundError:  # the checkout is on the path, and not installed
+        return []
+    found = []
+    for extra in ("", *(extra for extra in EXTRAS if not missing(extra))):
+        for line in lines:
+            wanted = Requirement(line)
+            if not (wanted.marker.evaluate({"extra": extra}) if wanted.marker else not extra):
+                continue
+            installed = _version(wanted.name)
+            if installed is None or not wanted.specifier.contains(installed, prereleases=True):
+                asked_by = f"embedder[{extra}]" if extra else "embedder"
+                found.append(UnmetRequirement(wanted.name, installed, f"{wanted.name}{wanted.specifier}", asked_by))
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def describe() -> str:
     """This installation in a few words: light or not, and the extras that are whole."""
     extras = [extra for extra in EXTRAS if not missing(extra)]
     if "embed" in extras:
         return f"embedder[{','.join(extras)}]"
-    return f"light{', with ' + ', '.join(extras) if extras else ''}: searches, plans and reads stores"
+    lacking = missing("embed")
+    rest = f"; for embedder[embed] it lacks {_listed(lacking)}" if len(lacking) < len(EXTRAS["embed"]) else ""
+    return f"light{', with ' + ', '.join(extras) if extras else ''}: searches, plans and reads stores{rest}"
+
+
+def _listed(packages: tuple[str, ...]) -> str:
+    more = f" and {len(packages) - MAX_NAMED} more" if len(packages) > MAX_NAMED else ""
+    return ", ".join(packages[:MAX_NAMED]) + more
 
 
 def _refusal(extra: str, where: str, lacking: tuple[str, ...]) -> InstallationError:
-    more = f" and {len(lacking) - MAX_NAMED} more" if len(lacking) > MAX_NAMED else ""
     return InstallationError(
-        f"{where}: needs {', '.join(lacking[:MAX_NAMED])}{more}, which this installation lacks; "
-        f"pip install 'embedder[{extra}]'"
+        f"{where}: needs {_listed(lacking)}, which this installation lacks; pip install 'embedder[{extra}]'"
     )

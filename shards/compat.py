@@ -75,10 +75,22 @@ class Private:
 
     def is_there(self) -> bool:
         """Whether the installed libraries have all names; logs one line in a process where one is missing."""
+        fallback = self.describe_fallback()
+        if fallback is not None:
+            _log_once(self, fallback)
+        return fallback is None
+
+    def describe_fallback(self) -> str | None:
+        """Name what the installed library lacks, and what that costs; None where all names are there."""
         missing = next((name for name in self.names if not has_name(name)), None)
-        if missing is not None:
-            _log_once(self, missing)
-        return missing is None
+        if missing is None:
+            return None
+        package = re.split(r"[.:/]", missing)[0]
+        try:
+            installed = version(package)
+        except PackageNotFoundError:
+            installed = "(not installed)"
+        return f"{self.purpose}: off, as {package} {installed} has no {missing}; {self.loss or 'it only saves time'}"
 
     def saves_time(self) -> bool:
         """Whether to apply a patch that only saves time: it is switched on, and its names are there."""
@@ -86,14 +98,8 @@ class Private:
 
 
 @cache
-def _log_once(private: Private, missing: str) -> None:
-    package = re.split(r"[.:/]", missing)[0]
-    try:
-        installed = version(package)
-    except PackageNotFoundError:
-        installed = "(not installed)"
-    level, then = (logging.WARNING, f"; {private.loss}") if private.loss else (logging.INFO, "; it only saves time")
-    log.log(level, f"{private.purpose}: off, as {package} {installed} has no {missing}{then}")
+def _log_once(private: Private, fallback: str) -> None:
+    log.log(logging.WARNING if private.loss else logging.INFO, fallback)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""`embedder doctor`: what is installed, what the machine has, and what a run would choose."""
+"""`embedder doctor`: what is installed, what the machine has, what a run would choose, and what is weaker here."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from embedder.cli.options import ReadConfig, command
 from embedder.cli.results import Result, new_table
-from embedder.installation import describe
+from embedder.installation import describe, missing, unmet_requirements
 from embedder.quantities import counted
 
 if TYPE_CHECKING:
@@ -32,11 +32,12 @@ PACKAGES = (
 
 @command
 def doctor(read: ReadConfig) -> Result:
-    """Print versions, devices, memory, and what would be chosen."""
+    """Print versions, devices, memory, what would be chosen, and what is too old or missing; exit 1 for the latter."""
     config = read()
 
     from embedder.engine import hardware
     from embedder.engine.fleet import Available
+    from embedder.engine.hardware import missing_features
     from embedder.engine.resources import allocate
 
     versions = {name: _version(name) for name in PACKAGES}
@@ -60,7 +61,29 @@ def doctor(read: ReadConfig) -> Result:
         **stages,
         "a decode task would take": f"{allocation.decode_cpus:g} CPU",
     }
-    return Result(data, [new_table("what", "found", rows=[(name, str(value)) for name, value in data.items()])])
+    table = new_table("what", "found", rows=[(name, str(value)) for name, value in data.items()])
+    unmet = [each.describe() for each in unmet_requirements()]
+    weaker = {
+        "problems": unmet,
+        "fallbacks": [
+            *_fallbacks(),
+            *(f"{name}: not on this system; {loss}" for name, loss in missing_features().items()),
+        ],
+    }
+    lines = [
+        line for name, found in weaker.items() for line in ("", f"{name}:", *(f"  {each}" for each in found)) if found
+    ]
+    failure = f"doctor: {counted(len(unmet), 'package')} missing or too old; the cures are above" if unmet else ""
+    return Result(data | weaker, [table, *lines], failure)
+
+
+def _fallbacks() -> list[str]:
+    """Patches of libraries that are off; none where nothing runs on Ray and torch."""
+    if missing("embed"):
+        return []
+    from embedder.compat import describe_fallbacks
+
+    return describe_fallbacks()
 
 
 def _image_formats() -> str:

@@ -33,13 +33,16 @@ The switch and the probe are in `shards.compat`, as `shards` needs them too.
 """
 
 import os
-from collections.abc import Callable, Sequence
+import pkgutil
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from embedder.errors import check_argument
-from shards.compat import FAST_START_VARIABLE, fast_start, is_fast_start
+from shards import compat
+from shards.compat import FAST_START_VARIABLE, Private, fast_start, is_fast_start
 
 if TYPE_CHECKING:
     from embedder.config import RunConfig
@@ -84,3 +87,20 @@ def worker_options(modules: Sequence[str] = ()) -> dict[str, Any]:
     if modules:
         environment |= {"py_modules": list(modules), "excludes": NOT_SENT}
     return {"runtime_env": environment} if environment else {}
+
+
+def private_names() -> Iterator[tuple[str, Private]]:
+    """List what all patches reach into, each by `module.NAME`; imports Ray and the parts that it is asked for."""
+    for module in (*(f"{__name__}.{each.name}" for each in pkgutil.iter_modules(__path__)), compat.__name__):
+        try:
+            found = vars(import_module(module))
+        except ImportError:  # it imports what another one has looked for, and the installed Ray lacks
+            continue
+        for name, value in found.items():
+            if isinstance(value, Private):
+                yield f"{module.rpartition('.')[2]}.{name}", value
+
+
+def describe_fallbacks() -> list[str]:
+    """Say of each patch that is off what the installed library lacks, and what that costs."""
+    return [text for _, private in private_names() if (text := private.describe_fallback()) is not None]

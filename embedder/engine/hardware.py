@@ -1,9 +1,16 @@
-"""CPUs, GPUs, memory and processes of this machine, as the operating system reports them; read when a run starts."""
+"""CPUs, GPUs, memory and processes of this machine, as the operating system reports them; read when a run starts.
+
+Linux has everything that is asked here. Another system may lack a feature: each has a fallback, `FEATURES` says what is
+lost, and `embedder doctor` prints it.
+"""
 
 import ctypes
 import os
-from collections.abc import Iterable
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -21,7 +28,8 @@ def num_cpus() -> int:
 
 def cpu_limit() -> float:
     """Return the CPU seconds that this process's group may spend in a second; a container's quota may be below one."""
-    return min(float(len(os.sched_getaffinity(0))), *_cpu_quotas(), float("inf"))
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(float(usable), *_cpu_quotas(), float("inf"))
 
 
 def _cpu_quotas() -> list[float]:
@@ -126,5 +134,61 @@ def pss_bytes(processes: Iterable[psutil.Process]) -> int:
     total = 0
     for process in processes:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended after it was listed
-            total += process.memory_full_info().pss
+            found = process.memory_full_info()
+            total += getattr(found, "pss", found.rss)
     return total
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Feature of the operating system that has a fallback.
+
+    Attributes:
+        name: of the feature.
+        is_there: looks for it.
+        loss: what the fallback lacks.
+    """
+
+    name: str
+    is_there: Callable[[], bool]
+    loss: str
+
+
+def _limits_memory() -> bool:
+    """Whether a process may limit its own address space, tried in a process of its own."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 35, 1 << 35))"
+    return not subprocess.run([sys.executable, "-S", "-c", limit], capture_output=True, check=False).returncode
+
+
+FEATURES = (
+    Feature(
+        "limits of a process's memory",
+        _limits_memory,
+        "a picture or a user's step that wants all memory is not stopped by the sandbox",
+    ),
+    Feature(
+        "files in memory (memfd)",
+        lambda: hasattr(os, "memfd_create"),
+        "decoded pictures come from the sandbox through nameless files in the temporary folder",
+    ),
+    Feature(
+        "open files by number (/proc/self/fd)",
+        Path("/proc/self/fd").exists,
+        "files of an index, and files that a table names, are opened by their paths once more after they were checked",
+    ),
+    Feature(
+        "control groups (/sys/fs/cgroup)",
+        lambda: CGROUPS.exists() and OWN_CGROUPS.exists(),
+        "CPUs are counted without regard to a container's quota",
+    ),
+    Feature(
+        "shared pages of processes (PSS)",
+        lambda: hasattr(psutil.Process().memory_full_info(), "pss"),
+        "memory that processes share is counted in each of them",
+    ),
+)
+
+
+def missing_features() -> dict[str, str]:
+    """Features that this system lacks, and what is lost without each."""
+    return {feature.name: feature.loss for feature in FEATURES if not feature.is_there()}

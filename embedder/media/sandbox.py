@@ -404,7 +404,7 @@ class SandboxedDecoder:
         unfilled = pixels.data.cast("B")
         _, outbox_fd = self._shared_fds()
         while unfilled:
-            num_bytes = os.preadv(outbox_fd, [unfilled], offset)
+            num_bytes = _read_into(outbox_fd, unfilled, offset)
             if num_bytes == 0:
                 raise SandboxCrashError(BROKEN_MESSAGE)
             unfilled, offset = unfilled[num_bytes:], offset + num_bytes
@@ -478,6 +478,14 @@ def _batches(requests: Sequence[ImageRequest], max_file_bytes: int) -> Iterator[
             num_encoded = num_decoded = 0
     if batch:
         yield batch
+
+
+def _read_into(fd: int, unfilled: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [unfilled], offset)
+    data = os.pread(fd, len(unfilled), offset)
+    unfilled[: len(data)] = data
+    return len(data)
 
 
 def _write_all(fd: int, data: memoryview, offset: int) -> None:

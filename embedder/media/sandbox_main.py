@@ -34,10 +34,17 @@ def main() -> None:
 
 
 def bound_memory(num_bytes: int) -> None:
-    """Limit the address space, so that an image too large for it is an error and not the end of the machine."""
+    """Limit the address space, so that an image too large for it is an error and not the end of the machine.
+
+    macOS refuses any limit; `embedder.engine.hardware.FEATURES` says what is lost.
+    """
     _, allowed = resource.getrlimit(resource.RLIMIT_AS)
     limit = num_bytes if allowed == resource.RLIM_INFINITY else min(num_bytes, allowed)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    except ValueError:
+        if sys.platform == "linux":
+            raise
 
 
 def die_with_parent() -> None:

@@ -3,6 +3,7 @@
 import os
 import platform
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from embedder.batch_schema import TRACE
 
+_MAXRSS_UNIT = 1024 if sys.platform == "linux" else 1
 LOAD = "load"  # followed by the stage's number: the start of a stage, with the import of its libraries
 
 
@@ -62,7 +64,7 @@ def measure(step: str, cpu_clock: Callable[[], float] = time.process_time) -> It
     yield measurement
     measurement.wall_s = time.perf_counter() - wall_s
     measurement.cpu_s = cpu_clock() - cpu_s
-    measurement.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    measurement.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
 
 
 def trace_column(

@@ -42,7 +42,11 @@ class StepFunction:
         del device
         _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
         limit = self._memory_bytes if hard_limit == resource.RLIM_INFINITY else min(self._memory_bytes, hard_limit)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        try:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        except ValueError:  # macOS refuses any
+            if sys.platform == "linux":
+                raise
         sys.path.extend(path for path in self._search_path if path not in sys.path)
         is_file = self._place.endswith(".py")
         module = _import_file(Path(self._place)) if is_file else importlib.import_module(self._place)

@@ -1,15 +1,19 @@
 """The command line: exit codes, one-line errors, JSON, and the whole way from a folder to a contact sheet."""
 
 import json
+import os
 import re
 
 import numpy as np
 import pytest
 import samples
 import torch
+from command_runs import run_here
 from PIL import Image
 
+from embedder import installation
 from embedder.engine import hardware
+from shards import compat
 
 
 @pytest.fixture
@@ -144,6 +148,39 @@ def test_doctor_names_versions_and_what_would_be_chosen(run_embedder):
         assert found["gpus"] == "none" and found["stage 2 would take"].endswith("to compute on cpu")
         assert found["dtype"].startswith('float32 (dtype = "auto"): the stages compute on CPUs')
     assert run_embedder("doctor", "--json", "--set", "dtype=int8")[1]["dtype"].startswith("int8")
+
+
+def test_doctor_says_which_package_is_too_old_or_missing_with_the_cure_and_fails(monkeypatch):
+    installed = {"torch": "2.7.1", "psutil": None, "ray": "2.52.1.dev0"}
+    look = installation._version
+    monkeypatch.setattr(installation, "_version", lambda name: installed.get(name, look(name)))
+    ended = run_here("doctor", "--json")
+    assert ended.code == 1 and "3 packages missing or too old" in ended.stderr
+    assert sorted(ended.found["problems"]) == [
+        "psutil is missing: embedder needs psutil>=6.0; pip install 'psutil>=6.0'",
+        "ray 2.52.1.dev0: embedder[embed] needs ray>=2.52.1; pip install 'ray>=2.52.1'",
+        "torch 2.7.1: embedder[embed] needs torch>=2.8; start from an image or a module with torch>=2.8, or in an "
+        "environment of its own: pip install 'torch>=2.8'",
+    ]
+
+
+@pytest.mark.parametrize("vendors", ["2.9.0a0+50eac811a6.nv25.09", "2.8.0+rocm6.4", "2.11.0+cu130"])
+def test_a_vendors_build_of_torch_is_new_enough(monkeypatch, vendors):
+    look = installation._version
+    monkeypatch.setattr(installation, "_version", lambda name: vendors if name == "torch" else look(name))
+    assert installation.unmet_requirements() == []
+
+
+def test_doctor_lists_fallbacks_and_what_they_cost(run_embedder, monkeypatch):
+    has_name = compat.has_name
+    monkeypatch.setattr(compat, "has_name", lambda name: name != "torch:_int_mm" and has_name(name))
+    monkeypatch.delattr(os, "memfd_create")
+    code, found, _ = run_embedder("doctor", "--json")
+    assert code == 0 and found["problems"] == []
+    product, memory_files = found["fallbacks"]
+    assert product.startswith("products of int8 matrices: off, as torch ")
+    assert product.endswith("int8 layers compute in float64: the same values, ten times slower and more")
+    assert memory_files.startswith("files in memory (memfd): not on this system; ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a usable GPU")

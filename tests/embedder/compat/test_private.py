@@ -1,8 +1,6 @@
 """Each private name of a library has a probe that looks for it, a fallback, and a line of what the fallback costs."""
 
-import importlib
 import logging
-import pkgutil
 import re
 from importlib.metadata import version
 
@@ -10,20 +8,21 @@ import numpy as np
 import pytest
 from packaging.version import Version
 
-import embedder.compat
-from embedder.compat import draining, ray_attempts, ray_claim, ray_data, ray_fleet, ray_gcs, ray_start
+from embedder.compat import (
+    describe_fallbacks,
+    draining,
+    private_names,
+    ray_attempts,
+    ray_claim,
+    ray_data,
+    ray_fleet,
+    ray_gcs,
+    ray_start,
+)
 from shards import compat
-from shards.compat import Private, has_name
+from shards.compat import has_name
 
-CALLBACKS = ("ray_callbacks", "steady_pools", "operator_readings")  # which import what `draining` has looked for
-NAMES = [each.name for each in pkgutil.iter_modules(embedder.compat.__path__) if each.name not in CALLBACKS]
-MODULES = [f"embedder.compat.{name}" for name in NAMES]
-PATCHES = {
-    f"{module.rpartition('.')[2]}.{name}": value
-    for module in (*MODULES, "shards.compat")
-    for name, value in vars(importlib.import_module(module)).items()
-    if isinstance(value, Private)
-}
+PATCHES = dict(private_names())
 
 
 def is_seen(patch):
@@ -69,6 +68,14 @@ def test_a_missing_name_is_told_once_with_what_it_costs(patch, renamed, caplog):
 )
 def test_a_name_is_looked_for_where_it_is_used(name, is_there):
     assert has_name(name) == is_there
+
+
+def test_fallbacks_are_listed_with_what_they_cost(renamed):
+    before = describe_fallbacks()
+    renamed("ray._private.state:available_resources_per_node", "torch:_int_mm")
+    added = [each for each in describe_fallbacks() if each not in before]
+    assert len(added) == 2
+    assert all(": off, as " in each and " has no " in each for each in added)
 
 
 def test_without_the_names_of_ray_data_no_callback_is_made(renamed):

@@ -1,6 +1,8 @@
 """Quotas of control groups, instructions of the CPU, GPUs of the driver: what the machine says of itself."""
 
 import os
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,3 +90,27 @@ def test_gpus_tell_name_and_capability_without_torch(monkeypatch):
     driver = Driver([("Tesla T4", (7, 5)), ("NVIDIA H100 80GB HBM3", (9, 0)), None])
     monkeypatch.setattr(hardware, "_driver", lambda: (driver, 3))
     assert hardware.gpus() == (("Tesla T4", (7, 5)), ("NVIDIA H100 80GB HBM3", (9, 0)), ("GPU", None))
+
+
+def test_linux_has_all_features():
+    assert hardware.missing_features() == {}
+
+
+@pytest.mark.parametrize("feature", hardware.FEATURES, ids=lambda feature: feature.name)
+def test_a_feature_that_the_system_lacks_is_named_with_what_is_lost(monkeypatch, feature):
+    monkeypatch.setattr(hardware, "FEATURES", [replace(feature, is_there=lambda: False)])
+    assert hardware.missing_features() == {feature.name: feature.loss}
+
+
+def test_without_pinning_and_control_groups_all_cpus_of_the_machine_are_counted(monkeypatch, tmp_path):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(hardware, "OWN_CGROUPS", tmp_path / "none")
+    assert hardware.num_cpus() == os.cpu_count()
+
+
+def test_where_shared_pages_are_not_told_apart_resident_memory_is_summed():
+    class Process:
+        def memory_full_info(self):
+            return SimpleNamespace(rss=7, uss=5)
+
+    assert hardware.pss_bytes([Process(), Process()]) == 14

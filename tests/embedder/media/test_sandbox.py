@@ -3,8 +3,10 @@
 import os
 import signal
 import struct
+import tempfile
 import time
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from PIL import Image
 from sandbox_checks import FIT, ORANGE, chunk, has_ended, is_orange, png_bomb, refused, while_decoding
 
+from embedder.media import sandbox_main
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
@@ -53,6 +56,25 @@ def header_bombs(encode_image):
     assert webp[12:16] == b"VP8X"
     webp[24:30] = canvas
     yield "WEBP", bytes(webp)
+
+
+def test_without_files_in_memory_pictures_pass_through_the_temporary_folder(monkeypatch, png):
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.delattr(os, "preadv")
+    with SandboxedDecoder(DecodeLimits()) as decoder:
+        assert is_orange(decoder.image(png, FIT))
+    assert list(Path(tempfile.gettempdir()).glob("embedder-*")) == []
+
+
+@pytest.mark.parametrize("platform", ["darwin", "linux"])
+def test_a_system_that_refuses_limits_of_memory_is_let_go_on_unless_it_is_linux(monkeypatch, platform):
+    def refuse(kind, limits):
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(sandbox_main.resource, "setrlimit", refuse)
+    monkeypatch.setattr(sandbox_main.sys, "platform", platform)
+    with pytest.raises(ValueError) if platform == "linux" else nullcontext():
+        sandbox_main.bound_memory(1 << 40)
 
 
 def test_headers_of_huge_dimensions_are_refused_before_decoding(decoder, encode_image, png):
