@@ -219,6 +219,12 @@ def _activation_of(model: Any, folder: Path) -> VisionActivation:
 
 def _describe_naflex(model: Any, folder: Path) -> NaFlexTower:
     embeds, block = model.embeds, model.blocks[0]
+    unknown = [name for name in (*_POSITION_SETTINGS, "channels_last") if not hasattr(embeds, name)]
+    if unknown:
+        raise ModelError(
+            f"{folder}: the installed timm doesn't say how a NaFlexVit treats its positions and patches (no "
+            f"{', '.join(unknown)}); timm 1.0.31 does: pip install 'timm>=1.0.31'"
+        )
     if model.rope is not None or embeds.pos_embed_use_grid_sample or not embeds.channels_last or not embeds.is_linear:
         raise ModelError(
             f"{folder}: a NaFlexVit with rotary or sampled positions, or with patches of another order, can't be "

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from library_checkpoints import save_timm
 from safetensors.torch import load_file, save_file
 from tiny_tokenizers import NUM_TOKENS, unigram, wordpiece
 from torch.testing import assert_close
@@ -22,10 +23,9 @@ from shards.shard import load_shard
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2}
 
 
-def save_timm(folder, architecture="vit_small_patch16_224", **model_args):
+def save_vit(folder, architecture="vit_small_patch16_224", **model_args):
     """Save as timm does for the hub, with every weight random and a classifier to leave behind."""
     import timm
-    from timm.models import save_for_hf
 
     model = timm.create_model(architecture, num_classes=7, **model_args).eval()
     generator = torch.Generator().manual_seed(1)
@@ -34,7 +34,7 @@ def save_timm(folder, architecture="vit_small_patch16_224", **model_args):
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = parameter.ndim == 1 and name.endswith("weight")
             parameter.copy_(0.2 * noise + 1 if is_norm else noise / max(1, parameter[0].numel()) ** 0.5)
-    save_for_hf(model, str(folder), safe_serialization=True)
+    save_timm(model, folder, **model_args)
     return model
 
 
@@ -90,7 +90,7 @@ def embed(folder, pixels, ids):
 def test_embeddings_are_those_of_timm_and_transformers_under_the_fresh_projections(
     albert, tmp_path, architecture, changes
 ):
-    vit = save_timm(tmp_path / "vit", architecture, **SMALL, **changes)
+    vit = save_vit(tmp_path / "vit", architecture, **SMALL, **changes)
     config = import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / "out", 24, seed=5)
     assert config.trained is False
     assert (config.vision.image_size, config.vision.depth, config.vision.width) == (32, 3, 32)
@@ -113,7 +113,7 @@ def test_embeddings_are_those_of_timm_and_transformers_under_the_fresh_projectio
 
 
 def test_projections_come_from_the_seed_and_towers_from_the_checkpoints(albert, tmp_path):
-    save_timm(tmp_path / "vit", **SMALL)
+    save_vit(tmp_path / "vit", **SMALL)
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / name, 24, seed=seed)
     a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in "abc")
@@ -124,7 +124,7 @@ def test_projections_come_from_the_seed_and_towers_from_the_checkpoints(albert, 
 
 
 def test_preprocessing_is_timms(albert, tmp_path):
-    save_timm(tmp_path / "vit", "vit_base_patch16_clip_224", **SMALL)
+    save_vit(tmp_path / "vit", "vit_base_patch16_clip_224", **SMALL)
     preprocess = import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / "out", 24).preprocess
     assert preprocess.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
     assert (preprocess.resize, preprocess.interpolation, preprocess.image_size) == ("crop", "bicubic", 32)
@@ -134,7 +134,7 @@ def test_preprocessing_is_timms(albert, tmp_path):
 
 @pytest.mark.parametrize("class_name", ["AlbertForMaskedLM", "AlbertForPreTraining"])
 def test_an_albert_with_heads_leaves_them_behind(tokenizer_json, tmp_path, class_name):
-    save_timm(tmp_path / "vit", **SMALL)
+    save_vit(tmp_path / "vit", **SMALL)
     model = save_albert(tmp_path / "albert", tokenizer_json, class_name)
     config = import_timm_and_text(tmp_path / "vit", tmp_path / "albert", tmp_path / "out", 24)
     assert config.text.pool == ("mean" if class_name == "AlbertForMaskedLM" else "pooler")
@@ -156,7 +156,7 @@ def test_an_albert_with_heads_leaves_them_behind(tokenizer_json, tmp_path, class
 def test_other_text_towers_join_too(tmp_path, class_name, config_name, tokenizer, inner, pool):
     import transformers
 
-    save_timm(tmp_path / "vit", **SMALL)
+    save_vit(tmp_path / "vit", **SMALL)
     sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
     inner_size = {"hidden_dim": 40} if config_name == "DistilBertConfig" else {"intermediate_size": 40}
     config = getattr(transformers, config_name)(vocab_size=NUM_TOKENS, **sizes, **inner_size)
@@ -183,14 +183,14 @@ def test_other_text_towers_join_too(tmp_path, class_name, config_name, tokenizer
     ],
 )
 def test_vits_that_are_built_otherwise_are_refused_plainly(albert, tmp_path, architecture, changes, message):
-    save_timm(tmp_path / "vit", architecture, **(SMALL | changes))
+    save_vit(tmp_path / "vit", architecture, **(SMALL | changes))
     with pytest.raises(ModelError, match=message):
         import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / "out", 24)
     assert not (tmp_path / "out").exists()
 
 
 def test_checkpoints_of_another_kind_are_refused(albert, tmp_path):
-    save_timm(tmp_path / "vit", **SMALL)
+    save_vit(tmp_path / "vit", **SMALL)
     with pytest.raises(ModelError, match="this is a text tower; SRC of an import with --text"):
         import_timm_and_text(albert[0], albert[0], tmp_path / "out", 24)
     with pytest.raises(ModelError, match="--text takes a text tower, and this is one for images"):
@@ -198,7 +198,7 @@ def test_checkpoints_of_another_kind_are_refused(albert, tmp_path):
 
 
 def test_pickled_weights_are_not_read(albert, tmp_path):
-    save_timm(tmp_path / "vit", **SMALL)
+    save_vit(tmp_path / "vit", **SMALL)
     tensors = load_file(tmp_path / "vit" / "model.safetensors")
     (tmp_path / "vit" / "model.safetensors").unlink()
     torch.save(tensors, tmp_path / "vit" / "pytorch_model.bin")
@@ -207,7 +207,7 @@ def test_pickled_weights_are_not_read(albert, tmp_path):
 
 
 def test_weights_that_timm_cannot_load_are_refused_in_one_line(albert, tmp_path):
-    save_timm(tmp_path / "vit", **SMALL)
+    save_vit(tmp_path / "vit", **SMALL)
     save_file({"blocks.0.norm1.weight": torch.ones(32)}, tmp_path / "vit" / "model.safetensors")
     with pytest.raises(ModelError, match="timm can't load 'vit_small_patch16_224'") as caught:
         import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / "out", 24)
@@ -219,7 +219,7 @@ def test_weights_that_timm_cannot_load_are_refused_in_one_line(albert, tmp_path)
 
 
 def test_an_albert_that_lacks_a_layer_is_refused(tokenizer_json, tmp_path):
-    save_timm(tmp_path / "vit", **SMALL)
+    save_vit(tmp_path / "vit", **SMALL)
     save_albert(tmp_path / "albert", tokenizer_json)
     path = tmp_path / "albert" / "model.safetensors"
     tensors = load_file(path)

@@ -264,14 +264,21 @@ def timm_images(model: Any, **data: Any) -> Callable[[list[Image.Image]], torch.
     return images
 
 
-def timm_vit(folder: Path, name: str = "vit_base_patch16_clip_224", **settings: Any) -> Library:
-    import timm
+def save_timm(model: Any, folder: Path, **settings: Any) -> None:
+    """Save as timm does for the hub, with the settings of the model, which timm before 1.0.31 doesn't keep itself."""
     from timm.models import save_for_hf
 
-    sizes = {"img_size": SIZE, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4}
-    model = randomise(timm.create_model(name, num_classes=7, **(sizes | settings)))
+    save_for_hf(model, str(folder), model_args=settings, safe_serialization=True)
+
+
+def timm_vit(folder: Path, name: str = "vit_base_patch16_clip_224", **settings: Any) -> Library:
+    import timm
+
+    sizes = {"img_size": SIZE, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4} | settings
+    model = randomise(timm.create_model(name, num_classes=7, **sizes))
     data = {"input_size": (3, SIZE, SIZE), "crop_pct": 0.9}
-    save_for_hf(model, str(folder), safe_serialization=True, data_config=data)
+    model.pretrained_cfg |= data
+    save_timm(model, folder, **sizes)
     return Library(timm_images(model, **data))
 
 

@@ -83,6 +83,7 @@ def with_padding(batch: Batch) -> Batch:
     return Batch(batch.vision, TowerState(torch.cat(captions), lengths))
 
 
+@torch.inference_mode()  # as runs compute: with gradients torch 2.8 multiplies in another order
 def check_every_cut(folder: Path, batch: Batch) -> None:
     """Check that each cut into two stages, and the finest, give the bits of the unsplit towers, on one thread."""
     config = load_model_config(folder)

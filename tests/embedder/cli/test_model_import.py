@@ -7,6 +7,7 @@ import pytest
 import samples
 import torch
 from command_runs import run_here
+from library_checkpoints import save_timm
 from tiny_models import tiny_config
 from tiny_tokenizers import NUM_TOKENS, wordpiece
 from tower_checkpoints import save_clip
@@ -22,13 +23,12 @@ from shards.summary import fresh_towers
 def checkpoints(tmp_path_factory):
     """Folders of a timm ViT, of transformers' ViT and CLIP, and of a BERT."""
     import timm
-    from timm.models import save_for_hf
     from transformers import BertConfig, BertModel, ViTConfig, ViTImageProcessor, ViTModel
 
     folder = tmp_path_factory.mktemp("checkpoints")
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
     vit = timm.create_model("vit_small_patch16_224", num_classes=7, **sizes)
-    save_for_hf(vit, str(folder / "vit"), safe_serialization=True)
+    save_timm(vit, folder / "vit", **sizes)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 40}
     randomise(BertModel(BertConfig(vocab_size=NUM_TOKENS, **sizes))).save_pretrained(folder / "bert")
     wordpiece().save_pretrained(folder / "bert")
@@ -170,12 +170,11 @@ def test_a_file_that_is_no_weights_is_a_file(tmp_path):
 
 def test_the_hint_for_timm_makes_a_checkpoint_that_is_taken(tmp_path):
     import timm
-    from timm.models import save_for_hf
 
     model = randomise(timm.create_model("vit_tiny_patch16_224", depth=1))
     torch.save(model.state_dict(), tmp_path / "weights.pth")
     again = timm.create_model("vit_tiny_patch16_224", depth=1, checkpoint_path=str(tmp_path / "weights.pth"))
-    save_for_hf(again, str(tmp_path / "saved"), safe_serialization=True)
+    save_timm(again, tmp_path / "saved", depth=1)
     assert import_checkpoint(tmp_path / "saved", tmp_path / "out").trained
 
 

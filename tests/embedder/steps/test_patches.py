@@ -8,12 +8,12 @@ import samples
 import timm
 import torch
 from embedding_runs import embedded
+from library_checkpoints import save_timm
 from PIL import Image
 from siglip_checkpoints import save_naflex_siglip2
 from timm.data import create_transform, resolve_data_config
 from timm.data.naflex_dataset import NaFlexCollator
 from timm.data.naflex_transforms import get_image_size_for_seq
-from timm.models import save_for_hf
 from tower_checks import randomise
 from transformers.models.siglip2 import image_processing_siglip2
 
@@ -50,11 +50,11 @@ def save_siglip(folder):
     return save_naflex_siglip2(folder, BUDGET)
 
 
-def save_timm(folder):
+def save_naflex(folder):
     settings = {"patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "pos_embed_grid_size": (5, 5)}
     size = {"input_size": (3, 48, 48)}
     model = timm.create_model("naflexvit_base_patch16_gap", num_classes=5, pretrained_cfg_overlay=size, **settings)
-    save_for_hf(randomise(model), str(folder), safe_serialization=True)
+    save_timm(randomise(model), folder, **settings)
     return model
 
 
@@ -74,7 +74,7 @@ def timm_features(model, images):
     return model.forward_head(**features, pre_logits=True)
 
 
-@pytest.fixture(scope="module", params=[(save_siglip, siglip_features), (save_timm, timm_features)])
+@pytest.fixture(scope="module", params=[(save_siglip, siglip_features), (save_naflex, timm_features)])
 def model(request, tmp_path_factory):
     """A model folder, and the library's own vectors of images."""
     folder = tmp_path_factory.mktemp("naflex")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from library_checkpoints import save_timm
 from safetensors.torch import load_file
 from tiny_tokenizers import CAPTIONS, NUM_TOKENS, ODD_CAPTIONS, padded, save_checkpoint, wordpiece
 from tokenizers import Tokenizer
@@ -28,13 +29,12 @@ TEXT = {
 def checkpoint(tmp_path_factory):
     """Folder of a timm ViT and of a DistilBERT with a head, and transformers' model."""
     import timm
-    from timm.models import save_for_hf
     from transformers import DistilBertConfig, DistilBertForMaskedLM
 
     folder = tmp_path_factory.mktemp("checkpoints")
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
     vit = randomise(timm.create_model("vit_small_patch16_224", num_classes=7, **sizes))
-    save_for_hf(vit, str(folder / "vit"), safe_serialization=True)
+    save_timm(vit, folder / "vit", **sizes)
     model = randomise(DistilBertForMaskedLM(DistilBertConfig(**TEXT)))
     model.save_pretrained(folder / "text")
     wordpiece().save_pretrained(folder / "text")

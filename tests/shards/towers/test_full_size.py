@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from command_runs import run_here
+from library_checkpoints import save_timm
 from published_models import PUBLISHED
 from tiny_tokenizers import NUM_TOKENS, wordpiece
 from tower_checkpoints import save_clip
@@ -178,13 +179,13 @@ def save_bert(folder):
     wordpiece().save_pretrained(folder)
 
 
-def save_timm(folder):
+def save_vit(folder):
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
     model = timm.create_model("vit_small_patch16_224", num_classes=7, **sizes)
-    timm.models.save_for_hf(model, str(folder), safe_serialization=True)
+    save_timm(model, folder, **sizes)
 
 
-@pytest.mark.parametrize("save", [save_clip, save_bert, save_timm])
+@pytest.mark.parametrize("save", [save_clip, save_bert, save_vit])
 def test_beside_weights_the_configuration_is_that_of_the_whole_import(tmp_path, save):
     save(tmp_path / "checkpoint")
     whole = import_checkpoint(tmp_path / "checkpoint", tmp_path / "whole")

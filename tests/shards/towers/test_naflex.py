@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from library_checkpoints import save_timm
 from siglip_checkpoints import LENGTH, WIDTH, save_naflex_siglip2
-from timm.models import save_for_hf
 from torch.nn.utils.rnn import pad_sequence
 from tower_checks import (
     GRIDS,
@@ -45,14 +45,15 @@ MODELS = {
     "naflexvit_so150m2_patch16_reg1_gap": SMALL | {"mlp_ratio": 3},  # no bias of q, k and v
     "naflexvit_base_patch16_radio_v3": SMALL | {"reg_tokens": 2},  # class token, no norm at the end
 }
+needs_newest = pytest.mark.skipif(not timm.is_model("naflexvit_base_patch16_radio_v3"), reason="before timm 1.0.31")
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=needs_newest) for name in MODELS])
 def tower(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tower")
     size = {"input_size": (3, 48, 48)}
     model = timm.create_model(request.param, num_classes=5, pretrained_cfg_overlay=size, **MODELS[request.param])
-    save_for_hf(randomise(model), str(folder / "checkpoint"), safe_serialization=True)
+    save_timm(randomise(model), folder / "checkpoint", **MODELS[request.param])
     import_checkpoint(folder / "checkpoint", folder / "model")
     return folder / "model", model
 
@@ -258,6 +259,14 @@ def test_a_bad_checkpoint_is_refused_in_one_line(tmp_path, damage, message):
     assert not (tmp_path / "model").exists()
 
 
+def test_a_timm_that_does_not_say_how_positions_are_resized_is_named(monkeypatch):
+    model = timm.create_model("naflexvit_base_patch16_gap", **SMALL | {"embed_dim": 64})
+    monkeypatch.delattr(model.embeds, "channels_last", raising=False)
+    with pytest.raises(ModelError, match=r"channels_last.*; timm 1\.0\.31 does: pip install 'timm>=1\.0\.31'"):
+        read_timm_tower(model, Path("checkpoint"))
+
+
+@needs_newest
 @pytest.mark.parametrize("changes", [{"pos_embed_use_grid_sample": True}, {"rope_type": "axial"}])
 def test_other_positions_are_refused(changes):
     model = timm.create_model("naflexvit_base_patch16_gap", **SMALL | {"embed_dim": 64} | changes)
@@ -265,6 +274,7 @@ def test_other_positions_are_refused(changes):
         read_timm_tower(model, Path("checkpoint"))
 
 
+@needs_newest
 def test_shapes_at_full_size_are_those_of_timms_models(tmp_path):
     for name in timm.list_models("naflexvit_*"):
         with torch.device("meta"):

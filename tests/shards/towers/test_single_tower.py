@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from library_checkpoints import save_timm
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tower_checks import check_against, check_every_cut, make_batch, randomise
@@ -133,12 +134,10 @@ def test_a_vit_with_a_classifier_around_it_is_imported_without_it(tmp_path, vit)
 
 def test_a_timm_checkpoint_becomes_a_vision_model(tmp_path):
     import timm
-    from timm.models import save_for_hf
 
-    model = timm.create_model(
-        "vit_small_patch16_224", num_classes=7, img_size=SIZE, patch_size=8, embed_dim=32, depth=2, num_heads=2
-    )
-    save_for_hf(randomise(model), str(tmp_path / "checkpoint"), safe_serialization=True)
+    sizes = {"img_size": SIZE, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    model = timm.create_model("vit_small_patch16_224", num_classes=7, **sizes)
+    save_timm(randomise(model), tmp_path / "checkpoint", **sizes)
     import_checkpoint(tmp_path / "checkpoint", tmp_path / "model")
     config, batch = load_model_config(tmp_path / "model"), batch_of(tmp_path / "model")
     mean, std = torch.tensor(config.preprocess.mean), torch.tensor(config.preprocess.std)

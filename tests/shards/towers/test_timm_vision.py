@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from timm.models import save_for_hf
+from library_checkpoints import save_timm
 from tower_checks import check_against, check_every_cut, check_every_part_matters, make_batch, randomise
 
 from shards.config import load_model_config
@@ -59,7 +59,7 @@ IMPORTED = {"vision_transformer": 152, "eva": 54}
 def tower(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tower")
     model = randomise(timm.create_model(request.param, num_classes=5, **MODELS[request.param]))
-    save_for_hf(model, str(folder / "checkpoint"), safe_serialization=True)
+    save_timm(model, folder / "checkpoint", **MODELS[request.param])
     import_checkpoint(folder / "checkpoint", folder / "model")
     return folder / "model", model
 
@@ -117,7 +117,7 @@ def test_timms_models_are_described_or_refused_by_what_is_missing(tmp_path, modu
 )
 def test_what_can_not_be_built_is_refused_in_one_line(tmp_path, name, settings, message):
     model = timm.create_model(name, num_classes=5, **settings)
-    save_for_hf(model, str(tmp_path / "checkpoint"), safe_serialization=True)
+    save_timm(model, tmp_path / "checkpoint", **settings)
     if message is None:
         import_checkpoint(tmp_path / "checkpoint", tmp_path / "model")
         return
