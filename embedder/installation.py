@@ -41,6 +41,18 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 }
 """Packages, by the names they are imported under, that each extra of pyproject.toml brings."""
 
+VECTOR_LIBRARIES = {
+    "torch": "sums of products in another order; the resizing of torchvision's processors",
+    "timm": "layers of image towers",
+    "transformers": "layers of text towers and of its own image towers",
+    "tokenizers": "token ids of captions",
+    "numpy": "resizing of pictures whose colours are converted first",
+    "pillow": "decoding of pictures other than JPEGs, and Pillow's resizing",
+    "simplejpeg": "decoding of JPEGs",
+    "av": "decoding of videos",
+}
+"""Libraries that decide the last bits of vectors, and by what."""
+
 MAX_NAMED = 3
 MISSING_EXTRA = "MissingExtra"
 """Error type of an item whose decoder an extra brings that is not installed."""
@@ -154,6 +166,12 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def vector_libraries() -> dict[str, str]:
+    """Versions of the libraries that decide the last bits of vectors; without those that are missing."""
+    found = {name: _version(name) for name in VECTOR_LIBRARIES}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def describe() -> str:

@@ -1,4 +1,4 @@
-"""`embedder verify`: the stages against the unsplit towers."""
+"""`embedder verify`: the stages against the unsplit towers, and against what a store has published."""
 
 import math
 from dataclasses import asdict
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def verify(
     read: ReadConfig,
     source: Annotated[str | None, typer.Argument(help="What to verify with; the shipped images otherwise.")] = None,
+    store: Annotated[str | None, typer.Option(help="Compare with what this store has published, too.")] = None,
     model: ModelUri = None,
     plan: PlanFile = None,
     num_stages: NumStages = None,
@@ -29,14 +30,16 @@ def verify(
     min_cosine: Annotated[float | None, typer.Option(max=1, help="Least cosine allowed.")] = None,
     device: Annotated[str, typer.Option(help="torch device: cpu, cuda.")] = "cpu",
 ) -> Result:
-    """Compare the stages' output with the unsplit towers'; exit 1 where they are too far apart."""
+    """Compare the stages' output with the unsplit towers', and a store's; exit 1 where they are too far apart."""
     sources = source_override(source)
     overrides = {"model": model, "source": sources, "plan": plan, "num_stages": num_stages, "dtype": dtype}
     run = read(overrides)
 
     from embedder.verification.verify import verify as run_verify
 
-    found = run_verify(run, num_items=num_items, max_difference=tolerance, min_cosine=min_cosine, device=device)
+    found = run_verify(
+        run, num_items=num_items, store=store, max_difference=tolerance, min_cosine=min_cosine, device=device
+    )
     failure = f"verify: {'; '.join(found.failures)}" if found.failures else ""
     return Result(_verification_data(found), _verification_parts(found), failure)
 

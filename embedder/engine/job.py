@@ -35,6 +35,7 @@ from embedder.engine.user_steps.declared import new_columns, step_fingerprints
 from embedder.engine.user_steps.run_steps import check_run_steps, decoded_steps, with_step_cpus, written_steps
 from embedder.engine.user_steps.written_rows import NO_STEPS, WrittenSteps
 from embedder.errors import ConfigError
+from embedder.installation import vector_libraries
 from embedder.media.limits import DecodeLimits
 from embedder.quantities import counted
 from embedder.servables.tower_parts import read_plan
@@ -344,4 +345,5 @@ def store_info(config: RunConfig, model: Model) -> StoreInfo:
         searched="text" if model.config.vision is None else "image",
         steps=step_fingerprints(config.step),
         step_columns=new_columns(config.step),
+        libraries=vector_libraries(),
     )

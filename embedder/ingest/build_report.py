@@ -16,6 +16,7 @@ from embedder.ingest.execute import EngineOutcome
 from embedder.ingest.guards import Verdict
 from embedder.ingest.run_result import RunResult
 from embedder.ingest.work import WorkPlan
+from embedder.installation import vector_libraries
 from embedder.planning.profile import kept_costs
 from embedder.quantities import counted
 from embedder.report.node_sums import all_devices, cost_per_million, held_devices, node_reports, this_machine
@@ -29,7 +30,7 @@ from embedder.store.layout import Kind, utc_now
 from embedder.store.step_metrics import Measurement
 
 LOG = logging.getLogger(__name__)
-LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "deltalake", "faiss-cpu")
+LIBRARIES = ("ray", "pyarrow", "deltalake", "faiss-cpu")
 
 
 def build_report(
@@ -232,7 +233,7 @@ def idle_report(
 
 def library_versions() -> dict[str, str]:
     """Versions of the libraries that results depend on, without importing them."""
-    return {name: version(name) for name in LIBRARIES}
+    return vector_libraries() | {name: version(name) for name in LIBRARIES}
 
 
 def _ignored(model: Model, result: RunResult) -> dict[str, int]:

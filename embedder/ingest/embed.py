@@ -9,6 +9,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
+from shlex import quote
 from typing import Any
 
 import pyarrow as pa
@@ -51,7 +52,7 @@ from embedder.store.publish import finish_publication
 from embedder.store.refusals import look, no_empty_folders, taken_back
 from embedder.store.runs import Run, finished_items, next_session, start_run
 from embedder.store.schema import EMBEDDINGS, with_carryover
-from embedder.store.store_info import bind_store, check_binding, check_writable
+from embedder.store.store_info import bind_store, check_binding, check_writable, other_libraries
 from embedder.store.tables import RecordTable
 from embedder.store_index.keep_index import keep_index, make_first_index, model_index_builder
 from shards.summary import untrained_reason
@@ -167,6 +168,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     if (untrained := untrained_reason(inputs.model.folder)) is not None:
         LOG.info(f"model {inputs.model.config.name} is untrained: {untrained}; search with it means nothing yet")
     _settle_dtype(inputs, has_work=work.difference.to_embed.num_rows > 0, is_int8_checked=is_int8_checked)
+    _log_other_libraries(inputs, served, work)
     run = start_run(files, inputs.info, _check_columns(inputs), inputs.views)
     observer.begun(run)
     held = find_held(files, current, inputs.info, work.difference.to_embed)
@@ -231,6 +233,17 @@ def _settle_dtype(inputs: Inputs, *, has_work: bool, is_int8_checked: bool) -> N
         LOG.info(
             f'colour raw (decode.colour = "auto"): store {inputs.files.address} is made so, without what files say '
             "about colour; `embedder refresh --set decode.colour=srgb` makes it anew"
+        )
+
+
+def _log_other_libraries(inputs: Inputs, served: StoreInfo, work: WorkPlan) -> None:
+    """Say, once for each change, that rows made with other versions of libraries stay beside those of this run."""
+    others = other_libraries(served, inputs.info)
+    if work.num_as_published and work.difference.to_embed.num_rows and others:
+        address = inputs.files.address
+        LOG.info(
+            f"store {address}: its rows were made with {', '.join(others)}; vectors of two versions may differ in "
+            f"their last bits: `embedder verify SOURCE --store {quote(address)}` says by how much"
         )
 
 

@@ -82,6 +82,9 @@ class StoreInfo(Record):
     searched: Searched = Field("image", description="text: the model has no tower for images")
     steps: dict[str, str] = Field({}, description="fingerprints of the user's own steps, in their order")
     step_columns: dict[str, str] = Field({}, description="types of the columns that such steps have added so far")
+    libraries: dict[str, str] = Field(
+        {}, description="versions that decide the last bits of vectors; recorded, not hashed"
+    )
     # Of a further model (`embedder.store.models`); a store's main model lacks these.
     has_vectors: bool | None = None
     outputs: dict[str, str] | None = None
@@ -120,6 +123,7 @@ class Current(Record):
     searched: Searched | None = Field(None, description="side whose vectors are searched")
     steps: dict[str, str] = Field({}, description="as in store.json")
     step_columns: dict[str, str] = Field({}, description="as in store.json")
+    libraries: dict[str, str] = Field({}, description="as in store.json, of the run that published")
     retrieval: dict[str, Any] | None = Field(None, description="R@k on the store's own pairs, as a guard measured it")
     previous: RunId | None = Field(None, description="run whose publication this one took the place of")
     restores: RunId | None = Field(None, description="run whose rows a rollback brought back")

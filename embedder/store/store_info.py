@@ -25,6 +25,7 @@ MODEL_FIELDS = (
     "searched",
     "steps",
     "step_columns",
+    "libraries",
 )
 FURTHER_FIELDS = ("has_vectors", "outputs", "servable")
 """Beside `MODEL_FIELDS`, those of further models."""
@@ -112,6 +113,15 @@ def step_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     found += [f"step {name} added" for name in now if name not in before]
     found += [f"step {name} removed" for name in before if name not in now]
     return ", ".join(found) or "steps in another order"
+
+
+def other_libraries(served: StoreInfo, info: StoreInfo) -> list[str]:
+    """Describe the libraries whose versions differ, as `torch 2.8.0 (now 2.15.0)`; of an older store none is known."""
+    return [
+        f"{name} {version} (now {info.libraries.get(name, 'missing')})"
+        for name, version in served.libraries.items()
+        if info.libraries.get(name) != version
+    ]
 
 
 def check_writable(files: StoreFiles, info: StoreInfo) -> None:

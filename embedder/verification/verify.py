@@ -2,6 +2,8 @@
 
 Both get the same batches of the same decoded items. The unsplit towers run timm's and transformers' own forward
 functions in float32. In another dtype a second reference separates the cut from the dtype: one shard with everything.
+With a store, a third reference are its published vectors of these items, which other versions of libraries may have
+made.
 
 The limits, and why. float32: at most 1e-6 apart; on one thread shards are equal to the last bit, and several may
 sum in another order. bfloat16 and float16: a cosine of 0.999; with 8 bits of mantissa, a relative error of 2^-9 each
@@ -21,9 +23,9 @@ from embedder.compat import with_fast_start
 from embedder.config import RunConfig
 from embedder.engine.compute_dtype import Gpu, Gpus, choose_dtype
 from embedder.engine.device_settings import rows_per_batch, settings_of
-from embedder.engine.job import decode_spec, make_plan, stage_threads
+from embedder.engine.job import decode_spec, make_plan, stage_threads, store_info
 from embedder.engine.model_folder import Model, open_model
-from embedder.errors import SourceError
+from embedder.errors import SourceError, StoreError
 from embedder.installation import require
 from embedder.quantities import counted
 from embedder.sources.demo_source import shipped_source
@@ -31,8 +33,14 @@ from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
 from embedder.steps.stage import EMBEDDINGS, Stage, UnsplitStage
 from embedder.steps.stage_actor import StageSpec
+from embedder.store.arrow_lookup import KnownIds
 from embedder.store.arrow_tensors import unpack_vectors
+from embedder.store.files import StoreFiles
+from embedder.store.layout import StoreInfo
+from embedder.store.store_info import differing, published, read_store_info, served_info
+from embedder.store.tables import RecordTable
 from embedder.verification.compare import Limit, VectorComparison, Vectors, compare, cosines
+from index.vectors import Mask
 from shards.costs import Dtype, weight_bytes
 from shards.ranges import ShardSpec, whole_model
 from shards.training.metrics import retrieval_at
@@ -48,6 +56,8 @@ LIMITS = {
 }
 CUT_LIMIT = Limit(max_difference=1e-6)
 UNSPLIT = "unsplit towers, float32"
+KEYS = ("item_id", "segment", "content_version")
+"""Columns that are equal where a row of a store and a decoded one are of the same content."""
 SIDES = {"image": "vision", "text": "text"}
 COMPARED: tuple[Dtype, ...] = ("float32", "bfloat16", "int8")
 MAX_LISTED = 10_000  # of these the items are taken, evenly spaced: neighbours in a listing are alike
@@ -118,6 +128,7 @@ def verify(
     config: RunConfig,
     *,
     num_items: int = 64,
+    store: str | None = None,
     max_difference: float | None = None,
     min_cosine: float | None = None,
     device: str = "cpu",
@@ -127,6 +138,8 @@ def verify(
     Args:
         config: the run: model, plan or number of stages, dtype, batch size, sources (none: the demo's images).
         num_items: items to take of the sources.
+        store: whose published vectors the items that it has are compared with, too; what the configuration leaves
+            open is taken from it: model, dtype, colours.
         max_difference: against the unsplit towers; else that of the dtype.
         min_cosine: against the unsplit towers; else that of the dtype.
         device: torch device.
@@ -134,10 +147,12 @@ def verify(
     Raises:
         InstallationError: torch is not installed.
         ConfigError: no model is given.
+        StoreError: the store can't be read, is of another model, or has none of the items as they are now.
         SourceError: a source can't be listed, or none of its items can be embedded.
         shards.ModelError: the model or the plan can't be used.
     """
     require("embed", "embedder verify")
+    config = config if store is None else _as_published(config, StoreFiles(store))
     model = open_model(config.required_model)
     plan = make_plan(config, model)
     planned = plan.dtype if config.plan is not None else None
@@ -155,6 +170,8 @@ def verify(
     if config.compute_dtype != "float32":
         one, _ = runner.run(rows, [whole], config.compute_dtype)
         comparisons += _compare(found, f"one shard, {config.compute_dtype}", one, CUT_LIMIT)
+    if store is not None:
+        comparisons += _compare_with_store(StoreFiles(store), store_info(config, model), rows, found, limit)
     precisions, gain = [], None
     if config.compute_dtype == "int8":
         from shards.int8_benefit import measure_int8_benefit
@@ -172,6 +189,23 @@ def verify(
         comparisons=tuple(comparisons),
         precisions=tuple(precisions),
         gain=gain,
+    )
+
+
+def _as_published(config: RunConfig, files: StoreFiles) -> RunConfig:
+    """Take from a store what decides on vectors and the configuration leaves open, and how it cut videos."""
+    served = served_info(read_store_info(files), published(files))
+    decode = config.decode
+    if decode.colour == "auto":
+        decode = decode.model_copy(update={"colour": served.colour})
+    return config.model_copy(
+        update={
+            "segment_s": served.segment_s,
+            "frames_per_segment": served.frames_per_segment,
+            "decode": decode,
+            "dtype": served.dtype if config.dtype == "auto" and config.plan is None else config.dtype,
+            "model": config.model if config.main_model is not None else served.model,
+        }
     )
 
 
@@ -267,6 +301,48 @@ def _row_s(tables: Sequence[pa.Table]) -> float:
 
 def _compare(found: Embedded, reference: str, expected: Embedded, limit: Limit) -> list[VectorComparison]:
     return [compare(side, found[side], reference, expected[side], limit) for side in SIDES]
+
+
+def _compare_with_store(
+    files: StoreFiles, info: StoreInfo, rows: Sequence[pa.Table], found: Embedded, limit: Limit
+) -> list[VectorComparison]:
+    """Compare with the vectors that a store has published of the same content."""
+    current = published(files)
+    served = served_info(read_store_info(files), current)
+    if names := differing(served, info):
+        raise StoreError(
+            f"store {files.address}: its {' and '.join(name.replace('_', ' ') for name in names)} is not this run's; "
+            "verify with its model, sources and preprocessing"
+        )
+    here = pa.concat_tables([table.select(KEYS) for table in rows])
+    columns = {side: f"{side}_embedding" for side in SIDES}
+    pieces = RecordTable(files, "embeddings", current.embeddings).pieces([*KEYS, *columns.values()])
+    wanted = KnownIds(here["item_id"])
+    stored = pa.concat_tables([piece.take(wanted.among(piece["item_id"])) for piece in pieces])
+    place_of = {key: place for place, key in enumerate(_keys(stored))}
+    places = [place_of.get(key) for key in _keys(here)]
+    if not any(place is not None for place in places):
+        raise StoreError(f"store {files.address}: it has none of the items as they are now; name the sources it is of")
+    made_with = (
+        ", ".join(f"{name} {version}" for name, version in served.libraries.items()) or "versions it doesn't say"
+    )
+    comparisons = []
+    for side, column in columns.items():
+        vectors = stored[column].take(pa.array(places, pa.int64()))
+        expected = Vectors(unpack_vectors(vectors.drop_null()), pc.is_valid(vectors).to_numpy())
+        comparisons.append(
+            compare(side, _only(found[side], expected.present), f"the store ({made_with})", expected, limit)
+        )
+    return comparisons
+
+
+def _keys(rows: pa.Table) -> list[tuple[object, ...]]:
+    return list(zip(*(rows[name].to_pylist() for name in KEYS), strict=True))
+
+
+def _only(vectors: Vectors, wanted: Mask) -> Vectors:
+    """Vectors of some rows alone."""
+    return Vectors(vectors.values[wanted[vectors.present]], vectors.present & wanted)
 
 
 def _precision(

@@ -8,12 +8,16 @@ import pytest
 import samples
 from embedding_runs import embedded
 from gpu_simulation.models import MODELS
+from PIL import Image
 
-from embedder.engine import hardware
+from embedder import installation
+from embedder.engine import hardware, job
 from embedder.engine.compute_dtype import Gpu
 from embedder.errors import ConfigError
-from embedder.ingest.embed import embed
+from embedder.ingest.embed import embed, refresh
 from embedder.ingest.inputs import _first_dtype, open_inputs
+from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
 from shards.plan import plan_shards
 
 
@@ -96,3 +100,19 @@ def test_a_run_that_is_worth_its_gpu_by_its_type_alone_gets_the_dtype_of_it(make
     plan = plan_shards(MODELS["vit-b-32"](), 1)
     choice = _first_dtype(config, plan, 3_000, lambda config: (Gpu(*gpu),))
     assert choice.dtype == "bfloat16"
+
+
+def test_rows_of_other_versions_of_libraries_are_named_once(make_run, tmp_path, monkeypatch, said):
+    source = samples.folder(tmp_path / "in", num_images=3, num_clips=0)
+    now = dict(installation.vector_libraries())
+    monkeypatch.setattr(job, "vector_libraries", lambda: now | {"torch": "2.8.0", "timm": "1.0.26"})
+    assert embed(make_run(source)).published
+    monkeypatch.undo()
+
+    for number, colour in enumerate(["red", "blue"]):
+        Image.new("RGB", (40, 40), colour).save(source / f"new-{number}.png")
+        assert refresh(make_run(source)).published
+    (line,) = [line for line in said if "its rows were made with" in line]
+    assert f"torch 2.8.0 (now {now['torch']}), timm 1.0.26 (now {now['timm']})" in line
+    assert line.endswith(f"`embedder verify SOURCE --store {tmp_path / 'store'}` says by how much")
+    assert read_current(StoreFiles(str(tmp_path / "store"))).libraries == now

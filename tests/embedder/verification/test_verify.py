@@ -1,8 +1,11 @@
 """`embedder verify`: what it compares, and that it fails when it should."""
 
 import shutil
+from importlib.metadata import version
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import samples
 import torch
@@ -12,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from embedder.config import load_config
 from embedder.engine.job import check_int8
 from embedder.engine.model_folder import open_model
-from embedder.errors import ConfigError, SourceError
+from embedder.errors import ConfigError, SourceError, StoreError
+from embedder.ingest.embed import embed
 from embedder.training.tokenizer import train_tokenizer
 from embedder.verification.compare import Limit, Vectors, compare
 from embedder.verification.verify import verify
@@ -113,6 +117,41 @@ def test_a_source_of_which_nothing_can_be_embedded_is_refused(make_run, tmp_path
     (tmp_path / "in" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     with pytest.raises(SourceError, match="0 of 1 item can be embedded"):
         verify(make_run(tmp_path / "in"))
+
+
+def test_vectors_that_a_store_has_published_are_compared_to_the_bit(make_run, source, tmp_path):
+    embed(make_run(source, num_stages=1))
+    found = verify(load_config(overrides={"source": [{"path": str(source)}]}), store=str(tmp_path / "store"))
+    images, texts = found.comparisons[-2:]
+    here = f"torch {version('torch')}"
+    assert here in images.reference and images.reference.startswith("the store (")
+    assert (images.num_vectors, images.num_equal, texts.num_vectors, texts.num_equal) == (17, 17, 8, 8)
+    assert found.failures == []
+
+
+def test_vectors_that_another_version_made_otherwise_fail(make_run, source, tmp_path):
+    embed(make_run(source))
+    part = next((tmp_path / "store" / "embeddings").rglob("*.parquet"))
+    rows = pq.read_table(part)
+    moved = [None if row is None else [row[0] + 1e-3, *row[1:]] for row in rows["text_embedding"].to_pylist()]
+    place = rows.schema.get_field_index("text_embedding")
+    field = rows.schema.field(place)
+    pq.write_table(rows.set_column(place, field, pa.array(moved, field.type)), part)
+    ended = run_here("verify", source, "--store", tmp_path / "store", "--json")
+    assert ended.code == 1
+    assert "text against the store (" in ended.stderr and "largest difference 0.001" in ended.stderr
+    assert [each["passed"] for each in ended.found["comparisons"]] == [True, True, True, False]
+
+
+def test_a_store_of_other_preprocessing_or_of_none_of_the_items_is_refused(make_run, source, tmp_path):
+    embed(make_run(source))
+    with pytest.raises(StoreError, match="its preprocess fingerprint is not this run's; verify with its model"):
+        verify(make_run(source, decode={"colour": "raw"}), store=str(tmp_path / "store"))
+    others = samples.folder(tmp_path / "others", num_images=2, num_clips=0)
+    for path in list(others.iterdir()):
+        path.rename(path.with_name("other-" + path.name))
+    with pytest.raises(StoreError, match="it has none of the items as they are now"):
+        verify(make_run(others), store=str(tmp_path / "store"))
 
 
 def test_without_a_source_the_shipped_pictures_are_taken_from_all_over_the_listing(tiny_model):
