@@ -2,9 +2,11 @@
 #
 #     buildah build -t embedder:full .                                # all: embed, serve, Ray's cluster, JupyterLab
 #     buildah build -t embedder:light --build-arg VARIANT=light .     # searches, plans, serves; without torch and Ray
+#     buildah build -t embedder:vendor --build-arg BASE=nvcr.io/nvidia/pytorch:25.09-py3 --build-arg TORCH=base .
 #
 # Versions are those of constraints.txt and scripts/image/constraints.txt. What is inside: /opt/embedder/sbom.cdx.json.
-# BASE is any Debian with Python 3.11; scripts/image/build makes one by debootstrap where no registry is at hand.
+# BASE is any Debian or Ubuntu with Python 3.11 or newer; scripts/image/build makes one by debootstrap where no registry is
+# at hand. With TORCH=base the image's own torch, numpy and CUDA packages stay as they are, and pip chooses the others.
 ARG BASE=docker.io/library/debian:bookworm-slim
 
 # hadolint ignore=DL3006
@@ -21,6 +23,7 @@ RUN apt-get update \
 
 FROM base AS build
 ARG VARIANT=full
+ARG TORCH=own
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3-venv \
@@ -33,7 +36,13 @@ COPY pyproject.toml README.md LICENSE ./
 COPY embedder embedder
 COPY shards shards
 COPY index index
-RUN python3 -m venv /opt/embedder \
+RUN if [ "$TORCH" = base ]; then \
+        python3 -m venv --system-site-packages /opt/embedder \
+        && /opt/embedder/bin/pip list --format=freeze > base.txt \
+        && grep -iE '^(torch|nvidia|cuda|triton|numpy)' base.txt > constraints.txt; \
+    else \
+        python3 -m venv /opt/embedder; \
+    fi \
     && /opt/embedder/bin/pip install -c constraints.txt -c image-constraints.txt -r "requirements-${VARIANT}.txt"
 RUN python3 -m venv /opt/sbom \
     && /opt/sbom/bin/pip install -c image-constraints.txt cyclonedx-bom \

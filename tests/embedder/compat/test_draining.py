@@ -10,9 +10,12 @@ import samples
 from embedding_runs import assert_same, embedded
 from stop_runs import Listening, num_kept, once, press, wait_until
 
+from embedder.compat import draining
 from embedder.errors import RunFailedError
 from embedder.ingest.embed import embed
 from embedder.observability.log import messages_to
+
+pytestmark = pytest.mark.skipif(not draining.EARLY_END.is_there(), reason="this Ray ends no run early")
 
 
 @pytest.mark.slow(rotates=True)

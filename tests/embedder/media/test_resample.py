@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from library_versions import skip_where_torch_rounds_otherwise
 from PIL import Image
 
 from embedder.media.limits import DecodeLimits
@@ -50,6 +51,7 @@ def torchvision_resize(values, size, interpolation):
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         pytest.skip("torchvision resizes 8-bit images as floats on this processor")
     skip_without(interpolation)
+    skip_where_torch_rounds_otherwise(interpolation)
     planes = torch.from_numpy(values.transpose(2, 0, 1).copy())
     method = functional.InterpolationMode(interpolation)
     return functional.resize(planes, list(size[::-1]), interpolation=method, antialias=True).numpy().transpose(1, 2, 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from library_versions import is_older
 from PIL import Image
 from sandbox_checks import FIT, ORANGE, chunk, has_ended, is_orange, png_bomb, refused, while_decoding
 
@@ -80,7 +81,8 @@ def test_a_system_that_refuses_limits_of_memory_is_let_go_on_unless_it_is_linux(
 def test_headers_of_huge_dimensions_are_refused_before_decoding(decoder, encode_image, png):
     for kind, bomb in header_bombs(encode_image):
         error = refused(decoder, bomb)
-        assert error.error_type == "TooManyPixels", (kind, error)
+        is_libwebps = kind == "WEBP" and is_older("pillow", "13")  # which makes a decoder before it tells the size
+        assert error.error_type == ("OSError" if is_libwebps else "TooManyPixels"), (kind, error)
         assert is_orange(decoder.image(png, FIT))
 
 

@@ -9,6 +9,7 @@ import timm
 import torch
 from embedding_runs import embedded
 from library_checkpoints import save_timm
+from library_versions import is_older, skip_where_torch_rounds_otherwise
 from PIL import Image
 from siglip_checkpoints import save_naflex_siglip2
 from timm.data import create_transform, resolve_data_config
@@ -77,6 +78,8 @@ def timm_features(model, images):
 @pytest.fixture(scope="module", params=[(save_siglip, siglip_features), (save_naflex, timm_features)])
 def model(request, tmp_path_factory):
     """A model folder, and the library's own vectors of images."""
+    if request.param[0] is save_naflex and is_older("timm", "1.0.31"):
+        pytest.skip("this timm doesn't say how a NaFlexVit resizes its positions")
     folder = tmp_path_factory.mktemp("naflex")
     save, features = request.param
     theirs = save(folder / "checkpoint")
@@ -104,6 +107,7 @@ def source(tmp_path):
     ("engine", "num_stages"), [("local", 1), ("local", 3), pytest.param("ray", 2, marks=pytest.mark.slow)]
 )
 def test_a_run_gives_the_vectors_of_the_library(make_run, model, source, engine, num_stages):
+    skip_where_torch_rounds_otherwise()
     folder, expected = model
     _, rows = embedded(make_run(source, model=str(folder), engine=engine, num_stages=num_stages))
     found = np.stack([rows[f"{number}.png", 0]["image_embedding"] for number in range(len(SIZES))])
@@ -112,6 +116,7 @@ def test_a_run_gives_the_vectors_of_the_library(make_run, model, source, engine,
 
 
 def test_queries_have_the_same_vectors(model, source):
+    skip_where_torch_rounds_otherwise()
     folder, expected = model
     paths = [source / f"{number}.png" for number in range(len(SIZES))]
     found = QueryEncoder(open_model(str(folder))).encode_image([*paths, paths[0].read_bytes()])
