@@ -118,6 +118,7 @@ def build_report(
         num_items=result.num_items,
         num_rejected=result.num_rejected,
         num_vectors=result.num_vectors,
+        num_reject_vectors=result.num_reject_vectors,
         items_per_s=items_per_s,
         window_s=window_s,
         engine_cores=engine_cores,

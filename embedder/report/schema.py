@@ -216,6 +216,8 @@ class Report(ReportSection):
     """Items finished by this session and those before it in the same run."""
     num_rejected: int = 0
     num_vectors: int = 0
+    num_reject_vectors: int = 0
+    """Of these rows, those of rejects: of a caption whose picture is broken, of what could be decoded."""
     items_per_s: float = 0.0
     """Items of this session over `window_s`."""
     window_s: float = 0.0
