@@ -262,4 +262,7 @@ def _left_out_counts(left_out: LeftOut) -> dict[str, Any]:
         "num_junk": left_out.counts["junk"],
         "num_sidecars": left_out.counts["sidecar"],
         "num_excluded": left_out.counts["excluded"],
+        "num_orphan_captions": left_out.num_orphans,
+        "num_kept_captions": left_out.num_kept_orphans,
+        "num_json_without_caption": left_out.num_json_without_caption,
     }

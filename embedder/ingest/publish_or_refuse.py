@@ -1,9 +1,11 @@
 """End of a run whose engine has ended: it is published, kept for the next run, or refused."""
 
+import json
 import logging
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedder.engine.job import ModelRun
 from embedder.engine.query_tower_export import keep_query_towers
@@ -34,6 +36,7 @@ from embedder.store.arrow_lookup import without_items
 from embedder.store.compact import MIN_SAVED, MIN_SAVED_BY_EMBED, compact
 from embedder.store.finished import whole_among
 from embedder.store.interim import interim_state
+from embedder.store.journal import stream_keys
 from embedder.store.layout import Current, run_file
 from embedder.store.publication import PublishIntent
 from embedder.store.publish import publish
@@ -74,6 +77,7 @@ def end_run(
     further = count_models(models)
     wall_s = observer.elapsed_s
     num_left = work.difference.to_embed.num_rows - result.num_here
+    inputs.left_out.num_json_without_caption = _num_json_without_caption(work.difference.to_embed, result)
     left_out = log_left_out(inputs, read_before, result)
     num_before = _num_published_before(result)
     failure = _stopped(outcome, result, num_before, further)
@@ -130,9 +134,40 @@ def log_left_out(inputs: Inputs, read_before: pa.Table, result: RunResult | None
         left_out = left_out.with_read(result.left_out)
         read_before = without_items(read_before, whole_among(result.whole, read_before["item_id"])["item_id"])
     left_out = left_out.with_read(read_before)
-    for line in left_out.lines():
+    is_kept_shown = result is not None and not _has_named_kept(left_out, result)
+    for line in (left_out if is_kept_shown else left_out.without_kept()).lines():
         LOG.info(line)
     return left_out
+
+
+def _has_named_kept(left_out: LeftOut, result: RunResult) -> bool:
+    """Whether the run that published last has named the captions that stay as items: once is enough."""
+    if result.published is None:
+        return True
+    try:
+        report = json.loads(result.run.files.read(run_file(result.published.run_id, REPORT_FILE)))
+    except (FileNotFoundError, ValueError):  # an operation published, or an earlier release
+        return False
+    return bool(report.get("num_kept_captions", 0) == left_out.num_kept_orphans)
+
+
+def _num_json_without_caption(to_embed: pa.Table, result: RunResult) -> int:
+    """Count the items that were embedded without a caption though there is a `.json` beside them.
+
+    Args:
+        to_embed: listed items that the run was to embed.
+        result: of the run.
+    """
+    is_json = pc.fill_null(pc.ends_with(to_embed["caption_uri"], ".json", ignore_case=True), False)
+    ids = to_embed["item_id"].filter(is_json).combine_chunks()
+    if not len(ids):
+        return 0
+    parts = [part for entry in result.entries for part in entry.parts]
+    lacking = (
+        rows.filter(pc.and_(pc.equal(rows["segment"], 0), pc.is_null(rows["caption"])))["item_id"]
+        for rows in stream_keys(result.run.files, parts, "embeddings", ["item_id", "segment", "caption"])
+    )
+    return sum(pc.sum(pc.is_in(found, value_set=ids)).as_py() or 0 for found in lacking)
 
 
 def _num_published_before(result: RunResult) -> int:

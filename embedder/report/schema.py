@@ -209,6 +209,12 @@ class Report(ReportSection):
     num_sidecars: int = 0
     """Files that belong to an item and are no caption."""
     num_excluded: int = 0
+    num_orphan_captions: int = 0
+    """`.txt` and `.json` files that belong to no image or video, and of which no item is made."""
+    num_kept_captions: int = 0
+    """Such files that stay as items, as the store has had them."""
+    num_json_without_caption: int = 0
+    """`.json` files beside an item that this run embedded, none of whose keys is a caption's."""
     """Names that match `exclude`, or don't match `include`."""
     guards: tuple[dict[str, Any], ...] = ()
     """Verdict of each guard, and whether it was overridden."""

@@ -1,15 +1,16 @@
 """The rows that every kind of source yields, before their source's name is put before their ids."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from embedder.batch_schema import CARRIED
+from embedder.sources.type_inference import SAMPLE_ROWS, arrow_columns, infer_json_type, json_value
 
 ROW_SCHEMA = pa.schema(
     [
@@ -72,6 +73,38 @@ def table_of_rows(rows: list[Row], carryover: dict[str, pa.Array] | None = None)
         column.name: pa.array(values, column.type) for column, values in zip(ROW_SCHEMA, columns, strict=True)
     }
     return pa.table(arrays | {CARRIED + name: values for name, values in (carryover or {}).items()})
+
+
+RowWithValues = tuple[Row, dict[str, Any]]
+"""A row, and values of a JSON object that belongs to it, by their names."""
+
+
+def list_with_values(rows: Iterator[RowWithValues], names: Sequence[str], *, unique_ids: bool = False) -> Listing:
+    """List rows with columns of JSON values, whose types are those of the first rows.
+
+    Args:
+        rows: the rows.
+        names: of the values that become columns.
+        unique_ids: whether no two rows have one id.
+    """
+    first = list(islice(rows, SAMPLE_ROWS)) if names else []
+    columns = pa.schema(pa.field(name, infer_json_type([values.get(name) for _, values in first])) for name in names)
+    return Listing(_tables_with_values(chain(first, rows), columns), columns, unique_ids)
+
+
+def _tables_with_values(rows: Iterator[RowWithValues], columns: pa.Schema) -> Iterator[pa.Table]:
+    while chunk := list(islice(rows, ROWS_PER_TABLE)):
+        converted = [_converted(row, values, columns) for row, values in chunk]
+        arrays = arrow_columns([values for _, values in converted], columns)
+        yield table_of_rows([row for row, _ in converted], arrays)
+
+
+def _converted(row: Row, values: dict[str, Any], columns: pa.Schema) -> RowWithValues:
+    """Convert what is carried over; a value of another type rejects its item alone."""
+    try:
+        return row, {column.name: json_value(values.get(column.name), column.type) for column in columns}
+    except ValueError as error:
+        return row._replace(error_type="CarryoverType", error=f"carryover from .json: {error}"), {}
 
 
 def time_text(mtime_ns: int) -> str:

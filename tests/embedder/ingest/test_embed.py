@@ -24,7 +24,7 @@ def unit(vector):
 def test_a_folder_of_pictures_captions_and_clips_is_embedded_whole(make_run, tmp_path):
     source = samples.folder(tmp_path / "a folder with spaces é", num_clips=1)
     (source / "just words.txt").write_text("seven white horses")
-    report, rows = embedded(make_run(source, segment_s=2.0, frames_per_segment=2))
+    report, rows = embedded(make_run(source, segment_s=2.0, frames_per_segment=2, captions={"alone": True}))
     assert report.published
     assert (report.num_items, report.num_rejected) == (8, 0)
     modalities = {key: row["modality"] for key, row in rows.items()}
