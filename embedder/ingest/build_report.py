@@ -59,9 +59,7 @@ def build_report(
     """
     job, difference, is_published = outcome.job, work.difference, not_published is None
     reasons = difference.reasons
-    run, names = result.run, {entry.name for entry in result.entries if not entry.name.startswith(job.run.session)}
-    session = stream_entries(run.files, run.run_id, names)
-    measurements = joined(Measurement(**call) for entry in session for call in entry.trace)
+    measurements = session_measurements(outcome, result)
     loads, trace = split_loads(measurements)
     replicas = {f"stage {index}": stage.min_replicas for index, stage in enumerate(job.allocation.stages)}
     steps, window = step_reports(trace, replicas)
@@ -229,6 +227,14 @@ def idle_report(
         guards=tuple(verdict.model_dump() for verdict in verdicts),
         versions=library_versions(),
     )
+
+
+def session_measurements(outcome: EngineOutcome, result: RunResult) -> list[Measurement]:
+    """Read the measurements that the journal has of this session's steps, of many calls as sums."""
+    run, session = result.run, outcome.job.run.session
+    earlier = {entry.name for entry in result.entries if not entry.name.startswith(session)}
+    entries = stream_entries(run.files, run.run_id, earlier)
+    return joined(Measurement(**call) for entry in entries for call in entry.trace)
 
 
 def library_versions() -> dict[str, str]:

@@ -22,6 +22,7 @@ from embedder.engine.resources import check_cpus, check_gpus, requested
 from embedder.engine.user_steps.declared import check_columns
 from embedder.errors import ConfigError, SourceError
 from embedder.ingest.listed_items import ListedItems, listed_items
+from embedder.ingest.run_times import measured_times
 from embedder.ingest.work import IngestOptions
 from embedder.quantities import counted
 from embedder.sources.captions import ANY_CAPTION, CaptionRules
@@ -116,7 +117,7 @@ def open_inputs(
     check_columns(config.step, carried_schema(listing.schema).names)
     if dtype is None:
         num_items = listing.num_rows if options.limit is None else min(options.limit, listing.num_rows)
-        dtype = _first_dtype(config, plan, num_items, find)
+        dtype = _first_dtype(config, plan, model.fingerprint, num_items, find)
         config = dtype.applied(config)
         plan = plan if plan.dtype == dtype.dtype else make_plan(config, model)
     info = with_former_columns(store_info(config, model), files, seen)
@@ -151,12 +152,15 @@ def _settled_dtype(config: RunConfig, files: StoreFiles, seen: Current | None) -
     return choose_dtype(config, lambda: None, recorded=recorded)
 
 
-def _first_dtype(config: RunConfig, plan: ShardPlan, num_items: int, find: Callable[[RunConfig], Gpus]) -> DtypeChoice:
+def _first_dtype(
+    config: RunConfig, plan: ShardPlan, fingerprint: str, num_items: int, find: Callable[[RunConfig], Gpus]
+) -> DtypeChoice:
     """Compute dtype of a store that is new: that of the plan file, or by the devices of the engine that will run.
 
     Args:
         config: the run.
         plan: its plan, of a file or made here.
+        fingerprint: of its model.
         num_items: items to embed.
         find: finds the GPUs.
     """
@@ -164,7 +168,13 @@ def _first_dtype(config: RunConfig, plan: ShardPlan, num_items: int, find: Calla
     def gpus() -> Gpus:
         if config.ray_address is None:
             engine = choose_engine(
-                config, plan, num_items, hardware.num_cpus(), hardware.num_gpus(), gpus=hardware.gpu_names()
+                config,
+                plan,
+                num_items,
+                hardware.num_cpus(),
+                hardware.num_gpus(),
+                gpus=hardware.gpu_names(),
+                measured=measured_times(config, fingerprint),
             )
             if engine.engine == "local":
                 return ()

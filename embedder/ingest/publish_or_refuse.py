@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from embedder.engine.job import ModelRun
 from embedder.engine.query_tower_export import keep_query_towers
 from embedder.errors import RunFailedError
-from embedder.ingest.build_report import build_report
+from embedder.ingest.build_report import build_report, session_measurements
 from embedder.ingest.execute import EngineOutcome
 from embedder.ingest.guards import Verdict, judge, refusal, retrieval_record
 from embedder.ingest.inputs import Inputs
@@ -26,11 +26,13 @@ from embedder.ingest.model_work import (
 from embedder.ingest.retrieval_check import forget_pairs
 from embedder.ingest.run_metrics import merge_run_metrics
 from embedder.ingest.run_result import RunResult, count_run
+from embedder.ingest.run_times import keep_times
 from embedder.ingest.work import WorkPlan
 from embedder.observability.run_observer import RunObserver
 from embedder.quantities import counted
 from embedder.report.schema import Report
-from embedder.report.timeline import TIMELINE_FILE, timeline_of
+from embedder.report.step_sums import split_loads
+from embedder.report.timeline import TIMELINE_FILE, Timeline, timeline_of, timeline_of_calls
 from embedder.sources.selection import LeftOut
 from embedder.store.arrow_lookup import without_items
 from embedder.store.compact import MIN_SAVED, MIN_SAVED_BY_EMBED, compact
@@ -109,10 +111,15 @@ def end_run(
             "metrics": metrics,
         }
     )
+    keep_times(inputs.config, inputs.model.fingerprint, report, result.num_here)
     if report.published:
         _publish(inputs, outcome, result, own_verdicts, further)
     if samples := outcome.operators.samples:
-        timeline = timeline_of(samples, observer.started_s)
+        timeline: Timeline | None = timeline_of(samples, observer.started_s)
+    else:
+        _, calls = split_loads(session_measurements(outcome, result))
+        timeline = timeline_of_calls(calls, observer.started_s) if calls else None
+    if timeline is not None:
         run.files.write(run_file(run.run_id, TIMELINE_FILE), timeline.model_dump_json().encode())
     run.files.write(run_file(run.run_id, REPORT_FILE), report.model_dump_json(indent=2).encode())
     if failure is not None:

@@ -8,9 +8,11 @@ from itertools import chain, groupby, islice
 from typing import Any, NamedTuple
 
 from embedder.config import SourceConfig
-from embedder.media.sniff import HEAD_BYTES, sniff
+from embedder.errors import SourceError
+from embedder.media.sniff import HEAD_BYTES, extra_kind, other_kind, sniff, unreadable_kind
 from embedder.sources.captions import read_values
 from embedder.sources.errors import FetchError
+from embedder.sources.file_names import sort_of
 from embedder.sources.globbing import GlobMatches, find_one
 from embedder.sources.listing_schema import Listing, Row, list_with_values, tables_of_rows
 from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
@@ -49,6 +51,8 @@ def list_files(source: SourceConfig, path: str, selection: Selection) -> Listing
     """
     found, selection = find_selected(path, selection)
     entries = found.entries if found.is_folder else _with_sidecars(found)
+    if found.is_named and not is_remote(path):
+        _check_named(path)
     groups = (list(group) for _, group in groupby(entries, key=lambda entry: stem_of(entry.name)))
     is_asked = found.is_named or (not found.is_folder and path.lower().endswith(SIDECAR_SUFFIXES))
     if found.is_named:
@@ -59,6 +63,29 @@ def list_files(source: SourceConfig, path: str, selection: Selection) -> Listing
         return Listing(tables_of_rows(row for row, _ in pairs), unique_ids=True)
     rows = _with_values(pairs, selection.captions.columns)
     return list_with_values(rows, selection.captions.columns, unique_ids=True)
+
+
+def _check_named(path: str) -> None:
+    """Refuse a file that was named alone and is no item by its first bytes: it is most often a slip of the keyboard.
+
+    Raises:
+        SourceError: it is something that no installation reads as an image, a video or a caption.
+    """
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            head = file.read(HEAD_BYTES)
+    except OSError:  # it is told where it is read
+        return
+    kind = sniff(head)
+    is_known = kind in ("image", "video") or extra_kind(head) or unreadable_kind(head)
+    if not head or is_known or (kind == "text" and path.lower().endswith(SIDECAR_SUFFIXES)):
+        return
+    if sort_of(path.rpartition("/")[2]) == "media":  # a damaged one is a reject, which says what is wrong with it
+        return
+    raise SourceError(
+        f"{readable(path)}: found {other_kind(head)}; a source is an image, a video, a folder of these, a table or "
+        "tars: check the path"
+    )
 
 
 def _selected(group: list[Entry], found: GlobMatches, selection: Selection, is_asked: bool) -> Iterator[Pair]:
@@ -143,7 +170,7 @@ def _with_values(pairs: Iterator[Pair], columns: Sequence[str]) -> Iterator[tupl
     """Read the `.json` files that stand beside items, several at once, as a bucket takes its time for each."""
     with ThreadPoolExecutor(NUM_READERS, "captions") as pool:
         while chunk := list(islice(pairs, READ_AT_ONCE)):
-            yield from pool.map(lambda pair: _read_values(*pair, columns), chunk)
+            yield from pool.map(lambda pair: _read_values(pair[0], pair[1], columns), chunk)
 
 
 def _read_values(row: Row, values: "Values | None", columns: Sequence[str]) -> tuple[Row, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The rows that every kind of source yields, before their source's name is put before their ids."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ ROWS_PER_TABLE = 4096
 HASHED = "bytes:"
 """Begins `modified` of an item that is told by the hash of its content, wherever that lies."""
 SECONDS = len("2000-01-01T00:00:00")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 
 class Row(NamedTuple):
@@ -114,6 +116,16 @@ def time_text(mtime_ns: int) -> str:
         return f"{_second_text(seconds)}.{nanoseconds:09d}Z"
     except (OverflowError, ValueError, OSError):
         return f"@{mtime_ns}ns"
+
+
+def shown_modified(modified: str | None) -> str | None:
+    """Write `modified` of an item for people: to the second, with that of its caption; what is no time as it is."""
+    if modified is None:
+        return None
+    times = [
+        f"{each[:SECONDS].replace('T', ' ')} UTC" if _TIME.fullmatch(each) else each for each in modified.split("|")
+    ]
+    return f"{times[0]}, caption {times[1]}" if len(times) > 1 else times[0]
 
 
 @lru_cache(maxsize=4096)

@@ -22,7 +22,7 @@ import embedder
 DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
 CAPTIONS = ("a red car in the rain", "two dogs", "a red heart", "a slice of pizza", "snow", "a cat on the beach")
 NUM_TARS = 128
-LABELS = '''
+LABELS = """
 import numpy as np
 import pyarrow as pa
 
@@ -34,7 +34,7 @@ class Labels:
     def __call__(self, batch):
         bright = batch.column("image").to_numpy_ndarray().mean((1, 2, 3)) > 60
         return {"top": pa.array(np.where(bright, "cat", "dog").tolist()), "score": np.ones(len(bright), np.float32)}
-'''
+"""
 SHOP = """
 store = "runs/shop"
 engine = "local"
