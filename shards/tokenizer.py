@@ -2,7 +2,7 @@
 
 import math
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from shards.config import TOKENIZER_FILE
@@ -82,7 +82,7 @@ class QueryText(NamedTuple):
     partly_known: tuple[str, ...]
 
 
-def read_query(tokenizer: Any, text: str, scores: Mapping[str, float]) -> QueryText:
+def read_query(tokenizer: Any, text: str, scores: Callable[[], Mapping[str, float]]) -> QueryText:
     """Sort the words of a query by whether a tokeniser knows them, and drop marks at its end that say nothing.
 
     An unknown token, and a mark that the training had hardly any of, move the vector as much as a word does. Marks that
@@ -91,7 +91,8 @@ def read_query(tokenizer: Any, text: str, scores: Mapping[str, float]) -> QueryT
     Args:
         tokenizer: as `parse_tokenizer` gives it.
         text: anything.
-        scores: log probabilities of the pieces of a Unigram; empty for any other tokeniser.
+        scores: gives the log probabilities of the pieces of a Unigram, and none of any other tokeniser; called where the
+            text ends in a mark.
     """
     sorted_words: dict[bool | None, list[str]] = {True: [], False: [], None: []}
     kept = []
@@ -119,7 +120,7 @@ def _knows_word(tokenizer: Any, word: str) -> bool | None:
     return None if any(contents) and not all(contents) else any(contents) or not contents
 
 
-def _without_end_marks(tokenizer: Any, text: str, scores: Mapping[str, float]) -> str:
+def _without_end_marks(tokenizer: Any, text: str, scores: Callable[[], Mapping[str, float]]) -> str:
     """Text without those marks at its end that the tokeniser doesn't know, or that are rare pieces of a Unigram."""
     kept = text.rstrip()
     if kept[-1:] not in END_MARKS:
@@ -128,7 +129,7 @@ def _without_end_marks(tokenizer: Any, text: str, scores: Mapping[str, float]) -
     while found:
         piece, (start, stop), is_known = found.pop()
         marks = kept[start:stop].strip()
-        is_rare = not is_known or scores.get(piece, 0.0) < RARE
+        is_rare = not is_known or scores().get(piece, 0.0) < RARE
         if piece.strip(WORD_MARKS) and not (marks and set(marks) <= set(END_MARKS) and is_rare):
             return kept[:stop].rstrip() or text
     return text  # it is nothing but marks

@@ -57,7 +57,7 @@ class CaptionEncoder:
 
     def query(self, text: str) -> QueryText:
         """Text of a query by the words that the tokeniser knows, without marks at its end that say nothing to it."""
-        return read_query(self._tokenizer, text[:MAX_CHARACTERS], self._scores)
+        return read_query(self._tokenizer, text[:MAX_CHARACTERS], lambda: self._scores)
 
     @locked_cached_property
     def _scores(self) -> dict[str, float]:
