@@ -232,6 +232,12 @@ def check_serves(line):
         assert server.wait(60) == 0
 
 
+def test_a_shell_can_read_each_example():
+    script = "\n".join(line for _, line in EXAMPLES)
+    found = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
 def test_every_exception_is_one_of_an_example():
     unused = [pattern for pattern in EXCEPTED if not any(re.match(pattern, line) for _, line in EXAMPLES)]
     assert unused == []
