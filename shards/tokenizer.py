@@ -91,7 +91,7 @@ def read_query(tokenizer: Any, text: str, scores: Callable[[], Mapping[str, floa
     Args:
         tokenizer: as `parse_tokenizer` gives it.
         text: anything.
-        scores: gives the log probabilities of the pieces of a Unigram, and none of any other tokeniser; called where the
+        scores: gives the log probabilities of the pieces of a Unigram, of other tokenisers none; called where the
             text ends in a mark.
     """
     sorted_words: dict[bool | None, list[str]] = {True: [], False: [], None: []}

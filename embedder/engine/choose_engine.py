@@ -18,6 +18,7 @@ RAY_FACTOR = 1.1  # Ray's part of all work
 
 LOCAL_STARTUP_S = 5.0
 """Imports, weights and the first batch of the shipped model in one process, on two cores: 4.5 to 8 s."""
+PLACES = {"local": "in one process", "ray": "on Ray"}
 MEASURED: Mapping[str, "RunTimes"] = {}
 
 
@@ -29,6 +30,7 @@ class RunTimes(JsonText):
         startup_s: seconds from the command to the first call of a step.
         items_per_s: rate from then on.
         num_items: items that the rate was measured with.
+        publish_s: seconds from the last item to the end, for tables and index.
     """
 
     text_kind: ClassVar[str] = "times of runs"
@@ -36,10 +38,11 @@ class RunTimes(JsonText):
     startup_s: float
     items_per_s: float
     num_items: int
+    publish_s: float
 
     def seconds(self, num_items: int) -> float:
         """Estimate the time of a run."""
-        return self.startup_s + num_items / self.items_per_s
+        return self.startup_s + num_items / self.items_per_s + self.publish_s
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,11 @@ def choose_engine(
     reason = (
         f"{counted(num_items, 'item')} would take about {duration_text(round(local_s))} in one process and "
         f"{duration_text(round(ray_s))} on Ray{beside}, each start included"
-        + (f", as runs by {' and '.join(sorted(measured))} took here" if measured else "")
+        + (
+            f"; earlier runs here tell that {' and '.join(PLACES[each] for each in sorted(measured))}"
+            if measured
+            else ""
+        )
     )
     return EngineChoice("local" if local_s <= ray_s else "ray", reason)
 

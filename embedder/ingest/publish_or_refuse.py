@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -111,9 +112,11 @@ def end_run(
             "metrics": metrics,
         }
     )
-    keep_times(inputs.config, inputs.model.fingerprint, report, result.num_here)
     if report.published:
+        begun_s = time.monotonic()
         _publish(inputs, outcome, result, own_verdicts, further)
+        publish_s = time.monotonic() - begun_s
+        keep_times(inputs.config, inputs.model.fingerprint, report, result.num_here, publish_s)
     if samples := outcome.operators.samples:
         timeline: Timeline | None = timeline_of(samples, observer.started_s)
     else:

@@ -84,7 +84,7 @@ def timeline_of_calls(calls: Sequence[Measurement], started_s: float) -> Timelin
         )
         for name, own, before in zip(names, steps, befores, strict=True)
     ]
-    return Timeline(times_s=tuple(round(time_s - started_s, 1) for time_s in chosen), operators=tuple(lines))
+    return Timeline(times_s=tuple(round(time_s - started_s, 3) for time_s in chosen), operators=tuple(lines))
 
 
 class _Calls:

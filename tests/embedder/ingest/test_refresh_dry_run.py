@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import samples
 from refresh_runs import contents, refreshed, rows_of, touch
 
@@ -69,7 +68,7 @@ def test_a_dry_run_before_the_first_run_makes_no_store(make_run, tmp_path, monke
     assert contents(config.store) == {}
     embed(make_run(samples.folder(tmp_path / "other", num_images=12), store=str(tmp_path / "of others")))
     known = forecast(config, REFRESH).estimate  # as a run of another store took on this machine
-    assert known.wall_s == pytest.approx(known.startup_s + 6 / known.items_per_s)
+    assert known.wall_s > known.startup_s + 6 / known.items_per_s, "and it publishes"
 
 
 def test_a_dry_run_says_what_the_guard_would_say_and_that_all_is_replaced(make_run, tmp_path):
