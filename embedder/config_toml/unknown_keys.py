@@ -43,7 +43,8 @@ def _by_another_word(kind: type[BaseModel], table: Path, key: str, value: Any) -
     known = KEY_WORDS.get(key.lower())
     if not table or known not in kind.model_fields:
         return ""
-    return f"the key is {known}: write {known} = {toml(value.lower()) if isinstance(value, str) else '...'}"
+    is_word = known == "kind" and isinstance(value, str) and value.isalnum()
+    return f"the key is {known}: write {known} = {toml(value.lower()) if is_word else '...'}"
 
 
 def keys_of_another_kind(root: type[BaseModel], tree: Mapping[str, Any]) -> dict[str, list[str]]:
