@@ -82,6 +82,19 @@ class SourceConfig(ConfigSection):
     exclude: tuple[str, ...] = Field((), description="of files, none that matches one of these patterns")
 
 
+class CaptionsConfig(ConfigSection):
+    """Caption files of folders: `.txt` and `.json` beside the images and videos."""
+
+    alone: Literal["auto"] | bool = Field(
+        "auto",
+        description="embed captions that belong to no image or video. auto: only those that the store has already, and "
+        "all with a model for texts alone",
+    )
+    columns: tuple[str, ...] = Field(
+        (), description="keys of the `.json` files that are copied into the embeddings table, as carryover is"
+    )
+
+
 def check_source_names(sources: tuple[SourceConfig, ...]) -> None:
     """Raise ValueError where several sources don't have a name each."""
     names = {source.name for source in sources}
@@ -240,6 +253,7 @@ class RunConfig(ConfigSection):
     )
     store: str | None = Field(None, description="folder or URI that holds the results")
     source: tuple[SourceConfig, ...] = ()
+    captions: CaptionsConfig = CaptionsConfig()
     join: tuple[JoinConfig, ...] = Field((), description="tables whose rows belong to the items")
     stage: tuple[StageConfig, ...] = Field((), description="one entry for each stage, or none")
     step: tuple[StepConfig, ...] = Field((), description="functions of your own, in the order that they run in")

@@ -159,6 +159,8 @@ def parse_design(text: str) -> Design:
         RetrievalError: it names no known structure; other errors are FAISS's, when the index is made.
     """
     rest, projection, rerank = text.strip(), None, None
+    if rest.lower() in KINDS and rest not in KINDS and rest != "Flat":
+        raise RetrievalError(f"index kind {text!r} is unknown; kinds are written in lower case: {rest.lower()!r}")
     if found := _PROJECTED.match(rest):
         projection, rest = int(found.group(1)), rest[found.end() :]
     if found := re.search(r",Disk\((\w+)\)$", rest):

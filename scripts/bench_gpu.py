@@ -361,7 +361,7 @@ def memory_taken() -> Iterator[list[float]]:
 
 
 def common_window(calls: dict[str, list[Call]]) -> tuple[float, float] | None:
-    """From when each stage has computed some batches to when the first of them has run dry; None where there is none."""
+    """From when each stage has computed some batches to when the first has run dry; None where there is none."""
     by_stage = [sorted(stage) for stage in calls.values()]
     start_s = max(stage[WARM_CALLS - 1][0] + stage[WARM_CALLS - 1][1] for stage in by_stage)
     stop_s = min(max(began_s + seconds for began_s, seconds, _ in stage) for stage in by_stage)

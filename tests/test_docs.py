@@ -1,27 +1,29 @@
 """The documentation names what is there: its modules and files exist, its examples run, its pages are current."""
 
 import ast
+import json
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 import tomllib
-from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+import docs_world
 import generate_configuration_docs as configuration_docs
 import generate_model_docs as model_docs
+import pyarrow as pa
 import pytest
 import samples
-from embedding_runs import embedded
+from command_runs import run_here
 from running_server import running
-from tiny_models import tiny_config
 
 import embedder
 from embedder.config import load_config
 from embedder.config_toml.index_section import IndexConfig
-from embedder.training.tokenizer import train_tokenizer
-from shards.fresh import init_model
 
 ROOT = Path(__file__).parents[1]
 SERVICE = "http://127.0.0.1:8765"
@@ -46,12 +48,57 @@ NAMES = sorted(
         if not found.endswith((".prom", ".log", ".run_id"))  # files, and a tag of trackers
     }
 )
+READER_PAGES = ["README.md", *(page for page in PAGES if page.startswith("docs/") and page != "docs/index.md")]
+"""Pages whose examples run; docs/index.md repeats some of README's."""
 PYTHON = [
     pytest.param(block, id=f"{page}-{number}")
-    for page, text in PAGES.items()
-    if page.startswith("docs/") and page != "docs/servables.md"  # whose examples tests/test_servable_docs.py runs
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    for page in READER_PAGES
+    if page != "docs/servables.md"  # whose examples tests/test_servable_docs.py runs
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL))
 ]
+SHELL = re.compile(r"(?:embedder|curl|python|pip|docker|kubectl|sbatch|scripts/\w+|EMBEDDER_\w+=\S+) ?")
+EXAMPLES = [
+    (page, line.removeprefix("$ ").strip())
+    for page in READER_PAGES
+    for language, block in re.findall(r"```(\w*)\n(.*?)```", PAGES[page], re.DOTALL)
+    if language == ""
+    for line in re.sub(r"\\\n\s*", "", block).splitlines()
+    if SHELL.match(line.removeprefix("$ ")) and not line.startswith("embedder: ")
+]
+"""Lines for a shell, of all pages."""
+EXCEPTED = {
+    r"embedder model import hf:": "the hub of Hugging Face",
+    r"embedder model import path/to/timm-vit": "checkpoints: tests/embedder/cli/test_model_import.py",
+    r"embedder .*models/dinov3": "a folder that the example before it brings from the hub",
+    r"embedder .*s3://": "a bucket: tests/embedder/ingest/test_runs_in_bucket.py",
+    r"embedder .*(ray-address|10\.77\.0)": "a cluster: tests/embedder/engine/test_cluster_jobs.py",
+    r"embedder plan .*--cluster": "a cluster",
+    r"embedder verify .*--dtype int8": "judges by this machine's times: tests/embedder/verification/test_verify.py",
+    r"embedder (submit|jobs) ": "a cluster: tests/embedder/submission/test_cluster_submission.py",
+    r"embedder .*--device cuda": "a GPU",
+    r"embedder demo --serve": "opens a browser: tests/embedder/cli/test_demo.py",
+    r"embedder .*--model own": "a model of the reader's own code: tests/embedder/servables/test_written_captions.py",
+    r"embedder serve --store runs/archive --config": "a model of the reader's own code",
+    r"embedder serve --store /srv": "a machine with /srv and tokens: tests/embedder/serve/test_tokens.py",
+    r"embedder search .*--token-file token$": "a service with tokens: tests/embedder/cli/test_search_server.py",
+    r"scripts/(demo|test)": "makes an environment: tests/scripts",
+    r"EMBEDDER_SECOND_PYTHON": "a second environment",
+    r"EMBEDDER_STORE_TRACE": "a trace of a whole process: tests/embedder/store/test_protocol.py",
+    r"python scripts/": "a benchmark or check of minutes",
+    r"python -m venv|pip ": "an installation: .ci",
+    r"docker |kubectl |sbatch ": "a container, a cluster of Kubernetes or Slurm: tests/embedder/deploy",
+}
+"""Examples that don't run in these tests, and what they need or which test runs the like; their commands and options
+exist (tests/test_readme.py), and their scripts take the options that they are given."""
+
+
+def exception_of(line: str) -> str | None:
+    """Why an example doesn't run here; None where it does."""
+    return next((reason for pattern, reason in EXCEPTED.items() if re.match(pattern, line)), None)
+
+
+RUN = [(page, line) for page, line in EXAMPLES if exception_of(line) is None]
+SCRIPTS = sorted({line for _, line in EXAMPLES if line.startswith("python scripts/")})
 
 
 @pytest.mark.parametrize(("page", "path"), PATHS)
@@ -97,24 +144,120 @@ def test_the_drawn_layers_are_those_of_the_contract():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a configuration and a store where the examples look for them."""
+    """A folder with what the pages tell the reader to have, and the working directory."""
     folder = tmp_path_factory.mktemp("docs")
-    init_model(tiny_config(), folder / "model", seed=0, tokenizer_json=train_tokenizer(samples.SENTENCES, 300))
-    samples.folder(folder / "in")
-    run = folder / "run.toml"
-    run.write_text('model = "model"\nstore = "runs/demo/store"\n[[source]]\npath = "in"\n')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        patch.chdir(folder)  # in a checkout whose demo was run, `runs/demo/store` exists below the root, too
-        embedded(load_config(run, {"engine": "local"}))
+        patch.chdir(folder)
+        docs_world.build(folder, PAGES)
         yield folder
 
 
+@pytest.fixture(scope="module")
+def service(folder):
+    """Address of a service over the demo's store."""
+    with running("runs/demo/store") as url:
+        yield url
+
+
 @pytest.mark.parametrize("block", PYTHON)
-def test_each_python_example_runs(folder, block, monkeypatch):
+def test_each_python_example_runs(folder, block, monkeypatch, request):
     monkeypatch.chdir(folder)
-    with running("runs/demo/store") if SERVICE in block else nullcontext(SERVICE) as url:
-        exec(compile(block.replace(SERVICE, url), "docs", "exec"), {"__name__": "example"})
+    docs_world.settle(folder, "", "")
+    if SERVICE in block:
+        block = block.replace(SERVICE, request.getfixturevalue("service"))
+    block = block.partition("predictor = ")[0]  # which the next test runs
+    exec(compile(block, "docs", "exec"), {"__name__": "example"})
+
+
+def test_the_predictor_of_the_readme_takes_a_dataset_of_ray(ray_cluster, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    blocks = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
+    (block,) = (each for each in blocks if "predictor" in each)
+    table = pa.table({"image": [samples.image_bytes(0), None], "caption": ["a red car", "rain"], "price": [1, 2]})
+    names = {"embedder": embedder, "ray_dataset": ray_cluster.data.from_arrow(table)}
+    exec(block[block.index("predictor = ") :], names)
+    rows = names["embeddings"].sort("price").take_all()
+    assert [row["price"] for row in rows] == [1, 2]
+    assert [row["text_embedding"] is not None for row in rows] == [True, True]
+
+
+@pytest.mark.parametrize(("page", "line"), RUN, ids=[f"{page}: {line[:60]}" for page, line in RUN])
+def test_each_example_for_a_shell_runs(folder, page, line, monkeypatch, request):
+    monkeypatch.chdir(folder)
+    docs_world.settle(folder, page, PAGES[page])
+    if line.startswith("curl"):
+        check_answer(line, request.getfixturevalue("service"))
+    elif line.startswith("embedder serve"):
+        check_serves(line)
+    else:
+        run_command(line)
+
+
+def run_command(line):
+    """Run a command as it stands; an id of a run means one that its store has."""
+    if named := re.search(r"\d{8}T\d{6}Z-[0-9a-f]{4}", line):
+        store = re.search(r"runs/[\w/]+", line)[0]
+        line = line.replace(named[0], docs_world.first_run(store))
+    words = shlex.split(line, comments=True)
+    ended = run_here(*words[1:])
+    assert ended.code == 0, f"{line}\n{ended.stdout[-2000:]}\n{ended.stderr[-2000:]}"
+    if words[1] == "search":
+        assert "nothing found" not in ended.stdout, line
+
+
+def check_answer(line, url):
+    """Ask the service by a line for curl, and look at what it answers."""
+    found = subprocess.run(
+        ["bash", "-c", f"{line.replace(SERVICE, url)} -w '%{{stderr}}%{{http_code}}'"],
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert found.stderr.endswith(b"200"), found
+    if " -o " not in line:
+        answer = json.loads(found.stdout)
+        assert "error" not in answer
+        assert all(each["hits"] for each in answer.get("answers", ())), answer
+
+
+def check_serves(line):
+    """Start a server on a free port, and end it when it serves."""
+    command = [sys.executable, "-m", *shlex.split(line, comments=True), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stdout.readline().startswith("serving ")
+        finally:
+            server.terminate()
+        assert server.wait(60) == 0
+
+
+def test_a_shell_can_read_each_example():
+    script = "\n".join(line for _, line in EXAMPLES)
+    found = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+def test_every_exception_is_one_of_an_example():
+    unused = [pattern for pattern in EXCEPTED if not any(re.match(pattern, line) for _, line in EXAMPLES)]
+    assert unused == []
+
+
+def test_three_of_four_commands_of_embedder_run_here():
+    commands = [line for _, line in EXAMPLES if line.startswith(("embedder", "curl"))]
+    run = [line for _, line in RUN]
+    assert len(run) >= 0.7 * len(commands), f"{len(run)} of {len(commands)}"
+
+
+@pytest.mark.parametrize("line", SCRIPTS)
+def test_each_script_takes_the_options_that_it_is_given(line):
+    script = shlex.split(line, comments=True)[1]
+    text = (ROOT / script).read_text(encoding="utf-8")
+    given = shlex.split(line.partition(" embedder ")[0], comments=True)[2:]  # what follows is for another command
+    given = given[: given.index("--")] if "--" in given else given
+    own = [word for word in given if word.startswith("--")]
+    libraries = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "scripts").glob("*/*.py"))
+    assert [option for option in own if f'"{option}"' not in text + libraries] == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)

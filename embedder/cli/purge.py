@@ -43,12 +43,13 @@ def purge(
         raise ConfigError("purge: no items; give their ids, or --from-file FILE with one per line")
     if allow_again and dry_run:
         raise ConfigError("purge: --allow-again changes one small file and has no --dry-run; leave one of them out")
+    run = read({"store": store})
     if not (allow_again or dry_run or yes or sys.stdin.isatty()):
+        _purge_plan(StoreFiles(run.required_store), ids, reads_alone=True)  # refuses what is unknown
         raise ConfigError(
             "purge: there is no terminal to ask on whether to remove the items for good; --yes says so beforehand, "
             "--dry-run says what would be done"
         )
-    run = read({"store": store})
     if allow_again:
         return _allow_again(run, ids)
     if dry_run:

@@ -21,7 +21,7 @@ def report_parts(report: Report) -> list[RenderableType]:
     embedded = report.num_items - report.num_rejected - report.num_taken_over
     summary = (
         f"{counted(embedded, 'item')} embedded, {report.num_rejected:,} rejected; "
-        f"{counted(report.num_vectors, 'row')}; {rate(report.items_per_s)}{_steady(report)}; "
+        f"{counted(report.num_vectors, 'row')}{_of_rejects(report)}; {rate(report.items_per_s)}{_steady(report)}; "
         f"{_seconds(report.wall_s)} in all, {_seconds(report.startup_s)} of it start-up; "
         f"peak memory {size_text(report.peak_memory_bytes)}; run {report.run_id}"
     )
@@ -31,6 +31,11 @@ def report_parts(report: Report) -> list[RenderableType]:
     review = review_parts(report.review, report.steady_items_per_s or report.items_per_s) if report.review else []
     inputs = [*clip_lines(report.steps), *_gpu_lines(report)]
     return [_step_table(report), *_operator_parts(report), *review, *inputs, *_cluster_parts(report), *last]
+
+
+def _of_rejects(report: Report) -> str:
+    """Rows of rejects, which are no pictures as a rule: the caption of a broken one keeps its vector."""
+    return f", {report.num_reject_vectors:,} of them of rejects" if report.num_reject_vectors else ""
 
 
 def metric_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[RenderableType]:

@@ -54,7 +54,10 @@ def report(
     if plot is not None:
         path = run_file(chosen, TIMELINE_FILE)
         if not files.exists(path):
-            raise ConfigError(f"--plot {plot}: run {chosen} has no {TIMELINE_FILE}; only runs on Ray are drawn")
+            raise ConfigError(
+                f"--plot {plot}: run {chosen} has no {TIMELINE_FILE}, as it embedded nothing, or in one process of an "
+                "earlier release; name another run"
+            )
         timeline = _parsed(files, path, Timeline)
         try:
             draw_timeline(plot, timeline, found.events, f"run {chosen}")

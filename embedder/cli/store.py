@@ -42,7 +42,7 @@ def history(
     hold = current.hold if current is not None and current.is_held else None
     runs = past_runs(files)
     has_models = any(run.record is not None and run.record.models for run in runs)
-    columns = ("run", "published", "kind", "model", "items", "vectors", "rejects", "index")
+    columns = ("run", "published", "kind", "model", "items", "pictures", "vectors", "rejects", "index")
     more = ("further models", "") if has_models else ("",)
     table = new_table(*columns, *more)
     for run in runs:
@@ -81,12 +81,13 @@ def _figures_of(files: StoreFiles, runs: "list[PastRun]") -> list[tuple[str, dic
 def _history_cells(run: "PastRun") -> list[str]:
     record = run.record
     if record is None:
-        return [f"started {run.started_at:%Y-%m-%d %H:%M}" if run.started_at else "", *[""] * 6]
+        return [f"started {run.started_at:%Y-%m-%d %H:%M}" if run.started_at else "", *[""] * 7]
     return [
         f"{record.published_at:%Y-%m-%d %H:%M}",
         _kind(record),
         _model_name(record.model, record.model_fingerprint),
         f"{record.num_items:,}",
+        "" if record.num_pictures is None else f"{record.num_pictures:,}",
         f"{record.num_vectors:,}",
         f"{record.num_rejected:,}",
         "" if record.index is None else str(record.index),

@@ -12,6 +12,8 @@ from embedder.config_toml.values import Path, dotted, heading, toml
 
 MAX_LISTED = 12  # keys of a table that a message names
 MAX_OWNERS = 3  # tables that have a key of one name
+KEY_WORDS = {"type": "kind", "uri": "path", "url": "path", "folder": "path"}
+"""Other words for keys, within a table that has the key."""
 REFERENCE = "`embedder config --reference` lists all"
 
 
@@ -30,8 +32,19 @@ def unknown_key(root: type[BaseModel], kind: type[BaseModel], path: Path, value:
     entries = value if isinstance(value, list) else [value]
     is_table = bool(entries) and all(isinstance(each, Mapping) for each in entries)
     found = f"there is no table {heading(path)}" if is_table else f"there is no key {key}{_within(table)}"
-    cure = _with_unit(kind, key, value) or _misspelt(root, kind, table, key)
+    cure = (
+        _by_another_word(kind, table, key, value) or _with_unit(kind, key, value) or _misspelt(root, kind, table, key)
+    )
     return f"{found}; {cure or _listed(kind, table)}"
+
+
+def _by_another_word(kind: type[BaseModel], table: Path, key: str, value: Any) -> str:
+    """Cure of a key that the table has by another word; empty for none."""
+    known = KEY_WORDS.get(key.lower())
+    if not table or known not in kind.model_fields:
+        return ""
+    is_word = known == "kind" and isinstance(value, str) and value.isalnum()
+    return f"the key is {known}: write {known} = {toml(value.lower()) if is_word else '...'}"
 
 
 def keys_of_another_kind(root: type[BaseModel], tree: Mapping[str, Any]) -> dict[str, list[str]]:

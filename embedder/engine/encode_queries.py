@@ -36,6 +36,7 @@ Q = TypeVar("Q")
 BATCH_ROWS = 32
 MAX_SHOWN = 200  # characters of a query in a message
 
+CURE = "use words that the model was trained with"
 NO_TEXT_TOWER = "it has no text tower, so it can't encode texts; give an image"
 NO_VISION_TOWER = "it has no vision tower, so it can't encode images; give a text"
 
@@ -59,7 +60,7 @@ class AnyQueryEncoder(Protocol):
         """
 
     def warning(self, text: str) -> str | None:
-        """Line that says that a text's vector says little, as it holds no known word; else None."""
+        """Line that names the words of a text that the model doesn't know, or not whole; None where it knows all."""
 
     def probability(self, cosine: float) -> float | None:
         """Compute the probability that a text fits an image, where the model defines one."""
@@ -102,14 +103,18 @@ class BaseQueryEncoder(ABC):
         for text in texts:
             if not is_text(text):
                 raise ConfigError(f"the query {text}: it is not valid UTF-8; type it where UTF-8 is the encoding")
-        return self._in_batches(self._text_batch, [text.strip() for text in texts])
+        return self._in_batches(self._text_batch, [self._captions.query(text.strip()).text for text in texts])
 
     def warning(self, text: str) -> str | None:
-        """Line that says that the tokeniser knows no word of a text, whose vector then says little; else None."""
-        if self._captions.knows(text):
-            return None
-        shown = printable(text.strip(), MAX_SHOWN)
-        return f"the model's tokeniser knows none of these words: {shown}; use words that the model was trained with"
+        """Line that names words of a text that the tokeniser doesn't know, or not whole; None where it knows all."""
+        if not self._captions.knows(text):
+            return f"the model's tokeniser knows none of these words: {printable(text.strip(), MAX_SHOWN)}; {CURE}"
+        query = self._captions.query(text)
+        found = [
+            *([f"doesn't know {_listed(query.unknown)}, left out of the query"] if query.unknown else []),
+            *([f"knows {_listed(query.partly_known)} in part"] if query.partly_known else []),
+        ]
+        return f"the model's tokeniser {' and '.join(found)}; {CURE}" if found else None
 
     def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
         """Embed images, given as paths, file contents, images of Pillow or arrays uint8 (H, W, 3).
@@ -214,3 +219,7 @@ class BaseQueryEncoder(ABC):
     @locked_cached_property
     def _decoder(self) -> SandboxedDecoder:
         return SandboxedDecoder()
+
+
+def _listed(words: Sequence[str]) -> str:
+    return printable(", ".join(words), MAX_SHOWN)

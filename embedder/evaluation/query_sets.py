@@ -21,6 +21,7 @@ from embedder.evaluation.images import ImageTable
 from embedder.quantities import counted, percent
 from embedder.retrieval.store_api import Store
 from embedder.sources.table_files import Table, find_table
+from embedder.sources.uris import normalise_source
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.hash_sample import SampledPart, lowest_keys, published_pieces
 from embedder.store.tables import RecordTable
@@ -200,7 +201,7 @@ def read_query_file(path: str, group: str | None = None) -> QueryFile:
         SourceError: nothing is there, or it can't be read.
         ConfigError: a column is missing, a cell is empty, or there is no row.
     """
-    table = find_table(path)
+    table = find_table(normalise_source(path))
     schema = table.read_schema(TEXT_COLUMNS)
     if missing := sorted(TEXT_COLUMNS - set(schema.names)):
         raise ConfigError(

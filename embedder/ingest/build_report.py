@@ -60,9 +60,7 @@ def build_report(
     """
     job, difference, is_published = outcome.job, work.difference, not_published is None
     reasons = difference.reasons
-    run, names = result.run, {entry.name for entry in result.entries if not entry.name.startswith(job.run.session)}
-    session = stream_entries(run.files, run.run_id, names)
-    measurements = joined(Measurement(**call) for entry in session for call in entry.trace)
+    measurements = session_measurements(outcome, result)
     loads, trace = split_loads(measurements)
     replicas = {f"stage {index}": stage.min_replicas for index, stage in enumerate(job.allocation.stages)}
     steps, window = step_reports(trace, replicas)
@@ -119,6 +117,7 @@ def build_report(
         num_items=result.num_items,
         num_rejected=result.num_rejected,
         num_vectors=result.num_vectors,
+        num_reject_vectors=result.num_reject_vectors,
         items_per_s=items_per_s,
         window_s=window_s,
         engine_cores=engine_cores,
@@ -231,6 +230,14 @@ def idle_report(
     )
 
 
+def session_measurements(outcome: EngineOutcome, result: RunResult) -> list[Measurement]:
+    """Read the measurements that the journal has of this session's steps, of many calls as sums."""
+    run, session = result.run, outcome.job.run.session
+    earlier = {entry.name for entry in result.entries if not entry.name.startswith(session)}
+    entries = stream_entries(run.files, run.run_id, earlier)
+    return joined(Measurement(**call) for entry in entries for call in entry.trace)
+
+
 def library_versions() -> dict[str, str]:
     """Versions of the libraries that results depend on, without importing them."""
     return vector_libraries() | {name: version(name) for name in LIBRARIES}
@@ -262,4 +269,7 @@ def _left_out_counts(left_out: LeftOut) -> dict[str, Any]:
         "num_junk": left_out.counts["junk"],
         "num_sidecars": left_out.counts["sidecar"],
         "num_excluded": left_out.counts["excluded"],
+        "num_orphan_captions": left_out.num_orphans,
+        "num_kept_captions": left_out.num_kept_orphans,
+        "num_json_without_caption": left_out.num_json_without_caption,
     }

@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict
 from embedder.config import RunConfig
 from embedder.ingest.damage import damage_lines
 from embedder.ingest.guards import Verdict, check_forced, judge_hold, judge_listing
-from embedder.ingest.inputs import open_inputs, resumable, unfinished_run
+from embedder.ingest.inputs import Inputs, open_inputs, resumable, unfinished_run
 from embedder.ingest.known_items import left_out_before, published_items
 from embedder.ingest.model_work import ModelPlan, check_models, plan_models, removed_models
+from embedder.ingest.run_times import measured_times
 from embedder.ingest.takeover import find_held
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source, outdated_by, plan_work
 from embedder.quantities import duration_text, rate
@@ -151,7 +152,7 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
         num_left=left.to_embed.num_rows - chosen.num_rows,
         replaces_all=outdated is not None,
         rewrite_bytes=_rewrite_bytes(files, current, work, changing if num_taken_over else chosen),
-        estimate=estimate_s(files, inputs.info.model_fingerprint, chosen.num_rows),
+        estimate=_estimate(inputs, chosen.num_rows),
         retire_guard=judge_listing(work, config, options),
         models={plan.model.name: _of_model(plan) for plan in plans},
         removed_models=removed_models(inputs, current) if options.may_change else (),
@@ -190,6 +191,18 @@ def _rewrite_bytes(files: StoreFiles, current: Current | None, work: WorkPlan, c
         if ids.any_between(part.id_range) and len(ids.among(table.read(["item_id"], [part.path])["item_id"])):
             touched.add(part.path)
     return table.size_bytes(touched)
+
+
+def _estimate(inputs: Inputs, num_items: int) -> RunEstimate:
+    """Estimate by runs of the store, else by those of other stores on this machine."""
+    found = estimate_s(inputs.files, inputs.info.model_fingerprint, num_items)
+    times = list(measured_times(inputs.config, inputs.model.fingerprint).values())
+    if found.wall_s is not None or not times:
+        return found
+    best = min(times, key=lambda each: each.seconds(num_items))
+    return RunEstimate(
+        wall_s=best.seconds(num_items), items_per_s=best.items_per_s, startup_s=best.startup_s, num_runs=1
+    )
 
 
 def estimate_s(files: StoreFiles, model_fingerprint: str, num_items: int) -> RunEstimate:

@@ -24,6 +24,7 @@ from embedder.engine.monitor import RunMonitor
 from embedder.engine.progress import ShowProgress, no_progress
 from embedder.engine.resources import describe_devices, describe_limits
 from embedder.engine.signals import StopRequest, stop_at, stop_on_signals
+from embedder.ingest.run_times import measured_times
 from embedder.store.layout import run_file
 from embedder.store.runs import Run
 from shards.plan import ShardPlan
@@ -108,6 +109,7 @@ def execute(
         hardware.num_gpus(),
         gpus=hardware.gpu_names(),
         has_bf16=hardware.has_bf16(),
+        measured=measured_times(config, model.fingerprint),
     )
     if to_embed.num_rows == 0:
         choice = EngineChoice("local", "nothing to embed")

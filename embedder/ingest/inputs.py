@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedder.batch_schema import carried_schema
 from embedder.config import RunConfig
@@ -21,8 +22,10 @@ from embedder.engine.resources import check_cpus, check_gpus, requested
 from embedder.engine.user_steps.declared import check_columns
 from embedder.errors import ConfigError, SourceError
 from embedder.ingest.listed_items import ListedItems, listed_items
+from embedder.ingest.run_times import measured_times
 from embedder.ingest.work import IngestOptions
 from embedder.quantities import counted
+from embedder.sources.captions import ANY_CAPTION, CaptionRules
 from embedder.sources.listing import LISTING_SCHEMA, list_sources
 from embedder.sources.selection import LeftOut
 from embedder.storage.hashed_rows import HashedRows
@@ -30,9 +33,11 @@ from embedder.store.files import StoreFiles, is_same_place
 from embedder.store.layout import STORE_FILE, Current, RunInfo, StoreInfo, read_current, read_record
 from embedder.store.runs import FINISHED_ITEMS, Run, finished_items, resumable_run
 from embedder.store.store_info import served_info
+from embedder.store.tables import RecordTable
 from shards.plan import ShardPlan
 
 EMBED = IngestOptions()
+CAPTION_FILE = r"\.(txt|json)$"
 
 
 @dataclass(frozen=True)
@@ -106,11 +111,13 @@ def open_inputs(
     if config.engine == "ray" and config.ray_address is None:  # say so before Ray takes its seconds to start
         num_cpus = hardware.num_cpus()
         check_cpus(requested(config, Available(num_cpus), plan.stages), num_cpus)
-    listing, left_out = _listed(config, options, files, may_be_empty=options.may_retire and seen is not None)
+    listing, left_out = _listed(
+        config, model, options, files, seen, may_be_empty=options.may_retire and seen is not None
+    )
     check_columns(config.step, carried_schema(listing.schema).names)
     if dtype is None:
         num_items = listing.num_rows if options.limit is None else min(options.limit, listing.num_rows)
-        dtype = _first_dtype(config, plan, num_items, find)
+        dtype = _first_dtype(config, plan, model.fingerprint, num_items, find)
         config = dtype.applied(config)
         plan = plan if plan.dtype == dtype.dtype else make_plan(config, model)
     info = with_former_columns(store_info(config, model), files, seen)
@@ -145,12 +152,15 @@ def _settled_dtype(config: RunConfig, files: StoreFiles, seen: Current | None) -
     return choose_dtype(config, lambda: None, recorded=recorded)
 
 
-def _first_dtype(config: RunConfig, plan: ShardPlan, num_items: int, find: Callable[[RunConfig], Gpus]) -> DtypeChoice:
+def _first_dtype(
+    config: RunConfig, plan: ShardPlan, fingerprint: str, num_items: int, find: Callable[[RunConfig], Gpus]
+) -> DtypeChoice:
     """Compute dtype of a store that is new: that of the plan file, or by the devices of the engine that will run.
 
     Args:
         config: the run.
         plan: its plan, of a file or made here.
+        fingerprint: of its model.
         num_items: items to embed.
         find: finds the GPUs.
     """
@@ -158,7 +168,13 @@ def _first_dtype(config: RunConfig, plan: ShardPlan, num_items: int, find: Calla
     def gpus() -> Gpus:
         if config.ray_address is None:
             engine = choose_engine(
-                config, plan, num_items, hardware.num_cpus(), hardware.num_gpus(), gpus=hardware.gpu_names()
+                config,
+                plan,
+                num_items,
+                hardware.num_cpus(),
+                hardware.num_gpus(),
+                gpus=hardware.gpu_names(),
+                measured=measured_times(config, fingerprint),
             )
             if engine.engine == "local":
                 return ()
@@ -188,7 +204,7 @@ def as_of_now(inputs: Inputs) -> Inputs:
     now = read_current(inputs.files)
     if now == inputs.seen:
         return inputs
-    listing, left_out = _listed(inputs.config, inputs.options, inputs.files, may_be_empty=True)
+    listing, left_out = _listed(inputs.config, inputs.model, inputs.options, inputs.files, now, may_be_empty=True)
     return replace(inputs, listing=listing, seen=now, left_out=left_out)
 
 
@@ -212,12 +228,12 @@ def resumable(inputs: Inputs) -> RunInfo | None:
 
 
 def _check_places(config: RunConfig, files: StoreFiles) -> None:
-    """Refuse a store in a source's own folder; below it is fine, as the listing leaves the store out."""
+    """Refuse a store in a source's own folder; one below it is left out of the listing."""
     for source in config.source:
         if is_same_place(files, source.path):
             raise ConfigError(
                 f"store {files.address}: this is the source, and the two would lie in one folder; put the store "
-                f"somewhere else, such as {files.uri('store')}"
+                f"beside it, such as {files.address.rstrip('/')}-store"
             )
 
 
@@ -241,21 +257,58 @@ def supplied(inputs: Inputs, run: Run, chosen: pa.Table) -> Iterator[pa.Table]:
 
 
 def _listed(
-    config: RunConfig, options: IngestOptions, files: StoreFiles, *, may_be_empty: bool
+    config: RunConfig,
+    model: Model,
+    options: IngestOptions,
+    files: StoreFiles,
+    current: Current | None,
+    *,
+    may_be_empty: bool,
 ) -> tuple[ListedItems, LeftOut]:
     if options.given is not None:
         listing, left_out = options.given.list_items(config, may_be_empty=may_be_empty)
         return listed_items([listing], listing.schema), left_out
-    return list_items(config, files, may_be_empty=may_be_empty)
+    asked = config.captions.alone
+    rules = CaptionRules(
+        alone=model.config.vision is None if asked == "auto" else asked,
+        is_kept=_KeptCaptions(files, current) if asked == "auto" else None,
+        columns=config.captions.columns,
+    )
+    return list_items(config, files, may_be_empty=may_be_empty, captions=rules)
 
 
-def list_items(config: RunConfig, files: StoreFiles, *, may_be_empty: bool) -> tuple[ListedItems, LeftOut]:
+class _KeptCaptions:
+    """Caption files that a store has a record of; they are read where the first is asked for."""
+
+    def __init__(self, files: StoreFiles, current: Current | None) -> None:
+        self._files, self._current = files, current
+        self._was_embedded: dict[str, bool] | None = None
+
+    def __call__(self, item_id: str) -> bool | None:
+        """Whether one is an item; False where its record says that it is none, None where there is no record."""
+        if self._was_embedded is None:
+            self._was_embedded = {} if self._current is None else self._read(self._current)
+        return self._was_embedded.get(item_id)
+
+    def _read(self, current: Current) -> dict[str, bool]:
+        found: dict[str, bool] = {}
+        for items in RecordTable(self._files, "items", current.items).pieces(["item_id", "uri", "state"]):
+            kept = items.filter(pc.match_substring_regex(items["uri"], CAPTION_FILE, ignore_case=True))
+            was_embedded = pc.equal(kept["state"], "embedded").to_pylist()
+            found |= dict(zip(kept["item_id"].to_pylist(), was_embedded, strict=True))
+        return found
+
+
+def list_items(
+    config: RunConfig, files: StoreFiles, *, may_be_empty: bool, captions: CaptionRules = ANY_CAPTION
+) -> tuple[ListedItems, LeftOut]:
     """List all items of all sources, and count what is left out; first of all, so that a wrong path makes no store.
 
     Args:
         config: the run; its sources.
         files: its store, which is no item; nor are the files that the run writes for its operators.
         may_be_empty: whether there may be no item at all.
+        captions: rules for the caption files of folders.
 
     Raises:
         SourceError: a source can't be listed, or nothing is in any and that may not be.
@@ -266,7 +319,13 @@ def list_items(config: RunConfig, files: StoreFiles, *, may_be_empty: bool) -> t
     # A joined table is in memory anyway; of a repeated id no row is looked up in it, nor any server asked about it.
     is_unique = bool(config.join) or config.web.revalidate
     tables = list_sources(
-        config.source, own=own, left_out=left_out, web=config.web, joins=config.join, unique=is_unique
+        config.source,
+        own=own,
+        left_out=left_out,
+        web=config.web,
+        joins=config.join,
+        unique=is_unique,
+        captions=captions,
     )
     listing = listed_items(tables, LISTING_SCHEMA)
     if not listing.num_rows and not may_be_empty:

@@ -1,14 +1,17 @@
 """End of a run whose engine has ended: it is published, kept for the next run, or refused."""
 
+import json
 import logging
+import time
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedder.engine.job import ModelRun
 from embedder.engine.query_tower_export import keep_query_towers
 from embedder.errors import RunFailedError
-from embedder.ingest.build_report import build_report
+from embedder.ingest.build_report import build_report, session_measurements
 from embedder.ingest.execute import EngineOutcome
 from embedder.ingest.guards import Verdict, judge, refusal, retrieval_record
 from embedder.ingest.inputs import Inputs
@@ -24,16 +27,19 @@ from embedder.ingest.model_work import (
 from embedder.ingest.retrieval_check import forget_pairs
 from embedder.ingest.run_metrics import merge_run_metrics
 from embedder.ingest.run_result import RunResult, count_run
+from embedder.ingest.run_times import keep_times
 from embedder.ingest.work import WorkPlan
 from embedder.observability.run_observer import RunObserver
 from embedder.quantities import counted
 from embedder.report.schema import Report
-from embedder.report.timeline import TIMELINE_FILE, timeline_of
+from embedder.report.step_sums import split_loads
+from embedder.report.timeline import TIMELINE_FILE, Timeline, timeline_of, timeline_of_calls
 from embedder.sources.selection import LeftOut
 from embedder.store.arrow_lookup import without_items
 from embedder.store.compact import MIN_SAVED, MIN_SAVED_BY_EMBED, compact
 from embedder.store.finished import whole_among
 from embedder.store.interim import interim_state
+from embedder.store.journal import stream_keys
 from embedder.store.layout import Current, run_file
 from embedder.store.publication import PublishIntent
 from embedder.store.publish import publish
@@ -74,6 +80,7 @@ def end_run(
     further = count_models(models)
     wall_s = observer.elapsed_s
     num_left = work.difference.to_embed.num_rows - result.num_here
+    inputs.left_out.num_json_without_caption = _num_json_without_caption(work.difference.to_embed, result)
     left_out = log_left_out(inputs, read_before, result)
     num_before = _num_published_before(result)
     failure = _stopped(outcome, result, num_before, further)
@@ -106,9 +113,16 @@ def end_run(
         }
     )
     if report.published:
+        begun_s = time.monotonic()
         _publish(inputs, outcome, result, own_verdicts, further)
+        publish_s = time.monotonic() - begun_s
+        keep_times(inputs.config, inputs.model.fingerprint, report, result.num_here, publish_s)
     if samples := outcome.operators.samples:
-        timeline = timeline_of(samples, observer.started_s)
+        timeline: Timeline | None = timeline_of(samples, observer.started_s)
+    else:
+        _, calls = split_loads(session_measurements(outcome, result))
+        timeline = timeline_of_calls(calls, observer.started_s) if calls else None
+    if timeline is not None:
         run.files.write(run_file(run.run_id, TIMELINE_FILE), timeline.model_dump_json().encode())
     run.files.write(run_file(run.run_id, REPORT_FILE), report.model_dump_json(indent=2).encode())
     if failure is not None:
@@ -130,9 +144,40 @@ def log_left_out(inputs: Inputs, read_before: pa.Table, result: RunResult | None
         left_out = left_out.with_read(result.left_out)
         read_before = without_items(read_before, whole_among(result.whole, read_before["item_id"])["item_id"])
     left_out = left_out.with_read(read_before)
-    for line in left_out.lines():
+    is_kept_shown = result is not None and not _has_named_kept(left_out, result)
+    for line in (left_out if is_kept_shown else left_out.without_kept()).lines():
         LOG.info(line)
     return left_out
+
+
+def _has_named_kept(left_out: LeftOut, result: RunResult) -> bool:
+    """Whether the run that published last has named the captions that stay as items: once is enough."""
+    if result.published is None:
+        return True
+    try:
+        report = json.loads(result.run.files.read(run_file(result.published.run_id, REPORT_FILE)))
+    except (FileNotFoundError, ValueError):  # an operation published, or an earlier release
+        return False
+    return bool(report.get("num_kept_captions", 0) == left_out.num_kept_orphans)
+
+
+def _num_json_without_caption(to_embed: pa.Table, result: RunResult) -> int:
+    """Count the items that were embedded without a caption though there is a `.json` beside them.
+
+    Args:
+        to_embed: listed items that the run was to embed.
+        result: of the run.
+    """
+    is_json = pc.fill_null(pc.ends_with(to_embed["caption_uri"], ".json", ignore_case=True), False)
+    ids = to_embed["item_id"].filter(is_json).combine_chunks()
+    if not len(ids):
+        return 0
+    parts = [part for entry in result.entries for part in entry.parts]
+    lacking = (
+        rows.filter(pc.and_(pc.equal(rows["segment"], 0), pc.is_null(rows["caption"])))["item_id"]
+        for rows in stream_keys(result.run.files, parts, "embeddings", ["item_id", "segment", "caption"])
+    )
+    return sum(pc.sum(pc.is_in(found, value_set=ids)).as_py() or 0 for found in lacking)
 
 
 def _num_published_before(result: RunResult) -> int:

@@ -32,6 +32,7 @@ class RunResult:
         num_rejected: of those, and `num_stale` of them keep published vectors.
         num_equal: items whose content is as it was published.
         num_vectors: new rows of embeddings.
+        num_reject_vectors: of those, rows of rejects: of a caption whose picture is broken, of what could be decoded.
         num_here: items that this session finished, and those that were copied for it.
         taken_from: embedded items that were copied from another publication, by its run.
     """
@@ -48,6 +49,7 @@ class RunResult:
     num_stale: int
     num_equal: int
     num_vectors: int
+    num_reject_vectors: int
     num_here: int
     taken_from: dict[str, int]
 
@@ -90,6 +92,7 @@ def count_run(
         num_stale=counts.num_stale,
         num_equal=counts.num_equal,
         num_vectors=counts.num_vectors,
+        num_reject_vectors=counts.num_reject_vectors,
         num_here=counts.num_here,
         taken_from=_taken_from(entries, finished.files, counts.num_embedded_of),
     )
@@ -101,7 +104,7 @@ class _Counts:
     def __init__(self, run: Run, num_files: int) -> None:
         self._run = run
         self.num_records, self.num_left_out, self.num_embedded, self.num_stale = 0, 0, 0, 0
-        self.num_equal, self.num_vectors, self.num_here = 0, 0, 0
+        self.num_equal, self.num_vectors, self.num_reject_vectors, self.num_here = 0, 0, 0, 0
         self.num_embedded_of = np.zeros(num_files, np.int64)
 
     def add(self, facts: pa.Table) -> None:
@@ -112,7 +115,9 @@ class _Counts:
         self.num_embedded += _num_true(is_embedded)
         self.num_stale += _num_true(facts["stale"])
         self.num_equal += _num_true(pc.and_(is_embedded, facts["kept"]))
-        self.num_vectors += pc.sum(facts.filter(pc.invert(facts["kept"]))["num_vectors"]).as_py() or 0
+        new = facts.filter(pc.invert(facts["kept"]))
+        self.num_vectors += pc.sum(new["num_vectors"]).as_py() or 0
+        self.num_reject_vectors += pc.sum(new.filter(pc.equal(new["state"], "rejected"))["num_vectors"]).as_py() or 0
         self.num_here += _num_true(pc.greater_equal(facts["session"], self._run.session))
         files = facts.filter(is_embedded)["file"].to_numpy()
         self.num_embedded_of += np.bincount(files, minlength=len(self.num_embedded_of))

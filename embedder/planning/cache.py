@@ -26,12 +26,17 @@ def cached(kind: type[KeptT], key: Mapping[str, object], make: Callable[[], Kept
     found = kept(kind, key)
     if found is None:
         found = make()
-        path = _path(kind, key)
-        with suppress(OSError):  # where it can't be written, the next run measures again
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as file:
-                file.write(found.to_json().encode())
+        keep(found, key)
     return found
+
+
+def keep(value: JsonText, key: Mapping[str, object]) -> None:
+    """Cache the value of a key; where it can't be written, the next run measures again."""
+    path = _path(type(value), key)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(value.to_json().encode())
 
 
 def kept(kind: type[KeptT], key: Mapping[str, object]) -> KeptT | None:

@@ -209,6 +209,12 @@ class Report(ReportSection):
     num_sidecars: int = 0
     """Files that belong to an item and are no caption."""
     num_excluded: int = 0
+    num_orphan_captions: int = 0
+    """`.txt` and `.json` files that belong to no image or video, and of which no item is made."""
+    num_kept_captions: int = 0
+    """Such files that stay as items, as the store has had them."""
+    num_json_without_caption: int = 0
+    """`.json` files beside an item that this run embedded, none of whose keys is a caption's."""
     """Names that match `exclude`, or don't match `include`."""
     guards: tuple[dict[str, Any], ...] = ()
     """Verdict of each guard, and whether it was overridden."""
@@ -216,6 +222,8 @@ class Report(ReportSection):
     """Items finished by this session and those before it in the same run."""
     num_rejected: int = 0
     num_vectors: int = 0
+    num_reject_vectors: int = 0
+    """Of these rows, those of rejects: of a caption whose picture is broken, of what could be decoded."""
     items_per_s: float = 0.0
     """Items of this session over `window_s`."""
     window_s: float = 0.0

@@ -1,12 +1,14 @@
 """Operators of a run over time: saved beside its report, and drawn by `embedder report --plot`."""
 
-from collections.abc import Sequence
-from itertools import pairwise
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedder.report.schema import EventReport, ReportSection
 from embedder.storage.atomic_write import atomic_write
+from embedder.store.step_metrics import Measurement
 
 if TYPE_CHECKING:
     from embedder.compat.operator_stats import Sample
@@ -57,6 +59,65 @@ def timeline_of(samples: "Sequence[Sample]", started_s: float) -> Timeline:
             for line in lines
         ),
     )
+
+
+def timeline_of_calls(calls: Sequence[Measurement], started_s: float) -> Timeline:
+    """Return the timeline of a run whose operators nobody sampled: each call of a step tells when it was under way.
+
+    Args:
+        calls: measurements of the steps, without those of their starts.
+        started_s: Unix time of the command's start.
+    """
+    ends_s = {each.started_s + each.wall_s for each in calls}
+    times_s = sorted({each.started_s for each in calls} | ends_s)
+    step = -(-len(times_s) // MAX_POINTS) or 1
+    chosen = [*times_s[:-1:step], *times_s[-1:]]
+    names = dict.fromkeys(each.step for each in sorted(calls, key=lambda each: each.started_s))
+    steps = [_Calls([each for each in calls if each.step == name]) for name in names]
+    befores = [_Calls([]), *steps[:-1]]
+    lines = [
+        OperatorLine(
+            name=name,
+            queued_blocks=tuple(own.num_waiting(before, time_s) for time_s in chosen),
+            num_tasks=tuple(own.num_begun(time_s)[0] - own.num_ended(time_s)[0] for time_s in chosen),
+            num_rows=tuple(own.num_ended(time_s)[1] for time_s in chosen),
+        )
+        for name, own, before in zip(names, steps, befores, strict=True)
+    ]
+    return Timeline(times_s=tuple(round(time_s - started_s, 3) for time_s in chosen), operators=tuple(lines))
+
+
+class _Calls:
+    """Calls of one step, counted up to any time."""
+
+    def __init__(self, calls: Sequence[Measurement]) -> None:
+        self._num_calls, self._num_rows = len(calls), sum(each.num_rows for each in calls)
+        self._begun = _sums((each.started_s, each.num_rows) for each in calls)
+        self._ended = _sums((each.started_s + each.wall_s, each.num_rows) for each in calls)
+
+    def num_begun(self, time_s: float) -> tuple[int, int]:
+        """Calls that have begun until then, and their rows."""
+        return _until(self._begun, time_s)
+
+    def num_ended(self, time_s: float) -> tuple[int, int]:
+        """Calls that have ended until then, and their rows."""
+        return _until(self._ended, time_s)
+
+    def num_waiting(self, before: "_Calls", time_s: float) -> int:
+        """Blocks of the step before that have come and are not begun, by their rows."""
+        num_rows = max(0, before.num_ended(time_s)[1] - self.num_begun(time_s)[1])
+        return round(num_rows * before._num_calls / before._num_rows) if before._num_rows else 0
+
+
+def _sums(events: Iterable[tuple[float, int]]) -> tuple[list[float], list[int]]:
+    """Times of events in their order, and the sum of their rows up to each."""
+    ordered = sorted(events)
+    return [time_s for time_s, _ in ordered], [0, *accumulate(num_rows for _, num_rows in ordered)]
+
+
+def _until(events: tuple[list[float], list[int]], time_s: float) -> tuple[int, int]:
+    number = bisect_right(events[0], time_s)
+    return number, events[1][number]
 
 
 def draw_timeline(path: Path, timeline: Timeline, events: Sequence[EventReport], title: str) -> None:

@@ -125,9 +125,17 @@ def unknown_column(name: str, where: str, columns: Mapping[str, str]) -> str:
         cure = "vectors are no part of a condition."
     elif near:
         cure = f"did you mean {' or '.join(_written(each) for each in columns if each.lower() in near)}?"
+    elif _is_value(name, where):
+        cure = f"a text stands in single quotes: '{printable(name, 100)}'."
     else:
-        cure = "a text stands in single quotes."
+        cure = "a column of a source is there once it is carried over (`carryover`, `--carryover`)."
     return f"there is no column {printable(name, 100)!r}; {cure} Columns are {list_columns(where, columns)}"
+
+
+def _is_value(name: str, where: str) -> bool:
+    """Whether a name stands where a value does, behind a comparison: `category = toys`, `category IN (toys)`."""
+    behind = rf"(?:=|<>|!=|[<>]=?|\bLIKE\b|\bIN\s*\((?:[^()]*,)?)\s*\"?{re.escape(name)}\b"
+    return re.search(behind, where, re.IGNORECASE) is not None
 
 
 def _written(name: str) -> str:

@@ -1,7 +1,7 @@
 """Data of one publication for searches: each part is read when it is first needed, and kept for the next query."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 SAMPLE_ROWS = 1000  # of vectors, from which the deviation of scores is known to a few per cent
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, beside carryover
 
+HAS_PICTURE = "has_picture"  # column of conditions: whether a row has the vector of an image or of a video's segment
 ITEM_FILE = ("item_id", "source", "size_bytes", "modified", "stale")  # what tells an item's file
 
 
@@ -70,13 +71,20 @@ class RowMetadata:
     into memory: the kernel gives up pages that no search looks at.
     """
 
-    def __init__(self, table: RecordTable, models: ModelColumns | None = None) -> None:
+    def __init__(
+        self,
+        table: RecordTable,
+        models: ModelColumns | None = None,
+        has_picture: Callable[[], Mask] | None = None,
+    ) -> None:
         """Read them.
 
         Args:
             table: the version.
             models: columns of the other models; None where there are none.
+            has_picture: gives bool (rows,), the column `HAS_PICTURE` of conditions; None: they have no such column.
         """
+        self._has_picture = has_picture
         if models is not None:
             joined = (name for name, each in models.joined.items() if each.name not in VECTOR_COLUMNS)
             names = [*(models.own or OWN), *joined]
@@ -136,8 +144,11 @@ class RowMetadata:
 
     @locked_cached_property
     def filter(self) -> RowFilter:
-        """Filter over the rows."""
-        return RowFilter(self.rows)
+        """Filter over the rows; a column of the table that is named `HAS_PICTURE` is what conditions read."""
+        rows = self.rows
+        if self._has_picture is not None and HAS_PICTURE not in rows.column_names:
+            rows = rows.append_column(HAS_PICTURE, pa.array(self._has_picture()))
+        return RowFilter(rows)
 
 
 class EmbeddedFiles:
@@ -223,7 +234,23 @@ class Snapshot:
     @locked_cached_property
     def metadata(self) -> RowMetadata:
         """Table without its vectors, and the columns of other models."""
-        return RowMetadata(self._table, self._models)
+        return RowMetadata(self._table, self._models, self._has_picture)
+
+    @locked_cached_property
+    def is_found(self) -> Mask:
+        """Rows of the metadata that a search can find, as they have a vector of the kind that is searched.
+
+        A caption whose picture is broken has none where pictures are searched.
+        """
+        found: Mask = np.zeros(self.metadata.rows.num_rows, np.bool_)
+        found[self.metadata_rows[self.vectors.is_live]] = True
+        return found
+
+    def _has_picture(self) -> Mask:
+        if self.info.searched == "image":
+            return self.is_found
+        shows: Mask = pc.not_equal(self.metadata.rows["modality"], "text").to_numpy()  # of its images it has no vectors
+        return shows
 
     @locked_cached_property
     def metadata_rows(self) -> RowNumbers:

@@ -15,7 +15,9 @@ MAX_REMEMBERED = 50  # conditions of a publication
 
 
 def facets(publication: ServedPublication, where: str | None, *, timeout_s: float) -> bytes:
-    """Describe the columns of the rows that fulfil a condition; JSON of `schema.FacetsAnswer`.
+    """Describe the columns of the rows that a search can find under a condition; JSON of `schema.FacetsAnswer`.
+
+    What has a caption alone, its picture being broken or missing, is no hit of a search by vectors, so isn't counted.
 
     Args:
         publication: whose rows.
@@ -30,10 +32,9 @@ def facets(publication: ServedPublication, where: str | None, *, timeout_s: floa
     known = publication.facets.get(where)
     if known is not None:
         return known
-    metadata = publication.store.searcher.snapshot.metadata
-    rows = metadata.rows
-    if where is not None:
-        rows = rows.filter(pa.array(metadata.filter.matching(where)))
+    snapshot = publication.store.searcher.snapshot
+    matching = snapshot.is_found if where is None else snapshot.is_found & snapshot.metadata.filter.matching(where)
+    rows = snapshot.metadata.rows.filter(pa.array(matching))
     described = [
         column
         for name in rows.column_names

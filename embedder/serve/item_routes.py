@@ -18,6 +18,7 @@ from embedder.serve.schema import MAX_ID_CHARACTERS, ItemAnswer
 from embedder.serve.search_batch import as_answer
 from embedder.serve.service import Service
 from embedder.serve.thumbnails import CONTENT_TYPE, Frame
+from embedder.sources.listing_schema import shown_modified
 from embedder.storage.web_address import shown_uri
 
 router = APIRouter(tags=["items"])
@@ -136,7 +137,7 @@ def _describe(
         publication.segment_row(item_id, segment)
     row, *segments = (each | {"uri": shown_uri(each["uri"]) if show_uris else None} for each in (row, *segments))
     answer = {
-        "item": row,
+        "item": row | {"modified": shown_modified(row["modified"])},
         "segments": segments,
         "provenance": _provenance(publication, row, segments) | ({} if show_uris else {"model_uri": None}),
         "neighbours": _neighbours(publication, item_id, segment, num_neighbours, show_uris) if segments else [],

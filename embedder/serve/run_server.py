@@ -1,6 +1,7 @@
 """A server that runs until a signal: uvicorn, whose end lets balancers and clients go first."""
 
 import asyncio
+import errno
 import logging
 import socket
 import threading
@@ -104,7 +105,27 @@ def run_server(settings: ServeSettings, when_listening: Callable[[str], object])
     if (problem := getattr(server.routes.state, "problem", None)) is not None:
         raise problem
     if not server.started:
-        raise ConfigError(f"{settings.host}:{settings.port}: can't listen there; give another --host or --port")
+        raise ConfigError(f"{settings.host}:{settings.port}: {listening_problem(settings.host, settings.port)}")
+
+
+def listening_problem(host: str, port: int) -> str:
+    """Say why an address can't be listened on, and the cure.
+
+    Args:
+        host: of the address.
+        port: of the address.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as asked:
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            asked.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return "another program listens there; end it, or give another --port (0 takes a free one)"
+            if error.errno == errno.EACCES:
+                return "ports below 1024 are for the administrator; give another --port, as 8765"
+    return "can't listen there; give another --host or --port"
 
 
 @contextmanager

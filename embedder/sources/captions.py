@@ -1,6 +1,8 @@
 """Captions in files: plain text, or one key of a JSON object."""
 
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 from embedder.sources.byte_ranges import open_ranges
@@ -11,8 +13,28 @@ from embedder.storage.printable import readable
 from shards.schema import parse_json
 
 MAX_CAPTION_BYTES = 1 << 20
-# No `title`: exports of photo services put the file's name there.
-JSON_KEYS = ("caption", "text")
+JSON_KEYS = ("caption", "text", "description", "alt_text", "alt", "prompt")
+"""Keys of a `.json` that may hold its caption, the first that isn't null. No `title`: exports of photo services put the
+file's name there."""
+
+
+@dataclass(frozen=True)
+class CaptionRules:
+    """Rules for the caption files of a folder.
+
+    Attributes:
+        alone: whether a caption that belongs to no image or video is an item.
+        is_kept: tells by its item id whether one stays in any case: True, as an item of the store; False, as a record
+            that it is none; None: the store doesn't know it.
+        columns: keys of `.json` files whose values are carried over.
+    """
+
+    alone: bool = True
+    is_kept: Callable[[str], bool | None] | None = None
+    columns: tuple[str, ...] = ()
+
+
+ANY_CAPTION = CaptionRules()
 
 
 def read_caption(caption_uri: str) -> str:
@@ -22,14 +44,30 @@ def read_caption(caption_uri: str) -> str:
         FetchError: the file is missing, larger than 1 MiB, not UTF-8, or broken JSON.
     """
     path, part = split_uri(caption_uri)
-    with closing(open_ranges(path)) as ranges:
-        name, offset, size = part if isinstance(part, TarMember) else (path, 0, ranges.size)
-        if size > MAX_CAPTION_BYTES:
-            raise FetchError("TooLarge", f"{caption_uri}: a caption of {size:,} bytes; 1 MiB is the limit")
-        data = ranges.read_at(offset, size)
+    name, data = _content(caption_uri, path, part if isinstance(part, TarMember) else None)
     if name.lower().endswith(".json"):
         return caption_in(json_object(data, caption_uri), caption_uri)
     return decode_text(data, caption_uri)
+
+
+def read_values(json_uri: str, keys: Sequence[str]) -> dict[str, Any]:
+    """Read some values of a `.json` beside an item; a key that it lacks is left out.
+
+    Raises:
+        FetchError: the file is missing, larger than 1 MiB, not UTF-8, or no JSON object.
+    """
+    _, data = _content(json_uri, json_uri, None)
+    tree = json_object(data, json_uri)
+    return {key: tree[key] for key in keys if key in tree}
+
+
+def _content(uri: str, path: str, member: TarMember | None) -> tuple[str, bytes]:
+    """Name and content of a caption file."""
+    with closing(open_ranges(path)) as ranges:
+        name, offset, size = member or (path, 0, ranges.size)
+        if size > MAX_CAPTION_BYTES:
+            raise FetchError("TooLarge", f"{uri}: a caption of {size:,} bytes; 1 MiB is the limit")
+        return name, ranges.read_at(offset, size)
 
 
 def decode_text(data: bytes, where: str) -> str:
@@ -62,7 +100,7 @@ def json_object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def caption_in(tree: dict[str, Any], where: str) -> str:
-    """Take `caption`, else `text`; an empty string where the object has neither.
+    """Take the first of `JSON_KEYS` that isn't null; an empty string where the object has none.
 
     Raises:
         FetchError: the caption is no string.

@@ -1,47 +1,97 @@
 """A folder of files as items: each file is one, and its same-name `.txt` or `.json` is its caption."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
+from typing import Any, NamedTuple
 
 from embedder.config import SourceConfig
+from embedder.errors import SourceError
+from embedder.media.sniff import HEAD_BYTES, extra_kind, other_kind, sniff, unreadable_kind
+from embedder.sources.captions import read_values
+from embedder.sources.errors import FetchError
+from embedder.sources.file_names import sort_of
 from embedder.sources.globbing import GlobMatches, find_one
-from embedder.sources.listing_schema import Listing, Row, tables_of_rows
+from embedder.sources.listing_schema import Listing, Row, list_with_values, tables_of_rows
 from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
 from embedder.sources.selection import MEDIA, Selection, find_selected
+from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import is_text, readable
+
+NUM_READERS, READ_AT_ONCE = 16, 512  # of `.json` files whose values are columns
+
+
+class Values(NamedTuple):
+    """A `.json` beside an item: where it is, and when it was changed."""
+
+    uri: str
+    modified: str
+
+
+Pair = tuple[Row, Values | None]
 
 
 def list_files(source: SourceConfig, path: str, selection: Selection) -> Listing:
     """List a folder, a pattern, or a single file with its sidecar.
 
     `item_id` is the path relative to the root, suffix included. A caption belongs to every file of its stem in its
-    folder; `.txt` comes before `.json`. A caption without such a file is an item of its own: its `uri` is the
-    caption file, and `caption_uri` is null. A single file is an item, whatever its name says.
+    folder; `.txt` comes before `.json`. A caption without such a file is an item of its own where the rules of the
+    selection say so: its `uri` is the caption file, and `caption_uri` is null. A single file is an item, whatever its
+    name says.
 
     Args:
         source: its patterns are in the selection; nothing else of it counts.
         path: as `normalise_source` gives it.
-        selection: of the files below it.
+        selection: of the files below it, with the rules for captions.
 
     Raises:
         SourceError: the path is missing, or a folder below it can't be read.
     """
     found, selection = find_selected(path, selection)
     entries = found.entries if found.is_folder else _with_sidecars(found)
+    if found.is_named and not is_remote(path):
+        _check_named(path)
     groups = (list(group) for _, group in groupby(entries, key=lambda entry: stem_of(entry.name)))
+    is_asked = found.is_named or (not found.is_folder and path.lower().endswith(SIDECAR_SUFFIXES))
     if found.is_named:
-        rows = chain.from_iterable(pair_captions(group, found) for group in groups)
+        pairs = chain.from_iterable(pair_captions(group, found) for group in groups)
     else:
-        rows = chain.from_iterable(_selected(group, found, selection) for group in groups)
-    return Listing(tables_of_rows(rows), unique_ids=True)
+        pairs = chain.from_iterable(_selected(group, found, selection, is_asked) for group in groups)
+    if not selection.captions.columns:
+        return Listing(tables_of_rows(row for row, _ in pairs), unique_ids=True)
+    rows = _with_values(pairs, selection.captions.columns)
+    return list_with_values(rows, selection.captions.columns, unique_ids=True)
 
 
-def _selected(group: list[Entry], found: GlobMatches, selection: Selection) -> Iterator[Row]:
+def _check_named(path: str) -> None:
+    """Refuse a file that was named alone and is no item by its first bytes: it is most often a slip of the keyboard.
+
+    Raises:
+        SourceError: it is something that no installation reads as an image, a video or a caption.
+    """
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            head = file.read(HEAD_BYTES)
+    except OSError:  # it is told where it is read
+        return
+    kind = sniff(head)
+    is_known = kind in ("image", "video") or extra_kind(head) or unreadable_kind(head)
+    if not head or is_known or (kind == "text" and path.lower().endswith(SIDECAR_SUFFIXES)):
+        return
+    if sort_of(path.rpartition("/")[2]) == "media":  # a damaged one is a reject, which says what is wrong with it
+        return
+    raise SourceError(
+        f"{readable(path)}: found {other_kind(head)}; a source is an image, a video, a folder of these, a table or "
+        "tars: check the path"
+    )
+
+
+def _selected(group: list[Entry], found: GlobMatches, selection: Selection, is_asked: bool) -> Iterator[Pair]:
     """Make the rows of those files of one stem that are items; a caption is kept or left out with its image."""
     if len(group) == 1 and selection.judge(group[0].name) is MEDIA:
-        yield _row(group[0], found, None)
+        yield _row(group[0], found, None), None
         return
     judged = {entry.name: selection.judge(entry.name) for entry in group}
     files = [entry for entry in group if not _is_sidecar(entry.name)]
@@ -59,9 +109,26 @@ def _selected(group: list[Entry], found: GlobMatches, selection: Selection) -> I
             kept.append(entry)
         else:
             selection.left_out.count(verdict, entry.name)
-    for row in pair_captions(kept, found):
+    if not (is_asked or any(not _is_sidecar(entry.name) for entry in kept)):
+        kept = [
+            entry
+            for entry in kept
+            if entry.error_type or _holds_media(found.uri(entry)) or selection.takes_orphan(entry.name)
+        ]
+    for row, values in pair_captions(kept, found):
         judgement = judged.get(row.item_id)
-        yield row if judgement is None or judgement.is_media else row._replace(is_media=False)
+        yield (row if judgement is None or judgement.is_media else row._replace(is_media=False)), values
+
+
+def _holds_media(path: str) -> bool:
+    """Whether a local file is an image or video by its first bytes, whatever its name; an object isn't asked for."""
+    if is_remote(path):
+        return False
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 (takes names that are no UTF-8)
+            return sniff(file.read(HEAD_BYTES)) in ("image", "video")
+    except OSError:  # it is told where it is read
+        return False
 
 
 def _with_sidecars(found: GlobMatches) -> Iterator[Entry]:
@@ -75,22 +142,46 @@ def _with_sidecars(found: GlobMatches) -> Iterator[Entry]:
     return iter(sorted(entries.values(), key=lambda entry: (stem_of(entry.name), entry.name)))
 
 
-def pair_captions(entries: list[Entry], found: GlobMatches) -> Iterator[Row]:
-    """Make the rows of all files of one stem; nothing among them is lost.
+def pair_captions(entries: list[Entry], found: GlobMatches) -> Iterator[Pair]:
+    """Make the rows of all files of one stem, each with the `.json` beside it; nothing among them is lost.
 
     A caption that must not be opened (a pipe, a link out of the root) is a reject of its own.
     """
     if len(entries) == 1:
-        yield _row(entries[0], found, None)
+        yield _row(entries[0], found, None), None
+        return
+    if not entries:
         return
     sidecars = [entry for entry in entries if _is_sidecar(entry.name)]
     captions = sorted((entry for entry in sidecars if not entry.error_type), key=_caption_order)
     items = [entry for entry in entries if not _is_sidecar(entry.name)]
+    values = next((entry for entry in captions if entry.name.lower().endswith(".json")), None)
     for item in items:
-        yield _row(item, found, captions[0] if captions else None)
+        yield (
+            _row(item, found, captions[0] if captions else None),
+            values and Values(found.uri(values), values.modified),
+        )
     for entry in sidecars:
         if not items or entry.error_type:
-            yield _row(entry, found, None)
+            yield _row(entry, found, None), None
+
+
+def _with_values(pairs: Iterator[Pair], columns: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Read the `.json` files that stand beside items, several at once, as a bucket takes its time for each."""
+    with ThreadPoolExecutor(NUM_READERS, "captions") as pool:
+        while chunk := list(islice(pairs, READ_AT_ONCE)):
+            yield from pool.map(lambda pair: _read_values(pair[0], pair[1], columns), chunk)
+
+
+def _read_values(row: Row, values: "Values | None", columns: Sequence[str]) -> tuple[Row, dict[str, Any]]:
+    if values is None or row.error_type is not None:
+        return row, {}
+    if row.caption_uri != values.uri:  # a change of it changes the item, too
+        row = row._replace(modified=f"{row.modified}|{values.modified}")
+    try:
+        return row, read_values(values.uri, columns)
+    except FetchError as error:
+        return row._replace(error_type=error.error_type, error=error.message), {}
 
 
 def _row(entry: Entry, found: GlobMatches, caption: Entry | None) -> Row:

@@ -9,6 +9,7 @@ from embedder.batch_schema import CARRIED, carried_schema
 from embedder.config import SourceConfig, WebConfig
 from embedder.config_toml.join_section import JoinConfig
 from embedder.errors import SourceError
+from embedder.sources.captions import ANY_CAPTION, CaptionRules
 from embedder.sources.column_keys import assigned, key_of, setting
 from embedder.sources.join import OpenJoin, open_joins
 from embedder.sources.kinds import KINDS, detect_kind
@@ -32,6 +33,7 @@ def list_sources(
     web: WebConfig | None = None,
     joins: Sequence[JoinConfig] = (),
     unique: bool = True,
+    captions: CaptionRules = ANY_CAPTION,
 ) -> Iterator[pa.Table]:
     """List the items of several sources, in their order.
 
@@ -46,6 +48,7 @@ def list_sources(
         web: limits on addresses of the web, and whether they are asked; none: the defaults, which ask none.
         joins: tables whose rows are joined to the items.
         unique: False: ids stay as they are, for `with_unique_ids`, and none of them is kept in memory.
+        captions: rules for the caption files of folders.
 
     Returns:
         Tables of LISTING_SCHEMA, with the carryover columns of all sources behind (null where a source lacks one).
@@ -54,7 +57,7 @@ def list_sources(
         SourceError: a source is missing or can't be listed completely, here or while it is read; so with a join.
     """
     left_out = LeftOut() if left_out is None else left_out
-    listings = [(source, open_source(source, own, left_out)) for source in sources]
+    listings = [(source, open_source(source, own, left_out, captions)) for source in sources]
     schema = pa.schema([*LISTING_SCHEMA, *_unified_carryover(listings)])
     opened = open_joins(joins, carried_schema(schema), left_out)
     labelled = (
@@ -99,13 +102,16 @@ def _completed(tables: Iterator[pa.Table], web: WebConfig | None, joins: Sequenc
     return tables
 
 
-def open_source(source: SourceConfig, own: Collection[str], left_out: LeftOut) -> Listing:
+def open_source(
+    source: SourceConfig, own: Collection[str], left_out: LeftOut, captions: CaptionRules = ANY_CAPTION
+) -> Listing:
     """Detect the kind of a source, and start to list it.
 
     Args:
         source: its configuration.
         own: absolute paths and URIs that the run itself writes.
         left_out: counts the files that are no items.
+        captions: rules for the caption files of a folder.
 
     Raises:
         SourceError: it is missing, or can't be listed as configured.
@@ -132,18 +138,21 @@ def open_source(source: SourceConfig, own: Collection[str], left_out: LeftOut) -
         raise SourceError(
             f"{source.path}: {kind} have no columns to carry over; use a table, or take `{carryover}` out"
         )
-    return entry.list_source(source, path, Selection(source, path, own, left_out))
+    if kind == "files":
+        _check_names(source.path, "captions.columns", captions.columns)
+    return entry.list_source(source, path, Selection(source, path, own, left_out, captions))
 
 
 def _check_carryover(source: SourceConfig) -> None:
-    carryover = key_of(source.columns, "carryover")
-    for name in source.carryover:
+    _check_names(source.path, key_of(source.columns, "carryover"), source.carryover)
+
+
+def _check_names(path: str, key: str, names: Sequence[str]) -> None:
+    for name in names:
         if name in EMBEDDINGS.names:
-            raise SourceError(
-                f"{source.path}: {carryover} {name!r} is already a column of the embeddings table; rename it there"
-            )
-    if len(set(source.carryover)) < len(source.carryover):
-        raise SourceError(f"{source.path}: {carryover} names a column twice; name each once")
+            raise SourceError(f"{path}: {key} {name!r} is already a column of the embeddings table; rename it there")
+    if len(set(names)) < len(names):
+        raise SourceError(f"{path}: {key} names a column twice; name each once")
 
 
 def _unified_carryover(listings: Iterable[tuple[SourceConfig, Listing]]) -> list[pa.Field]:

@@ -1,15 +1,17 @@
 """The rows that every kind of source yields, before their source's name is put before their ids."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from embedder.batch_schema import CARRIED
+from embedder.sources.type_inference import SAMPLE_ROWS, arrow_columns, infer_json_type, json_value
 
 ROW_SCHEMA = pa.schema(
     [
@@ -28,6 +30,7 @@ ROWS_PER_TABLE = 4096
 HASHED = "bytes:"
 """Begins `modified` of an item that is told by the hash of its content, wherever that lies."""
 SECONDS = len("2000-01-01T00:00:00")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 
 class Row(NamedTuple):
@@ -74,6 +77,38 @@ def table_of_rows(rows: list[Row], carryover: dict[str, pa.Array] | None = None)
     return pa.table(arrays | {CARRIED + name: values for name, values in (carryover or {}).items()})
 
 
+RowWithValues = tuple[Row, dict[str, Any]]
+"""A row, and values of a JSON object that belongs to it, by their names."""
+
+
+def list_with_values(rows: Iterator[RowWithValues], names: Sequence[str], *, unique_ids: bool = False) -> Listing:
+    """List rows with columns of JSON values, whose types are those of the first rows.
+
+    Args:
+        rows: the rows.
+        names: of the values that become columns.
+        unique_ids: whether no two rows have one id.
+    """
+    first = list(islice(rows, SAMPLE_ROWS)) if names else []
+    columns = pa.schema(pa.field(name, infer_json_type([values.get(name) for _, values in first])) for name in names)
+    return Listing(_tables_with_values(chain(first, rows), columns), columns, unique_ids)
+
+
+def _tables_with_values(rows: Iterator[RowWithValues], columns: pa.Schema) -> Iterator[pa.Table]:
+    while chunk := list(islice(rows, ROWS_PER_TABLE)):
+        converted = [_converted(row, values, columns) for row, values in chunk]
+        arrays = arrow_columns([values for _, values in converted], columns)
+        yield table_of_rows([row for row, _ in converted], arrays)
+
+
+def _converted(row: Row, values: dict[str, Any], columns: pa.Schema) -> RowWithValues:
+    """Convert what is carried over; a value of another type rejects its item alone."""
+    try:
+        return row, {column.name: json_value(values.get(column.name), column.type) for column in columns}
+    except ValueError as error:
+        return row._replace(error_type="CarryoverType", error=f"carryover from .json: {error}"), {}
+
+
 def time_text(mtime_ns: int) -> str:
     """Write a modification time as UTC ISO 8601 with nanoseconds; a time beyond the calendar as its number."""
     seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
@@ -81,6 +116,16 @@ def time_text(mtime_ns: int) -> str:
         return f"{_second_text(seconds)}.{nanoseconds:09d}Z"
     except (OverflowError, ValueError, OSError):
         return f"@{mtime_ns}ns"
+
+
+def shown_modified(modified: str | None) -> str | None:
+    """Write `modified` of an item for people: to the second, with that of its caption; what is no time as it is."""
+    if modified is None:
+        return None
+    times = [
+        f"{each[:SECONDS].replace('T', ' ')} UTC" if _TIME.fullmatch(each) else each for each in modified.split("|")
+    ]
+    return f"{times[0]}, caption {times[1]}" if len(times) > 1 else times[0]
 
 
 @lru_cache(maxsize=4096)

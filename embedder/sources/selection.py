@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -14,14 +14,17 @@ from embedder.batch_schema import UNREADABLE_KIND
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
 from embedder.installation import MISSING_EXTRA
+from embedder.sources.captions import ANY_CAPTION, JSON_KEYS, CaptionRules
 from embedder.sources.file_names import Sort, in_junk_folder, shown_suffix, sort_of
 from embedder.sources.globbing import GlobMatches, expand_braces, find_entries, glob_regex
 from embedder.sources.local_listing import Entry
 from embedder.sources.uris import name_in
 from embedder.storage.object_stores import is_remote
+from embedder.storage.printable import printable
 from embedder.store.schema import MARKS
 
 MAX_KINDS_SHOWN = 6
+MAX_NAMES_SHOWN, MAX_NAME_CHARACTERS = 3, 80
 _MAGIC = re.compile(r"[*?\[\]]")
 
 Verdict = Literal["item", "excluded", "own"] | Sort
@@ -53,6 +56,10 @@ class LeftOut:
         repeated: rows of tables that hold what an earlier row holds, by the setting that keeps them.
         unjoined: items without a row in the table of a [[join]], by its path.
         without_key: rows of such tables without a key.
+        num_orphans: caption files that belong to no image or video, and of which no item is made.
+        num_kept_orphans: those of which an item stays, as the store has it.
+        orphans: names of the first that are left out; kept_orphans: of the first that stay.
+        num_json_without_caption: `.json` files beside an item that was read, none of whose keys is a caption's.
     """
 
     counts: Counter[Verdict] = field(default_factory=Counter)
@@ -62,6 +69,11 @@ class LeftOut:
     missing_extra: Counter[str] = field(default_factory=Counter)
     unjoined: Counter[str] = field(default_factory=Counter)
     without_key: Counter[str] = field(default_factory=Counter)
+    num_orphans: int = 0
+    num_kept_orphans: int = 0
+    orphans: tuple[str, ...] = ()
+    kept_orphans: tuple[str, ...] = ()
+    num_json_without_caption: int = 0
 
     def count(self, verdict: Verdict, name: str) -> None:
         """Count one name that is no item."""
@@ -69,6 +81,15 @@ class LeftOut:
             self.others[shown_suffix(name)] += 1
         else:
             self.counts[verdict] += 1
+
+    def count_orphan(self, name: str, *, is_kept: bool) -> None:
+        """Count a caption file that belongs to no image or video, and keep the names of the first."""
+        if is_kept:
+            self.num_kept_orphans += 1
+            self.kept_orphans = (*self.kept_orphans, name)[:MAX_NAMES_SHOWN]
+        else:
+            self.num_orphans += 1
+            self.orphans = (*self.orphans, name)[:MAX_NAMES_SHOWN]
 
     def with_read(self, rows: pa.Table) -> "LeftOut":
         """Return these counts and those of items that were left out once they had been read.
@@ -86,6 +107,10 @@ class LeftOut:
                 left_out.others[shown_suffix(name_in(row["uri"]))] += 1
         return left_out
 
+    def without_kept(self) -> "LeftOut":
+        """Return these counts without the captions that stay as items."""
+        return replace(self, num_kept_orphans=0, kept_orphans=())
+
     def lines(self) -> list[str]:
         """Lines for the user; junk, sidecars and files excluded on purpose are not worth one."""
         lines = []
@@ -101,6 +126,7 @@ class LeftOut:
                 f"{_files(unreadable)} of kinds that this version can't read left out: "
                 f"{counted(unreadable)}; convert them (images to JPEG, videos to MP4): the next run embeds them"
             )
+        lines += self._caption_lines()
         for way_out, number in self.repeated.items():
             rows = "row holds" if number == 1 else "rows hold"
             lines.append(
@@ -117,6 +143,36 @@ class LeftOut:
                 f"{number:,} {'row' if number == 1 else 'rows'} of the [[join]] {path} left out: without a key"
             )
         return lines
+
+    def _caption_lines(self) -> list[str]:
+        lines = []
+        if number := self.num_orphans:
+            lines.append(
+                f"{_orphans(number, 'left out')}: {_named(self.orphans, number)}; "
+                "set `[captions] alone = true` to embed such texts"
+            )
+        if number := self.num_kept_orphans:
+            lines.append(
+                f"{_orphans(number, 'kept, as the store has it' if number == 1 else 'kept, as the store has them')}: "
+                f"{_named(self.kept_orphans, number)}; set `[captions] alone = true` to keep such texts without this "
+                "line, or false to take them out"
+            )
+        if number := self.num_json_without_caption:
+            lines.append(
+                f"{number:,} .json without a caption: read are its keys {', '.join(JSON_KEYS)}; "
+                "`[captions] columns` makes columns of others"
+            )
+        return lines
+
+
+def _orphans(number: int, what: str) -> str:
+    files, verb = ("file", "belongs") if number == 1 else ("files", "belong")
+    return f"{number:,} .txt or .json {files} that {verb} to no image or video {what}"
+
+
+def _named(names: Sequence[str], number: int) -> str:
+    more = [f"{number - len(names):,} more"] if number > len(names) else []
+    return ", ".join([*(printable(name, MAX_NAME_CHARACTERS) for name in names), *more])
 
 
 def _files(counts: Counter[str], word: str = "") -> str:
@@ -204,7 +260,14 @@ def _ending(pattern: str) -> str:
 class Selection:
     """Judges the names of one source, and counts what it leaves out."""
 
-    def __init__(self, source: SourceConfig, root: str, own: Collection[str], left_out: LeftOut) -> None:
+    def __init__(
+        self,
+        source: SourceConfig,
+        root: str,
+        own: Collection[str],
+        left_out: LeftOut,
+        captions: CaptionRules = ANY_CAPTION,
+    ) -> None:
         """Compile the patterns.
 
         Args:
@@ -212,11 +275,12 @@ class Selection:
             root: folder or URI that names are relative to.
             own: absolute paths and URIs of the files and whole folders that the run itself writes.
             left_out: counts the files that are no items.
+            captions: which caption files without an image or video are items.
 
         Raises:
             SourceError: a pattern can't be read.
         """
-        self.left_out = left_out
+        self.left_out, self.captions = left_out, captions
         self._source, self._places = source, own
         self._root = root.rstrip("/")
         self._include = compile_patterns(source.include, f"{source.path}: include")
@@ -225,7 +289,7 @@ class Selection:
 
     def below(self, root: str) -> "Selection":
         """Make the same selection for names that are relative to another folder or URI."""
-        return Selection(self._source, root, self._places, self.left_out)
+        return Selection(self._source, root, self._places, self.left_out, self.captions)
 
     def skips(self, folder: str) -> bool:
         """Whether a folder is left out as a whole; it is then counted as one name."""
@@ -269,6 +333,17 @@ class Selection:
         """Whether a caption file may be used for its item; `include` names items, not their captions."""
         is_excluded = self._exclude is not None and self._exclude.match(name)
         return not is_excluded and not self._is_own(name) and sort_of(name) not in ("junk", "sidecar")
+
+    def takes_orphan(self, name: str) -> bool:
+        """Whether a caption file that belongs to no image or video is an item; counted where nobody asked for it."""
+        is_asked = self._include is not None and self._include.match(name) and self._include.name_kind(name)
+        if self.captions.alone or is_asked:
+            return True
+        item_id = f"{self._source.name}:{name}" if self._source.name else name
+        is_kept = None if self.captions.is_kept is None else self.captions.is_kept(item_id)
+        if is_kept is not False:
+            self.left_out.count_orphan(name, is_kept=is_kept is True)
+        return is_kept is not None
 
     def _is_own(self, name: str) -> bool:
         return any(name == each or name.startswith(f"{each}/") for each in self._own)

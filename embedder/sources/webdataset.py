@@ -9,10 +9,8 @@ import posixpath
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, NamedTuple
-
-import pyarrow as pa
 
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
@@ -22,16 +20,14 @@ from embedder.sources.captions import MAX_CAPTION_BYTES, caption_in, decode_text
 from embedder.sources.errors import FetchError, listing_errors
 from embedder.sources.file_names import sort_of, words
 from embedder.sources.globbing import GlobMatches
-from embedder.sources.listing_schema import ROWS_PER_TABLE, Listing, Row, table_of_rows
+from embedder.sources.listing_schema import Listing, Row, RowWithValues, list_with_values
 from embedder.sources.local_listing import Entry
 from embedder.sources.selection import LeftOut, Selection, find_selected
 from embedder.sources.tar_scan import PACKED_TAR_SUFFIXES, BrokenTarError, Member, compression_of, scan_members
-from embedder.sources.type_inference import SAMPLE_ROWS, arrow_columns, infer_json_type, json_value
 from embedder.sources.uris import member_uri, row_uri
 from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.printable import is_text, readable
 
-RowWithMetadata = tuple[Row, dict[str, Any]]
 # The member that is the item, where a key has several; what is not in the list comes after, and content decides.
 MEDIA_ORDER = (
     *("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif"),
@@ -173,28 +169,7 @@ def list_tars(source: SourceConfig, path: str, selection: Selection) -> Listing:
     listed = selection.without_junk(found)
     entries = (entry for entry in listed if found.is_named or _may_be_tar(entry.name, selection.left_out))
     rows = chain.from_iterable(_rows_of_entry(entry, found, source.carryover) for entry in entries)
-    if not source.carryover:
-        return Listing(_tables(rows, pa.schema([])))
-    first = list(islice(rows, SAMPLE_ROWS))
-    carryover = pa.schema(
-        pa.field(name, infer_json_type([metadata.get(name) for _, metadata in first])) for name in source.carryover
-    )
-    return Listing(_tables(chain(first, rows), carryover), carryover)
-
-
-def _tables(rows: Iterator[RowWithMetadata], carryover: pa.Schema) -> Iterator[pa.Table]:
-    while chunk := list(islice(rows, ROWS_PER_TABLE)):
-        converted = [_with_carryover(row, metadata, carryover) for row, metadata in chunk]
-        columns = arrow_columns([values for _, values in converted], carryover)
-        yield table_of_rows([row for row, _ in converted], columns)
-
-
-def _with_carryover(row: Row, metadata: dict[str, Any], carryover: pa.Schema) -> RowWithMetadata:
-    """Convert what is carried over; a value of another type rejects its item alone."""
-    try:
-        return row, {column.name: json_value(metadata.get(column.name), column.type) for column in carryover}
-    except ValueError as error:
-        return row._replace(error_type="CarryoverType", error=f"carryover from .json: {error}"), {}
+    return list_with_values(rows, source.carryover)
 
 
 def _may_be_tar(name: str, left_out: LeftOut) -> bool:
@@ -207,7 +182,7 @@ def _may_be_tar(name: str, left_out: LeftOut) -> bool:
     return not is_other
 
 
-def _rows_of_entry(entry: Entry, found: GlobMatches, wanted: tuple[str, ...]) -> Iterator[RowWithMetadata]:
+def _rows_of_entry(entry: Entry, found: GlobMatches, wanted: tuple[str, ...]) -> Iterator[RowWithValues]:
     """Sort out what is no plain tar; every file below the source ends in a row, or in an error."""
     uri = found.uri(entry)
     name, lower = readable(entry.name), entry.name.lower()
@@ -224,7 +199,7 @@ def _rows_of_entry(entry: Entry, found: GlobMatches, wanted: tuple[str, ...]) ->
         yield from _rows_of_tar(tar, wanted)
 
 
-def _rows_of_tar(tar: Tar, wanted: tuple[str, ...]) -> Iterator[RowWithMetadata]:
+def _rows_of_tar(tar: Tar, wanted: tuple[str, ...]) -> Iterator[RowWithValues]:
     """Read all headers of one tar, then make its rows; memory is bounded by the members of one tar."""
     samples = Samples(wanted)
     broken = _gather(tar, samples)

@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from embedder.compat.locked_property import locked_cached_property
 from shards.config import TOKENIZER_FILE
-from shards.tokenizer import knows_a_word, parse_tokenizer
+from shards.schema import parse_json
+from shards.tokenizer import QueryText, knows_a_word, parse_tokenizer, read_query
 
 # The tokeniser truncates after it has tokenised everything, and a word of a megabyte takes it seconds. A token has at
 # most about 16 characters, and no tower takes more than a few hundred tokens.
@@ -33,7 +35,7 @@ class CaptionEncoder:
             ModelError: the tokeniser is none.
         """
         self._tokenizer = parse_tokenizer(tokenizer_json, f"the model's {TOKENIZER_FILE}")
-        self._end_id = end_id
+        self._json, self._end_id = tokenizer_json, end_id
         padding = self._tokenizer.padding
         if padding is not None and padding["length"] is not None:
             self._tokenizer.enable_padding(**(padding | {"length": max_tokens, "pad_to_multiple_of": None}))
@@ -52,3 +54,13 @@ class CaptionEncoder:
     def knows(self, caption: str) -> bool:
         """Whether the tokeniser knows a word of a caption, or a piece of one."""
         return knows_a_word(self._tokenizer, caption[:MAX_CHARACTERS])
+
+    def query(self, text: str) -> QueryText:
+        """Text of a query by the words that the tokeniser knows, without marks at its end that say nothing to it."""
+        return read_query(self._tokenizer, text[:MAX_CHARACTERS], lambda: self._scores)
+
+    @locked_cached_property
+    def _scores(self) -> dict[str, float]:
+        """Log probabilities of the pieces of a Unigram; of any other tokeniser, none."""
+        model = parse_json(self._json)["model"]
+        return dict(model["vocab"]) if model.get("type") == "Unigram" else {}

@@ -208,11 +208,18 @@ def count_rows(files: StoreFiles, version: Current, states: dict[str, Counter[st
         if part.path not in states:
             states[part.path] = count_states(items, part)
         total.update(states[part.path])
-    return {
+    return _count_vectors(files, version) | {
         "num_items": total.total() - total["left_out"],
-        "num_vectors": RecordTable(files, "embeddings", version.embeddings).num_rows(),
         "num_rejected": total["rejected"],
     }
+
+
+def _count_vectors(files: StoreFiles, version: Current) -> dict[str, int]:
+    """Rows of embeddings, and those of pictures, unless a file of an earlier release doesn't tell."""
+    parts = RecordTable(files, "embeddings", version.embeddings).parts()
+    pictures = [part.num_pictures for part in parts]
+    counts = {"num_vectors": sum(part.num_rows for part in parts)}
+    return counts if None in pictures else counts | {"num_pictures": sum(number or 0 for number in pictures)}
 
 
 def writable(files: StoreFiles) -> Current:
@@ -280,9 +287,8 @@ def _count_since(files: StoreFiles, version: Current, last: Published | None) ->
         change.update(count_states(items, part))
     for part in gone:
         change.subtract(count_states(before, part))
-    return {
+    return _count_vectors(files, version) | {
         "num_items": last.num_items + change.total() - change["left_out"],
-        "num_vectors": RecordTable(files, "embeddings", version.embeddings).num_rows(),
         "num_rejected": last.num_rejected + change["rejected"],
     }
 

@@ -44,13 +44,22 @@ class PartFile(BaseModel):
         bounds = self._bounds("state")
         return None if bounds is None or bounds[0] != bounds[1] else bounds[0]
 
+    @property
+    def num_pictures(self) -> int | None:
+        """Rows of embeddings with an image's vector, by its statistics; None where they don't tell, as older files'."""
+        num_null = (self._statistics.get("nullCount") or {}).get("image_embedding")
+        return None if num_null is None else self.num_rows - int(num_null)
+
+    @property
+    def _statistics(self) -> dict[str, Any]:
+        try:
+            return dict(parse_json(self.stats))
+        except ValueError:
+            return {}
+
     def _bounds(self, column: str) -> tuple[str, str] | None:
         """Least and greatest value of a column that is never null."""
-        try:
-            stats = parse_json(self.stats)
-        except ValueError:
-            return None
-        least, greatest = ((stats.get(name) or {}).get(column) for name in ("minValues", "maxValues"))
+        least, greatest = ((self._statistics.get(name) or {}).get(column) for name in ("minValues", "maxValues"))
         return None if least is None or greatest is None else (least, greatest)
 
 

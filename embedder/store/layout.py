@@ -156,6 +156,9 @@ class Published(Current):
     num_items: Count
     num_vectors: Count = Field(description="rows of the embeddings table")
     num_rejected: Count
+    num_pictures: Count | None = Field(
+        None, description="rows of it with the vector of an image or of a video's segment; null: of an earlier release"
+    )
     past_indexes: dict[IndexNumber, datetime] = Field(
         {}, description="numbers of its earlier indexes, and when each was replaced"
     )

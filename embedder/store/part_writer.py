@@ -323,7 +323,7 @@ def encode_part(
 
 
 def _delta_stats(content: pa.Table) -> str:
-    """Statistics of a file for Delta: row count, and the range of ids and states, by which readers skip files."""
+    """Statistics of a file for Delta: rows, those without a vector, and ranges of ids and states, to skip files by."""
     names = [name for name in BOUNDED if name in content.schema.names]
     bounds = {name: pc.min_max(content[name]).as_py() for name in names if content.num_rows}
     return json.dumps(
@@ -331,6 +331,7 @@ def _delta_stats(content: pa.Table) -> str:
             "numRecords": content.num_rows,
             "minValues": {name: own["min"] for name, own in bounds.items()},
             "maxValues": {name: own["max"] for name, own in bounds.items()},
-            "nullCount": dict.fromkeys(names, 0),
+            "nullCount": dict.fromkeys(names, 0)
+            | {name: content[name].null_count for name in VECTOR_COLUMNS if name in content.schema.names},
         }
     )

@@ -36,7 +36,7 @@ def source(tmp_path):
 
 
 def test_a_vision_model_embeds_images_and_finds_them_by_images(make_run, models, source, run_embedder):
-    run = make_run(source, model=str(models["vision"]), max_reject_fraction=0.5)
+    run = make_run(source, model=str(models["vision"]), max_reject_fraction=0.5, captions={"alone": True})
     report, rows = embedded(run)
     assert report.ignored == {"captions": 3}
     assert all(row["text_embedding"] is None and row["image_embedding"] is not None for row in rows.values())

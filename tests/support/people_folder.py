@@ -40,7 +40,7 @@ NUM_IMAGES = len(CAPTIONS) + len(NAMES) + 3  # and a panorama, an image without 
 NUM_CLIPS = 2
 NUM_ITEMS = NUM_IMAGES + NUM_CLIPS + 1  # and one that is broken
 UNREADABLE = {"JP2": 4, "DNG": 1, "SVG": 1}
-OTHER_FILES = {".pdf": 2, ".gpx": 1, ".m4a": 1, ".md": 1, ".json": 1, "no suffix": 1}
+OTHER_FILES = {".pdf": 2, ".gpx": 1, ".m4a": 1, ".md": 1, "no suffix": 1}
 
 
 def people_folder(root: Path, *, panorama: bool = True) -> Path:

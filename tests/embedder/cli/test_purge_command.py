@@ -127,3 +127,13 @@ def test_a_file_of_thousands_of_ids_is_one_purge(files, tmp_path):
 def test_a_dry_run_of_allowing_items_again_is_refused(files):
     done = runner.invoke(app, ["purge", "a.jpg", "--allow-again", "--dry-run", "--store", str(files.address)])
     assert isinstance(done.exception, ConfigError)
+
+
+def test_an_unknown_id_is_told_before_anything_else_is_asked(files):
+    before = contents(files)
+    code, out, errors = purge(files, "ana.jpg")  # neither a terminal nor --yes
+    assert (code, out) == (2, "")
+    assert "'ana.jpg' (did you mean 'anna.jpg' " in errors
+    code, _, errors = purge(files, "anna.jpg")
+    assert code == 2 and "there is no terminal to ask on" in errors
+    assert contents(files) == before

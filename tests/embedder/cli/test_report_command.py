@@ -15,7 +15,7 @@ from embedder.compat.operator_stats import OperatorState, Replica, Sample
 from embedder.engine.bottleneck import OperatorView
 from embedder.ingest.embed import embed
 from embedder.report.schema import EventReport, NodeReport, OperatorReport, Report, StepReport
-from embedder.report.timeline import TIMELINE_FILE, timeline_of
+from embedder.report.timeline import TIMELINE_FILE, Timeline, timeline_of
 
 WIDTH = 200
 
@@ -73,11 +73,20 @@ def test_a_damaged_report_is_told_in_one_line(finished, run_embedder, content):
     assert error.count("\n") <= 1
 
 
-def test_a_run_on_ray_is_drawn_and_another_is_refused(finished, run_embedder, tmp_path):
+def test_runs_on_ray_and_in_one_process_are_drawn(finished, run_embedder, tmp_path):
     store, report = finished
     plot = tmp_path / "run.png"
+    assert report.engine == "local"
     code, _, error = run_embedder("report", "--store", store, "--plot", str(plot))
-    assert code == 2 and "only runs on Ray are drawn" in error and not plot.exists()
+    assert code == 0, error
+    own = Timeline.model_validate_json((tmp_path / "store" / "runs" / report.run_id / TIMELINE_FILE).read_text())
+    assert [each.name for each in own.operators] == ["decode", "stage 0", "stage 1", "stage 2", "write"]
+    assert {each.num_rows[-1] for each in own.operators} == {report.num_items}
+    assert own.times_s[0] > 0 and list(own.times_s) == sorted(own.times_s)
+    (tmp_path / "store" / "runs" / report.run_id / TIMELINE_FILE).unlink()
+    plot.unlink()
+    code, _, error = run_embedder("report", "--store", store, "--plot", str(plot))
+    assert code == 2 and "name another run" in error and not plot.exists()
     timeline = timeline_of([sample(100.0 + 2 * number, 64 * number) for number in range(2000)], 90.0)
     assert len(timeline.times_s) <= 501 and (timeline.times_s[0], timeline.times_s[-1]) == (10.0, 4008.0)
     assert timeline.operators[1].num_rows[-1] == 32 * 1999

@@ -315,3 +315,18 @@ def test_every_key_with_every_wrong_value_is_told_in_words_of_toml(kind):
                     assert all(line.startswith("the command line: ") for line in error.lines), (tree, error.lines)
                     refused += 1
     assert refused > 1000
+
+
+def test_a_key_by_another_word_is_told_with_its_value(tmp_path):
+    (tmp_path / "run.toml").write_text('[index]\ntype = "HNSW"\n')
+    with pytest.raises(ConfigError, match=r'there is no key type in \[index\]; the key is kind: write kind = "hnsw"$'):
+        load_config(tmp_path / "run.toml")
+    with pytest.raises(ConfigError, match="index kind 'HNSW' is unknown; kinds are written in lower case: 'hnsw'"):
+        load_config(settings=["index.kind=HNSW"])
+
+
+def test_an_address_under_another_word_is_not_shown(tmp_path):
+    (tmp_path / "run.toml").write_text('[[source]]\nurl = "s3://KEY:SECRET@team/archive"\n')
+    with pytest.raises(ConfigError, match=r"the key is path: write path = \.\.\.") as caught:
+        load_config(tmp_path / "run.toml")
+    assert "SECRET" not in str(caught.value)

@@ -8,7 +8,7 @@ import samples
 import embedder
 from embedder.config import load_config
 from embedder.engine import hardware
-from embedder.engine.choose_engine import choose_engine
+from embedder.engine.choose_engine import RunTimes, choose_engine
 from shards.config import load_model_config
 from shards.plan import plan_shards
 
@@ -108,3 +108,13 @@ def test_gpus_are_counted_as_ray_counts_them(visible, expected, monkeypatch):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert hardware.num_gpus() == expected
+
+
+def test_times_of_earlier_runs_count_before_what_costs_expect(plan):
+    config = load_config(overrides={"model": "m"})
+    slow = {"local": RunTimes(startup_s=9.0, items_per_s=0.1, num_items=40, publish_s=1.0)}
+    found = choose_engine(config, plan, 100, 2, measured=slow)
+    assert found.engine == "ray"
+    assert "100 items would take about 17 min in one process" in found.reason
+    assert found.reason.endswith("; earlier runs here tell that in one process")
+    assert choose_engine(config, plan, 1, 2).reason.startswith("1 item would take about 5 s in one process")

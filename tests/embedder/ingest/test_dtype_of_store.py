@@ -28,6 +28,7 @@ def recorded(config):
 
 
 def added(source):
+    (source / "more.png").write_bytes(samples.image_bytes(77))
     (source / "more.txt").write_text("nine green birds")
 
 
@@ -53,7 +54,7 @@ def test_a_store_goes_on_in_its_own_dtype(make_run, tmp_path, caplog):
     added(source)
     caplog.set_level(logging.INFO)
     runs = {dtype: make_run(source, store=store, dtype=dtype) for dtype, store in stores.items()}
-    found = {dtype: embedded(config)[1]["more.txt", 0]["text_embedding"] for dtype, config in runs.items()}
+    found = {dtype: embedded(config)[1]["more.png", 0]["text_embedding"] for dtype, config in runs.items()}
     assert found["auto"] == found["bfloat16"] != found["float32"]
     assert recorded(runs["auto"]) == ("bfloat16", "bfloat16")
     assert [line for line in caplog.messages if line.startswith("dtype ")] == [
@@ -98,7 +99,7 @@ def test_a_run_that_is_worth_its_gpu_by_its_type_alone_gets_the_dtype_of_it(make
     monkeypatch.setattr(hardware, "gpus", lambda: (gpu,))
     config = make_run(tmp_path, engine="auto")
     plan = plan_shards(MODELS["vit-b-32"](), 1)
-    choice = _first_dtype(config, plan, 3_000, lambda config: (Gpu(*gpu),))
+    choice = _first_dtype(config, plan, "of the model", 3_000, lambda config: (Gpu(*gpu),))
     assert choice.dtype == "bfloat16"
 
 

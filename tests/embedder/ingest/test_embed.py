@@ -13,8 +13,10 @@ import samples
 from embedding_runs import embedded
 
 import embedder
+from embedder.engine.model_folder import open_model
 from embedder.errors import ConfigError, RunFailedError, SourceError
 from embedder.ingest.embed import embed
+from embedder.ingest.run_times import measured_times
 
 
 def unit(vector):
@@ -24,7 +26,7 @@ def unit(vector):
 def test_a_folder_of_pictures_captions_and_clips_is_embedded_whole(make_run, tmp_path):
     source = samples.folder(tmp_path / "a folder with spaces é", num_clips=1)
     (source / "just words.txt").write_text("seven white horses")
-    report, rows = embedded(make_run(source, segment_s=2.0, frames_per_segment=2))
+    report, rows = embedded(make_run(source, segment_s=2.0, frames_per_segment=2, captions={"alone": True}))
     assert report.published
     assert (report.num_items, report.num_rejected) == (8, 0)
     modalities = {key: row["modality"] for key, row in rows.items()}
@@ -228,3 +230,28 @@ def test_a_store_in_the_very_folder_of_its_source_is_refused_and_nothing_is_writ
         with pytest.raises(ConfigError, match="this is the source"):
             embed(make_run(source, store=str(store)))
     assert sorted(source.rglob("*")) == before
+
+
+def test_the_cure_for_a_store_in_the_source_lies_beside_it(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=1)
+    with pytest.raises(ConfigError, match=f"put the store beside it, such as {source}-store$"):
+        embed(make_run(source, store=str(source)))
+
+
+@pytest.mark.parametrize("content", [b"%PDF-1.4 a letter", b"import os\n", b"PK\x03\x04 zipped"])
+def test_a_single_file_that_is_no_item_is_the_users_mistake(make_run, tmp_path, content):
+    (tmp_path / "letter.pdf").write_bytes(content)
+    with pytest.raises(SourceError, match=r"letter.pdf: found .*; a source is an image, .*: check the path"):
+        embed(make_run(tmp_path / "letter.pdf"))
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_times_of_a_run_are_those_that_the_next_one_is_told(make_run, tmp_path, tiny_model, said):
+    source = samples.folder(tmp_path / "in", num_images=12)
+    fingerprint = open_model(str(tiny_model)).fingerprint
+    report = embed(make_run(source))
+    times = measured_times(make_run(source), fingerprint)["local"]
+    assert min(times.startup_s, times.items_per_s, times.publish_s) > 0
+    assert report.startup_s > 0
+    embed(make_run(source, store=str(tmp_path / "other"), engine="auto"))
+    assert any(line.endswith("; earlier runs here tell that in one process") for line in said)

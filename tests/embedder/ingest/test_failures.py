@@ -150,7 +150,7 @@ def test_a_store_made_read_only_is_refused_and_still_read(make_run, tmp_path):
 mount("size=64m")
 assert attempt()
 before = tests.rows_of(config)
-(Path(config.source[0].path) / "new.txt").write_text("a new caption")
+(Path(config.source[0].path) / "new.png").write_bytes(tests.samples.image_bytes(77))
 mount("remount,ro")
 assert not attempt()
 assert tests.rows_of(config) == before

@@ -109,7 +109,7 @@ def test_where_there_are_only_captions_there_is_no_index_and_one_line_says_so(ma
     source.mkdir()
     for number, sentence in enumerate(samples.SENTENCES[:5]):
         (source / f"{number}.txt").write_text(sentence)
-    report = refresh(make_run(source), IngestOptions(kind="refresh"))
+    report = refresh(make_run(source, captions={"alone": True}), IngestOptions(kind="refresh"))
     assert report.published
     assert [line for line in said if "index" in line] == ["no index: no image or video is among what is published"]
     assert read_current(StoreFiles(make_run(source).store)).index is None

@@ -76,7 +76,8 @@ def test_windows_of_a_text_have_a_caption_each(make_run, tmp_path):
     (tmp_path / "in" / "story.txt").write_text("two cats sleep in the sun on the road")
     file = steps_file(tmp_path)
     windows = {"name": "windows", "inputs": ["caption"], "outputs": {"caption": "string"}, "one_to_many": True}
-    config = make_run(tmp_path / "in", step=[step(file, "windows", settings={"num_words": 4}, **windows)])
+    steps = [step(file, "windows", settings={"num_words": 4}, **windows)]
+    config = make_run(tmp_path / "in", step=steps, captions={"alone": True})
     _, rows = embedded(config)
     texts = ["two cats sleep in", "the sun on the", "road"]
     assert [rows["story.txt", number]["caption"] for number in range(3)] == texts

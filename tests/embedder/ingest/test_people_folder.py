@@ -13,7 +13,7 @@ import embedder
 from embedder.errors import SourceError
 from embedder.ingest.embed import embed
 
-OTHER_LINE = "7 other files left out: 2 .pdf, 1 .gpx, 1 .json, 1 .m4a, 1 .md, 1 no suffix"
+OTHER_LINE = "6 other files left out: 2 .pdf, 1 .gpx, 1 .m4a, 1 .md, 1 no suffix"
 UNREADABLE_LINE = "6 files of kinds that this version can't read left out: 4 JP2, 1 DNG, 1 SVG; convert them"
 
 
@@ -25,6 +25,8 @@ def test_a_phones_export_publishes_and_the_next_runs_do_nothing(make_run, tmp_pa
     assert (report["published"], report["num_items"], report["num_rejected"]) == (True, NUM_ITEMS, 1)
     assert (report["other_files"], report["unreadable"]) == (OTHER_FILES, UNREADABLE)
     assert (report["num_junk"], report["num_sidecars"]) == (NUM_JUNK, 3 + 3)
+    assert report["num_orphan_captions"] == 1
+    assert "belongs to no image or video left out: metadata.json" in " ".join(said.split())
     assert OTHER_LINE in said and UNREADABLE_LINE in said
     rows = embedder.open_store(store).to_arrow().to_pylist()
     assert len(rows) == NUM_ITEMS - 1
@@ -63,10 +65,9 @@ def test_what_was_read_and_left_out_is_listed_with_its_reason_and_tried_again_on
         "DCIM/IMG_0200.DNG": ("UnreadableKind", "DNG"),
         "logo.svg": ("UnreadableKind", "SVG"),
         "README": ("OtherFile", "neither an image, a video nor a caption"),
-        "metadata.json": ("OtherFile", "a file without a caption that belongs to none"),
     }
     report, _ = refreshed(config, retry_rejects=True)
-    assert (report.reasons, report.num_rejected) == ({"rejected before": 9}, 1)
+    assert (report.reasons, report.num_rejected) == ({"rejected before": 8}, 1)
     assert (report.other_files, report.unreadable) == (OTHER_FILES, UNREADABLE)
 
 

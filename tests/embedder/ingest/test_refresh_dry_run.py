@@ -6,6 +6,7 @@ import samples
 from refresh_runs import contents, refreshed, rows_of, touch
 
 from embedder.ingest.dry_run import forecast, from_reports
+from embedder.ingest.embed import embed
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
 from embedder.store.tables import RecordTable
@@ -58,12 +59,16 @@ def test_a_dry_run_of_nothing_new_promises_no_work(make_run, tmp_path):
     assert (found.reasons, found.num_to_embed, found.rewrite_bytes, found.estimate.wall_s) == ((), 0, 0, 0.0)
 
 
-def test_a_dry_run_before_the_first_run_makes_no_store(make_run, tmp_path):
+def test_a_dry_run_before_the_first_run_makes_no_store(make_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config = make_run(samples.folder(tmp_path / "in"))
     found = forecast(config, REFRESH)
     assert reasons(found) == {"new": 6}
     assert found.estimate.wall_s is None
     assert contents(config.store) == {}
+    embed(make_run(samples.folder(tmp_path / "other", num_images=12), store=str(tmp_path / "of others")))
+    known = forecast(config, REFRESH).estimate  # as a run of another store took on this machine
+    assert known.wall_s > known.startup_s + 6 / known.items_per_s, "and it publishes"
 
 
 def test_a_dry_run_says_what_the_guard_would_say_and_that_all_is_replaced(make_run, tmp_path):
@@ -86,7 +91,8 @@ def test_an_estimate_is_the_median_of_the_last_runs_that_measured_anything():
     assert from_reports([], 300).wall_s is None
 
 
-def test_a_report_that_is_damaged_is_no_part_of_an_estimate(make_run, tmp_path):
+def test_a_report_that_is_damaged_is_no_part_of_an_estimate(make_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = samples.folder(tmp_path / "in", num_images=3, captions=False)
     config = make_run(source)
     refreshed(config)

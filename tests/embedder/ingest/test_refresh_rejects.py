@@ -1,11 +1,15 @@
 """Rejects are listed, filtered, and tried again."""
 
+import pyarrow as pa
 import pytest
 import samples
 from refresh_runs import items_of, refreshed, touch
 
+import embedder
 from embedder.cli.refresh import list_rejects, retry_rejects
+from embedder.cli.render_report import report_parts
 from embedder.errors import ConfigError
+from embedder.report.schema import Report
 from embedder.sources.errors import FetchError
 from embedder.sources.fetch import Fetcher
 
@@ -90,3 +94,38 @@ def test_the_command_lists_and_filters(rejecting, run_embedder):
         "rejects", "--store", config.store, "--no-transient", "--step", "decode", "--json"
     )
     assert {row["item_id"] for row in found["rejects"]} == {"pictures/0001.png", "broken.png"}
+
+
+@pytest.fixture
+def captioned(make_run, tmp_path):
+    """A store of four pictures and a broken one, each with a caption."""
+    source = samples.folder(tmp_path / "in", num_images=4, num_clips=0)
+    (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    (source / "broken.txt").write_text("a caption of nothing")
+    return make_run(source, max_reject_fraction=1)
+
+
+def test_a_reject_with_a_caption_counts_as_no_picture(captioned, run_embedder):
+    report, rows = refreshed(captioned)
+    assert rows["broken.png", 0]["text_embedding"] is not None, "its caption keeps a vector"
+    num_pictures = sum(row["image_embedding"] is not None for row in rows.values())
+    assert (report.num_vectors, report.num_reject_vectors) == (num_pictures + 1, 1)
+    assert "row, 1 of them of rejects;" in str(report_parts(retry_report(captioned))[-1])
+    code, found, stderr = run_embedder("history", "--store", captioned.store, "--json")
+    assert code == 0, stderr
+    assert [each["num_pictures"] for each in found["publications"]] == [num_pictures] * 2
+    assert [each["num_vectors"] for each in found["publications"]] == [num_pictures + 1] * 2
+
+
+def retry_report(config):
+    return Report.model_validate(retry_rejects(config, {}).data)
+
+
+def test_a_condition_asks_for_rows_with_a_picture(captioned):
+    _, rows = refreshed(captioned)
+    store = embedder.open_store(captioned.store)
+    found = store.searcher.snapshot.metadata.filter.matching("NOT has_picture")
+    assert [row["item_id"] for row in store.to_arrow(["item_id"]).filter(pa.array(found)).to_pylist()] == ["broken.png"]
+    hits = store.search("a car", k=10, where="has_picture")
+    assert {hit.item_id for hit in hits} == {key for key, _ in rows} - {"broken.png"}
+    assert not store.search("a caption of nothing", k=10, where="NOT has_picture", hybrid=True)

@@ -158,3 +158,18 @@ def test_nested_brackets_of_strangers_are_refused_before_duckdb_looks_into_them(
 def test_text_that_is_none_is_told(rows):
     with pytest.raises(ConfigError, match="it is no UTF-8 text"):
         rows.matching("price < '\ud800'")
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "cure"),
+    [
+        ("price < 10", "price", "a column of a source is there once it is carried over (`carryover`, `--carryover`)."),
+        ("NOT weight", "weight", "a column of a source is there once it is carried over (`carryover`, `--carryover`)."),
+        ("category = toys", "toys", "a text stands in single quotes: 'toys'."),
+        ("category IN ('a', toys)", "toys", "a text stands in single quotes: 'toys'."),
+        ('caption LIKE "toys"', "toys", "a text stands in single quotes: 'toys'."),
+    ],
+)
+def test_a_name_that_is_no_column_is_told_as_what_it_was_meant(where, name, cure):
+    columns = {"caption": "VARCHAR", "modality": "VARCHAR"}
+    assert f"there is no column '{name}'; {cure} Columns are" in unknown_column(name, where, columns)

@@ -1,4 +1,6 @@
-"""Queries of which the model's tokeniser knows no word: said in Python, at the command line and by the service."""
+"""Queries with words that the model's tokeniser doesn't know: in Python, at the command line and by the service."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +10,13 @@ from running_server import running
 
 import embedder
 from embedder.config import load_config
+from embedder.engine.model_folder import open_model
+from embedder.engine.query_encoder import QueryEncoder
 from embedder.ingest.embed import embed
+from embedder.steps.captions import CaptionEncoder
+from embedder.training.tokenizer import train_tokenizer
 
+DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
 UNKNOWN = "снег 猫"
 MESSAGE = f"the model's tokeniser knows none of these words: {UNKNOWN}; use words that the model was trained with"
 
@@ -38,9 +45,33 @@ def test_hits_bear_the_warning_of_their_own_query(store):
     hits = store.search(UNKNOWN, k=2)
     assert len(hits) == 2
     assert hits.warnings == [MESSAGE]
-    answers = store.search(["a red car", UNKNOWN, "car 猫"], k=1)
+    answers = store.search(["a red car", UNKNOWN, "a car"], k=1)
     assert [each.warnings for each in answers] == [[], [MESSAGE], []]
     assert store.search(" a red car ", k=1).warnings == []
+
+
+def test_an_unknown_word_among_others_is_named_and_changes_no_vector(store):
+    (line,) = store.search("a red 猫 car снег", k=1).warnings
+    assert line.startswith("the model's tokeniser doesn't know 猫, снег, left out of the query; use words")
+    plain, mixed = store.encode_text(["a red car", "a red 猫 car снег"])
+    assert np.array_equal(plain, mixed)
+    (line,) = store.search("a réd car", k=1).warnings
+    assert line.startswith("the model's tokeniser knows réd in part; use words")
+
+
+@pytest.mark.parametrize("asked", ["smiling cat.", "smiling cat!", "smiling cat …", "smiling cat。", "smiling cat?!"])
+def test_marks_at_the_end_change_no_vector_of_the_shipped_model(asked):
+    encoder = QueryEncoder(open_model(str(DEMO_MODEL)))
+    plain, marked = encoder.encode_text(["smiling cat", asked])
+    assert np.array_equal(plain, marked)
+    assert encoder.warning(asked) is None
+
+
+def test_marks_that_captions_had_stay():
+    of_sentences = CaptionEncoder(train_tokenizer(["a red car.", "a cat.", "is it rain?", "no car."] * 20, 60), 32)
+    assert [of_sentences.query(text).text for text in ("a cat.", "a cat!")] == ["a cat.", "a cat"]
+    queries = CaptionEncoder((DEMO_MODEL / "tokenizer.json").read_text(), 32)
+    assert [queries.query(text).text for text in ("...", "u.s.", "flag: Japan")] == ["...", "u.s.", "flag: Japan"]
 
 
 def test_other_queries_have_no_words(store, folder):

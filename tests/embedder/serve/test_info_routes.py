@@ -2,6 +2,12 @@
 
 from urllib.parse import quote
 
+from running_server import running
+from served import Served, make_store
+
+import embedder
+from embedder.ingest.embed import embed
+
 
 def facet(answer, name):
     return next(column for column in answer.json["columns"] if column["name"] == name)
@@ -20,6 +26,22 @@ def test_facets_have_counts_and_ranges_of_the_rows_that_fulfil_a_condition(serve
     assert "uri" not in {column["name"] for column in answer.json["columns"]}
     videos = server.get(f"/facets?where={quote('start_s >= 0')}")
     assert videos.json["num_rows"] == sum(row["start_s"] is not None for row in rows)
+
+
+def test_facets_count_no_reject_as_a_picture(tiny_model, tmp_path):
+    config, source = make_store(tmp_path, tiny_model, num_clips=0, num_images=4)
+    (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    (source / "broken.txt").write_text("a caption of nothing")
+    embed(config.model_copy(update={"max_reject_fraction": 1.0}))
+    with running(config.store) as url:
+        found = Served(url, config, source).get("/facets")
+        chosen = Served(url, config, source).get(f"/facets?where={quote('NOT has_picture')}")
+    assert found.json["num_rows"] == sum(
+        row["image_embedding"] is not None for row in embedder.open_store(config.store).to_arrow().to_pylist()
+    )
+    captions = [each["value"] for each in facet(found, "caption")["values"]]
+    assert captions and "a caption of nothing" not in captions
+    assert chosen.json["num_rows"] == 0
 
 
 def test_facets_refuse_what_is_no_condition(server):

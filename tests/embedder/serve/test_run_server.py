@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ import samples
 from served import Served, make_store
 from store_samples import row
 from store_states import new_store, publish_refresh
+
+from embedder.serve.run_server import listening_problem
 
 QUERY = {"vector": [1.0, 0.0]}
 TIMEOUT_S = 60
@@ -86,4 +89,13 @@ def test_what_can_not_be_served_is_told_in_one_line(store, tmp_path):
     assert "rate_per_s" in refusal(store, "--limit", "rate_per_s=-1")
     with process(store, "--cache-dir", str(tmp_path)) as (_, url):
         port = url.rpartition(":")[2]
-        assert "can't listen there" in refusal(store, "--port", port)
+        assert "another program listens there" in refusal(store, "--port", port)
+
+
+def test_a_port_in_use_is_told_as_such():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert listening_problem("127.0.0.1", port) == (
+            "another program listens there; end it, or give another --port (0 takes a free one)"
+        )
+    assert listening_problem("192.0.2.1", port) == "can't listen there; give another --host or --port"

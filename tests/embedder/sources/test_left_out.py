@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import samples
 
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
@@ -137,7 +138,8 @@ def test_a_caption_goes_where_its_image_goes(make_files, list_items):
 
 
 def test_a_file_that_is_named_is_an_item_whatever_its_name_says(make_files, list_items):
-    root = make_files({"notes.md": "x", "Thumbs.db": b"x"})
+    picture = samples.image_bytes(0)
+    root = make_files({"notes.md": picture, "Thumbs.db": picture})
     for name in ("notes.md", "Thumbs.db"):
         assert list_items(root / name, kind="files")[name]["is_media"] is True
 

@@ -11,7 +11,7 @@ from embedder.config import Columns, SourceConfig, SourceKind
 from embedder.errors import SourceError
 from embedder.sources.kinds import KINDS, detect_kind
 from embedder.sources.listing import LISTING_SCHEMA, list_sources, rechunk, reject_duplicates, with_unique_ids
-from embedder.sources.listing_schema import Row, table_of_rows
+from embedder.sources.listing_schema import Row, shown_modified, table_of_rows
 from embedder.sources.selection import take_all
 from embedder.store.schema import EMBEDDINGS
 
@@ -184,3 +184,16 @@ def test_the_package_loads_nothing_heavy():
 
 def test_every_kind_of_source_has_its_entry():
     assert set(KINDS) == set(get_args(SourceKind)) - {"auto"}
+
+
+@pytest.mark.parametrize(
+    ("modified", "shown"),
+    [
+        ("2026-11-28T00:36:01.123456789Z", "2026-11-28 00:36:01 UTC"),
+        ("2026-11-28T00:36:01.1Z|2026-11-27T00:00:00.0Z", "2026-11-28 00:36:01 UTC, caption 2026-11-27 00:00:00 UTC"),
+        ('"5d41402abc4b2a76"', '"5d41402abc4b2a76"'),
+        (None, None),
+    ],
+)
+def test_times_are_shown_to_the_second(modified, shown):
+    assert shown_modified(modified) == shown

@@ -1,0 +1,59 @@
+"""Times of runs on this machine: kept in the user's cache when a run ends, and looked up before the next one."""
+
+from embedder.config import RunConfig
+from embedder.engine import hardware
+from embedder.engine.choose_engine import RunTimes
+from embedder.planning.cache import keep, kept
+from embedder.report.schema import Report
+
+MIN_ITEMS = 8
+"""Items of a run below which its rate says nothing; of its start it does."""
+WEIGHT = 0.5
+"""Of the newest run in the means that are kept: another load of the machine is known after a few runs."""
+
+
+def measured_times(config: RunConfig, fingerprint: str) -> dict[str, RunTimes]:
+    """Look up the times of earlier runs of a model on this machine, by engine.
+
+    Args:
+        config: of the run that is to come.
+        fingerprint: of its model.
+    """
+    if config.ray_address is not None:  # a cluster is another machine
+        return {}
+    found = {engine: kept(RunTimes, _key(engine, fingerprint)) for engine in ("local", "ray")}
+    return {engine: times for engine, times in found.items() if times is not None}
+
+
+def keep_times(config: RunConfig, fingerprint: str, report: Report, num_here: int, publish_s: float) -> None:
+    """Keep the times of a run that has ended.
+
+    Args:
+        config: of the run.
+        fingerprint: of its model.
+        report: of the run.
+        num_here: items that its session embedded.
+        publish_s: seconds that its publication took.
+    """
+    if config.ray_address is not None or num_here < MIN_ITEMS or not report.items_per_s or report.models:
+        return
+    key = _key(report.engine or "", fingerprint)
+    before = kept(RunTimes, key)
+    new = RunTimes(report.startup_s, report.items_per_s, num_here, publish_s)
+    keep(new if before is None else _mean(before, new), key)
+
+
+def _mean(before: RunTimes, new: RunTimes) -> RunTimes:
+    """Mean of starts and ends, and of the seconds of an item, where a run of few items says less of these."""
+    share = WEIGHT * min(1.0, new.num_items / before.num_items)
+    item_s = (1 - share) / before.items_per_s + share / new.items_per_s
+    startup_s, publish_s = (
+        (1 - WEIGHT) * earlier_s + WEIGHT * now_s
+        for earlier_s, now_s in ((before.startup_s, new.startup_s), (before.publish_s, new.publish_s))
+    )
+    num_items = round((1 - share) * before.num_items + share * new.num_items)
+    return RunTimes(startup_s, 1 / item_s, num_items, publish_s)
+
+
+def _key(engine: str, fingerprint: str) -> dict[str, object]:
+    return {"engine": engine, "model": fingerprint, "cpus": hardware.num_cpus(), "gpus": list(hardware.gpu_names())}
