@@ -70,13 +70,17 @@ class RowMetadata:
     into memory: the kernel gives up pages that no search looks at.
     """
 
-    def __init__(self, table: RecordTable, models: ModelColumns | None = None) -> None:
+    def __init__(
+        self, table: RecordTable, models: ModelColumns | None = None, files: "EmbeddedFiles | None" = None
+    ) -> None:
         """Read them.
 
         Args:
             table: the version.
             models: columns of the other models; None where there are none.
+            files: of the items, whose times and sizes conditions read; None where none does.
         """
+        self._items = None if files is None else files.read
         if models is not None:
             joined = (name for name, each in models.joined.items() if each.name not in VECTOR_COLUMNS)
             names = [*(models.own or OWN), *joined]
@@ -124,6 +128,10 @@ class RowMetadata:
             {name: row[name] for name in OWN} | {"carryover": {name: row[name] for name in carried}} for row in taken
         ]
 
+    def captions(self, rows: Rows) -> list[str | None]:
+        """Captions of some rows, in their order."""
+        return self.take(rows)["caption"].to_pylist()  # type: ignore[no-any-return]
+
     @locked_cached_property
     def carried(self) -> pa.Schema:
         """Names and types of the columns that were carried over."""
@@ -136,8 +144,8 @@ class RowMetadata:
 
     @locked_cached_property
     def filter(self) -> RowFilter:
-        """Filter over the rows."""
-        return RowFilter(self.rows)
+        """Filter over the rows, and over what the items table says of their files."""
+        return RowFilter(self.rows, self._items)
 
 
 class EmbeddedFiles:
@@ -145,6 +153,10 @@ class EmbeddedFiles:
 
     def __init__(self, files: StoreFiles, version: int) -> None:
         self._files, self._version = files, version
+
+    def read(self) -> pa.Table:
+        """Columns `ITEM_FILE` of all items."""
+        return self._items[0].table
 
     def load(self) -> None:
         """Read it now."""
@@ -223,7 +235,7 @@ class Snapshot:
     @locked_cached_property
     def metadata(self) -> RowMetadata:
         """Table without its vectors, and the columns of other models."""
-        return RowMetadata(self._table, self._models)
+        return RowMetadata(self._table, self._models, self.embedded_files)
 
     @locked_cached_property
     def metadata_rows(self) -> RowNumbers:
@@ -242,7 +254,7 @@ class Snapshot:
     def hybrid(self) -> HybridRanker:
         """Ranker by vectors and caption words."""
         words = open_words(self.files, self._table)
-        return HybridRanker(words, self.vectors, self.vector_rows)
+        return HybridRanker(words, self.vectors, self.vector_rows, self.metadata.captions)
 
     def among(self, where: str | None) -> Among | None:
         """Vectors that fulfil a condition: a mask, or row numbers where they are few; None for all that are live."""

@@ -1,5 +1,6 @@
 """Facets: what the columns hold, for filters: the most frequent values with their counts, and ranges."""
 
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +33,9 @@ def facets(publication: ServedPublication, where: str | None, *, timeout_s: floa
         return known
     metadata = publication.store.searcher.snapshot.metadata
     rows = metadata.rows
+    computed = metadata.filter.read(metadata.filter.computed)
+    for name in computed.column_names:
+        rows = rows.append_column(name, computed[name])
     if where is not None:
         rows = rows.filter(pa.array(metadata.filter.matching(where)))
     described = [
@@ -39,6 +43,8 @@ def facets(publication: ServedPublication, where: str | None, *, timeout_s: floa
         for name in rows.column_names
         if name not in publication.hidden and (column := describe_column(name, rows[name])) is not None
     ]
+    if "folder" in computed.column_names:
+        described[[each["name"] for each in described].index("folder")]["values"] = folder_values(rows["folder"])
     answer = to_json(
         {"version": publication.version, "num_rows": rows.num_rows, "columns": described}, inf_nan_mode="null"
     )
@@ -48,7 +54,7 @@ def facets(publication: ServedPublication, where: str | None, *, timeout_s: floa
 
 
 def describe_column(name: str, column: pa.ChunkedArray) -> dict[str, Any] | None:
-    """Describe one column; None of a type that no filter is made of (lists, bytes).
+    """Describe one column, a list by its elements; None of a type that no filter is made of (bytes, structs).
 
     Args:
         name: of the column.
@@ -58,6 +64,8 @@ def describe_column(name: str, column: pa.ChunkedArray) -> dict[str, Any] | None
     if kind is None:
         return None
     described: dict[str, Any] = {"name": name, "type": kind, "num_null": column.null_count}
+    if kind == "list":
+        return described | {"values": _values(pc.list_flatten(column)), "min": None, "max": None}
     is_range = kind in ("number", "time")
     bounds = pc.min_max(column).as_py() if is_range and len(column) > column.null_count else {"min": None, "max": None}
     return described | {"values": _values(column)} | {end: _plain(bounds[end]) for end in ("min", "max")}
@@ -72,7 +80,24 @@ def _kind(kind: pa.DataType) -> str | None:
         return "time"
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return "text"
-    return None
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return "list" if is_list and _kind(kind.value_type) == "text" else None
+
+
+def folder_values(column: pa.ChunkedArray) -> list[dict[str, Any]]:
+    """Folders with the rows that lie in each itself; where they are too many, those of fewer levels, with all below.
+
+    Args:
+        column: folder of each row, its levels divided by slashes.
+    """
+    counts = {each["values"]: each["counts"] for each in pc.value_counts(column).to_pylist()}
+    depth = max((name.count("/") for name in counts), default=0)
+    while len(counts) > MAX_DISTINCT and depth > 0:
+        cut: Counter[str] = Counter()
+        for name, count in counts.items():
+            cut["/".join(name.split("/")[:depth])] += count
+        counts, depth = dict(cut), depth - 1
+    return [{"value": name, "count": counts[name]} for name in sorted(counts)[:MAX_DISTINCT]]
 
 
 def _values(column: pa.ChunkedArray) -> list[dict[str, Any]] | None:

@@ -47,15 +47,25 @@ class ServedPublication:
         serial: number of this opening; a purge changes what an earlier publication of the same name holds.
         hidden: columns that are neither described nor read by conditions: a path could be guessed letter by letter.
         facets: answers of `/facets` by condition.
+        orders: of its rows, as `listing` makes them.
         encodes_texts: whether one was encoded since the last failure.
     """
 
-    def __init__(self, store: Store, *, is_current: bool, show_uris: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        is_current: bool,
+        show_uris: bool,
+        latest: "Callable[[], ServedPublication] | None" = None,
+    ) -> None:
         self.store, self.version, self.is_current = store, store.version, is_current
+        self._latest = latest
         self.hidden = () if show_uris else HIDDEN
         self.serial = next(_SERIALS)
         self.run_id, self.model = store.publication.run_id, store.info.model_fingerprint
         self.facets: dict[str | None, bytes] = {}
+        self.orders: dict[tuple[str, int], tuple[Rows, Rows]] = {}
         self._show_uris, self._further = show_uris, dict[str, ServedPublication]()
         self._opening, self._trying = threading.Lock(), threading.Lock()
         self.encodes_texts, self._text_problem, self._next_try_s = False, NOT_TRIED, 0.0
@@ -86,7 +96,7 @@ class ServedPublication:
             raise RequestError(422, where, f"{model} has no vectors", rule, cure)
         store = self.store.of_model(model)
         store.prepare()
-        return ServedPublication(store, is_current=self.is_current, show_uris=self._show_uris)
+        return ServedPublication(store, is_current=self.is_current, show_uris=self._show_uris, latest=self._latest)
 
     @property
     def opened_models(self) -> list[str]:
@@ -193,6 +203,18 @@ class ServedPublication:
         """Rows of an item in the embeddings table without vectors (`Snapshot.metadata`)."""
         return self.store.searcher.snapshot.metadata.ids.rows(item_id)
 
+    def has_picture(self, item_id: str) -> bool:
+        """Whether there is a vector of its image or video, and not of its caption alone."""
+        return bool((self.store.searcher.snapshot.vector_rows[self.rows_of(item_id)] >= 0).any())
+
+    def changed_since(self, item_id: str) -> str | None:
+        """What became of an item since this publication: `changed`, `removed`, or None where it is as it was."""
+        if self.is_current or self._latest is None:
+            return None
+        latest = self._latest()
+        now, then = (_contents(each, item_id) for each in (latest, self))
+        return None if now & then else "changed" if now else "removed"
+
     def item_row(self, item_id: str) -> dict[str, Any] | None:
         """Row of an item in the items table; None where there is no such item."""
         table, ids = self._items
@@ -246,6 +268,11 @@ class ServedPublication:
     def num_items(self) -> int:
         """Number of input items, rejected ones included."""
         return RecordTable(self.store.files, "items", self.store.current.items).num_rows()
+
+    @locked_cached_property
+    def rejects(self) -> pa.Table:
+        """Rows of the items that could not be embedded, or not whole, by their ids."""
+        return self.store.rejects().sort_by("item_id").combine_chunks()
 
     @locked_cached_property
     def _items(self) -> tuple[pa.Table, IdRows]:
@@ -360,7 +387,9 @@ class Publications:
         return self._publication(store, is_current=False)
 
     def _publication(self, store: Store, *, is_current: bool) -> ServedPublication:
-        return ServedPublication(store, is_current=is_current, show_uris=self._settings.show_uris)
+        return ServedPublication(
+            store, is_current=is_current, show_uris=self._settings.show_uris, latest=lambda: self.current
+        )
 
     def _take_over(self, store: Store) -> None:
         """Serve a newer publication, and forget the earlier ones: a purge may have changed them."""
@@ -379,6 +408,13 @@ class Publications:
 
     def _tell_error(self, error: Exception) -> None:
         LOG.warning(f"a newer publication can't be served, the old one is: {error}")
+
+
+def _contents(publication: ServedPublication, item_id: str) -> set[str | None]:
+    """Versions of an item's content, picture and caption together."""
+    rows = publication.store.searcher.snapshot.metadata.take(publication.rows_of(item_id))
+    has_versions = "content_version" in rows.column_names
+    return set(rows["content_version"].to_pylist()) if has_versions else set(rows["item_id"].to_pylist())
 
 
 def no_item(item_id: str, version: str) -> RequestError:
