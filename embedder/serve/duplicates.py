@@ -1,8 +1,6 @@
 """Groups of items that look nearly the same: all pairs of vectors, in blocks."""
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from embedder.retrieval.grouping import TOLERANCE
 from embedder.retrieval.hits import Hit
@@ -10,7 +8,8 @@ from embedder.serve.listing import describe_items, list_items
 from embedder.serve.publications import ServedPublication
 from index.vectors import Floats, Rows
 
-MAX_ROWS = 20_000  # 4e8 cosines: some seconds on two cores
+MAX_ROWS = 10_000  # 1e8 cosines: a second or two on two cores
+MAX_REMEMBERED = 8
 BLOCK_ROWS = 1024
 
 
@@ -22,6 +21,20 @@ def duplicate_groups(publication: ServedPublication, where: str | None, least_co
         where: SQL condition, evaluated before; None for all.
         least_cosine: from which on two items are of one group.
     """
+    key = (where, least_cosine)
+    if key not in publication.duplicates:
+        found = _groups(publication, where, least_cosine)
+        while len(publication.duplicates) >= MAX_REMEMBERED:
+            publication.duplicates.pop(next(iter(publication.duplicates)), None)
+        publication.duplicates[key] = found
+    groups = publication.duplicates[key]
+    if groups is None:
+        return None
+    hits = iter(describe_items(publication, np.concatenate(groups)) if groups else ())
+    return [[next(hits) for _ in group] for group in groups]
+
+
+def _groups(publication: ServedPublication, where: str | None, least_cosine: float) -> list[Rows] | None:
     snapshot = publication.store.searcher.snapshot
     rows = list_items(publication, where, "oldest", 0)
     places = snapshot.vector_rows[rows].astype(np.int64)
@@ -29,8 +42,7 @@ def duplicate_groups(publication: ServedPublication, where: str | None, least_co
     if len(rows) > MAX_ROWS:
         return None
     groups = group_vectors(snapshot.vectors.vectors(places), least_cosine) if len(rows) else []
-    hits = iter(describe_items(publication, rows[np.concatenate(groups)]) if groups else ())
-    return [[next(hits) for _ in group] for group in groups]
+    return [rows[group] for group in groups]
 
 
 def group_vectors(vectors: Floats, least_cosine: float) -> list[Rows]:
@@ -44,25 +56,13 @@ def group_vectors(vectors: Floats, least_cosine: float) -> list[Rows]:
         Positions of each group of two or more, rising; the largest group first.
     """
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    leaders = np.arange(len(units))
+    groups = np.arange(len(units))  # number of each one's group, the first of its members
     for start in range(0, len(units), BLOCK_ROWS):
         near = units[start : start + BLOCK_ROWS] @ units[start:].T >= least_cosine - TOLERANCE
-        for one, other in zip(*np.nonzero(np.triu(near, 1)), strict=True):
-            _join(leaders, start + int(one), start + int(other))
-    numbers = pa.array([_leader(leaders, place) for place in range(len(units))])
-    counts = {each["values"]: each["counts"] for each in pc.value_counts(numbers).to_pylist() if each["counts"] > 1}
-    ordered = sorted(counts, key=lambda leader: (-counts[leader], leader))
-    found = numbers.to_numpy()
-    return [np.flatnonzero(found == leader) for leader in ordered]
-
-
-def _leader(leaders: Rows, place: int) -> int:
-    while leaders[place] != place:
-        leaders[place] = leaders[leaders[place]]
-        place = int(leaders[place])
-    return place
-
-
-def _join(leaders: Rows, one: int, other: int) -> None:
-    first, second = sorted((_leader(leaders, one), _leader(leaders, other)))
-    leaders[second] = first
+        for place in np.flatnonzero(near.sum(axis=1) > 1).tolist():
+            joined = np.unique(groups[start + np.flatnonzero(near[place])])
+            if len(joined) > 1:  # n - 1 times at most
+                groups[np.isin(groups, joined)] = joined[0]
+    numbers, counts = np.unique(groups, return_counts=True)
+    ordered = sorted(zip(-counts[counts > 1], numbers[counts > 1], strict=True))
+    return [np.flatnonzero(groups == number) for _, number in ordered]

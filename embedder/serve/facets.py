@@ -33,7 +33,7 @@ def facets(publication: ServedPublication, where: str | None, *, timeout_s: floa
         return known
     metadata = publication.store.searcher.snapshot.metadata
     rows = metadata.rows
-    computed = metadata.filter.read(metadata.filter.computed)
+    computed = publication.file_columns
     for name in computed.column_names:
         rows = rows.append_column(name, computed[name])
     if where is not None:
@@ -43,6 +43,8 @@ def facets(publication: ServedPublication, where: str | None, *, timeout_s: floa
         for name in rows.column_names
         if name not in publication.hidden and (column := describe_column(name, rows[name])) is not None
     ]
+    if "file_name" in metadata.filter.computed:
+        described.append({"name": "file_name", "type": "text", "num_null": 0, "values": None, "min": None, "max": None})
     if "folder" in computed.column_names:
         described[[each["name"] for each in described].index("folder")]["values"] = folder_values(rows["folder"])
     answer = to_json(
@@ -60,6 +62,8 @@ def describe_column(name: str, column: pa.ChunkedArray) -> dict[str, Any] | None
         name: of the column.
         column: its values.
     """
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     kind = _kind(column.type)
     if kind is None:
         return None
@@ -90,7 +94,8 @@ def folder_values(column: pa.ChunkedArray) -> list[dict[str, Any]]:
     Args:
         column: folder of each row, its levels divided by slashes.
     """
-    counts = {each["values"]: each["counts"] for each in pc.value_counts(column).to_pylist()}
+    names = column.cast(pa.string())
+    counts = {each["values"]: each["counts"] for each in pc.value_counts(names).to_pylist()}
     depth = max((name.count("/") for name in counts), default=0)
     while len(counts) > MAX_DISTINCT and depth > 0:
         cut: Counter[str] = Counter()

@@ -79,7 +79,9 @@ async def export(request: Request) -> Response:
 @router.get("/duplicates", responses={200: {"model": DuplicatesAnswer}, **errors_of(404, 410, 422, 503)})
 async def duplicates(
     request: Request,
-    fold: Annotated[float, Query(gt=0, le=1, description="cosine from which on two items look nearly the same")] = 0.95,
+    fold: Annotated[
+        float, Query(ge=0.5, le=1, description="cosine from which on two items look nearly the same")
+    ] = 0.95,
     where: Where = None,
     k: Annotated[int, Query(ge=1, le=200, description="groups of the answer")] = 50,
     version: Version = None,

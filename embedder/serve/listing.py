@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.retrieval.hits import Hit
+from embedder.retrieval.ranking import RowNumbers, row_numbers
 from embedder.serve.publications import ServedPublication
 from embedder.serve.schema import Sort
 from index.vectors import Rows
@@ -14,7 +15,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "oldest": ("file_date", "ascending"),
     "embedded": ("embedded_at", "descending"),
 }
-MAX_REMEMBERED = 6
+MAX_REMEMBERED = 12
 
 
 def list_items(publication: ServedPublication, where: str | None, sort: Sort, seed: int) -> Rows:
@@ -26,15 +27,12 @@ def list_items(publication: ServedPublication, where: str | None, sort: Sort, se
         sort: their order; equal ones by id.
         seed: of the order at random.
     """
-    rows, items = _ordered(publication, sort, seed)
-    is_found = publication.store.searcher.snapshot.vector_rows[rows] >= 0  # no reject that has a caption
-    rows, items = rows[is_found], items[is_found]
+    rows = _ordered(publication, sort, seed)
+    rows = rows[publication.store.searcher.snapshot.vector_rows[rows] >= 0]  # no reject that has a caption
     if where is not None:
-        passes = publication.store.searcher.snapshot.metadata.filter.matching(where)[rows]
-        rows, items = rows[passes], items[passes]
-    _, first = np.unique(items, return_index=True)
-    found: Rows = rows[np.sort(first)]
-    return found
+        rows = rows[publication.store.searcher.snapshot.metadata.filter.matching(where)[rows]]
+    _, first = np.unique(publication.item_numbers[rows], return_index=True)
+    return rows[np.sort(first)].astype(np.int64)
 
 
 def describe_items(publication: ServedPublication, rows: Rows) -> list[Hit]:
@@ -56,15 +54,15 @@ def sorted_hits(publication: ServedPublication, hits: list[Hit], sort: Sort) -> 
         hits: best first.
         sort: their order.
     """
-    rows, _ = _ordered(publication, sort, 0)
+    rows = _ordered(publication, sort, 0)
     numbers = {hit.item_id: int(publication.rows_of(hit.item_id)[0]) for hit in hits}
     places = np.empty(len(rows), np.int64)
     places[rows] = np.arange(len(rows))
     return sorted(hits, key=lambda hit: (places[numbers[hit.item_id]], hit.segment))
 
 
-def _ordered(publication: ServedPublication, sort: Sort, seed: int) -> tuple[Rows, Rows]:
-    """All rows in an order, and the number of each one's item."""
+def _ordered(publication: ServedPublication, sort: Sort, seed: int) -> RowNumbers:
+    """All rows in an order, remembered."""
     key = (sort, seed if sort == "random" else 0)
     if key not in publication.orders:
         made = _order(publication, sort, seed)
@@ -74,19 +72,20 @@ def _ordered(publication: ServedPublication, sort: Sort, seed: int) -> tuple[Row
     return publication.orders[key]
 
 
-def _order(publication: ServedPublication, sort: Sort, seed: int) -> tuple[Rows, Rows]:
+def _order(publication: ServedPublication, sort: Sort, seed: int) -> RowNumbers:
     metadata = publication.store.searcher.snapshot.metadata
     rows = metadata.rows.select(["item_id", "segment"])
-    numbers = pc.dictionary_encode(rows["item_id"]).combine_chunks()
-    items = (numbers.chunk(0) if isinstance(numbers, pa.ChunkedArray) else numbers).indices.to_numpy().astype(np.int64)
     keys = [("item_id", "ascending"), ("segment", "ascending")]
     if sort == "random":
-        shuffled = np.random.default_rng(seed).permutation(int(items.max(initial=-1)) + 1)
-        rows, keys = rows.append_column("place", pa.array(shuffled[items])), [("place", "ascending"), *keys]
+        numbers = publication.item_numbers
+        shuffled = np.random.default_rng(seed).permutation(int(numbers.max(initial=-1)) + 1)
+        rows, keys = rows.append_column("place", pa.array(shuffled[numbers])), [("place", "ascending"), *keys]
     elif sort in FIELDS:
         name, direction = FIELDS[sort]
         if name in metadata.filter.columns:
             rows = rows.append_column("place", metadata.filter.read([name])[name])
             keys = [("place", direction), *keys]
-    order = pc.sort_indices(rows, sort_keys=keys, null_placement="at_end").to_numpy().astype(np.int64)
-    return order, items[order]
+    order = pc.sort_indices(rows, sort_keys=keys, null_placement="at_end").to_numpy()
+    ordered = row_numbers(len(order), len(order))
+    ordered[:] = order
+    return ordered

@@ -16,6 +16,7 @@ from embedder.compat.locked_property import locked_cached_property
 from embedder.engine.servable_encoder import CodeSources
 from embedder.errors import USER_MISTAKES, ConfigError, StoreError
 from embedder.redaction import mask
+from embedder.retrieval.ranking import RowNumbers
 from embedder.retrieval.snapshot import EmbeddedFiles, IdRows
 from embedder.retrieval.store_api import Store
 from embedder.retrieval.store_follower import FollowingStore
@@ -48,6 +49,7 @@ class ServedPublication:
         hidden: columns that are neither described nor read by conditions: a path could be guessed letter by letter.
         facets: answers of `/facets` by condition.
         orders: of its rows, as `listing` makes them.
+        duplicates: groups of rows by condition and cosine, as `duplicates` makes them.
         encodes_texts: whether one was encoded since the last failure.
     """
 
@@ -65,7 +67,8 @@ class ServedPublication:
         self.serial = next(_SERIALS)
         self.run_id, self.model = store.publication.run_id, store.info.model_fingerprint
         self.facets: dict[str | None, bytes] = {}
-        self.orders: dict[tuple[str, int], tuple[Rows, Rows]] = {}
+        self.orders: dict[tuple[str, int], RowNumbers] = {}
+        self.duplicates: dict[tuple[str | None, float], list[Rows] | None] = {}
         self._show_uris, self._further = show_uris, dict[str, ServedPublication]()
         self._opening, self._trying = threading.Lock(), threading.Lock()
         self.encodes_texts, self._text_problem, self._next_try_s = False, NOT_TRIED, 0.0
@@ -268,6 +271,24 @@ class ServedPublication:
     def num_items(self) -> int:
         """Number of input items, rejected ones included."""
         return RecordTable(self.store.files, "items", self.store.current.items).num_rows()
+
+    @locked_cached_property
+    def file_columns(self) -> pa.Table:
+        """Columns of the files of its rows but their names, texts by their few values."""
+        row_filter = self.store.searcher.snapshot.metadata.filter
+        table = row_filter.read([name for name in row_filter.computed if name != "file_name"])
+        for number, name in enumerate(table.column_names):
+            if pa.types.is_string(table[name].type):
+                table = table.set_column(number, name, table[name].dictionary_encode())
+        return table.combine_chunks()
+
+    @locked_cached_property
+    def item_numbers(self) -> RowNumbers:
+        """Number of the item of each row."""
+        numbers = self.store.searcher.snapshot.metadata.rows["item_id"].dictionary_encode().combine_chunks()
+        whole = numbers.combine_chunks() if isinstance(numbers, pa.ChunkedArray) else numbers
+        found: RowNumbers = whole.indices.to_numpy()
+        return found
 
     @locked_cached_property
     def rejects(self) -> pa.Table:

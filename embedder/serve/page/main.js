@@ -221,7 +221,7 @@ async function refresh() {
 function startOptions() {
   find("#sort").addEventListener("change", (event) => {
     const sort = event.target.value;
-    update({ sort, seed: sort === "random" ? 1 + Math.floor(Math.random() * 1e6) : 0 });
+    update({ sort, seed: sort === "random" ? Math.floor(Math.random() * 8) : 0 });
   });
   find("#least").addEventListener("change", (event) => {
     const least = Number.parseFloat(event.target.value);

@@ -11,7 +11,10 @@ const CARDS = 12;
 const SAMPLES = 4;
 const STRIP = 12;
 
+const SEEDS = 8; // orders that a server keeps
+
 let isDrawn = false;
+let seed = Math.floor(Math.random() * SEEDS);
 
 /** @param {boolean} isShown */
 export async function showWelcome(isShown) {
@@ -31,9 +34,9 @@ export function forgetWelcome() {
   isDrawn = false;
 }
 
-/** @param {string} selector @param {string} sort @param {number} [seed] */
-async function drawStrip(selector, sort, seed = 0) {
-  const { items: hits, num_items: total } = await items({ sort, seed, k: STRIP });
+/** @param {string} selector @param {string} sort @param {number} [order] */
+async function drawStrip(selector, sort, order = 0) {
+  const { items: hits, num_items: total } = await items({ sort, seed: order, k: STRIP });
   const section = find(selector);
   section.hidden = !total;
   section.querySelector(".strip-images").replaceChildren(...hits.map(tile));
@@ -42,7 +45,8 @@ async function drawStrip(selector, sort, seed = 0) {
 }
 
 async function drawRandom() {
-  await drawStrip("#random", "random", Math.floor(Math.random() * 2 ** 31));
+  seed = (seed + 1) % SEEDS;
+  await drawStrip("#random", "random", seed);
 }
 
 /** @param {import("./api.js").Hit} hit */
@@ -124,6 +128,6 @@ export function startWelcome() {
   find("#random-again").addEventListener("click", drawRandom);
   find("#random-all").addEventListener(
     "click",
-    () => update({ sort: "random", seed: 1 + Math.floor(Math.random() * 1e6) }),
+    () => update({ sort: "random", seed }),
   );
 }
