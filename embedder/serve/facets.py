@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic_core import to_json
@@ -46,13 +47,26 @@ def facets(publication: ServedPublication, where: str | None, *, timeout_s: floa
     if "file_name" in metadata.filter.computed:
         described.append({"name": "file_name", "type": "text", "num_null": 0, "values": None, "min": None, "max": None})
     if "folder" in computed.column_names:
-        described[[each["name"] for each in described].index("folder")]["values"] = folder_values(rows["folder"])
+        described[[each["name"] for each in described].index("folder")]["values"] = folder_values(
+            computed["folder"].take(_first_rows(publication, where))
+        )
     answer = to_json(
         {"version": publication.version, "num_rows": rows.num_rows, "columns": described}, inf_nan_mode="null"
     )
     if len(publication.facets) < MAX_REMEMBERED:
         publication.facets[where] = answer
     return answer
+
+
+def _first_rows(publication: ServedPublication, where: str | None) -> pa.Array:
+    """First row of each item that can be found and fulfils a condition: a folder counts items, not segments."""
+    snapshot = publication.store.searcher.snapshot
+    is_found = snapshot.vector_rows >= 0
+    if where is not None:
+        is_found &= snapshot.metadata.filter.matching(where)
+    rows = np.flatnonzero(is_found)
+    _, first = np.unique(publication.item_numbers[rows], return_index=True)
+    return pa.array(rows[first])
 
 
 def describe_column(name: str, column: pa.ChunkedArray) -> dict[str, Any] | None:
@@ -89,10 +103,10 @@ def _kind(kind: pa.DataType) -> str | None:
 
 
 def folder_values(column: pa.ChunkedArray) -> list[dict[str, Any]]:
-    """Folders with the rows that lie in each itself; where they are too many, those of fewer levels, with all below.
+    """Folders with the items that lie in each itself; where they are too many, those of fewer levels, with all below.
 
     Args:
-        column: folder of each row, its levels divided by slashes.
+        column: folder of each item, its levels divided by slashes.
     """
     names = column.cast(pa.string())
     counts = {each["values"]: each["counts"] for each in pc.value_counts(names).to_pylist()}

@@ -67,7 +67,12 @@ async def export(request: Request) -> Response:
     if asked.format == "zip":
         return StreamingResponse(_streamed(service, hits), headers=headers, media_type=kind)
     if asked.format == "sheet":
-        content = await service.clips.run(_sheet, hits)
+        try:
+            content = await service.clips.run(_sheet, hits)
+        except USER_MISTAKES:
+            raise RequestError(
+                422, "body.items", f"{len(hits):,} items", "as many as a sheet has room for", "choose fewer"
+            ) from None
     elif asked.format == "paths":
         paths = [shown_uri(hit.uri) if show_uris else hit.item_id for hit in hits]
         content = "".join(f"{printable(path, len(path) * 4)}\n" for path in paths).encode()

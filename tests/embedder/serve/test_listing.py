@@ -69,6 +69,11 @@ def test_a_list_goes_on_and_takes_a_condition(live):
     assert live.get("/items?sort=colour").status == live.get("/items?k=0").status == 422
 
 
+def test_folders_count_what_can_be_found(live):
+    (folders,) = [each for each in live.get("/facets").json["columns"] if each["name"] == "folder"]
+    assert {each["value"]: each["count"] for each in folders["values"]} == dict.fromkeys(FOLDERS, NUM_IN_FOLDERS // 3)
+
+
 def test_rejects_are_listed_with_their_reason(live):
     found = live.get("/rejects").json
     assert found["num_rejects"] == 1

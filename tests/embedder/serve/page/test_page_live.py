@@ -74,6 +74,10 @@ def test_a_new_publication_is_offered_and_compared_with_the_old(open_page, grown
             else:
                 moved = others.index(name) - shared.index(name)
                 assert marks[rank] == (f"▲ {moved}" if moved > 0 else f"▼ {-moved}" if moved < 0 else "")
+        page.locator(f"#left {TILES}").last.scroll_into_view_if_needed()
+        expect(page.locator(f"#left {TILES}")).to_have_count(NUM_IMAGES + 3)
+        expect(page.locator(f"#right {TILES}")).to_have_count(NUM_IMAGES + 1)  # loaded as deep as the other side
+        expect(page.locator("#summary")).to_contain_text(f"{NUM_IMAGES + 1} of {NUM_IMAGES + 3} on both sides")
         page.reload()
         expect(page.locator("#right .tile").first).to_be_visible()
         page.click("#compare-toggle")
