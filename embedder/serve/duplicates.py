@@ -5,7 +5,7 @@ import numpy as np
 from embedder.retrieval.grouping import TOLERANCE
 from embedder.retrieval.hits import Hit
 from embedder.serve.listing import describe_items, list_items
-from embedder.serve.publications import ServedPublication
+from embedder.serve.served_publication import ServedPublication
 from index.vectors import Floats, Rows
 
 MAX_ROWS = 10_000  # 1e8 cosines: a second or two on two cores

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic_core import to_json
 
-from embedder.serve.publications import ServedPublication
+from embedder.serve.served_publication import ServedPublication
 
 MAX_VALUES = 50
 MAX_DISTINCT = 1000  # of a column whose values are counted; beyond it, each row nearly has its own

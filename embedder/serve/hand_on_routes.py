@@ -22,10 +22,10 @@ from embedder.serve.errors import RequestError, invalid, mistake
 from embedder.serve.item_routes import Version, Where
 from embedder.serve.listing import describe_items
 from embedder.serve.openapi import body_of, errors_of
-from embedder.serve.publications import ServedPublication, no_item
 from embedder.serve.schema import DuplicatesAnswer, ExportRequest
 from embedder.serve.search_batch import as_answer
 from embedder.serve.search_routes import read_body
+from embedder.serve.served_publication import ServedPublication, no_item
 from embedder.serve.service import Service
 from embedder.sources.fetch import Fetcher
 from embedder.storage.item_error import ItemError

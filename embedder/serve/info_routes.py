@@ -11,7 +11,6 @@ from embedder.errors import USER_MISTAKES
 from embedder.serve.errors import RequestError, busy, mistake
 from embedder.serve.facets import facets as describe_facets
 from embedder.serve.openapi import errors_of
-from embedder.serve.publications import ServedPublication
 from embedder.serve.schema import (
     IMAGE_SIZES,
     MAX_K,
@@ -22,6 +21,7 @@ from embedder.serve.schema import (
     StatusAnswer,
     VersionsAnswer,
 )
+from embedder.serve.served_publication import ServedPublication
 from embedder.serve.service import Service
 
 router = APIRouter(tags=["store and server"])

@@ -16,9 +16,9 @@ from embedder.serve.errors import RequestError, mistake
 from embedder.serve.etags import is_known
 from embedder.serve.listing import describe_items, list_items
 from embedder.serve.openapi import errors_of
-from embedder.serve.publications import ServedPublication, no_item
 from embedder.serve.schema import MAX_ID_CHARACTERS, MAX_K, MAX_TEXT_CHARACTERS, ItemAnswer, ItemsAnswer, Sort
 from embedder.serve.search_batch import as_answer
+from embedder.serve.served_publication import ServedPublication, no_item
 from embedder.serve.service import Service
 from embedder.serve.thumbnails import CONTENT_TYPE, Frame
 from embedder.storage.web_address import shown_uri

@@ -6,8 +6,8 @@ import pyarrow.compute as pc
 
 from embedder.retrieval.hits import Hit
 from embedder.retrieval.ranking import RowNumbers, row_numbers
-from embedder.serve.publications import ServedPublication
 from embedder.serve.schema import Sort
+from embedder.serve.served_publication import ServedPublication
 from index.vectors import Rows
 
 FIELDS: dict[str, tuple[str, str]] = {

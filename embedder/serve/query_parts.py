@@ -14,9 +14,9 @@ from embedder.errors import USER_MISTAKES
 from embedder.redaction import mask
 from embedder.retrieval.queries import SearchOptions
 from embedder.serve.errors import STORE_RETRY_S, RequestError, busy, mistake
-from embedder.serve.publications import ServedPublication
 from embedder.serve.schema import Example, ImageQuery, Query
 from embedder.serve.search_batch import Asked
+from embedder.serve.served_publication import ServedPublication
 from embedder.serve.service import Service, too_large
 from index.errors import RetrievalError
 from index.vectors import Floats, check_vectors

@@ -18,8 +18,8 @@ from embedder.serve.cursors import Cursor, count_seen, following, make_cursor
 from embedder.serve.errors import RequestError, mistake
 from embedder.serve.listing import sorted_hits
 from embedder.serve.metrics import Metrics
-from embedder.serve.publications import ServedPublication
 from embedder.serve.schema import Sort
+from embedder.serve.served_publication import ServedPublication
 from embedder.storage.web_address import shown_uri
 from index.vectors import Floats, Profile
 

@@ -15,10 +15,10 @@ from embedder.retrieval.queries import SearchOptions
 from embedder.serve.cursors import Cursor, check_cursor, query_digest, read_cursor
 from embedder.serve.errors import RequestError, invalid, mistake
 from embedder.serve.openapi import body_of, errors_of
-from embedder.serve.publications import ServedPublication
 from embedder.serve.query_parts import PartEncoder, Uploads, image_content, read_content, shown
 from embedder.serve.schema import MAX_QUERIES, EmbedAnswer, EmbedRequest, Query, SearchAnswer, SearchRequest, Sort
 from embedder.serve.search_batch import Asked
+from embedder.serve.served_publication import ServedPublication
 from embedder.serve.service import Service
 from index.vectors import Floats
 
