@@ -82,6 +82,11 @@ class CaptionWords:
             first += part.num_docs
         return best.rows
 
+    def is_same(self, text: str, caption: str) -> bool:
+        """Whether a caption is the text, but for case, punctuation and forms of characters."""
+        terms = self._analyser.asked(text)
+        return bool(terms) and terms == self._analyser.asked(caption)
+
     def _terms(self, text: str) -> list[_Term]:
         """Terms of a query that captions hold, the rarest first."""
         found = []

@@ -8,7 +8,7 @@ as here, and 15 ms where it does not; a table of DuckDB's own, which holds all c
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from embedder.errors import ConfigError
 from embedder.retrieval.condition_columns import list_columns, quoted_columns, unknown_column, words_hint
 from embedder.retrieval.conditions import EXAMPLE, TABLE, check_condition
+from embedder.retrieval.file_columns import MODIFIED, OF_ITEMS, SIZE, file_columns, with_items
 from embedder.storage.printable import is_text, readable
 from embedder.store.part_writer import VECTOR_COLUMNS
 from index.vectors import Among, Mask, Rows
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 ROW = "__row_number"
+STORED = "__rows"  # the Arrow columns; conditions read a view of them that has the computed ones, too
 DEADLINE_S = 30.0
 REPEAT_S = 0.05
 MAX_REMEMBERED_BYTES, MIN_REMEMBERED = 64 << 20, 8
@@ -52,16 +54,23 @@ SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 class RowFilter:
     """Filter of rows by a condition; safe for several threads, one at a time."""
 
-    def __init__(self, rows: pa.Table) -> None:
+    def __init__(self, rows: pa.Table, items: Callable[[], pa.Table] | None = None) -> None:
+        """Register the rows.
+
+        Args:
+            rows: of the table.
+            items: reads the items table, for the first condition on the time or the size of files.
+        """
         import duckdb
 
         self._num_rows: int = rows.num_rows
         self._connection = duckdb.connect(":memory:", config=SETTINGS)
         # First, as DuckDB renames the later of two columns with one name.
-        numbered = _with_values_once(rows).add_column(0, ROW, pa.array(np.arange(rows.num_rows)))
-        self._connection.register(TABLE, numbered)
+        self._rows = _with_values_once(rows).add_column(0, ROW, pa.array(np.arange(rows.num_rows)))
+        self._computed, self._items = file_columns(rows.column_names), items
+        self._show(self._rows, f"*, NULL::VARCHAR AS {MODIFIED}, NULL::BIGINT AS {SIZE}")
         types = [kind for _, kind, *_ in self._connection.execute(f"DESCRIBE {TABLE}").fetchall()[1:]]
-        self._types: dict[str, str] = dict(zip(rows.column_names, types, strict=True))
+        self._types: dict[str, str] = dict(zip([*rows.column_names, *self._computed], types, strict=True))
         self._turn = threading.Lock()
         self._remembered: OrderedDict[str, Among | str] = OrderedDict()  # or why there is none
 
@@ -69,6 +78,22 @@ class RowFilter:
     def columns(self) -> dict[str, str]:
         """Types of the columns that a condition can read, by their names, as SQL has them."""
         return {name: kind for name, kind in self._types.items() if name not in VECTOR_COLUMNS}
+
+    @property
+    def computed(self) -> list[str]:
+        """Columns beside those of the table (`file_columns`)."""
+        return list(self._computed)
+
+    def read(self, names: Collection[str]) -> pa.Table:
+        """Some columns of all rows, in their order; the computed ones, too.
+
+        Args:
+            names: of `columns`.
+        """
+        listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+        with self._turn:
+            self._read_items(listed)
+            return self._connection.sql(f"SELECT {listed} FROM {TABLE} ORDER BY {ROW}").to_arrow_table()
 
     def matching(self, where: str) -> Mask:
         """Mask of the rows that fulfil a condition; where it is NULL they do not.
@@ -133,6 +158,23 @@ class RowFilter:
         if isinstance(known, str):
             raise ConfigError(known)
 
+    def _read_items(self, text: str) -> None:
+        """Read the items table where a text names a column that is made of it, once."""
+        if self._items is not None and any(name in text.lower() for name in OF_ITEMS):
+            self._show(with_items(self._rows, self._items()), "*")
+            self._items = None
+
+    def _show(self, rows: pa.Table, stored: str) -> None:
+        """Have conditions read these rows, and the computed columns beside them."""
+        more = "".join(f", {sql} AS {name}" for name, sql in self._computed.items())
+        self._connection.execute(f"DROP VIEW IF EXISTS {TABLE}")
+        self._connection.unregister(STORED)
+        self._connection.register(STORED, rows)
+        self._connection.execute(
+            f"CREATE TEMP VIEW {TABLE} AS SELECT * EXCLUDE ({MODIFIED}, {SIZE}){more} "
+            f"FROM (SELECT {stored} FROM {STORED})"
+        )
+
     def _outcome(self, where: str, checked: str, timeout_s: float) -> Among | str:
         try:
             passing = self._match(where, checked, timeout_s)
@@ -145,6 +187,7 @@ class RowFilter:
         """Evaluate a condition, of which messages show the text that was given, and not the one with quoted columns."""
         import duckdb
 
+        self._read_items(quoted)
         with self._interrupted_after(timeout_s):
             try:
                 _check_expression(quoted)

@@ -29,6 +29,7 @@ HIT = pa.schema(
         "probability": pa.float64(),
         "rank_score": pa.float64(),
         "words_rank": pa.int64(),
+        "vector_rank": pa.int64(),
         "segments": SEGMENTS,
         "duplicates": DUPLICATES,
     }

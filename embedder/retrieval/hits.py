@@ -77,6 +77,7 @@ class Hit:
         rank_score: in hybrid search, the fused ranks that order the hits, 1/61 + 1/61 at most.
         words_rank: in hybrid search, the rank among the captions that hold the query's words, from 1; None where it
             holds none of them.
+        vector_rank: in hybrid search, the rank by vectors, from 1; None where it was found by its words alone.
         probability: that the image fits the text, where the model defines one, as SigLIP does; else None, and of other
             queries than texts.
     """
@@ -95,6 +96,7 @@ class Hit:
     rank_score: float | None = None
     words_rank: int | None = None
     probability: float | None = None
+    vector_rank: int | None = None
 
     files: ClassVar["EmbeddedFiles | None"] = None
     """Of the snapshot that answered, where it is known: which files are those that were embedded; no field of a hit."""

@@ -37,6 +37,7 @@ class Ranking:
         is_whole: no deeper search finds more.
         rank_scores: float64 (n,), the order of hybrid search; None where the cosines give the order.
         words_ranks: int64 (n,), rank by words, from 1; 0 where a row is not in it.
+        vector_ranks: int64 (n,), rank by vectors in the same way.
     """
 
     rows: Rows
@@ -44,6 +45,7 @@ class Ranking:
     is_whole: bool
     rank_scores: Doubles | None = None
     words_ranks: Rows | None = None
+    vector_ranks: Rows | None = None
 
     def take(self, positions: Rows) -> "Ranking":
         """Rows at some positions, in their order."""
@@ -53,6 +55,7 @@ class Ranking:
             self.is_whole,
             None if self.rank_scores is None else self.rank_scores[positions],
             None if self.words_ranks is None else self.words_ranks[positions],
+            None if self.vector_ranks is None else self.vector_ranks[positions],
         )
 
 

@@ -196,6 +196,7 @@ def describe_hits(
             duplicates=duplicate_lists[position],
             rank_score=None if hits.rank_scores is None else float(hits.rank_scores[position]),
             words_rank=None if hits.words_ranks is None else int(hits.words_ranks[position]) or None,
+            vector_rank=None if hits.vector_ranks is None else int(hits.vector_ranks[position]) or None,
             **description,
         )
         for position, description in enumerate(own)

@@ -76,6 +76,7 @@ class RowMetadata:
         table: RecordTable,
         models: ModelColumns | None = None,
         has_picture: Callable[[], Mask] | None = None,
+        files: "EmbeddedFiles | None" = None,
     ) -> None:
         """Read them.
 
@@ -83,8 +84,10 @@ class RowMetadata:
             table: the version.
             models: columns of the other models; None where there are none.
             has_picture: gives bool (rows,), the column `HAS_PICTURE` of conditions; None: they have no such column.
+            files: of the items, whose times and sizes conditions read; None where none does.
         """
         self._has_picture = has_picture
+        self._items = None if files is None else files.read
         if models is not None:
             joined = (name for name, each in models.joined.items() if each.name not in VECTOR_COLUMNS)
             names = [*(models.own or OWN), *joined]
@@ -132,6 +135,10 @@ class RowMetadata:
             {name: row[name] for name in OWN} | {"carryover": {name: row[name] for name in carried}} for row in taken
         ]
 
+    def captions(self, rows: Rows) -> list[str | None]:
+        """Captions of some rows, in their order."""
+        return self.take(rows)["caption"].to_pylist()  # type: ignore[no-any-return]
+
     @locked_cached_property
     def carried(self) -> pa.Schema:
         """Names and types of the columns that were carried over."""
@@ -144,11 +151,14 @@ class RowMetadata:
 
     @locked_cached_property
     def filter(self) -> RowFilter:
-        """Filter over the rows; a column of the table that is named `HAS_PICTURE` is what conditions read."""
+        """Filter over the rows, and over what the items table says of their files.
+
+        A column of the table that is named `HAS_PICTURE` is what conditions read.
+        """
         rows = self.rows
         if self._has_picture is not None and HAS_PICTURE not in rows.column_names:
             rows = rows.append_column(HAS_PICTURE, pa.array(self._has_picture()))
-        return RowFilter(rows)
+        return RowFilter(rows, self._items)
 
 
 class EmbeddedFiles:
@@ -156,6 +166,10 @@ class EmbeddedFiles:
 
     def __init__(self, files: StoreFiles, version: int) -> None:
         self._files, self._version = files, version
+
+    def read(self) -> pa.Table:
+        """Columns `ITEM_FILE` of all items."""
+        return self._items[0].table
 
     def load(self) -> None:
         """Read it now."""
@@ -234,7 +248,7 @@ class Snapshot:
     @locked_cached_property
     def metadata(self) -> RowMetadata:
         """Table without its vectors, and the columns of other models."""
-        return RowMetadata(self._table, self._models, self._has_picture)
+        return RowMetadata(self._table, self._models, self._has_picture, self.embedded_files)
 
     @locked_cached_property
     def is_found(self) -> Mask:
@@ -269,7 +283,7 @@ class Snapshot:
     def hybrid(self) -> HybridRanker:
         """Ranker by vectors and caption words."""
         words = open_words(self.files, self._table)
-        return HybridRanker(words, self.vectors, self.vector_rows)
+        return HybridRanker(words, self.vectors, self.vector_rows, self.metadata.captions)
 
     def among(self, where: str | None) -> Among | None:
         """Vectors that fulfil a condition: a mask, or row numbers where they are few; None for all that are live."""

@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp
 
-from embedder.serve import info_routes, item_routes, search_routes
+from embedder.serve import hand_on_routes, info_routes, item_routes, search_routes
 from embedder.serve.docs_page import docs_page
 from embedder.serve.errors import HANDLERS
 from embedder.serve.item_paths import WholeItemIds
@@ -65,8 +65,9 @@ def create_routes(settings: ServeSettings) -> FastAPI:
         middleware=[Middleware(WholeItemIds)],
         redoc_url=None,
         docs_url=None,
+        redirect_slashes=False,
     )
-    for routes in (search_routes, item_routes, info_routes):
+    for routes in (search_routes, item_routes, hand_on_routes, info_routes):
         app.include_router(routes.router)
     app.openapi = cache(lambda: describe(app))  # type: ignore[method-assign]  # FastAPI's own way
     page = PageFiles()

@@ -1,4 +1,4 @@
-"""Clips: the bytes of a video by Range, read in threads of their own as the client takes them."""
+"""Files of items: the bytes of an image or a video by Range, read in threads of their own as the client takes them."""
 
 import mimetypes
 import re
@@ -8,6 +8,8 @@ from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
+from embedder.media.formats import IMAGE_FORMATS
+from embedder.media.sniff import HEAD_BYTES
 from embedder.retrieval.snapshot import EmbeddedFiles
 from embedder.serve.errors import RequestError
 from embedder.serve.task_threads import TaskThreads
@@ -18,6 +20,8 @@ from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.item_error import ItemError
 
 PIECE_BYTES = 1 << 20
+SHOWN_TYPES = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/avif", "image/bmp")
+"""Images that browsers show; none of them can hold a script."""
 DEFAULT_TYPE = "application/octet-stream"
 RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
@@ -87,6 +91,7 @@ async def clip_response(
 
     try:
         ranges = await threads.run(open_file)
+        head = await threads.run(ranges.read_at, 0, HEAD_BYTES)
     except ItemError as error:
         raise unreadable(row["item_id"], error) from None
     try:
@@ -98,16 +103,21 @@ async def clip_response(
     if wanted is not None:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{ranges.size}"
     headers |= {"Content-Length": str(stop - start), "Accept-Ranges": "bytes"}
-    status, kind = 200 if wanted is None else 206, _content_type(row["uri"])
+    status, kind = 200 if wanted is None else 206, _content_type(row["uri"], head)
     if not with_body:
         ranges.close()
         return Response(None, status, headers, kind)
     return StreamingResponse(_pieces(ranges, start, stop, threads), status, headers, kind)
 
 
-def _content_type(uri: str) -> str:
-    kind = mimetypes.guess_type(name_in(uri))[0]
-    return kind if kind is not None and kind.startswith("video/") else DEFAULT_TYPE
+def _content_type(uri: str, head: bytes) -> str:
+    """Type of a file: an image's by its first bytes, as many have other names; a video's by its name."""
+    found = next((each for each in IMAGE_FORMATS if each.signatures and head.startswith(each.signatures)), None)
+    image = mimetypes.guess_type(f"a{found.suffixes[0]}")[0] if found is not None else None
+    if image is None and head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        image = "image/webp"
+    kind = image or mimetypes.guess_type(name_in(uri))[0] or ""
+    return kind if kind in SHOWN_TYPES or kind.startswith("video/") else DEFAULT_TYPE
 
 
 async def _pieces(ranges: ByteRanges, start: int, stop: int, threads: TaskThreads) -> AsyncIterator[bytes]:

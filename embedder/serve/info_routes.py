@@ -1,4 +1,4 @@
-"""Routes that tell about store and server: facets, status, versions, metrics, health."""
+"""Routes that tell about store and server: facets, rejects, status, versions, metrics, health."""
 
 import time
 from typing import Annotated, Any
@@ -11,16 +11,17 @@ from embedder.errors import USER_MISTAKES
 from embedder.serve.errors import RequestError, busy, mistake
 from embedder.serve.facets import facets as describe_facets
 from embedder.serve.openapi import errors_of
-from embedder.serve.publications import ServedPublication
 from embedder.serve.schema import (
     IMAGE_SIZES,
     MAX_K,
     MAX_QUERIES,
     MAX_TEXT_CHARACTERS,
     FacetsAnswer,
+    RejectsAnswer,
     StatusAnswer,
     VersionsAnswer,
 )
+from embedder.serve.served_publication import ServedPublication
 from embedder.serve.service import Service
 
 router = APIRouter(tags=["store and server"])
@@ -42,6 +43,20 @@ async def facets(request: Request, where: Where = None, version: Version = None)
         )
     except USER_MISTAKES as error:
         raise mistake(error, "query.where") from None
+    return Response(answer, media_type=JSON_TYPE)
+
+
+@router.get("/rejects", responses={200: {"model": RejectsAnswer}, **errors_of(404, 410, 422, 503)})
+async def rejects(
+    request: Request,
+    start: Annotated[int, Query(ge=0, lt=1 << 31, description="number of the first, from 0")] = 0,
+    k: Annotated[int, Query(ge=1, le=MAX_K, description="rejects of the answer")] = 100,
+    version: Version = None,
+) -> Response:
+    """List the items that could not be embedded, or not whole, with the reason."""
+    service: Service = request.app.state.service
+    publication = await service.publication(version)
+    answer = await service.lookups.run(_rejects, publication, start, k)
     return Response(answer, media_type=JSON_TYPE)
 
 
@@ -101,6 +116,14 @@ async def readyz(request: Request) -> Response:
     if problem is not None:
         raise RequestError(503, "model", problem, "a model that encodes texts", "look at the log", retry_after="5")
     return Response(to_json({"status": "ready"}), media_type=JSON_TYPE)
+
+
+def _rejects(publication: ServedPublication, start: int, k: int) -> bytes:
+    table = publication.rejects
+    names = ["item_id", "step", "error_type", "error", "attempts", "updated_at"]
+    rows = table.slice(start, k).select(names).to_pylist()
+    shown = [row | {"has_picture": publication.has_picture(row["item_id"])} for row in rows]
+    return to_json({"version": publication.version, "num_rejects": table.num_rows, "rejects": shown})
 
 
 def _describe(service: Service, publication: ServedPublication) -> dict[str, Any]:

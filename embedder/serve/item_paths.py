@@ -5,7 +5,7 @@ from urllib.parse import quote, unquote
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 PREFIX = "/items/"
-PARTS_OF_ITEMS = ("image", "clip")
+PARTS_OF_ITEMS = ("image", "clip", "file")
 
 
 class WholeItemIds:

@@ -1,21 +1,24 @@
-"""Routes of items: row and neighbours, image, clip."""
+"""Routes of items: lists of them, row and neighbours, image, clip, the file itself."""
 
 from typing import Annotated, Any, Literal
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BeforeValidator
 from pydantic_core import to_json
 
+from embedder.errors import USER_MISTAKES
+from embedder.retrieval.hit_files import file_name
 from embedder.retrieval.queries import SearchOptions
 from embedder.serve.clips import clip_response
-from embedder.serve.errors import RequestError
+from embedder.serve.errors import RequestError, mistake
 from embedder.serve.etags import is_known
+from embedder.serve.listing import describe_items, list_items
 from embedder.serve.openapi import errors_of
-from embedder.serve.publications import ServedPublication, no_item
-from embedder.serve.schema import MAX_ID_CHARACTERS, ItemAnswer
+from embedder.serve.schema import MAX_ID_CHARACTERS, MAX_K, MAX_TEXT_CHARACTERS, ItemAnswer, ItemsAnswer, Sort
 from embedder.serve.search_batch import as_answer
+from embedder.serve.served_publication import ServedPublication, no_item
 from embedder.serve.service import Service
 from embedder.serve.thumbnails import CONTENT_TYPE, Frame
 from embedder.sources.listing_schema import shown_modified
@@ -35,7 +38,42 @@ def _number(text: Any) -> Any:
 ItemId = Annotated[str, Path(min_length=1, max_length=MAX_ID_CHARACTERS, description="id, percent-encoded as one part")]
 Segment = Annotated[int | None, Query(ge=0, lt=1 << 31, description="of a video; by default its first")]
 Version = Annotated[str | None, Query(max_length=300, description="publication to ask instead of the newest")]
+Where = Annotated[str | None, Query(max_length=MAX_TEXT_CHARACTERS, description="SQL condition over the columns")]
 Size = Annotated[Literal[160, 320, 640, 1280], BeforeValidator(_number), Query(description="pixels of the longer side")]
+
+
+@router.get("/items", responses={200: {"model": ItemsAnswer}, **errors_of(404, 410, 422, 503)})
+async def items(
+    request: Request,
+    where: Where = None,
+    sort: Annotated[Sort, Query(description="order; `embedded` has those first that were embedded last")] = "newest",
+    seed: Annotated[int, Query(ge=0, lt=1 << 31, description="of the order at random")] = 0,
+    start: Annotated[int, Query(ge=0, lt=1 << 31, description="number of the first item, from 0")] = 0,
+    k: Annotated[int, Query(ge=1, le=MAX_K, description="items of the answer")] = 40,
+    version: Version = None,
+) -> Response:
+    """List the items that fulfil a condition, in an order, without a search."""
+    service: Service = request.app.state.service
+    publication = await service.publication(version)
+    where = where if where is not None and where.strip() else None
+    try:
+        await service.check_condition(publication, where)
+    except USER_MISTAKES as error:
+        raise mistake(error, "query.where") from None
+    show_uris = service.settings.show_uris
+
+    def answer() -> bytes:
+        rows = list_items(publication, where, sort, seed)
+        hits = describe_items(publication, rows[start : start + k])
+        found = {
+            "version": publication.version,
+            "num_items": len(rows),
+            "items": [as_answer(hit, publication, show_uris=show_uris) for hit in hits],
+            "next": start + k if start + k < len(rows) else None,
+        }
+        return to_json(found, inf_nan_mode="null", bytes_mode="base64")
+
+    return Response(await service.conditions.run(answer), media_type="application/json")
 
 
 @router.head("/items/{item_id}/image", include_in_schema=False)
@@ -82,6 +120,40 @@ async def clip(request: Request, item_id: ItemId, segment: Segment = None, versi
     row = await service.lookups.run(_segment, publication, item_id, segment)
     if row["start_s"] is None:
         raise RequestError(422, "item", "it is no video", "a video", "ask for its image")
+    return await _file(request, service, publication, row)
+
+
+@router.head("/items/{item_id}/file", include_in_schema=False)
+@router.get(
+    "/items/{item_id}/file",
+    responses={
+        200: {"content": {"image/*": {}, "video/*": {}}, "description": "The file, as it was embedded"},
+        206: {"content": {"image/*": {}, "video/*": {}}, "description": "The range of it that was asked for"},
+        **errors_of(404, 409, 410, 416, 422, 503),
+    },
+)
+async def original(
+    request: Request,
+    item_id: ItemId,
+    download: Annotated[bool, Query(description="whether a browser is to keep it")] = False,
+    version: Version = None,
+) -> Response:
+    """Send an item's own bytes, or a range of them: the file that was embedded, and no other in its place."""
+    service: Service = request.app.state.service
+    item_id = unquote(item_id)
+    publication = await service.publication(version)
+    row = await service.lookups.run(_segment, publication, item_id, None)
+    if row["modality"] == "text":
+        raise RequestError(422, "item", "it has no picture", "an image or a video", "ask for its row")
+    answer = await _file(request, service, publication, row)
+    kind = "attachment" if download else "inline"
+    answer.headers["Content-Disposition"] = f"{kind}; filename*=UTF-8''{quote(file_name(item_id, b'', ''), safe='')}"
+    return answer
+
+
+async def _file(request: Request, service: Service, publication: ServedPublication, row: dict[str, Any]) -> Response:
+    """Answer with the bytes of a segment's file."""
+    item_id = row["item_id"]
     etag = f'"{Frame(item_id, row["uri"], row["content_version"], None, 0).digest}"'
     headers = {"ETag": etag, "Cache-Control": f"private, max-age={MAX_AGE_S}"}
     times = (("X-Moment-Start", row["start_s"]), ("X-Moment-End", row["end_s"]))
@@ -140,6 +212,7 @@ def _describe(
         "item": row | {"modified": shown_modified(row["modified"])},
         "segments": segments,
         "provenance": _provenance(publication, row, segments) | ({} if show_uris else {"model_uri": None}),
+        "since": publication.changed_since(item_id),
         "neighbours": _neighbours(publication, item_id, segment, num_neighbours, show_uris) if segments else [],
         "version": publication.version,
     }

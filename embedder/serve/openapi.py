@@ -6,10 +6,10 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from embedder.serve.schema import EmbedRequest, ErrorAnswer, SearchRequest
+from embedder.serve.schema import EmbedRequest, ErrorAnswer, ExportRequest, SearchRequest
 
 REF = "#/components/schemas/{model}"
-BODIES: tuple[type[BaseModel], ...] = (SearchRequest, EmbedRequest)
+BODIES: tuple[type[BaseModel], ...] = (SearchRequest, EmbedRequest, ExportRequest)
 MEANINGS = {
     400: "The body is no JSON, or no form",
     404: "There is no such item or publication",

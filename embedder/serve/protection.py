@@ -184,7 +184,7 @@ class ProtectedApp:
     def _check_token(self, scope: Scope, headers: Mapping[bytes, bytes], path: str) -> None:
         if self._tokens is None or path in PUBLIC or path.startswith("/page/"):
             return
-        is_media = path.startswith("/items/") and path.endswith(("/image", "/clip"))
+        is_media = path.startswith("/items/") and path.endswith(("/image", "/clip", "/file"))
         may_be_cookie = scope["method"] in SAFE_METHODS and (is_media or path in DOCUMENTS)
         if not self._tokens.allows(headers, cookie=may_be_cookie):
             raise RequestError(

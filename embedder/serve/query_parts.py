@@ -14,9 +14,9 @@ from embedder.errors import USER_MISTAKES
 from embedder.redaction import mask
 from embedder.retrieval.queries import SearchOptions
 from embedder.serve.errors import STORE_RETRY_S, RequestError, busy, mistake
-from embedder.serve.publications import ServedPublication
 from embedder.serve.schema import Example, ImageQuery, Query
 from embedder.serve.search_batch import Asked
+from embedder.serve.served_publication import ServedPublication
 from embedder.serve.service import Service, too_large
 from index.errors import RetrievalError
 from index.vectors import Floats, check_vectors
@@ -45,7 +45,7 @@ class QueryContent:
     """A query whose images are there.
 
     Attributes:
-        wanted: one part, or a text and then something that looks like an image.
+        wanted: a text, things that look like images, or both, the text first.
         away: examples to stay away from.
     """
 
@@ -81,7 +81,13 @@ def read_content(query: Query, where: str, uploads: Uploads, service: Service) -
         RequestError: an image is no base64, no part of the form, or too large.
     """
     return QueryContent(
-        tuple(_part(kind, query, where, uploads, service) for kind in query.given),
+        (
+            *(_part(kind, query, where, uploads, service) for kind in query.given),
+            *(
+                _part(example.given[0], example, f"{where}.also.{number}", uploads, service)
+                for number, example in enumerate(query.also)
+            ),
+        ),
         tuple(
             _part(example.given[0], example, f"{where}.not.{number}", uploads, service)
             for number, example in enumerate(query.away)
@@ -106,7 +112,7 @@ class PartEncoder:
         wanted, examples = found[: len(content.wanted)], found[len(content.wanted) :]
         if len(found) == 1:
             return wanted[0], None
-        weights = (1.0,) if len(wanted) == 1 else (options.text_weight, 1 - options.text_weight)
+        weights = _weights(content, options)
         parts = [(weight, vector[None]) for weight, vector in zip(weights, wanted, strict=True)]
         away = np.stack(examples) if examples else None
         combine = self._publication.store.searcher.combine
@@ -152,6 +158,15 @@ class PartEncoder:
         return vector
 
 
+def _weights(content: QueryContent, options: SearchOptions) -> list[float]:
+    """Weight of each part that is searched with, 1 altogether: texts share one, and all others the rest."""
+    num_texts = sum(part.kind == "text" for part in content.wanted)
+    num_others = len(content.wanted) - num_texts
+    text = options.text_weight if num_others else 1.0
+    of_text, of_other = text / max(1, num_texts), (1 - text if num_texts else 1.0) / max(1, num_others)
+    return [of_text if part.kind == "text" else of_other for part in content.wanted]
+
+
 def image_content(query: ImageQuery, where: str, uploads: Uploads, service: Service) -> bytes:
     """Bytes of an image that came with the request.
 
@@ -189,8 +204,8 @@ def image_content(query: ImageQuery, where: str, uploads: Uploads, service: Serv
 
 def shown(query: Query) -> dict[str, Any]:
     """Query as the answer repeats it, without bytes and numbers."""
-    away = [_shown(example) for example in query.away]
-    return _shown(query) | ({"not": away} if away else {})
+    also, away = ([_shown(example) for example in given] for given in (query.also, query.away))
+    return _shown(query) | ({"also": also} if also else {}) | ({"not": away} if away else {})
 
 
 def _shown(query: Example) -> dict[str, Any]:

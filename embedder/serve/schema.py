@@ -1,10 +1,12 @@
 """Requests and answers of the HTTP API; requests are checked with these models, answers documented."""
 
-from typing import Annotated, Any, Self
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 MAX_K = 1000
+Sort = Literal["newest", "oldest", "name", "random", "embedded"]
 MAX_QUERIES = 64
 MAX_TEXT_CHARACTERS = 10_000
 MAX_DIMENSIONS = 65_536
@@ -70,6 +72,12 @@ class Query(Example):
 
     text: Text | None = Field(None, description="what the images should show")
     item: ItemId | None = Field(None, description="id of an item of the store, for what is like it")
+    also: list[Example] = Field(
+        default_factory=list,
+        max_length=MAX_EXAMPLES,
+        fail_fast=True,
+        description="further examples of what is searched for; all that are no text share what the text leaves",
+    )
     away: list[Example] = Field(
         default_factory=list,
         alias="not",
@@ -100,6 +108,17 @@ class SearchRequest(Strict):
     )
     version: str | None = Field(None, max_length=300, description="publication to ask instead of the newest")
     model: str | None = Field(None, max_length=64, description="further model whose vectors are searched, by its name")
+    sort: Sort | None = Field(None, description="order of the hits of one answer; by default the best come first")
+
+
+class ExportRequest(Strict):
+    """Body of `POST /export`: items, in the order in which they are written."""
+
+    items: list[ItemId] = Field(min_length=1, max_length=MAX_K, description="ids of items of the store")
+    format: Literal["csv", "parquet", "jsonl", "paths", "zip", "sheet"] = Field(
+        description="a table, a text of paths, an archive of the files themselves, or a contact sheet in PNG"
+    )
+    version: str | None = Field(None, max_length=300, description="publication to ask instead of the newest")
 
 
 class EmbedRequest(Strict):
@@ -162,9 +181,10 @@ class HitAnswer(BaseModel):
 
     item_id: str
     segment: int
-    score: float
+    score: float | None = Field(description="cosine with the query; null where nothing was searched for")
     rank_score: float | None
     words_rank: int | None
+    vector_rank: int | None
     probability: float | None
     modality: str
     uri: str | None = Field(description="null unless the server shows them")
@@ -174,6 +194,9 @@ class HitAnswer(BaseModel):
     segments: list[SegmentAnswer]
     duplicates: list[DuplicateAnswer]
     carryover: dict[str, Any]
+    since: str | None = Field(
+        description="of an earlier publication: changed where picture or caption are others now, removed, or null"
+    )
     links: LinksAnswer
 
 
@@ -203,8 +226,46 @@ class ItemAnswer(BaseModel):
     item: dict[str, Any]
     segments: list[dict[str, Any]]
     provenance: dict[str, Any]
+    since: str | None = Field(description="as of a hit")
     neighbours: list[HitAnswer]
     version: str
+
+
+class ItemsAnswer(BaseModel):
+    """Answer of `GET /items`."""
+
+    version: str
+    num_items: int = Field(description="that fulfil the condition")
+    items: list[HitAnswer] = Field(description="as hits, without scores")
+    next: int | None = Field(description="`start` of the items that follow")
+
+
+class RejectAnswer(BaseModel):
+    """Item that could not be embedded, or not whole."""
+
+    item_id: str
+    step: str | None
+    error_type: str | None
+    error: str | None
+    attempts: int | None
+    updated_at: datetime | None
+    has_picture: bool = Field(description="whether a picture of it is found all the same, as one that is cut off")
+
+
+class RejectsAnswer(BaseModel):
+    """Answer of `GET /rejects`."""
+
+    version: str
+    num_rejects: int
+    rejects: list[RejectAnswer]
+
+
+class DuplicatesAnswer(BaseModel):
+    """Answer of `GET /duplicates`: groups of items that look nearly the same, the largest first."""
+
+    version: str
+    num_groups: int
+    groups: list[list[HitAnswer]]
 
 
 class ValueCount(BaseModel):
@@ -218,7 +279,7 @@ class FacetColumn(BaseModel):
     """Column to filter by."""
 
     name: str
-    type: str = Field(description="text, number, time or boolean")
+    type: str = Field(description="text, number, time, boolean, or list (of texts, whose values are its elements)")
     num_null: int
     values: list[ValueCount] | None = Field(
         description="the most frequent ones; null where nearly each row has its own"

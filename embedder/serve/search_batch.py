@@ -16,8 +16,10 @@ from embedder.retrieval.hits import Hit, Hits
 from embedder.retrieval.queries import SearchOptions
 from embedder.serve.cursors import Cursor, count_seen, following, make_cursor
 from embedder.serve.errors import RequestError, mistake
+from embedder.serve.listing import sorted_hits
 from embedder.serve.metrics import Metrics
-from embedder.serve.publications import ServedPublication
+from embedder.serve.schema import Sort
+from embedder.serve.served_publication import ServedPublication
 from embedder.storage.web_address import shown_uri
 from index.vectors import Floats, Profile
 
@@ -45,6 +47,7 @@ class Asked:
         digest: of query and options, for the cursor.
         max_depth: most hits that a cursor names.
         show_uris: whether hits have them.
+        sort: order of the hits of a page; None for the best first.
     """
 
     publication: ServedPublication
@@ -59,6 +62,7 @@ class Asked:
     digest: str = ""
     max_depth: int = 0
     show_uris: bool = False
+    sort: Sort | None = None
 
     @property
     def depth(self) -> int:
@@ -160,6 +164,8 @@ def _page(asked: Asked, hits: Hits) -> bytes:
     store = asked.publication.store
     has_probability = asked.text is not None and asked.vector is None and store.info.searched == "image"
     new, names = following(hits, asked.seen, options)
+    if asked.sort is not None:
+        new = sorted_hits(asked.publication, new, asked.sort)
     shown = [
         as_answer(
             hit,
@@ -203,6 +209,7 @@ def as_answer(
         "score": hit.score,
         "rank_score": hit.rank_score,
         "words_rank": hit.words_rank,
+        "vector_rank": hit.vector_rank,
         "probability": probability,
         "modality": hit.modality,
         "uri": shown_uri(hit.uri) if show_uris else None,
@@ -212,6 +219,7 @@ def as_answer(
         "segments": [each._asdict() for each in hit.segments],
         "duplicates": [each._asdict() for each in hit.duplicates],
         "carryover": hit.carryover,
+        "since": publication.changed_since(hit.item_id),
         "links": {
             "item": address + (f"?{version[1:]}" if version else ""),
             "image": f"{address}/image?size={THUMBNAIL_PX}{segment}{version}",

@@ -15,10 +15,10 @@ from embedder.retrieval.queries import SearchOptions
 from embedder.serve.cursors import Cursor, check_cursor, query_digest, read_cursor
 from embedder.serve.errors import RequestError, invalid, mistake
 from embedder.serve.openapi import body_of, errors_of
-from embedder.serve.publications import ServedPublication
 from embedder.serve.query_parts import PartEncoder, Uploads, image_content, read_content, shown
-from embedder.serve.schema import MAX_QUERIES, EmbedAnswer, EmbedRequest, Query, SearchAnswer, SearchRequest
+from embedder.serve.schema import MAX_QUERIES, EmbedAnswer, EmbedRequest, Query, SearchAnswer, SearchRequest, Sort
 from embedder.serve.search_batch import Asked
+from embedder.serve.served_publication import ServedPublication
 from embedder.serve.service import Service
 from index.vectors import Floats
 
@@ -63,7 +63,7 @@ async def search(request: Request) -> Response:
     encoder = PartEncoder(service, publication)
     pages = await asyncio.gather(
         *(
-            _page(service, publication, encoder, query, f"body.queries.{number}", options, cursor, uploads)
+            _page(service, publication, encoder, query, f"body.queries.{number}", options, asked.sort, cursor, uploads)
             for number, query in enumerate(asked.queries)
         )
     )
@@ -186,6 +186,7 @@ async def _page(
     query: Query,
     where: str,
     options: SearchOptions,
+    sort: Sort | None,
     cursor: Cursor | None,
     uploads: Uploads,
 ) -> bytes:
@@ -200,7 +201,7 @@ async def _page(
         )
     content = read_content(query, where, uploads, service)
     model = publication.store.model
-    digest = query_digest(content.identity, options, *([model] if model else []))
+    digest = query_digest(content.identity, options, *([model] if model else []), *([sort] if sort else []))
     if cursor is not None:
         check_cursor(cursor, digest)
     seen = cursor.seen if cursor is not None else b""
@@ -219,6 +220,7 @@ async def _page(
             digest=digest,
             max_depth=service.settings.max_depth,
             show_uris=service.settings.show_uris,
+            sort=sort,
         )
 
     async def ask_by_vector() -> bytes:

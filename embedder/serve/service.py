@@ -13,8 +13,9 @@ from embedder.serve.answer_cache import AnswerCache
 from embedder.serve.errors import RequestError, busy, mistake
 from embedder.serve.metrics import Metrics
 from embedder.serve.micro_batcher import BusyError, MicroBatcher
-from embedder.serve.publications import Publications, ServedPublication
+from embedder.serve.publications import Publications
 from embedder.serve.search_batch import Answer, Asked, BatchSearcher
+from embedder.serve.served_publication import ServedPublication
 from embedder.serve.settings import ServeSettings
 from embedder.serve.task_threads import TaskThreads
 from embedder.serve.thumbnail_cache import ThumbnailCache

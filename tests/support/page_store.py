@@ -1,6 +1,7 @@
 """A store that the search page is tried on: images of several shapes with columns beside them, and a video."""
 
 import datetime
+import os
 from io import BytesIO
 from pathlib import Path
 
@@ -20,6 +21,9 @@ MARKUP_SKU = "a b/ü'\"&?#%<i>"
 MARKUP_ID = f"shop:{MARKUP_SKU}"
 VIDEO_SECONDS, SEGMENT_S = 6, 2.0
 VIDEO_ID = "clips:film.webm"
+FOLDERS = ("2024/01 Lisbon", "2024/07 Norway/raw", "2025 Kyoto")
+NUM_IN_FOLDERS = 24
+LONG_NAME = "a name as long as cameras, scanners and people who describe all that they see make them.png"
 TAKEN = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
 
 
@@ -70,6 +74,32 @@ def make_page_store(folder: Path, model: Path) -> RunConfig:
             "no_progress_timeout_s": 60,
         }
     )
+    embed(config)
+    return config
+
+
+def make_folder_store(folder: Path, model: Path) -> RunConfig:
+    """Embed a folder as people have them: dated folders in folders, captions beside some, one name that is long, junk.
+
+    Args:
+        folder: for source and store.
+        model: folder of the model.
+    """
+    root = folder / "pictures"
+    for number in range(NUM_IN_FOLDERS):
+        place = root / FOLDERS[number % len(FOLDERS)]
+        place.mkdir(parents=True, exist_ok=True)
+        path = place / (LONG_NAME if number == 0 else f"IMG_{number:04d}.png")
+        path.write_bytes(_image(number // 2 if number in (10, 11) else number))  # two of them are the same
+        if number % 2:
+            path.with_suffix(".txt").write_text(f"{samples.SENTENCES[number]} {number}")
+        seconds = (TAKEN + datetime.timedelta(days=number)).timestamp()
+        os.utime(path, (seconds, seconds))
+    (root / "broken.jpg").write_bytes(b"\xff\xd8\xff" + bytes(300))
+    (root / "broken.txt").write_text("an old letter")
+    source = {"path": str(root)}
+    chosen = {"model": str(model), "store": str(folder / "store"), "source": [source], "engine": "local"}
+    config = load_config(overrides=chosen | {"no_progress_timeout_s": 60})
     embed(config)
     return config
 

@@ -6,7 +6,7 @@
  * @typedef {Object} Hit
  * @property {string} item_id
  * @property {number} segment
- * @property {number} score
+ * @property {number|null} score
  * @property {number|null} rank_score
  * @property {number|null} probability
  * @property {string} modality
@@ -17,6 +17,9 @@
  * @property {Moment[]} segments
  * @property {{item_id: string, score: number}[]} duplicates
  * @property {Record<string, any>} carryover
+ * @property {number|null} words_rank
+ * @property {number|null} vector_rank
+ * @property {"changed"|"removed"|null} since what became of it since an earlier publication
  * @typedef {{version: string, publication: string, model: string, took_ms: number,
  *   answers: {hits: Hit[], cursor: string|null, note: string, warnings: string[]}[]}} Answer
  * @typedef {{name: string, type: "text"|"number"|"time"|"boolean", num_null: number,
@@ -69,6 +72,46 @@ export function facets(where) {
   return call(`facets${where ? `?where=${encodeURIComponent(where)}` : ""}`);
 }
 
+/**
+ * Lists items in an order, without a search.
+ * @param {{where?: string|null, sort?: string, seed?: number, start?: number, k?: number, version?: string}} asked
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<{version: string, num_items: number, items: Hit[], next: number|null}>}
+ */
+export function items(asked, signal) {
+  return call(`items?${parameters(asked)}`, { signal });
+}
+
+/** @param {{k?: number}} asked */
+export function rejects(asked) {
+  return call(`rejects?${parameters(asked)}`);
+}
+
+/** @param {{fold: number, where?: string|null}} asked @param {AbortSignal} [signal] */
+export function duplicates(asked, signal) {
+  return call(`duplicates?${parameters(asked)}`, { signal });
+}
+
+/**
+ * Has the server write items as a file.
+ * @param {string[]} ids
+ * @param {string} format
+ * @param {string} version
+ * @returns {Promise<{content: Blob, name: string}>}
+ */
+export async function exported(ids, format, version) {
+  const body = JSON.stringify({ items: ids, format, version: version || null });
+  const response = await call("export", { method: "POST", body }, "application/json", true);
+  const name = /filename="(.+)"/.exec(response.headers.get("Content-Disposition") ?? "")?.[1] ?? "items";
+  return { content: await response.blob(), name };
+}
+
+/** @param {Record<string, any>} asked what is null or empty is left out */
+function parameters(asked) {
+  const given = Object.entries(asked).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return new URLSearchParams(given.map(([name, value]) => [name, String(value)]));
+}
+
 /** @returns {Promise<Record<string, any>>} */
 export function status() {
   return call("status");
@@ -118,6 +161,16 @@ export function clipUrl(id, segment, version) {
   return new URL(`items/${encodeURIComponent(id)}/clip?${params}`, ROOT).href;
 }
 
+/**
+ * Address of an item's own file.
+ * @param {string} id
+ * @param {{download?: boolean, version?: string}} [how]
+ */
+export function fileUrl(id, { download = false, version = "" } = {}) {
+  const params = parameters({ download: download || null, version });
+  return new URL(`items/${encodeURIComponent(id)}/file${params.size ? `?${params}` : ""}`, ROOT).href;
+}
+
 /** Takes the kept token to the server again, so that images have their cookie. */
 export async function resumeSession() {
   if (recall(sessionStorage, "token")) await call("session", { method: "POST" });
@@ -127,9 +180,10 @@ export async function resumeSession() {
  * @param {string} path
  * @param {RequestInit} [init]
  * @param {string} [type] of the body
+ * @param {boolean} [isFile] whether the answer is no JSON
  * @returns {Promise<any>}
  */
-async function call(path, init = {}, type) {
+async function call(path, init = {}, type, isFile = false) {
   for (let repeats = 0; ; repeats += 1) {
     const response = await send(path, init, type);
     if (response === null) {
@@ -142,7 +196,7 @@ async function call(path, init = {}, type) {
     } else if (!response.ok) {
       throw await asError(response);
     } else {
-      return response.status === 204 ? null : response.json();
+      return isFile ? response : response.status === 204 ? null : response.json();
     }
     init.signal?.throwIfAborted();
   }

@@ -29,17 +29,28 @@ export function forgetVersions() {
 }
 
 /**
+ * Ranks of the results that both sides have: those that only one has take no rank.
+ * @param {Hit[]} here
+ * @param {Hit[]} there
+ * @returns {Map<string, number>} by item id
+ */
+function sharedRanks(here, there) {
+  const ids = new Set(there.map((hit) => hit.item_id));
+  return new Map(here.filter((hit) => ids.has(hit.item_id)).map((hit, rank) => [hit.item_id, rank]));
+}
+
+/**
  * Says how each result of one side stands on the other.
  * @param {Hit[]} here
  * @param {Hit[]} there
  * @returns {Map<string, Mark>} by item id
  */
 export function differences(here, there) {
-  const ranks = new Map(there.map((hit, rank) => [hit.item_id, rank]));
+  const [ranks, others] = [sharedRanks(here, there), sharedRanks(there, here)];
   return new Map(
-    here.map((hit, rank) => {
-      const other = ranks.get(hit.item_id);
-      if (other === undefined) return [hit.item_id, { text: "only here", kind: "only" }];
+    here.map((hit) => {
+      const [rank, other] = [ranks.get(hit.item_id), others.get(hit.item_id)];
+      if (rank === undefined || other === undefined) return [hit.item_id, { text: "only here", kind: "only" }];
       const moved = other - rank; // a smaller rank is better
       if (!moved) return [hit.item_id, { text: "", kind: "" }];
       return [hit.item_id, moved > 0 ? { text: `▲ ${moved}`, kind: "up" } : { text: `▼ ${-moved}`, kind: "down" }];
@@ -53,10 +64,18 @@ export function differences(here, there) {
  * @param {Hit[]} right
  */
 export function summary(left, right) {
-  const ids = new Set(right.map((hit) => hit.item_id));
-  const both = left.filter((hit) => ids.has(hit.item_id)).length;
-  const same = left.filter((hit, rank) => right[rank]?.item_id === hit.item_id).length;
-  return `${both} of ${Math.max(left.length, right.length)} on both sides, ${same} at the same rank`;
+  const [ranks, others] = [sharedRanks(left, right), sharedRanks(right, left)];
+  const same = [...ranks].filter(([id, rank]) => others.get(id) === rank).length;
+  return `${ranks.size} of ${Math.max(left.length, right.length)} on both sides, ${same} at the same rank`;
+}
+
+/**
+ * Depth to which two lists are compared: that of the shorter one of which more may follow.
+ * @param {{hits: Hit[], cursor: any}} left
+ * @param {{hits: Hit[], cursor: any}} right
+ */
+export function sharedDepth(left, right) {
+  return Math.min(...[left, right].map(({ hits, cursor }) => (cursor ? hits.length : Infinity)));
 }
 
 /**
@@ -75,11 +94,23 @@ function twoModels(left, right) {
  */
 export function compareSides(left, right) {
   const isWhole = left.page && right.page;
-  left.grid.mark(isWhole ? differences(left.grid.hits, right.grid.hits) : new Map());
-  right.grid.mark(isWhole ? differences(right.grid.hits, left.grid.hits) : new Map());
-  find("#summary").textContent = isWhole
-    ? summary(left.grid.hits, right.grid.hits) + twoModels(left.page.model, right.page.model)
-    : "";
+  if (isWhole && !left.loading && !right.loading) evenOut(left, right);
+  const depth = isWhole ? sharedDepth(left.page, right.page) : 0;
+  const [here, there] = [left, right].map(({ grid }) => grid.hits.slice(0, depth));
+  left.grid.mark(differences(here, there));
+  right.grid.mark(differences(there, here));
+  const summed = isWhole ? summary(here, there) + twoModels(left.page.model, right.page.model) : "";
+  find("#summary").textContent = summed && Number.isFinite(depth) ? `Of the first ${depth}: ${summed}` : summed;
+}
+
+/**
+ * Loads more of the side that is behind.
+ * @param {import("./results.js").Results} left
+ * @param {import("./results.js").Results} right
+ */
+function evenOut(left, right) {
+  const [behind, ahead] = left.page.hits.length < right.page.hits.length ? [left, right] : [right, left];
+  if (behind.page.cursor && behind.page.hits.length < ahead.page.hits.length) behind.more();
 }
 
 /**

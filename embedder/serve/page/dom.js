@@ -78,9 +78,24 @@ export function keep(storage, name, value) {
   }
 }
 
-/** @param {number} count @param {string} noun */
-export function plural(count, noun) {
-  return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+/**
+ * Makes a small image that says in words where it can't be shown.
+ * @param {Record<string, any>} attributes
+ */
+export function thumbnail(attributes) {
+  const image = h("img", { loading: "lazy", ...attributes });
+  image.addEventListener("error", () => {
+    const label = attributes.alt ? `no image of ${attributes.alt}` : "";
+    image.replaceWith(
+      h("span", { class: "broken", title: label }, icon("broken"), h("span", { class: "hidden-text" }, label)),
+    );
+  });
+  return image;
+}
+
+/** @param {number} count @param {string} noun @param {string} [several] */
+export function plural(count, noun, several = `${noun}s`) {
+  return `${count.toLocaleString("en")} ${count === 1 ? noun : several}`;
 }
 
 /**
@@ -103,4 +118,16 @@ export function date(time) {
   return Number.isNaN(parsed.getTime())
     ? time
     : parsed.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+}
+
+/** Writes a size as people do. @param {number} bytes */
+export function size(bytes) {
+  const unit = Math.min(4, Math.floor(Math.log10(Math.max(1, bytes)) / 3));
+  const shown = (bytes / 1000 ** unit).toLocaleString("en", { maximumFractionDigits: unit ? 1 : 0 });
+  return `${shown} ${["B", "kB", "MB", "GB", "TB"][unit]}`;
+}
+
+/** Name of a file, the last part of its path. @param {string} path */
+export function baseName(path) {
+  return path.slice(path.lastIndexOf("/") + 1) || path;
 }

@@ -1,9 +1,10 @@
 /** Filters made from the columns of the store, with counts that fit what is chosen already. */
 
 import { ApiError, facets } from "./api.js";
-import { date, find, h, icon } from "./dom.js";
+import { date, find, h, icon, size } from "./dom.js";
+import { children, tree } from "./folders.js";
 import { toast } from "./notices.js";
-import { hasFilters, now, update } from "./state.js";
+import { hasFilters, NO_FILTERS, now, update } from "./state.js";
 import { compose, quoteName } from "./where.js";
 
 /** @typedef {import("./api.js").Facet} Facet */
@@ -12,8 +13,11 @@ import { compose, quoteName } from "./where.js";
 const OPEN_COLUMNS = 3; // the rest is folded
 const SHOWN_VALUES = 8;
 const NONE = "no value";
+/** @type {Record<string, string>} */
+const KINDS = { image: "picture", pair: "picture with a caption", video: "video", text: "caption alone" };
 // Columns of the embedder's own, which tell about the run and not about the image: they come last.
-const NAMES_OF_ITEMS = ["item_id", "content_version"];
+const TEXTS_OF_ITEMS = ["item_id", "content_version", "caption", "uri", "folder", "file_name"];
+const OF_FILES = ["file_type", "file_date", "file_size"];
 const OWN = [
   "num_vectors",
   "segment",
@@ -67,23 +71,28 @@ export async function showFilters() {
 }
 
 /**
- * Columns that can tell rows apart: of two values or more, and not each row its own.
+ * Columns that can tell rows apart: of two values or more, most of which stand more than once.
  * @param {Facet[]} columns
  */
 export function useful(columns) {
   const isRange = ({ type }) => type === "number" || type === "time";
-  const place = (facet) => (facet.name === "modality" ? -1 : OWN.indexOf(facet.name) + 1);
+  const place = ({ name }) => (name === "modality" ? -9 : OF_FILES.includes(name) ? 0.5 : OWN.indexOf(name) + 1);
   const numValues = (facet) => (isRange(facet) ? 1000 : (facet.values?.length ?? 0));
   return columns
     .filter((facet) => {
       const { name, values, num_null: nulls, min, max } = facet;
       if (name in now().filters) return true;
       if (isRange(facet)) return min !== null && min !== max;
-      return (
-        !NAMES_OF_ITEMS.includes(name) && values !== null && values.length + (nulls ? 1 : 0) > 1 && values[0].count > 1
-      );
+      const isOfFew = values !== null && values.length + (nulls ? 1 : 0) > 1 && areShared(values);
+      return !TEXTS_OF_ITEMS.includes(name) && isOfFew;
     })
     .sort((one, other) => place(one) - place(other) || Math.sign(numValues(one) - numValues(other) || 0));
+}
+
+/** Whether most rows have a value that others have, too. @param {{value: any, count: number}[]} values */
+function areShared(values) {
+  const sum = (/** @type {{count: number}[]} */ of) => of.reduce((total, { count }) => total + count, 0);
+  return values.length > 0 && 2 * sum(values.filter(({ count }) => count > 1)) >= sum(values);
 }
 
 /** @param {Facet} facet @returns {Promise<Facet>} with counts under the filters of the other columns */
@@ -99,11 +108,98 @@ async function countsFor(facet) {
 function draw(all, columns, counts) {
   const body = find("#filter-list");
   const focused = document.activeElement?.id;
-  body.replaceChildren(...columns.map((each, index) => section(each, counts[index], index)));
+  const sections = columns.map((each, index) => section(each, counts[index], index));
+  const isOwn = (/** @type {Facet} */ { name }) => OWN.includes(name);
+  const [shown, own] = [false, true].map((is) => sections.filter((_, index) => isOwn(columns[index]) === is));
+  const isOfFiles = all.some(({ name }) => name === "file_name");
+  body.replaceChildren(
+    ...(isOfFiles ? [nameField()] : []),
+    ...folderSection(all.find(({ name }) => name === "folder")),
+    ...shown,
+    ...foldedOwn(own),
+  );
   if (focused) document.getElementById(focused)?.focus();
   find("#where").value = now().where;
   find("#columns").textContent = `Columns: ${all.map((each) => quoteName(each.name)).join(", ")}`;
   find("#reset").hidden = !hasFilters(now());
+}
+
+let areOwnOpen = false;
+
+/** Filters by what tells about the run, folded away. @param {Node[]} sections */
+function foldedOwn(sections) {
+  if (!sections.length) return [];
+  const attributes = { class: "own", open: areOwnOpen, ontoggle: rememberOwn };
+  return [h("details", attributes, summaryOf("how they were embedded"), ...sections)];
+}
+
+/** @param {any} event */
+function rememberOwn(event) {
+  if (event.target === event.currentTarget) areOwnOpen = event.target.open;
+}
+
+/** @param {string} name */
+function summaryOf(name) {
+  return h("summary", {}, h("span", {}, name), icon("down"));
+}
+
+function nameField() {
+  const change = (/** @type {any} */ event) => update({ name: event.target.value.trim() });
+  const field = h(
+    "input",
+    { type: "search", id: "in-name", value: now().name, placeholder: "part of it", onchange: change },
+  );
+  return h("label", { class: "name-field" }, h("span", {}, "File name"), field);
+}
+
+/** Folders as a tree: the way to the chosen one, and those in it. @param {Facet} [facet] */
+function folderSection(facet) {
+  const root = tree(facet?.values ?? []);
+  if (!root.folders.length && !now().folder) return [];
+  const row = (/** @type {import("./folders.js").Folder} */ folder, /** @type {number} */ depth) => {
+    const isChosen = folder.path === now().folder;
+    return h(
+      "button",
+      {
+        type: "button",
+        class: `folder depth-${Math.min(depth, 5)}`,
+        id: `folder-${folder.path}`,
+        "aria-current": isChosen ? "true" : null,
+        onclick: () => update({ folder: isChosen ? parentOf(folder.path) : folder.path, page: "" }),
+      },
+      icon("folder"),
+      h("span", { class: "words", title: folder.path }, folder.name),
+      h("span", { class: "count" }, folder.count.toLocaleString("en")),
+    );
+  };
+  const rows = (/** @type {any} */ folders, /** @type {number} */ depth) =>
+    folders.flatMap((/** @type {import("./folders.js").Folder} */ each) => {
+      const isOnWay = now().folder === each.path || now().folder.startsWith(`${each.path}/`);
+      return [row(each, depth), ...(isOnWay ? rows(children(root, each.path), depth + 1) : [])];
+    });
+  return [
+    h(
+      "details",
+      { open: true },
+      summaryOf("folder"),
+      h("div", { class: "folders", role: "group", "aria-label": "Folders" }, ...rows(root.folders, 0)),
+    ),
+  ];
+}
+
+/** Name of a column for people. @param {string} column */
+function nameOf(column) {
+  return column === "modality" ? "kind" : column.replaceAll("_", " ");
+}
+
+/** Value of a column for people. @param {string} column @param {string|null} value */
+function valueOf(column, value) {
+  return value === null ? NONE : value === "" ? "(empty)" : column === "modality" ? (KINDS[value] ?? value) : value;
+}
+
+/** @param {string} path */
+function parentOf(path) {
+  return path.includes("/") ? path.slice(0, path.lastIndexOf("/")) : "";
 }
 
 /** @param {Facet} facet @param {Facet} counts @param {number} index */
@@ -119,7 +215,7 @@ function section(facet, counts, index) {
         if (event.target.open !== isOpen) turned.has(facet.name) ? turned.delete(facet.name) : turned.add(facet.name);
       },
     },
-    h("summary", {}, h("span", {}, facet.name.replaceAll("_", " ")), icon("down")),
+    summaryOf(nameOf(facet.name)),
     h("fieldset", {}, h("legend", { class: "hidden-text" }, facet.name), ...body(facet, counts)),
   );
 }
@@ -131,8 +227,9 @@ function choices(facet, counts) {
   const names = [
     ...new Set([...(facet.values ?? []).map(({ value }) => String(value)), ...chosen.filter((each) => each !== null)]),
   ];
-  const rows = names.map((value) => choice(facet.name, value, found.get(value) ?? 0, chosen));
-  if (facet.num_null) rows.push(choice(facet.name, null, counts.num_null ?? 0, chosen));
+  const isList = facet.type === "list";
+  const rows = names.map((value) => choice(facet.name, value, found.get(value) ?? 0, chosen, isList));
+  if (facet.num_null) rows.push(choice(facet.name, null, counts.num_null ?? 0, chosen, isList));
   const hidden = rows.slice(SHOWN_VALUES);
   if (hidden.length < 2 || unfolded.has(facet.name)) return rows;
   const all = h(
@@ -151,19 +248,25 @@ function choices(facet, counts) {
   return [...rows.slice(0, SHOWN_VALUES), all];
 }
 
-/** @param {string} column @param {string|null} value @param {number} count @param {(string|null)[]} chosen */
-function choice(column, value, count, chosen) {
+/**
+ * @param {string} column
+ * @param {string|null} value
+ * @param {number} count
+ * @param {(string|null)[]} chosen
+ * @param {boolean} isList
+ */
+function choice(column, value, count, chosen, isList) {
   const id = `in-${column}-${value ?? ""}-${value === null}`;
   const isChosen = chosen.includes(value);
   const change = () => {
     const rest = chosen.filter((each) => each !== value);
-    setColumn(column, { values: isChosen ? rest : [...rest, value] });
+    setColumn(column, { values: isChosen ? rest : [...rest, value], isList });
   };
   return h(
     "label",
     { class: count || isChosen ? "choice" : "choice none" },
     h("input", { type: "checkbox", id, checked: isChosen, onchange: change }),
-    h("span", { class: "words", title: value ?? NONE }, value === null ? NONE : value === "" ? "(empty)" : value),
+    h("span", { class: "words", title: value ?? NONE }, valueOf(column, value)),
     h("span", { class: "count" }, count.toLocaleString("en")),
   );
 }
@@ -171,10 +274,12 @@ function choice(column, value, count, chosen) {
 /** @param {Facet} facet */
 function range(facet) {
   const isTime = facet.type === "time";
-  const isDay = isTime && /^\d{4}-\d\d-\d\d$/.test(facet.min);
-  const isZoned = isTime && /(Z|[+-]\d\d:\d\d)$/.test(facet.min);
+  const isOfFile = facet.name === "file_date"; // of which nobody remembers the minute
+  const isDay = isTime && (isOfFile || /^\d{4}-\d\d-\d\d$/.test(facet.min));
+  const isZoned = isTime && !isOfFile && /(Z|[+-]\d\d:\d\d)$/.test(facet.min);
   const set = now().filters[facet.name] ?? { min: "", max: "" };
-  const shown = (value) => (isTime ? date(value) : Number(value).toLocaleString("en", { maximumFractionDigits: 3 }));
+  const number = (value) => Number(value).toLocaleString("en", { maximumFractionDigits: 3 });
+  const shown = (value) => (isTime ? date(value) : facet.name === "file_size" ? size(value) : number(value));
   const field = (end, label) =>
     h(
       "label",
@@ -184,11 +289,12 @@ function range(facet) {
         type: isDay ? "date" : isTime ? "datetime-local" : "number",
         step: isDay ? null : isTime ? "1" : "any",
         id: `${end}-${facet.name}`,
-        value: isZoned ? local(set[end]) : set[end],
+        value: isZoned ? local(set[end]) : isOfFile ? set[end].slice(0, 10) : set[end],
         placeholder: isTime ? "" : shown(facet[end]),
         onchange: (/** @type {any} */ event) => {
           const value = event.target.value;
-          setColumn(facet.name, { [end]: isZoned && value ? new Date(value).toISOString() : value });
+          const whole = isOfFile && value && end === "max" ? `${value}T23:59:59.999Z` : value;
+          setColumn(facet.name, { [end]: isZoned && value ? new Date(value).toISOString() : whole });
         },
       }),
     );
@@ -216,25 +322,28 @@ function setColumn(column, changes) {
 
 /** Draws a chip for each filter, which takes it away. */
 function drawChips() {
-  const { filters, where } = now();
+  const { filters, where, folder, name } = now();
   const chips = Object.entries(filters).flatMap(([column, { values, min, max }]) => {
-    const name = column.replaceAll("_", " ");
-    const range = min !== "" && max !== "" ? `${min} to ${max}` : min !== "" ? `from ${min}` : `to ${max}`;
+    const label = nameOf(column);
+    const [from, to] = column === "file_date" ? [min.slice(0, 10), max.slice(0, 10)] : [min, max];
+    const range = min !== "" && max !== "" ? `${from} to ${to}` : min !== "" ? `from ${from}` : `to ${to}`;
     return [
       ...values.map((value) => [
-        `${name}: ${value ?? NONE}`,
+        `${label}: ${valueOf(column, value)}`,
         () => setColumn(column, { values: values.filter((each) => each !== value) }),
       ]),
-      ...(min !== "" || max !== "" ? [[`${name}: ${range}`, () => setColumn(column, { min: "", max: "" })]] : []),
+      ...(min !== "" || max !== "" ? [[`${label}: ${range}`, () => setColumn(column, { min: "", max: "" })]] : []),
     ];
   });
+  if (folder) chips.unshift([`in ${folder}`, () => update({ folder: "" })]);
+  if (name) chips.push([`name: ${name}`, () => update({ name: "" })]);
   if (where) chips.push([where, () => update({ where: "" })]);
   find("#chips").replaceChildren(
     ...chips.map(([text, remove]) =>
       h(
         "button",
         { type: "button", class: "chip", "aria-label": `Remove the filter ${text}`, onclick: remove },
-        text,
+        h("span", { class: "words" }, text),
         icon("close"),
       ),
     ),
@@ -258,7 +367,7 @@ export function startFilters() {
     show(false);
     toggle.focus();
   });
-  find("#reset").addEventListener("click", () => update({ filters: {}, where: "" }));
+  find("#reset").addEventListener("click", () => update(NO_FILTERS));
   find("#own").addEventListener("submit", (event) => {
     event.preventDefault();
     const where = find("#where").value.trim();

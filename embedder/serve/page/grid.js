@@ -1,8 +1,9 @@
 /** The grid of hits: justified rows that fill as their images come, and the keyboard's way through them. */
 
 import { imageUrl } from "./api.js";
-import { clock, h, icon } from "./dom.js";
+import { baseName, clock, h, icon } from "./dom.js";
 import { GAP, justify, targetHeight } from "./layout.js";
+import { choose, hasChosen, isChosen, onChosen } from "./select.js";
 import { now, write } from "./state.js";
 
 /** @typedef {import("./api.js").Hit} Hit */
@@ -32,6 +33,7 @@ export class Grid {
     this.near = new IntersectionObserver((entries) => this.#load(entries), { rootMargin: "600px" });
     new ResizeObserver(() => this.#layOutSoon()).observe(root);
     root.addEventListener("keydown", (event) => this.#key(event));
+    onChosen(() => this.#showChosen());
   }
 
   /** @returns {Hit[]} */
@@ -95,11 +97,12 @@ export class Grid {
 
   /** @param {Hit} hit @param {number} index @returns {Tile} */
   #make(hit, index) {
-    const name = hit.caption || hit.item_id;
+    const name = hit.caption || baseName(hit.item_id);
     const image = h("img", { alt: "", decoding: "async" });
     const mark = h("span", { class: "mark", hidden: true });
-    const percent = hit.probability === null ? null : `${Math.round(hit.probability * 100)} %`;
+    const score = hit.probability === null ? hit.score?.toFixed(2) : `${Math.round(hit.probability * 100)} %`;
     const badges = [
+      hit.since ? h("span", { class: "badge" }, `${hit.since} since`) : null,
       hit.start_s === null ? null : h("span", { class: "badge" }, icon("play"), clock(hit.start_s)),
       hit.segments.length ? h("span", { class: "badge" }, `+${hit.segments.length} moments`) : null,
       hit.duplicates.length ? h("span", { class: "badge" }, icon("stack"), `${hit.duplicates.length} alike`) : null,
@@ -111,7 +114,12 @@ export class Grid {
         href: write({ ...now(), item: hit.item_id, side: this.hooks.side, at: hit.segment }),
         tabIndex: index === this.current ? 0 : -1,
         onclick: (/** @type {MouseEvent} */ event) => {
-          if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+          if (hasChosen() || event.shiftKey) {
+            event.preventDefault();
+            choose(hit.item_id, event.shiftKey);
+            return;
+          }
+          if (event.ctrlKey || event.metaKey) return;
           event.preventDefault();
           this.hooks.open(hit);
         },
@@ -121,8 +129,8 @@ export class Grid {
       h(
         "span",
         { class: "caption" },
-        h("span", { class: "words", title: name }, name),
-        h("span", { class: "score" }, percent ?? hit.score.toFixed(2)),
+        h("span", { class: "words", title: hit.item_id }, name),
+        score ? h("span", { class: "score", title: why(hit) }, score) : null,
       ),
     );
     const more = h(
@@ -137,9 +145,24 @@ export class Grid {
       },
       icon("more"),
     );
+    const select = h(
+      "button",
+      {
+        type: "button",
+        class: "tile-choose",
+        tabIndex: -1,
+        title: "Select (x)",
+        "aria-label": `Select ${name}`,
+        "aria-pressed": String(isChosen(hit.item_id)),
+        onclick: (/** @type {MouseEvent} */ event) => choose(hit.item_id, event.shiftKey),
+      },
+      icon("check"),
+    );
+    const root = h("li", { class: "tile" }, link, select, more);
+    root.classList.toggle("chosen", isChosen(hit.item_id));
     return {
       hit,
-      root: h("li", { class: "tile" }, link, more),
+      root,
       link,
       image,
       mark,
@@ -154,6 +177,13 @@ export class Grid {
       if (!entry.isIntersecting || !tile) continue;
       this.near.unobserve(tile.root);
       const { hit, image } = tile;
+      if (hit.since === "changed") {
+        tile.ratio ||= 1; // its file shows something else now
+        image.replaceWith(h("span", { class: "broken" }, icon("broken"), "changed since"));
+        tile.root.classList.add("loaded");
+        this.#layOutSoon();
+        continue;
+      }
       const settle = (ratio) => {
         if (!tile.ratio) this.#layOutSoon();
         tile.ratio ||= ratio;
@@ -232,9 +262,18 @@ export class Grid {
       End: () => last,
     };
     if (event.key === "m") this.hooks.more(this.tiles[this.current].hit);
+    else if (event.key === "x") choose(this.tiles[this.current].hit.item_id);
     else if (event.key in targets) this.focus(targets[event.key]());
     else return;
     event.preventDefault();
+  }
+
+  #showChosen() {
+    for (const { hit, root } of this.tiles) {
+      const is = isChosen(hit.item_id);
+      root.classList.toggle("chosen", is);
+      root.querySelector(".tile-choose").setAttribute("aria-pressed", String(is));
+    }
   }
 
   /** Tile of the row below or above that stands nearest. @param {1|-1} direction */
@@ -252,6 +291,22 @@ export class Grid {
     }
     return best;
   }
+}
+
+/** Says why a search found a hit. @param {Hit} hit */
+export function why({ score, rank_score: fused, words_rank: words, vector_rank: vector }) {
+  if (score === null) return "";
+  const cosine = `a likeness of ${score.toFixed(3)}`;
+  if (fused === null) return `Found by what it shows, with ${cosine}`;
+  const byWords = words ? `${ordinal(words)} by the words of its caption` : "its caption has none of the words";
+  const byLooks = vector ? `${ordinal(vector)} by what it shows` : "not among the first by what it shows";
+  return `${byWords}; ${byLooks}, with ${cosine}`;
+}
+
+/** @param {number} rank */
+function ordinal(rank) {
+  const ending = { one: "st", two: "nd", few: "rd" }[new Intl.PluralRules("en", { type: "ordinal" }).select(rank)];
+  return `${rank}${ending ?? "th"}`;
 }
 
 /** @param {Hit} hit */

@@ -1,12 +1,13 @@
 /** Keys of the whole page, its help, and the theme. */
 
 import { find } from "./dom.js";
+import { chooseNone, hasChosen } from "./select.js";
 import { now, update } from "./state.js";
 
 const THEMES = ["auto", "light", "dark"];
 
-/** @param {{focusGrid: () => boolean}} hooks */
-export function startKeys({ focusGrid }) {
+/** @param {{focusGrid: () => boolean, selectAll: () => void}} hooks */
+export function startKeys({ focusGrid, selectAll }) {
   const help = find("#help");
   find("#help-open").addEventListener("click", () => help.showModal());
   for (const dialog of document.querySelectorAll("dialog.small-dialog")) {
@@ -16,13 +17,17 @@ export function startKeys({ focusGrid }) {
     const { target } = event;
     const isWriting =
       target instanceof HTMLElement && target.matches("input:not([type=checkbox], [type=range]), textarea, select");
-    if (isWriting || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    const isBox = target === find("#q"); // in which no word begins with a slash, and a question needs no mark
+    const isOfPage = event.key === "?" || (event.key === "/" && !target.selectionStart);
+    const isText = isWriting && !(isBox ? isOfPage : event.key === "Escape");
+    if (isText || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     if (event.key === "/") {
       find("#q").focus();
       find("#q").select();
     } else if (event.key === "?") help.showModal();
     else if (event.key === "f") find("#filter-toggle").click();
     else if (event.key === "t") find("#theme").click();
+    else if (event.key === "a") selectAll();
     else if (event.key === "Escape") escape();
     else if (event.key === "ArrowDown" && target === document.body) {
       if (!focusGrid()) return;
@@ -31,9 +36,13 @@ export function startKeys({ focusGrid }) {
   });
 }
 
-/** Steps back: out of the filters, then out of what was searched with. */
+/** Closes what is open, else steps out of what was searched with. */
 function escape() {
-  if (!find("#filters").hidden && matchMedia("(max-width: 900px)").matches) find("#filters-close").click();
+  if (find("#refine").open) find("#refine").open = false;
+  else if (hasChosen()) chooseNone();
+  else if (!find("#filters").hidden) find("#filters-close").click();
+  else if (!find("#compare-bar").hidden) find("#compare-toggle").click();
+  else if (now().page) update({ page: "" });
   else if (now().like || now().image) update({ like: "", segment: 0, image: "" });
   else find("#q").focus();
 }

@@ -1,6 +1,7 @@
 /** Words to the reader: a quiet banner, what a screen reader is told, and errors shown kindly. */
 
 import { find, h, icon } from "./dom.js";
+import { now } from "./state.js";
 
 /**
  * Shows a banner until it is taken away; one of each kind.
@@ -38,22 +39,52 @@ export function toast(text) {
 }
 
 /**
+ * Says what was wrong in a sentence, and what helps, as the command line does: without what the page made of it.
+ * @param {import("./api.js").ApiError} error
+ * @returns {{what: string, cure: string}}
+ */
+export function explain({ status, problem: { where = "", what, rule = "", cure = "" } }) {
+  if (status === 404 && where === "item") {
+    const gone = "This picture is no longer in the archive, or never was.";
+    return { what: gone, cure: "It may have been renamed or deleted: search for its name, or for what it shows." };
+  }
+  if (where === "version") {
+    return { what: "This publication is not there any more.", cure: "Its files were cleaned up, or it never was." };
+  }
+  if (where === "body.model") return { what: sentence(what), cure: "Choose another model above." };
+  if (what.includes('at or near ")"') && !now().where.includes(")")) {
+    return { what: "The condition is not complete.", cure: sentence(cure) };
+  }
+  const [first, ...rest] = what.replace(/^where ('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"): /s, "").split("; ");
+  const field = where.split(".").at(-1);
+  const isBare = first.startsWith("found ") && field && !rest.length;
+  return {
+    what: sentence(isBare ? `${field?.replaceAll("_", " ")}: ${first}, but it has to be ${rule}` : first),
+    // The filters list the columns, and without their types.
+    cure: [...rest, cure].map((each) => sentence(each.replace(/\s*Columns are .*$/s, ""))).filter(Boolean).join(" "),
+  };
+}
+
+/** Writes a clause as a sentence. @param {string} text */
+export function sentence(text) {
+  const whole = text.trim();
+  return whole && `${whole[0].toUpperCase()}${whole.slice(1)}${/[.?!…]$/.test(whole) ? "" : "."}`;
+}
+
+/**
  * Makes the card of an error that the server explained.
  * @param {import("./api.js").ApiError} error
- * @param {() => void} [retry]
+ * @param {{label: string, run: () => void}|null} [action] what may be done about it
  */
-export function errorCard(error, retry) {
-  const { where, what, rule, cure } = error.problem;
+export function errorCard(error, action) {
+  const { what, cure } = explain(error);
   return h(
     "div",
     { class: "message", role: "alert" },
     icon("alert"),
-    h("h2", {}, "That did not work"),
-    h("p", {}, what),
-    rule && h("p", { class: "muted" }, `The rule: ${rule}`),
-    cure && h("p", {}, `What helps: ${cure}`),
-    where && h("p", { class: "muted small" }, `at ${where}`),
-    retry && h("button", { type: "button", class: "button", onclick: retry }, "Try again"),
+    h("h2", {}, what),
+    cure && h("p", {}, cure),
+    action && h("button", { type: "button", class: "button", onclick: action.run }, action.label),
   );
 }
 

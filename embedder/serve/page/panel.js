@@ -1,10 +1,12 @@
 /** The panel of one item: its image or video, its row, where it comes from, and what is near it. */
 
-import { ApiError, imageUrl, item } from "./api.js";
-import { date, find, h, icon } from "./dom.js";
-import { errorCard } from "./notices.js";
+import { ApiError, fileUrl, imageUrl, item } from "./api.js";
+import { baseName, date, find, h, icon, size, thumbnail } from "./dom.js";
+import { why } from "./grid.js";
+import { errorCard, toast } from "./notices.js";
 import { player } from "./player.js";
-import { now, update, write } from "./state.js";
+import { NO_FILTERS, NO_QUERY, now, update, write } from "./state.js";
+import { view } from "./viewer.js";
 
 /** @typedef {import("./api.js").Hit} Hit */
 
@@ -12,11 +14,24 @@ const ENLARGED = 3; // a small image is shown so many times its size at most
 const MIN_SHOWN_PX = 420;
 // Columns that tell about the run and not about what the image shows.
 const OF_RUN = ["content_version", "model_fingerprint", "preprocess_fingerprint", "run_id", "embedded_at"];
+const OF_FILE = [
+  "item_id",
+  "uri",
+  "source",
+  "size_bytes",
+  "modified",
+  "state",
+  "step",
+  "error_type",
+  "error",
+  "updated_at",
+];
 
 const dialog = find("#item");
 const body = find("#item-body");
 let stop = new AbortController();
 let shown = "";
+let path = "";
 /** @type {{context: (id: string) => {hits: Hit[], version: string}, closed: (id: string) => void}} */
 let hooks;
 
@@ -36,12 +51,17 @@ export function startPanel(given) {
   find("#item-previous").addEventListener("click", () => step(-1));
   find("#item-next").addEventListener("click", () => step(1));
   find("#item-more").addEventListener("click", moreLikeThis);
-  find("#item-link").addEventListener("click", copyLink);
+  find("#item-also").addEventListener("click", () => addExample("also"));
+  find("#item-not").addEventListener("click", () => addExample("unlike"));
+  find("#item-zoom").addEventListener("click", enlarge);
+  find("#item-path").addEventListener("click", () => copy(path, "The path is in the clipboard"));
+  find("#item-link").addEventListener("click", () => copy(location.href, "The link is in the clipboard"));
   dialog.addEventListener("keydown", (event) => {
     if (event.target.closest("video, input") || event.ctrlKey || event.metaKey) return;
     if (event.key === "ArrowLeft") step(-1);
     else if (event.key === "ArrowRight") step(1);
     else if (event.key === "m") moreLikeThis();
+    else if (event.key === "z") enlarge();
     else return;
     event.preventDefault();
   });
@@ -69,17 +89,45 @@ export async function showPanel() {
   dialog.dataset.key = key;
   const { hits, version } = hooks.context(id);
   const hit = hits.find((each) => each.item_id === id);
-  find("#item-name").textContent = hit?.caption || id;
+  find("#item-name").textContent = hit?.caption || baseName(id);
+  path = hit?.uri || id;
   showPlace();
+  showFile(id, version, isVideo(hit));
   body.replaceChildren(
-    h("div", { class: "stage" }, isVideo(hit) ? null : stillImage(id, at, hit?.caption ?? "", version)),
+    h("div", { class: "stage" }, isVideo(hit) ? null : stillImage(id, at, hit?.caption ?? "", version, hit?.since)),
   );
   try {
     draw(id, at, await item(id, { segment: at, version }, stop.signal), version, hit);
   } catch (error) {
-    if (error instanceof ApiError) body.replaceChildren(errorCard(error));
+    if (error instanceof ApiError) fail(id, error);
     else if (!(error instanceof DOMException)) throw error;
   }
+}
+
+/** @param {string} id @param {ApiError} error */
+function fail(id, error) {
+  const name = baseName(id);
+  const search = {
+    label: `Search for ${name}`,
+    run: () => update({ ...NO_QUERY, ...NO_FILTERS, name, item: "", version: "", vs: "" }),
+  };
+  const latest = { label: "Show the latest", run: () => update({ version: "", vs: "", side: "" }) };
+  find("#item-tools").hidden = true;
+  body.replaceChildren(
+    errorCard(error, error.problem.where === "version" ? latest : error.status === 404 ? search : null),
+  );
+}
+
+/** Readies what is done with the original. @param {string} id @param {string} version @param {boolean} isMoving */
+function showFile(id, version, isMoving) {
+  find("#item-tools").hidden = false;
+  find("#item-zoom").hidden = isMoving;
+  find("#item-open").href = fileUrl(id, { version });
+  find("#item-download").href = fileUrl(id, { version, download: true });
+}
+
+function enlarge() {
+  if (!find("#item-zoom").hidden) view(now().item, find("#item-name").textContent, hooks.context(now().item).version);
 }
 
 export function closePanel() {
@@ -105,31 +153,52 @@ function draw(id, at, answer, version, hit) {
   const found = new Map();
   if (hit) for (const each of [hit, ...hit.segments]) found.set(each.start_s, each.score);
   const times = segments.filter((each) => each.start_s !== null && each.start_s !== undefined);
-  find("#item-name").textContent = caption || id;
+  find("#item-name").textContent = caption || baseName(id);
+  path = answer.item.uri || row.uri || id;
+  showFile(id, version, times.length > 0);
   const stage = times.length
     ? player({ id, segment: at, segments: times, found, name: caption || id, version }, (segment) =>
         update({ at: segment }, { replace: true }),
       )
-    : stillImage(id, at, caption, version);
-  const about = { ...row, ...hit?.carryover, score: hit?.score };
+    : stillImage(id, at, caption, version, answer.since);
+  const about = { ...row, ...hit?.carryover };
   const origin = { ...answer.provenance, ...answer.item };
-  for (const name of Object.keys(origin)) if (name === "item_id" || origin[name] === false) delete origin[name];
+  for (const name of Object.keys(origin)) if (OF_FILE.includes(name) || origin[name] === false) delete origin[name];
+  const { size_bytes: bytes, modified, source, error, step } = answer.item;
+  const file = {
+    name: baseName(id),
+    folder: id.includes("/") ? id.slice(0, id.lastIndexOf("/")) : "",
+    path: answer.item.uri,
+    size: bytes && size(bytes),
+    modified: (modified ?? "").split("|")[0],
+    source,
+    note: error && `${step}: ${error}`,
+  };
   body.replaceChildren(
     h("div", { class: "stage" }, stage),
     h(
       "div",
       { class: "facts" },
+      hit && why(hit) ? h("p", { class: "muted small" }, `${why(hit)}.`) : null,
       near("Looks nearly the same", hit?.duplicates ?? [], version),
       near("Near it", answer.neighbours, version),
-      table("About it", about, [...OF_RUN, ...(times.length ? [] : ["segment"])]),
-      table("Where it comes from", origin, []),
+      table("About it", about, [...OF_RUN, "uri", "item_id", "modality", ...(times.length ? [] : ["segment"])]),
+      table("File", file, []),
+      folded("How it was embedded", table("", { item_id: id, kind: row.modality, ...origin }, [])),
     ),
   );
   body.scrollTop = 0;
 }
 
-/** @param {string} id @param {number} at @param {string} caption @param {string} version */
-function stillImage(id, at, caption, version) {
+/**
+ * @param {string} id
+ * @param {number} at
+ * @param {string} caption
+ * @param {string} version
+ * @param {string|null} [since] what became of it since that publication
+ */
+function stillImage(id, at, caption, version, since) {
+  if (since === "changed") return h("p", { class: "broken" }, icon("broken"), "changed since this publication");
   const url = (size) => imageUrl(id, at, size, version);
   const image = h("img", { class: "still", alt: caption || id });
   image.sizes = "(min-width: 900px) 560px, 100vw";
@@ -138,6 +207,7 @@ function stillImage(id, at, caption, version) {
   image.addEventListener("load", () => {
     image.style.maxWidth = `${Math.max(MIN_SHOWN_PX, ENLARGED * image.naturalWidth)}px`;
   });
+  image.addEventListener("click", enlarge);
   image.addEventListener("error", () =>
     image.replaceWith(h("p", { class: "broken" }, icon("broken"), "its file can't be read")),
   );
@@ -152,7 +222,7 @@ function stillImage(id, at, caption, version) {
 function near(title, hits, version) {
   if (!hits?.length) return null;
   const links = hits.map((each) => {
-    const name = each.caption || each.item_id;
+    const name = each.caption || baseName(each.item_id);
     const go = { item: each.item_id, at: each.segment ?? 0 };
     return h(
       "li",
@@ -168,7 +238,7 @@ function near(title, hits, version) {
             update(go);
           },
         },
-        h("img", { src: imageUrl(each.item_id, each.segment ?? 0, 160, version), alt: name, loading: "lazy" }),
+        thumbnail({ src: imageUrl(each.item_id, each.segment ?? 0, 160, version), alt: name }),
       ),
     );
   });
@@ -184,7 +254,7 @@ function table(title, values, without) {
   return h(
     "section",
     {},
-    h("h3", {}, title),
+    title ? h("h3", {}, title) : null,
     h(
       "dl",
       {},
@@ -193,10 +263,26 @@ function table(title, values, without) {
   );
 }
 
-/** @param {any} value */
+/** @param {string} title @param {Node|null} content */
+function folded(title, content) {
+  return content && h("details", { class: "folded" }, h("summary", {}, title, icon("down")), content);
+}
+
+/** Writes a value as people read it. @param {any} value @returns {string} */
 function written(value) {
+  if (value === null) return "none";
   if (typeof value === "number") return value.toLocaleString("en", { maximumFractionDigits: 4 });
-  if (typeof value === "object") return JSON.stringify(value);
+  if (Array.isArray(value)) return value.map(written).join(", ");
+  if (typeof value === "object") return Object.entries(value).map(
+    ([name, each]) => `${name}: ${written(each)}`,
+  ).join("; ");
+  if (typeof value === "string" && /^[[{]/.test(value)) {
+    try {
+      return written(JSON.parse(value));
+    } catch {
+      return value; // a text that begins so
+    }
+  }
   return /^\d{4}-\d\d-\d\dT\d\d:/.test(value) ? date(value) : String(value);
 }
 
@@ -215,16 +301,23 @@ function step(direction) {
 
 function moreLikeThis() {
   const { item: like, at: segment } = now();
-  update({ q: "", image: "", like, segment, item: "", side: "", at: 0 });
+  update({ ...NO_QUERY, like, segment, item: "", side: "", at: 0, sort: "", page: "" });
 }
 
-async function copyLink() {
-  const label = find("#item-link-text");
+/** Adds the item to the search. @param {"also"|"unlike"} kind */
+function addExample(kind) {
+  const { item: id, at: segment, like, image } = now();
+  const closed = { item: "", side: "", at: 0, page: "" };
+  if (kind === "also" && !like && !image) update({ like: id, segment, sort: "", ...closed });
+  else update({ [kind]: [...new Set([...now()[kind], id])].slice(0, 16), ...closed });
+}
+
+/** @param {string} text @param {string} done */
+async function copy(text, done) {
   try {
-    await navigator.clipboard.writeText(location.href);
-    label.textContent = "Copied";
+    await navigator.clipboard.writeText(text);
+    toast(done);
   } catch {
-    label.textContent = "Copy it from the address bar";
+    toast(`This browser copies nothing here: ${text}`);
   }
-  setTimeout(() => (label.textContent = "Link"), 2500);
 }

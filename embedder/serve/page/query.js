@@ -1,9 +1,9 @@
 /** The search box: words with those of before, an image dropped, pasted or chosen, and what it looks like now. */
 
 import { imageUrl } from "./api.js";
-import { find, h, icon, keep, recall } from "./dom.js";
+import { baseName, find, h, icon, keep, recall, thumbnail } from "./dom.js";
 import { toast } from "./notices.js";
-import { hasQuery, now, update } from "./state.js";
+import { hasQuery, NO_QUERY, now, update, withoutSlash } from "./state.js";
 
 const TYPING_PAUSE_MS = 250;
 const KEPT_SEARCHES = 30;
@@ -55,7 +55,7 @@ export function startQuery() {
     if (!form.contains(event.relatedTarget)) hideHistory();
   });
   find("#clear").addEventListener("click", () => {
-    update({ q: "", like: "", segment: 0, image: "" });
+    update(NO_QUERY);
     input.focus();
   });
   const file = find("#file");
@@ -81,11 +81,41 @@ export function showQuery() {
   const source = state.like ? imageUrl(state.like, state.segment, 160, state.version) : own;
   chip.hidden = !state.like && !state.image;
   chip.replaceChildren(
-    ...(source ? [h("img", { src: source, alt: "" })] : []),
-    state.like ? "like this" : image ? "your image" : "an image of another tab",
+    ...(source ? [thumbnail({ src: source, alt: "" })] : []),
+    h("span", {}, state.like ? "like this" : image ? "your image" : "an image of another tab"),
+    cross("Search without the picture", () => update({ like: "", segment: 0, image: "" })),
   );
-  input.placeholder = chip.hidden ? "Search by words, or drop an image" : "or type words instead";
+  input.placeholder = chip.hidden ? "Search by words, or drop an image" : "and words";
   find("#clear").hidden = !hasQuery(state);
+  showExamples();
+}
+
+/** Shows the further examples, and those to stay away from. */
+function showExamples() {
+  const { also, unlike, not, version } = now();
+  const without = (/** @type {string[]} */ ids, /** @type {string} */ id) => ids.filter((each) => each !== id);
+  const picture = (/** @type {string} */ id) => thumbnail({ src: imageUrl(id, 0, 160, version), alt: baseName(id) });
+  const row = find("#examples");
+  row.replaceChildren(
+    ...also.map((id) => example("and", picture(id), () => update({ also: without(also, id) }))),
+    ...unlike.map((id) => example("not", picture(id), () => update({ unlike: without(unlike, id) }))),
+    ...(not ? [example("not", h("span", {}, not), () => update({ not: "" }))] : []),
+  );
+  row.hidden = !row.childElementCount;
+}
+
+/** @param {string} kind @param {Node} content @param {() => void} remove */
+function example(kind, content, remove) {
+  return h("span", { class: `query-chip ${kind}` }, h("b", {}, kind), content, cross("Remove the example", remove));
+}
+
+/** @param {string} label @param {() => void} run */
+function cross(label, run) {
+  return h(
+    "button",
+    { type: "button", class: "cross", "aria-label": label, title: label, onclick: run },
+    icon("close"),
+  );
 }
 
 /** Keeps the words in the history: they were meant. */
@@ -106,10 +136,9 @@ function history() {
 /** @param {boolean} isMeant by Enter or a choice, and not by a pause in typing */
 function searchWords(isMeant) {
   clearTimeout(typing);
-  const words = input.value.trim();
+  const words = withoutSlash(input.value).trim();
   if (words || now().q) {
-    const given = words ? { like: "", segment: 0, image: "" } : {};
-    update({ q: words, ...given }, { replace: isTyping });
+    update({ q: words, page: "", ...(now().q ? {} : { sort: "" }) }, { replace: isTyping });
     isTyping = true;
   }
   if (!isMeant) return;
@@ -128,7 +157,7 @@ export async function searchImage(file) {
   images.set(key, image);
   const bytes = new Uint8Array(await image.arrayBuffer());
   keep(sessionStorage, `image.${key}`, Array.from(bytes, (byte) => String.fromCharCode(byte)).join("")); // for a reload
-  update({ q: "", like: "", segment: 0, image: key });
+  update({ like: "", segment: 0, image: key, sort: "", page: "" });
   toast("Searching with your image");
 }
 
@@ -217,6 +246,7 @@ function choose(words) {
 
 /** @param {KeyboardEvent} event */
 function onKey(event) {
+  if (event.key === "?" || (event.key === "/" && !input.selectionStart)) return; // keys of the page
   const options = [...list.children];
   const selected = options.findIndex((each) => each.getAttribute("aria-selected") === "true");
   if (event.key === "Enter" && selected >= 0) {

@@ -1,9 +1,9 @@
 /** One list of results: a search, its pages as one scrolls, and what stands there while, if none, or on an error. */
 
-import { ApiError, search } from "./api.js";
+import { ApiError, items, search } from "./api.js";
 import { h, plural } from "./dom.js";
 import { Grid } from "./grid.js";
-import { announce, emptyCard, errorCard, hideBanner, showBanner } from "./notices.js";
+import { announce, emptyCard, errorCard, hideBanner, sentence, showBanner } from "./notices.js";
 
 const PAGE = 40;
 const SKELETON_AFTER_MS = 120; // a quicker answer is not announced by grey boxes
@@ -11,14 +11,15 @@ const REMEMBERED = 12; // lists that back and forward show at once
 const GONE = 410;
 
 /** @typedef {import("./api.js").Hit} Hit */
-/** @typedef {{hits: Hit[], cursor: string|null, note: string, warnings: string[], version: string, model: string,
- *   scroll: number}} Page */
+/** @typedef {{hits: Hit[], cursor: any, note: string, warnings: string[], version: string, model: string,
+ *   total: number|null, scroll: number}} Page */
 
 export class Results {
   /**
    * @param {HTMLElement} root
    * @param {{open: (hit: Hit) => void, more: (hit: Hit) => void, changed: () => void,
-   *   empty: () => HTMLElement|null, side: string}} hooks
+   *   empty: () => HTMLElement|null, cure: (error: ApiError) => {label: string, run: () => void}|null,
+   *   side: string}} hooks
    */
   constructor(root, hooks) {
     this.hooks = hooks;
@@ -45,9 +46,9 @@ export class Results {
   }
 
   /**
-   * Searches and shows.
+   * Searches, or lists, and shows.
    * @param {string} key names the search
-   * @param {Record<string, any>} request without k, cursor and version
+   * @param {Record<string, any>} request without cursor and version; without queries it is one for a list
    * @param {Blob|null} image
    * @param {string} version to ask; empty for the latest
    */
@@ -91,13 +92,13 @@ export class Results {
       Object.assign(page, { cursor: next.cursor, hits: [...page.hits, ...next.hits] });
       this.grid.append(next.hits);
       announce(`${plural(page.hits.length, "result")} loaded`);
-      this.hooks.changed();
     } catch (error) {
       if (this.#isAborted(error)) return;
       page.cursor = null;
       if (!(error instanceof ApiError) || error.status !== GONE) this.message.replaceChildren(errorCard(asApi(error)));
     } finally {
       this.loading = false;
+      if (key === this.key) this.hooks.changed();
       this.#watchEnd();
     }
   }
@@ -122,9 +123,15 @@ export class Results {
 
   /** @param {string|null} cursor @returns {Promise<Page>} */
   async #ask(cursor) {
-    const request = { ...this.request, k: PAGE, cursor, version: this.askedVersion || null };
+    const request = { k: PAGE, ...this.request, cursor, version: this.askedVersion || null };
+    if (!request.queries) {
+      const { cursor: start, ...asked } = request;
+      const listed = await items({ ...asked, start }, this.stop.signal);
+      const { items: hits, next, num_items: total, version } = listed;
+      return { hits, cursor: next, total, note: "", warnings: [], version, model: "", scroll: 0 };
+    }
     const { answers, publication, model } = await search(request, this.image, this.stop.signal);
-    return { ...answers[0], version: publication, model, scroll: 0 };
+    return { ...answers[0], version: publication, model, total: null, scroll: 0 };
   }
 
   /** @param {string} key @param {Page} page */
@@ -141,7 +148,7 @@ export class Results {
     this.message.replaceChildren();
     this.#warn(page.warnings);
     if (page.hits.length) this.grid.append(page.hits);
-    else this.message.replaceChildren(emptyCard("Nothing found", sentence(page.note), this.hooks.empty()));
+    else this.message.replaceChildren(emptyCard("Nothing found", reason(page.note), this.hooks.empty()));
     announce(
       page.hits.length ? `${plural(page.hits.length, "result")}${page.cursor ? ", more below" : ""}` : "Nothing found",
     );
@@ -175,7 +182,9 @@ export class Results {
     this.page = null;
     this.#warn([]);
     this.grid.clear();
-    this.message.replaceChildren(errorCard(asApi(error), () => this.again()));
+    const problem = asApi(error);
+    const again = { label: "Try again", run: () => this.again() };
+    this.message.replaceChildren(errorCard(problem, this.hooks.cure(problem) ?? again));
     this.hooks.changed();
   }
 
@@ -191,8 +200,7 @@ function asApi(error) {
 }
 
 /** @param {string} note */
-function sentence(note) {
-  return note
-    ? `${note[0].toUpperCase()}${note.slice(1)}.`
-    : "Nothing in this archive fits. Try other words or fewer filters.";
+function reason(note) {
+  const isOfCondition = !note || note.includes("fulfils the condition"); // which the page has made
+  return isOfCondition ? "Nothing in this archive fits. Try other words or fewer filters." : sentence(note);
 }

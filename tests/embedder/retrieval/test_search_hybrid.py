@@ -194,3 +194,24 @@ def test_several_build_at_once(cached):
     assert found == [ids(hybrid(cached, "sea boat"))] * 4
     assert len(kept()) == 1
     assert [path for path in cache_folder(COPIES_FOLDER).iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_caption_that_is_the_query_comes_first(tmp_path):
+    """By vectors the goldfish is last of many, and the snake first."""
+    names = ["snake", *(f"thing {n}" for n in range(120)), "a goldfish in a bowl", "goldfish"]
+    rows = [picture(f"{n:03d}.png", 0.5 * n, caption=name) for n, name in enumerate(names)]
+    store = searchable(tmp_path / "s", *rows)
+    hits = hybrid(store, "Goldfish!", k=3)
+    assert [hit.caption for hit in hits] == ["goldfish", "snake", "a goldfish in a bowl"]
+    assert hits[0].rank_score == pytest.approx(2 / 61)
+    assert [(hit.words_rank, hit.vector_rank) for hit in hits] == [(1, None), (None, 1), (2, None)]
+
+
+def test_of_two_equal_sums_the_one_with_the_words_comes_first(tmp_path):
+    names = ["snake", *(f"thing {n}" for n in range(120)), "an old goldfish"]
+    store = searchable(
+        tmp_path / "s", *(picture(f"{n:03d}.png", 0.5 * n, caption=name) for n, name in enumerate(names))
+    )
+    hits = hybrid(store, "goldfish", k=2)
+    assert [hit.caption for hit in hits] == ["an old goldfish", "snake"]
+    assert hits[0].rank_score == hits[1].rank_score

@@ -190,3 +190,22 @@ def test_other_queries_of_a_request_keep_their_answers(server):
     alone = server.search(plain, k=20)
     assert ids(answer, 0) == ids(answer, 2) == ids(alone)
     assert "pictures/0001.png" not in ids(answer, 1)
+
+
+def test_several_examples_share_what_a_text_leaves(server):
+    """Two equal images weigh as much as one, and a second image counts."""
+    one = ids(server.search({"text": "a red car", "image": encoded(IMAGE)}))
+    twice = {"text": "a red car", "image": encoded(IMAGE), "also": [{"image": encoded(IMAGE)}]}
+    assert ids(server.search(twice)) == one
+    item = one[-1]
+    both = server.search({"item": one[0], "also": [{"item": item}]}, k=2)
+    assert set(ids(both)) == {one[0], item}
+    assert page(both)["query"] == {"item": one[0], "segment": 0, "also": [{"item": item, "segment": 0}]}
+    too_many = server.search({"text": "a", "also": [{"text": "b"}] * (MAX_EXAMPLES + 1)})
+    assert (too_many.status, too_many.error["where"]) == (422, "body.queries.0.also")
+
+
+def test_hits_come_in_another_order_on_request(server):
+    hits = ids(server.search({"text": "a red car"}, k=4))
+    assert ids(server.search({"text": "a red car"}, k=4, sort="name")) == sorted(hits), "the best four, by their names"
+    assert server.search({"text": "a red car"}, sort="colour").status == 422

@@ -2,11 +2,14 @@
 
 from urllib.parse import quote
 
+import pyarrow as pa
 from running_server import running
 from served import Served, make_store
 
 import embedder
 from embedder.ingest.embed import embed
+from embedder.serve import facets
+from embedder.serve.facets import describe_column, folder_values
 
 
 def facet(answer, name):
@@ -103,3 +106,30 @@ def test_the_documentation_describes_bodies_and_errors(server):
     assert b"/search" in page.body
     assert b"http://" not in page.body.replace(server.url.encode(), b"")
     assert b"https://" not in page.body
+
+
+def test_facets_tell_of_files_and_of_the_elements_of_lists():
+    column = pa.chunked_array([[["a", "b"], ["a"], None, []]])
+    found = describe_column("tags", column)
+    assert (found["type"], found["num_null"]) == ("list", 1)
+    assert found["values"] == [{"value": "a", "count": 2}, {"value": "b", "count": 1}]
+    assert describe_column("numbers", pa.chunked_array([[[1, 2]]])) is None
+
+
+def test_folders_are_cut_where_they_are_too_many(monkeypatch):
+    column = pa.chunked_array([["a/b/c", "a/b/d", "a", "", "e/f", "e/f"]])
+    assert folder_values(column) == [
+        {"value": name, "count": count} for name, count in (("", 1), ("a", 1), ("a/b/c", 1), ("a/b/d", 1), ("e/f", 2))
+    ]
+    monkeypatch.setattr(facets, "MAX_DISTINCT", 4)
+    assert {each["value"]: each["count"] for each in folder_values(column)} == {"": 1, "a": 1, "a/b": 2, "e/f": 2}
+
+
+def test_facets_have_folders_names_and_times_of_files(server):
+    answer = server.get("/facets")
+    assert {each["value"] for each in facet(answer, "folder")["values"]} == {"pictures", "clips"}
+    assert facet(answer, "file_type")["values"] == [{"value": "png", "count": 6}, {"value": "mp4", "count": 1}]
+    assert facet(answer, "file_date")["min"] is not None
+    assert facet(answer, "file_size")["min"] > 0
+    where = quote("folder = 'pictures' AND file_date > '2020-01-01' AND file_name <> '0000.png' AND file_size > 0")
+    assert server.get(f"/facets?where={where}").json["num_rows"] == 5

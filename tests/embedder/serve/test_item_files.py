@@ -153,6 +153,8 @@ def test_what_takes_the_place_of_a_clip_is_not_given_out(live, replace, tmp_path
         assert "changed since it was embedded" in clip.error["what"]
         assert "embedder refresh" in clip.error["cure"]
         assert str(live.source) not in clip.body.decode()
+        original = live.item(CLIP, "/file")
+        assert (original.status, original.error) == (409, clip.error)
         image = live.item(CLIP, "/image")
         assert image.status == (422 if replace is other_kind_of_its_size_and_time else 409), image.body
         for found in (hit, pickle.loads(pickle.dumps(hit))):
@@ -183,8 +185,10 @@ def test_files_of_every_kind_of_source_are_shown_unless_others_take_their_place(
     assert live.item(item_id, "/image").status == 200
     content = hit_of(live, item_id).read()
     assert content.startswith(b"\x89PNG")
+    original = live.item(item_id, "/file")
+    assert (original.status, original.body, original.headers["Content-Type"]) == (200, content, "image/png")
     with contextmanager(replace)(live.source / path):
-        assert live.item(item_id, "/image").status == 409
+        assert live.item(item_id, "/image").status == live.item(item_id, "/file").status == 409
         with pytest.raises(FetchError):
             hit_of(live, item_id).read()
     assert live.item(item_id, "/image?size=160").status == 200
@@ -230,3 +234,20 @@ def test_what_was_embedded_again_is_shown(live):
     embed(live.config)
     assert hit_of(live, PICTURE).read() == samples.image_bytes(5)
     assert embedder.open_store(live.config.store).items().num_rows == 9
+
+
+def test_an_original_is_sent_by_ranges_and_kept_under_its_name(live):
+    content = hit_of(live, "files:pictures/0001.png").read()
+    address = "/items/files%3Apictures%2F0001.png/file"
+    part = live.get(address, Range="bytes=5-9")
+    assert (part.status, part.body) == (206, content[5:10])
+    assert part.headers["Content-Range"] == f"bytes 5-9/{len(content)}"
+    beyond = live.get(address, Range=f"bytes={len(content)}-")
+    assert beyond.status == 416
+    assert live.get(address).headers["Content-Disposition"] == "inline; filename*=UTF-8''0001.png"
+    kept = live.get(f"{address}?download=1")
+    assert kept.headers["Content-Disposition"] == "attachment; filename*=UTF-8''0001.png"
+    assert live.get(address, If_None_Match=kept.headers["ETag"]).status == 304
+    head = live.get(address, method="HEAD")
+    assert (head.status, head.body, head.headers["Content-Length"]) == (200, b"", str(len(content)))
+    assert live.get("/items/nothing/file").status == 404

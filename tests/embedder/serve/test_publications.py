@@ -211,3 +211,13 @@ def test_a_server_is_ready_while_texts_can_be_encoded_and_says_why_it_is_not(tin
 
 def no_space(*_):
     raise OSError(errno.EIO, "Input/output error")
+
+
+def test_hits_of_an_earlier_publication_say_what_became_of_them(live, files, tmp_path):
+    first = live.search(QUERY).json["publication"]
+    publish_refresh(files, image(tmp_path, "a.png", modified="t1", content_version="other"), retired=("b.png",))
+    wait_for(live, files)
+    earlier = live.search(QUERY, version=first).json["answers"][0]["hits"]
+    assert {hit["item_id"]: hit["since"] for hit in earlier} == {"a.png": "changed", "b.png": "removed"}
+    assert live.get(f"/items/a.png?version={first}").json["since"] == "changed"
+    assert [hit["since"] for hit in live.search(QUERY).json["answers"][0]["hits"]] == [None]

@@ -7,8 +7,8 @@ import samples
 
 from embedder.serve.errors import RequestError
 from embedder.serve.metrics import Metrics
-from embedder.serve.publications import ServedPublication
 from embedder.serve.search_batch import Asked, BatchSearcher
+from embedder.serve.served_publication import ServedPublication
 
 
 def ids(answer, number=0):

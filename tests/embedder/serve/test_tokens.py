@@ -74,7 +74,7 @@ def test_the_cookie_lets_elements_of_the_page_read_images_and_clips_alone(port):
     cookie, attributes = session(port)
     assert set(attributes) == {"HttpOnly", "SameSite=Strict", "Path=/"}
     assert TOKEN not in cookie
-    for path in ("/items/a%2Fb/image", "/items/a/clip"):
+    for path in ("/items/a%2Fb/image", "/items/a/clip", "/items/a/file"):
         assert ask(port, path, cookie=f"x=1; {cookie}; y=2")[0] == 200
     for path in ("/search", "/items/a", "/status", "/image", "/session"):
         refusal(ask(port, path, cookie=cookie), 401)

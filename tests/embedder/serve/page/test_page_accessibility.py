@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 FILTERS = "#filters .choice"
 STATES = {
-    "start": ("", ".topic img"),
+    "start": ("", "#newest img"),
     "results": ("?q=car&in.group=trees", ".tile.settled.loaded"),
     "filters": ("?q=car&in.group=trees", FILTERS),
     "nothing": ("?q=car&where=price+%3C+-1", ".message h2"),
@@ -17,6 +17,12 @@ STATES = {
     "like this": ("?like=shop%3Apictures%2F004", ".tile.settled.loaded"),
     "side by side": ("?q=car", "#right .tile.settled.loaded"),
     "help": ("?q=car", "#help[open]"),
+    "archive": ("?page=archive", "#extra .near img"),
+    "duplicates": ("?page=duplicates&fold=0.9", "#extra .group img"),
+    "asking": ("?q=car&like=shop%3Apictures%2F004&also=shop%3Apictures%2F005&not=sea", "#examples .query-chip"),
+    "selected": ("?sort=name&in.group=trees", ".tile.settled.loaded"),
+    "enlarged": ("?q=car&item=shop%3Apictures%2F004", "#item .near"),
+    "gone": ("?item=nothing", "#item [role=alert]"),
 }
 
 
@@ -35,7 +41,14 @@ def test_axe_finds_no_violation(open_page, url, scheme):
             page.select_option("#right-version", index=1)
         if name == "help":
             page.click("#help-open")
+        if name == "asking":
+            page.click("#refine summary")
         expect(page.locator(ready).first).to_be_visible()
+        if name == "selected":
+            page.locator(".tile-link").first.focus()
+            page.keyboard.press("x")
+        if name == "enlarged":
+            page.keyboard.press("z")
         violations = Axe().run(page).response["violations"]
         if violations:
             found[name] = [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in violations]

@@ -66,12 +66,18 @@ def test_a_new_publication_is_offered_and_compared_with_the_old(open_page, grown
         expect(page.locator("#summary")).to_contain_text("on both sides")
         new, old = (page.locator(f"{side} {TILES} .words").all_inner_texts() for side in ("#left", "#right"))
         marks = page.locator(f"#left {TILES} .mark").all_inner_texts()
+        assert len(new) == len(old), "both sides are loaded to one depth"
+        shared, others = [name for name in new if name in old], [name for name in old if name in new]
         for rank, name in enumerate(new):
             if name not in old:
                 assert marks[rank] == "only here"
             else:
-                moved = old.index(name) - rank
+                moved = others.index(name) - shared.index(name)
                 assert marks[rank] == (f"▲ {moved}" if moved > 0 else f"▼ {-moved}" if moved < 0 else "")
+        page.locator(f"#left {TILES}").last.scroll_into_view_if_needed()
+        expect(page.locator(f"#left {TILES}")).to_have_count(NUM_IMAGES + 3)
+        expect(page.locator(f"#right {TILES}")).to_have_count(NUM_IMAGES + 1)  # loaded as deep as the other side
+        expect(page.locator("#summary")).to_contain_text(f"{NUM_IMAGES + 1} of {NUM_IMAGES + 3} on both sides")
         page.reload()
         expect(page.locator("#right .tile").first).to_be_visible()
         page.click("#compare-toggle")
@@ -83,9 +89,18 @@ def test_differences_name_what_one_side_has_and_how_the_others_moved(open_page, 
     page = open_page(url)
     found = page.evaluate(
         """async () => {
-          const { differences, summary } = await import("/page/compare.js");
+          const { differences, sharedDepth, summary } = await import("/page/compare.js");
           const hits = (ids) => [...ids].map((id) => ({ item_id: id }));
-          return [[...differences(hits("abcd"), hits("bax"))], summary(hits("abcd"), hits("bax"))];
+          const side = ([ids, cursor]) => ({ hits: hits(ids), cursor });
+          const pairs = [[["ab", 1], ["abcd", 1]], [["ab", null], ["abcd", 1]], [["ab", null], ["abcd", null]]];
+          const depths = pairs.map(([one, other]) => sharedDepth(side(one), side(other)));
+          return [
+            [...differences(hits("abcd"), hits("bax"))],
+            summary(hits("abcd"), hits("bax")),
+            [...differences(hits("xyab"), hits("ab"))].map(([, { text }]) => text),
+            summary(hits("xyab"), hits("ab")),
+            depths.map(String),
+          ];
         }"""
     )
     assert found[0] == [
@@ -95,6 +110,8 @@ def test_differences_name_what_one_side_has_and_how_the_others_moved(open_page, 
         ["d", {"text": "only here", "kind": "only"}],
     ]
     assert found[1] == "2 of 4 on both sides, 0 at the same rank"
+    assert found[2:4] == [["only here", "only here", "", ""], "2 of 4 on both sides, 2 at the same rank"]
+    assert found[4] == ["2", "4", "Infinity"], "more may follow of the shorter, of the longer alone, of none"
 
 
 def test_the_token_is_asked_for_once_and_opens_images_too(open_page, page_config, tmp_path):

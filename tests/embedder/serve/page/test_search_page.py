@@ -114,8 +114,13 @@ def test_every_kind_of_column_filters(open_page, url):
 def test_a_condition_that_is_none_is_explained(open_page, url):
     page = open_page(f"{url}/?q=car&where=prise+%3C+3")
     card = page.locator("[role=alert]")
-    expect(card).to_contain_text("there is no column 'prise'")
-    expect(card).to_contain_text("price")
+    expect(card.locator("h2")).to_have_text("There is no column 'prise'.")
+    expect(card.locator("p")).to_have_text(re.compile("^Did you mean price[?] Write one condition"))
+    page.goto(f"{url}/?q=car&in.group=trees&where=prise+%3C+3")
+    expect(card.locator("h2")).to_have_text("There is no column 'prise'.")  # and nothing of what the page made of it
+    page.goto(f"{url}/?q=car&in.group=trees&where=price+%3C")
+    expect(card.locator("h2")).to_have_text("The condition is not complete.")
+    expect(card).not_to_contain_text("body")
     page.goto(f"{url}/?q=car&where=price+%3C+-3")
     expect(page.locator(".message h2")).to_have_text("Nothing found")
     page.click("text=Remove the filters")
