@@ -17,8 +17,16 @@ from shards.fresh import init_model
 def _own_cache(tmp_path_factory):
     """What is measured here is nobody else's, and what others measured is not taken for this machine's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def _no_times_of_other_tests(_own_cache):
+    """How long the runs of one test took decides on no engine of another one."""
+    for path in _own_cache.rglob("RunTimes-*.json"):
+        path.unlink()
 
 
 @pytest.fixture(scope="session")
