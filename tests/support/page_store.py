@@ -89,8 +89,9 @@ def make_folder_store(folder: Path, model: Path) -> RunConfig:
     for number in range(NUM_IN_FOLDERS):
         place = root / FOLDERS[number % len(FOLDERS)]
         place.mkdir(parents=True, exist_ok=True)
-        path = place / (LONG_NAME if number == 0 else f"IMG_{number:04d}.png")
-        path.write_bytes(_image(number // 2 if number in (10, 11) else number))  # two of them are the same
+        kind = "jpg" if number in (6, 14) else "png"
+        path = place / (LONG_NAME if number == 0 else f"IMG_{number:04d}.{kind}")
+        path.write_bytes(_image(number // 2 if number in (10, 11) else number, kind))  # two of them are the same
         if number % 2:
             path.with_suffix(".txt").write_text(f"{samples.SENTENCES[number]} {number}")
         seconds = (TAKEN + datetime.timedelta(days=number)).timestamp()
@@ -104,7 +105,7 @@ def make_folder_store(folder: Path, model: Path) -> RunConfig:
     return config
 
 
-def _image(number: int) -> bytes:
+def _image(number: int, kind: str = "png") -> bytes:
     file = BytesIO()
-    samples.make_image(number, *SHAPES[number % len(SHAPES)]).save(file, "PNG")
+    samples.make_image(number, *SHAPES[number % len(SHAPES)]).save(file, {"png": "PNG", "jpg": "JPEG"}[kind])
     return file.getvalue()

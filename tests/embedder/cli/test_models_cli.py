@@ -81,7 +81,8 @@ def test_history_shows_the_models_with_their_rows_and_indexes(files, capsys, run
     _, found, _ = run_embedder("history", "--store", files.address, "--json")
     last = found["publications"][-1]
     assert (set(last["models"]), last["models"]["clip"]["index"]) == ({"clip", "labels"}, 1)
-    assert last["model_counts"]["clip"] == {"num_items": 4, "num_vectors": 3, "num_rejected": 1}
+    counts = {"num_items": 4, "num_vectors": 3, "num_pictures": 3, "num_rejected": 1}
+    assert last["model_counts"]["clip"] == counts
     from command_runs import run_here
 
     text = run_here("history", "--store", files.address).stdout

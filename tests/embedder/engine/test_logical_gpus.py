@@ -136,7 +136,7 @@ def test_a_predictor_with_more_gpus_than_stages_embeds_as_the_encoder_does(tiny_
     pictures = []
     for seed in range(10):
         (tmp_path / f"{seed}.png").write_bytes(samples.image_bytes(seed))
-        pictures.append((str(tmp_path / f"{seed}.png"), f"a red car {seed}"))
+        pictures.append((str(tmp_path / f"{seed}.png"), samples.SENTENCES[seed % len(samples.SENTENCES)]))
     shares = shared_out(4, 2)
     assert shares == [1, 1]
     stages = [{"num_gpus": share, "device": "cpu", "num_threads": 1} for share in shares]
