@@ -28,7 +28,7 @@ def list_items(publication: ServedPublication, where: str | None, sort: Sort, se
         seed: of the order at random.
     """
     rows = _ordered(publication, sort, seed)
-    rows = rows[publication.store.searcher.snapshot.vector_rows[rows] >= 0]  # no reject that has a caption
+    rows = rows[publication.store.searcher.snapshot.is_found[rows]]  # no reject that has a caption
     if where is not None:
         rows = rows[publication.store.searcher.snapshot.metadata.filter.matching(where)[rows]]
     _, first = np.unique(publication.item_numbers[rows], return_index=True)
@@ -85,7 +85,7 @@ def _order(publication: ServedPublication, sort: Sort, seed: int) -> RowNumbers:
         if name in metadata.filter.columns:
             rows = rows.append_column("place", metadata.filter.read([name])[name])
             keys = [("place", direction), *keys]
-    order = pc.sort_indices(rows, sort_keys=keys, null_placement="at_end").to_numpy()
+    order = pc.sort_indices(rows, sort_keys=keys).to_numpy()  # those without a value last
     ordered = row_numbers(len(order), len(order))
     ordered[:] = order
     return ordered
