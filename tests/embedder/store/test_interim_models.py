@@ -103,7 +103,7 @@ def test_rows_of_both_models_are_seen_while_the_run_goes_on_and_once_in_the_end(
     session.write(row("a.jpg"), row("b.jpg"), tags=[row("a.jpg"), reject("b.jpg", step="model tags")])
     first = session.publish_interim()
     assert keys(files) == ([("a.jpg", 0), ("b.jpg", 0)], [("a.jpg", 0)])
-    assert first.model_counts["tags"] == {"num_items": 2, "num_vectors": 1, "num_rejected": 1}
+    assert first.model_counts["tags"] == {"num_items": 2, "num_vectors": 1, "num_pictures": 1, "num_rejected": 1}
     assert find_rejects(view_of(files)).items["item_id"].to_pylist() == ["b.jpg"]
     session.write(row("c.jpg"))
     second = session.publish_interim()

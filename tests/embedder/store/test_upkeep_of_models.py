@@ -165,7 +165,7 @@ def test_a_purged_item_leaves_every_model_and_version_and_nothing_names_it(files
     for record in publications(files):
         assert all(each["item_id"] != "a.jpg" for rows in state(files, record).values() for each in rows)
     newest = publications(files)[-1]
-    assert newest.model_counts["clip"] == {"num_items": 6, "num_vectors": 5, "num_rejected": 1}
+    assert newest.model_counts["clip"] == {"num_items": 6, "num_vectors": 5, "num_pictures": 5, "num_rejected": 1}
     assert newest.model_counts["labels"]["num_vectors"] == 1
 
 
@@ -197,8 +197,8 @@ def test_a_purge_that_is_killed_between_any_two_steps_ends_by_the_same_command(f
 def test_history_counts_the_rows_of_each_model(files):
     last = past_runs(files)[-1].record
     assert last.model_counts == {
-        "clip": {"num_items": 7, "num_vectors": 6, "num_rejected": 1},
-        "labels": {"num_items": 2, "num_vectors": 2, "num_rejected": 0},
+        "clip": {"num_items": 7, "num_vectors": 6, "num_pictures": 6, "num_rejected": 1},
+        "labels": {"num_items": 2, "num_vectors": 2, "num_pictures": 0, "num_rejected": 0},
     }
     own = publications(model_files(files, "clip"))[-1]
     assert (own.run_id, own.num_vectors, own.models) == (last.run_id, 6, {})
