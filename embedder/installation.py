@@ -154,14 +154,15 @@ def unmet_requirements() -> list[UnmetRequirement]:
             wanted = Requirement(line)
             if not (wanted.marker.evaluate({"extra": extra}) if wanted.marker else not extra):
                 continue
-            installed = _version(wanted.name)
+            installed = installed_version(wanted.name)
             if installed is None or not wanted.specifier.contains(installed, prereleases=True):
                 asked_by = f"embedder[{extra}]" if extra else "embedder"
                 found.append(UnmetRequirement(wanted.name, installed, f"{wanted.name}{wanted.specifier}", asked_by))
     return found
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Version of an installed package, without importing it; None where it is missing."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -170,7 +171,7 @@ def _version(package: str) -> str | None:
 
 def vector_libraries() -> dict[str, str]:
     """Versions of the libraries that decide the last bits of vectors; without those that are missing."""
-    found = {name: _version(name) for name in VECTOR_LIBRARIES}
+    found = {name: installed_version(name) for name in VECTOR_LIBRARIES}
     return {name: version for name, version in found.items() if version is not None}
 
 

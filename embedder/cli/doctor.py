@@ -1,12 +1,11 @@
 """`embedder doctor`: what is installed, what the machine has, what a run would choose, and what is weaker here."""
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from embedder.cli.options import ReadConfig, command
 from embedder.cli.results import Result, new_table
-from embedder.installation import describe, missing, unmet_requirements
+from embedder.installation import describe, installed_version, missing, unmet_requirements
 from embedder.quantities import counted
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def doctor(read: ReadConfig) -> Result:
     from embedder.engine.hardware import missing_features
     from embedder.engine.resources import allocate
 
-    versions = {name: _version(name) for name in PACKAGES}
+    versions = {name: installed_version(name) or "missing" for name in PACKAGES}
     num_gpus, gpus = _gpus()
     allocation = allocate(config, Available(hardware.num_cpus(), num_gpus))
     stages = {
@@ -127,13 +126,6 @@ def _dtype(config: "RunConfig") -> str:
         return "auto: by the GPUs of the cluster, when a run begins"
     cpu = "" if hardware.has_bf16() else "; on this CPU bfloat16 is slower than float32"
     return f"{choose_dtype(config, gpus_here)}{cpu}"
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "missing"
 
 
 def _gpus() -> tuple[int, str]:

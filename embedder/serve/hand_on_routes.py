@@ -18,7 +18,7 @@ from embedder.errors import USER_MISTAKES
 from embedder.retrieval.hit_files import TABLE_FORMATS, file_name
 from embedder.retrieval.hits import Hit, Hits
 from embedder.serve.duplicates import MAX_ROWS, duplicate_groups
-from embedder.serve.errors import RequestError, invalid, mistake
+from embedder.serve.errors import RequestError, invalid
 from embedder.serve.item_routes import Version, Where
 from embedder.serve.listing import describe_items
 from embedder.serve.openapi import body_of, errors_of
@@ -93,12 +93,7 @@ async def duplicates(
 ) -> Response:
     """Group the items that look nearly the same, each group's oldest file first."""
     service: Service = request.app.state.service
-    publication = await service.publication(version)
-    where = where if where is not None and where.strip() else None
-    try:
-        await service.check_condition(publication, where)
-    except USER_MISTAKES as error:
-        raise mistake(error, "query.where") from None
+    publication = await service.filtered_publication(version, where)
     show_uris = service.settings.show_uris
 
     def answer() -> bytes:

@@ -10,6 +10,7 @@ from pydantic_core import to_json
 from embedder.errors import USER_MISTAKES
 from embedder.serve.errors import RequestError, busy, mistake
 from embedder.serve.facets import facets as describe_facets
+from embedder.serve.item_routes import Version, Where
 from embedder.serve.openapi import errors_of
 from embedder.serve.schema import (
     IMAGE_SIZES,
@@ -27,8 +28,6 @@ from embedder.serve.service import Service
 router = APIRouter(tags=["store and server"])
 
 JSON_TYPE = "application/json"
-Where = Annotated[str | None, Query(max_length=MAX_TEXT_CHARACTERS, description="SQL condition over the columns")]
-Version = Annotated[str | None, Query(max_length=300, description="publication to ask instead of the newest")]
 
 
 @router.get("/facets", responses={200: {"model": FacetsAnswer}, **errors_of(404, 410, 422, 503)})
@@ -36,7 +35,6 @@ async def facets(request: Request, where: Where = None, version: Version = None)
     """Describe the columns to filter by: values with their counts, and ranges."""
     service: Service = request.app.state.service
     publication = await service.publication(version)
-    where = where if where is not None and where.strip() else None
     try:
         answer = await service.conditions.run(
             lambda: describe_facets(publication, where, timeout_s=service.settings.where_timeout_s)

@@ -5,18 +5,25 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 from pydantic_core import to_json
 
-from embedder.errors import USER_MISTAKES
 from embedder.retrieval.hit_files import file_name
 from embedder.retrieval.queries import SearchOptions
 from embedder.serve.clips import clip_response
-from embedder.serve.errors import RequestError, mistake
+from embedder.serve.errors import RequestError
 from embedder.serve.etags import is_known
 from embedder.serve.listing import describe_items, list_items
 from embedder.serve.openapi import errors_of
-from embedder.serve.schema import MAX_ID_CHARACTERS, MAX_K, MAX_TEXT_CHARACTERS, ItemAnswer, ItemsAnswer, Sort
+from embedder.serve.schema import (
+    MAX_ID_CHARACTERS,
+    MAX_K,
+    MAX_TEXT_CHARACTERS,
+    ItemAnswer,
+    ItemsAnswer,
+    Sort,
+    none_if_blank,
+)
 from embedder.serve.search_batch import as_answer
 from embedder.serve.served_publication import ServedPublication, no_item
 from embedder.serve.service import Service
@@ -38,7 +45,11 @@ def _number(text: Any) -> Any:
 ItemId = Annotated[str, Path(min_length=1, max_length=MAX_ID_CHARACTERS, description="id, percent-encoded as one part")]
 Segment = Annotated[int | None, Query(ge=0, lt=1 << 31, description="of a video; by default its first")]
 Version = Annotated[str | None, Query(max_length=300, description="publication to ask instead of the newest")]
-Where = Annotated[str | None, Query(max_length=MAX_TEXT_CHARACTERS, description="SQL condition over the columns")]
+Where = Annotated[
+    str | None,
+    Query(max_length=MAX_TEXT_CHARACTERS, description="SQL condition over the columns"),
+    AfterValidator(none_if_blank),
+]
 Size = Annotated[Literal[160, 320, 640, 1280], BeforeValidator(_number), Query(description="pixels of the longer side")]
 
 
@@ -54,12 +65,7 @@ async def items(
 ) -> Response:
     """List the items that fulfil a condition, in an order, without a search."""
     service: Service = request.app.state.service
-    publication = await service.publication(version)
-    where = where if where is not None and where.strip() else None
-    try:
-        await service.check_condition(publication, where)
-    except USER_MISTAKES as error:
-        raise mistake(error, "query.where") from None
+    publication = await service.filtered_publication(version, where)
     show_uris = service.settings.show_uris
 
     def answer() -> bytes:

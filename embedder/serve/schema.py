@@ -21,6 +21,11 @@ Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS, patter
 ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
 
 
+def none_if_blank(text: str | None) -> str | None:
+    """Take an empty condition as none, as the field of a form is empty."""
+    return text if text is not None and text.strip() else None
+
+
 class Strict(BaseModel):
     """Part of a request; unknown keys are mistakes."""
 

@@ -16,7 +16,16 @@ from embedder.serve.cursors import Cursor, check_cursor, query_digest, read_curs
 from embedder.serve.errors import RequestError, invalid, mistake
 from embedder.serve.openapi import body_of, errors_of
 from embedder.serve.query_parts import PartEncoder, Uploads, image_content, read_content, shown
-from embedder.serve.schema import MAX_QUERIES, EmbedAnswer, EmbedRequest, Query, SearchAnswer, SearchRequest, Sort
+from embedder.serve.schema import (
+    MAX_QUERIES,
+    EmbedAnswer,
+    EmbedRequest,
+    Query,
+    SearchAnswer,
+    SearchRequest,
+    Sort,
+    none_if_blank,
+)
 from embedder.serve.search_batch import Asked
 from embedder.serve.served_publication import ServedPublication
 from embedder.serve.service import Service
@@ -236,10 +245,10 @@ async def _page(
 
 
 def _options(asked: SearchRequest) -> SearchOptions:
-    """Options of a request; an empty condition is none, as a form's empty field."""
+    """Options of a request."""
     return SearchOptions(
         asked.k,
-        asked.where if asked.where is not None and asked.where.strip() else None,
+        none_if_blank(asked.where),
         asked.group,
         asked.fold,
         asked.hybrid,

@@ -145,6 +145,19 @@ class Service:
         if where is not None and not publication.has_condition(where):
             await self.conditions.run(publication.remember_condition, where, self.settings.where_timeout_s)
 
+    async def filtered_publication(self, version: str | None, where: str | None) -> ServedPublication:
+        """Open the publication of a version, and evaluate a condition over its rows.
+
+        Raises:
+            RequestError: there is no such publication, or it is no condition over the columns.
+        """
+        publication = await self.publication(version)
+        try:
+            await self.check_condition(publication, where)
+        except USER_MISTAKES as error:
+            raise mistake(error, "query.where") from None
+        return publication
+
     def _changed(self, publication: ServedPublication) -> None:
         """Forget what belongs to earlier publications; called on the following thread."""
         self._loop.call_soon_threadsafe(self.answers.clear)

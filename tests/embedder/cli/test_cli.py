@@ -152,8 +152,8 @@ def test_doctor_names_versions_and_what_would_be_chosen(run_embedder):
 
 def test_doctor_says_which_package_is_too_old_or_missing_with_the_cure_and_fails(monkeypatch):
     installed = {"torch": "2.7.1", "psutil": None, "ray": "2.52.1.dev0"}
-    look = installation._version
-    monkeypatch.setattr(installation, "_version", lambda name: installed.get(name, look(name)))
+    look = installation.installed_version
+    monkeypatch.setattr(installation, "installed_version", lambda name: installed.get(name, look(name)))
     ended = run_here("doctor", "--json")
     assert ended.code == 1 and "3 packages missing or too old" in ended.stderr
     assert sorted(ended.found["problems"]) == [
@@ -166,8 +166,8 @@ def test_doctor_says_which_package_is_too_old_or_missing_with_the_cure_and_fails
 
 @pytest.mark.parametrize("vendors", ["2.9.0a0+50eac811a6.nv25.09", "2.8.0+rocm6.4", "2.11.0+cu130"])
 def test_a_vendors_build_of_torch_is_new_enough(monkeypatch, vendors):
-    look = installation._version
-    monkeypatch.setattr(installation, "_version", lambda name: vendors if name == "torch" else look(name))
+    look = installation.installed_version
+    monkeypatch.setattr(installation, "installed_version", lambda name: vendors if name == "torch" else look(name))
     assert installation.unmet_requirements() == []
 
 
