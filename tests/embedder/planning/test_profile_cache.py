@@ -19,7 +19,7 @@ COSTS = HostCosts(0.001, 0.002, 0.003, 0.004, 15.0, "measured")
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
+def _empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

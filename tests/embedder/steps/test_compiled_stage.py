@@ -34,7 +34,7 @@ SIZES = (5, 3, 8, 1, 2, 16, 7)
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
+def _empty_cache(tmp_path, monkeypatch):
     """A cache of the test's own, and no graph of another test's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in (CACHE_VARIABLE, THREADS_VARIABLE):
