@@ -98,7 +98,7 @@ def choose_engine(
         f"{counted(num_items, 'item')} would take about {duration_text(round(local_s))} in one process and "
         f"{duration_text(round(ray_s))} on Ray{beside}, each start included"
         + (
-            f"; earlier runs here tell that {' and '.join(PLACES[each] for each in sorted(measured))}"
+            f"; the time {' and '.join(PLACES[each] for each in sorted(measured))} is from earlier runs here"
             if measured
             else ""
         )

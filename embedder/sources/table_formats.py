@@ -2,11 +2,12 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -182,7 +183,7 @@ class TextFormat:
             raise SourceError(f"{where}: {error}; correct that row, or write the column as text") from None
 
 
-def _open_csv(uri: str, delimiter: str) -> tuple[list[str], Rows]:
+def _open_csv(uri: str, delimiter: str | None = None) -> tuple[list[str], Rows]:
     lines = _csv_lines(uri, delimiter)
     _, header = next(lines, (0, []))
     if not header:
@@ -203,10 +204,12 @@ def _csv_rows(lines: Iterator[tuple[int, list[str]]], header: list[str], uri: st
             yield line, dict(zip(header, row, strict=True))
 
 
-def _csv_lines(uri: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_lines(uri: str, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
     with io.TextIOWrapper(open_file(uri), encoding="utf-8-sig", newline="") as text:
-        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        reader = csv.reader([], strict=True)
         try:
+            header = text.readline()
+            reader = csv.reader(chain([header], text), delimiter=delimiter or _delimiter(header), strict=True)
             for row in reader:
                 yield reader.line_num, row
         except csv.Error as error:
@@ -214,8 +217,14 @@ def _csv_lines(uri: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         except UnicodeDecodeError as error:
             line = reader.line_num + 1
             raise SourceError(
-                f"{readable(uri)}:{line}: not UTF-8 here or soon after ({error.reason}); save it as UTF-8"
+                f'{readable(uri)}:{line}: not UTF-8 here or soon after ({error.reason}); save it as UTF-8, in Excel as "CSV UTF-8"'
             ) from None
+
+
+def _delimiter(header: str) -> str:
+    """Return what separates the names of a CSV's columns: a comma, or a semicolon or tab where there is no comma."""
+    unquoted = re.sub(r'"[^"]*("|$)', "", header)
+    return next((delimiter for delimiter in ",;\t" if delimiter in unquoted), ",")
 
 
 def _open_jsonl(uri: str) -> tuple[list[str], Rows]:
@@ -261,7 +270,7 @@ def readable_table(uri: str, what: str) -> Iterator[None]:
 
 FORMATS: dict[str, TableFormat] = {
     ".parquet": ParquetFormat(),
-    ".csv": TextFormat(partial(_open_csv, delimiter=","), infer_text_type, text_value),
+    ".csv": TextFormat(_open_csv, infer_text_type, text_value),
     ".tsv": TextFormat(partial(_open_csv, delimiter="\t"), infer_text_type, text_value),
     ".jsonl": TextFormat(_open_jsonl, infer_json_type, json_value),
     ".ndjson": TextFormat(_open_jsonl, infer_json_type, json_value),

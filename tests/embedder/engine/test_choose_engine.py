@@ -116,5 +116,5 @@ def test_times_of_earlier_runs_count_before_what_costs_expect(plan):
     found = choose_engine(config, plan, 100, 2, measured=slow)
     assert found.engine == "ray"
     assert "100 items would take about 17 min in one process" in found.reason
-    assert found.reason.endswith("; earlier runs here tell that in one process")
+    assert found.reason.endswith("; the time in one process is from earlier runs here")
     assert choose_engine(config, plan, 1, 2).reason.startswith("1 item would take about 5 s in one process")

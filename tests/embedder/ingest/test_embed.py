@@ -254,4 +254,4 @@ def test_the_times_of_a_run_are_those_that_the_next_one_is_told(make_run, tmp_pa
     assert min(times.startup_s, times.items_per_s, times.publish_s) > 0
     assert report.startup_s > 0
     embed(make_run(source, store=str(tmp_path / "other"), engine="auto"))
-    assert any(line.endswith("; earlier runs here tell that in one process") for line in said)
+    assert any(line.endswith("; the time in one process is from earlier runs here") for line in said)

@@ -263,9 +263,21 @@ def test_csv_keeps_ids_and_captions_as_text_and_types_its_carryover(tmp_path, li
     assert list(rows) == ["007", "8", "9"]
 
 
-def test_tab_separated_values(tmp_path, list_items):
-    (tmp_path / "t.tsv").write_text("id\tcap\na\tx, y\n")
-    assert list_items(tmp_path / "t.tsv", columns={"id": "id", "caption": "cap"})["a"]["caption"] == "x, y"
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.tsv", "id\tcap\na\tx, y\n"),
+        ("t.tsv", 'id\tcap\t"r, s; t"\na\tx, y\t1\n'),
+        ("t.csv", "\ufeffid\tcap\na\tx, y\n"),
+        ("t.csv", "\ufeffid;cap\na;x, y\n"),  # as Excel writes it where the comma is in numbers
+        ("t.csv", '"id";"cap, in\nfull";cap\na;z;"x, y"\n'),
+        ("t.csv", 'id,cap,"r; s"\na,"x, y",1\n'),
+        ("t.csv", 'id,r;s,cap\na,1;2,"x, y"\n'),
+    ],
+)
+def test_values_separated_by_commas_semicolons_or_tabs(tmp_path, list_items, name, content):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert list_items(tmp_path / name, columns={"id": "id", "caption": "cap"})["a"]["caption"] == "x, y"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +289,7 @@ def test_tab_separated_values(tmp_path, list_items):
         (b"id,cap\n1,caf\xe9\n", r"t\.csv:\d: not UTF-8 here or soon after"),
         (b"", r"t\.csv: the file is empty; its first line must name the columns"),
         (b"id,id\n1,2\n", r"t\.csv:1: two columns are named 'id'"),
-        (b"id;cap\n1;a\n", r"no column 'id'.*it has the columns id;cap"),
+        (b"id:cap\n1:a\n", r"no column 'id'.*it has the columns id:cap"),
     ],
 )  # fmt: skip
 def test_a_wrong_csv_row_is_named_by_file_and_line(tmp_path, list_items, content, message):
