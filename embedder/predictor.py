@@ -217,13 +217,18 @@ def check_columns(columns: Mapping[str, Any], image: str, caption: str) -> None:
         raise ConfigError(f"the dataset has columns {taken} already; drop or rename them before predict")
 
 
+def _number_type(kind: Any) -> pa.DataType | None:
+    """Type of a tensor's numbers: `value_type` from Ray 2.56 on, `scalar_type` before."""
+    return getattr(kind, "value_type", None) or getattr(kind, "scalar_type", None)
+
+
 def _holds_images(kind: pa.DataType) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
         shape = getattr(kind, "shape", None)  # of a tensor
         if shape is None:
             return kind.extension_name == OBJECTS or _holds_images(kind.storage_type)
         is_shape = len(shape) == 2 or (len(shape) == 3 and shape[2] in (None, 1, 3, 4))
-        return is_shape and bool(kind.value_type == pa.uint8())
+        return is_shape and _number_type(kind) == pa.uint8()
     if pa.types.is_struct(kind):
         return bool({"bytes", "path"} & {field.name for field in kind})
     is_kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)

@@ -78,7 +78,7 @@ EARLY_END = Private(
         f"{EXECUTION}bundle_queue:RebundleQueue._pending_bundles",
     ),
     "ray 2.56.1 to 2.60.0",
-    "a run that is stopped or fails waits for Ray",
+    "a run that is stopped or fails waits for Ray, and its stages may keep their CPUs until the process ends",
 )
 STATES = Private(
     "reading of operators' states",

@@ -25,7 +25,7 @@ ARRAY_RULE = "an array of pixels is uint8 [0, 255] of shape (H, W, 3), (H, W, 4)
 CHANNELS = (1, 3, 4)
 # Modes whose values a format holds as they are; the rest is converted.
 PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B"})
-TIFF_MODES = frozenset({"I", "F", "CMYK", "YCbCr", "LAB"})
+TIFF_MODES = frozenset({"I", "F", "CMYK", "LAB"})
 TRANSPARENT_MODES = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
 
 

@@ -217,7 +217,8 @@ def _csv_lines(uri: str, delimiter: str | None) -> Iterator[tuple[int, list[str]
         except UnicodeDecodeError as error:
             line = reader.line_num + 1
             raise SourceError(
-                f'{readable(uri)}:{line}: not UTF-8 here or soon after ({error.reason}); save it as UTF-8, in Excel as "CSV UTF-8"'
+                f"{readable(uri)}:{line}: not UTF-8 here or soon after ({error.reason}); "
+                "save it as UTF-8 (in Excel: CSV UTF-8)"
             ) from None
 
 

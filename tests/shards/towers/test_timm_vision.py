@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 from library_checkpoints import save_timm
+from library_versions import is_older
 from tower_checks import check_against, check_every_cut, check_every_part_matters, make_batch, randomise
 
 from shards.config import load_model_config
@@ -53,12 +54,23 @@ REFUSED = {
     "eva": {"RotaryEmbeddingMixed": 6, "only squares": 5},
 }
 IMPORTED = {"vision_transformer": 152, "eva": 54}
+COUNTED_IN = "1.0.31"  # the version of timm that has as many
+
+
+def make_timm(name, **settings):
+    """Make a model of timm; skips the test where the installed timm has no such setting, or no such model."""
+    if not timm.is_model(name):
+        pytest.skip(f"this timm has no {name}")
+    try:
+        return timm.create_model(name, num_classes=5, **settings)
+    except TypeError as error:  # settings that came with timm 1.0.31
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
 def tower(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tower")
-    model = randomise(timm.create_model(request.param, num_classes=5, **MODELS[request.param]))
+    model = randomise(make_timm(request.param, **MODELS[request.param]))
     save_timm(model, folder / "checkpoint", **MODELS[request.param])
     import_checkpoint(folder / "checkpoint", folder / "model")
     return folder / "model", model
@@ -102,7 +114,8 @@ def test_timms_models_are_described_or_refused_by_what_is_missing(tmp_path, modu
         num_imported += 1
         expected = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
         assert found.shapes(LayerRange(0, found.num_layers)) == expected, name
-    assert (num_imported, refused) == (IMPORTED[module], REFUSED[module])
+    if not is_older("timm", COUNTED_IN):
+        assert (num_imported, refused) == (IMPORTED[module], REFUSED[module])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +129,7 @@ def test_timms_models_are_described_or_refused_by_what_is_missing(tmp_path, modu
     ],
 )
 def test_what_can_not_be_built_is_refused_in_one_line(tmp_path, name, settings, message):
-    model = timm.create_model(name, num_classes=5, **settings)
+    model = make_timm(name, **settings)
     save_timm(model, tmp_path / "checkpoint", **settings)
     if message is None:
         import_checkpoint(tmp_path / "checkpoint", tmp_path / "model")
