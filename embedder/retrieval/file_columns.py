@@ -8,9 +8,14 @@ ID, MODIFIED, SIZE = "item_id", "__modified", "__size_bytes"  # the last two of 
 OF_IDS = {
     "folder": "rtrim(parse_dirpath(item_id, 'forward_slash'), '/')",
     "file_name": "parse_filename(item_id, false, 'forward_slash')",
-    "file_type": r"nullif(lower(regexp_extract(item_id, '\.([A-Za-z0-9]{1,5})$', 1, 's')), '')",
 }
 """Columns made of ids: that of a file is its path below the folder of its source."""
+SUFFIX = r"nullif(lower(regexp_extract({}, '\.([A-Za-z0-9]{{1,5}})$', 1, 's')), '')"
+PLACE = r"""CASE WHEN ends_with(uri, item_id) THEN item_id
+    WHEN regexp_matches(uri, '#(column=[^#&]*&row_group=\d+&)?row=\d+$') THEN item_id
+    WHEN regexp_matches(uri, '#member=[^#&]*&offset=\d+&size=\d+$') THEN regexp_extract(uri, '#member=([^#&]*)&', 1)
+    WHEN regexp_matches(uri, '^https?://') THEN regexp_extract(uri, '^[^?#]*')
+    ELSE coalesce(uri, item_id) END"""
 OF_ITEMS = {
     "file_date": f"TRY_CAST(split_part({MODIFIED}, '|', 1) AS TIMESTAMPTZ)",
     "file_size": f"CAST({SIZE} AS BIGINT)",
@@ -25,7 +30,8 @@ def file_columns(names: list[str]) -> dict[str, str]:
         names: columns of the table.
     """
     taken = {name.lower() for name in names}
-    return {name: sql for name, sql in (OF_IDS | OF_ITEMS).items() if ID in taken and name not in taken}
+    file_type = {"file_type": SUFFIX.format(PLACE if "uri" in taken else ID)}
+    return {name: sql for name, sql in (OF_IDS | file_type | OF_ITEMS).items() if ID in taken and name not in taken}
 
 
 def with_items(rows: pa.Table, items: pa.Table) -> pa.Table:

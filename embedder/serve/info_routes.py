@@ -22,7 +22,7 @@ from embedder.serve.schema import (
     StatusAnswer,
     VersionsAnswer,
 )
-from embedder.serve.served_publication import ServedPublication
+from embedder.serve.served_publication import ServedPublication, error_without_place
 from embedder.serve.service import Service
 
 router = APIRouter(tags=["store and server"])
@@ -118,9 +118,12 @@ async def readyz(request: Request) -> Response:
 
 def _rejects(publication: ServedPublication, start: int, k: int) -> bytes:
     table = publication.rejects
-    names = ["item_id", "step", "error_type", "error", "attempts", "updated_at"]
-    rows = table.slice(start, k).select(names).to_pylist()
-    shown = [row | {"has_picture": publication.has_picture(row["item_id"])} for row in rows]
+    names = ["item_id", "step", "error_type", "attempts", "updated_at"]
+    shown = [
+        {name: row[name] for name in names}
+        | {"error": error_without_place(row), "has_picture": publication.has_picture(row["item_id"])}
+        for row in table.slice(start, k).to_pylist()
+    ]
     return to_json({"version": publication.version, "num_rejects": table.num_rows, "rejects": shown})
 
 

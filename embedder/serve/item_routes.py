@@ -25,7 +25,7 @@ from embedder.serve.schema import (
     none_if_blank,
 )
 from embedder.serve.search_batch import as_answer
-from embedder.serve.served_publication import ServedPublication, no_item
+from embedder.serve.served_publication import ServedPublication, error_without_place, no_item
 from embedder.serve.service import Service
 from embedder.serve.thumbnails import CONTENT_TYPE, Frame
 from embedder.sources.listing_schema import shown_modified
@@ -213,6 +213,7 @@ def _describe(
     segments.sort(key=lambda each: each["segment"])
     if segment is not None:
         publication.segment_row(item_id, segment)
+    row["error"] = error_without_place(row)
     row, *segments = (each | {"uri": shown_uri(each["uri"]) if show_uris else None} for each in (row, *segments))
     answer = {
         "item": row | {"modified": shown_modified(row["modified"])},

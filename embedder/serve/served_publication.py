@@ -17,6 +17,7 @@ from embedder.retrieval.ranking import RowNumbers
 from embedder.retrieval.snapshot import EmbeddedFiles, IdRows
 from embedder.retrieval.store_api import Store
 from embedder.serve.errors import STORE_RETRY_S, RequestError
+from embedder.storage.printable import readable
 from embedder.store.models import MAIN
 from embedder.store.tables import RecordTable
 from index.vectors import Floats, Rows
@@ -298,6 +299,18 @@ def _contents(publication: ServedPublication, item_id: str) -> set[str | None]:
     rows = publication.store.searcher.snapshot.metadata.take(publication.rows_of(item_id))
     has_versions = "content_version" in rows.column_names
     return set(rows["content_version"].to_pylist()) if has_versions else set(rows["item_id"].to_pylist())
+
+
+def error_without_place(row: dict[str, Any]) -> str | None:
+    """Error of an item, without the place of its file, which the server may not show.
+
+    Args:
+        row: of the items table: `item_id`, `uri` and `error`.
+    """
+    error: str | None = row["error"]
+    for place in {row["uri"], readable(row["uri"] or "")} - {None, ""}:
+        error = error and error.removeprefix(f"{place}: ").replace(place, row["item_id"])
+    return error
 
 
 def no_item(item_id: str, version: str) -> RequestError:

@@ -119,13 +119,15 @@ def time_text(mtime_ns: int) -> str:
 
 
 def shown_modified(modified: str | None) -> str | None:
-    """Write `modified` of an item for people: to the second, with that of its caption; what is no time as it is."""
+    """Write `modified` of an item for people: to the second; with the time of its caption, where that has a file."""
     if modified is None:
         return None
-    times = [
-        f"{each[:SECONDS].replace('T', ' ')} UTC" if _TIME.fullmatch(each) else each for each in modified.split("|")
-    ]
-    return f"{times[0]}, caption {times[1]}" if len(times) > 1 else times[0]
+    own, _, of_caption = modified.partition("|")
+    return f"{_shown_time(own)}, caption {_shown_time(of_caption)}" if _TIME.fullmatch(of_caption) else _shown_time(own)
+
+
+def _shown_time(text: str) -> str:
+    return f"{text[:SECONDS].replace('T', ' ')} UTC" if _TIME.fullmatch(text) else text
 
 
 @lru_cache(maxsize=4096)

@@ -162,10 +162,10 @@ class NaFlexTower(TimmVisionTower):
             module.embeds = None
 
     def fill_buffers(self, module: Any, device: torch.device) -> None:
-        """Lay out the position table channel by channel, as transformers does.
+        """Lay out the position table channel by channel, as transformers up to 5.23 does.
 
         For images one patch wide, torch 2.15 resizes such a table otherwise than the filters say, and timm's own layout
-        as they say. Checkpoints of SigLIP 2 are compared with transformers, so all are computed as it does.
+        as they say. The layout stays, as another one would move the vectors of all other images in their last bits.
         """
         del device
         if module.embeds is not None and module.embeds.pos_embed is not None:

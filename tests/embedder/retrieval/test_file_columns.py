@@ -34,6 +34,19 @@ def test_conditions_read_what_the_files_are(where, found):
     assert [n for n, is_one in enumerate(rows.matching(where)) if is_one] == found
 
 
+def test_the_type_is_that_of_the_file_where_the_id_is_none_of_its_names():
+    rows = {
+        "1987.11.8": "/museum/scans/8.TIF",
+        "sku.7": "https://x.org/a/b.webp?size=3.png#top",
+        "0001": "s3://b/shard-0.tar#member=a%20b/0001.jpeg&offset=512&size=99",
+        "c.jpg": "/t/pictures.parquet#column=photo&row_group=0&row=3",
+        "2024/a.heic": "/archive/2024/a.heic",
+        "9.5": None,
+    }
+    table = RowFilter(pa.table({"item_id": list(rows), "uri": list(rows.values())}))
+    assert table.read(["file_type"])["file_type"].to_pylist() == ["tif", "webp", "jpeg", "jpg", "heic", "5"]
+
+
 def test_the_items_table_is_read_for_its_columns_alone_and_once():
     reads = []
     rows = RowFilter(pa.table({"item_id": IDS}), lambda: reads.append(1) or items())

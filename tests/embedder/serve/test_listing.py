@@ -14,6 +14,8 @@ from PIL import Image
 from running_server import running
 from served import Served
 
+from embedder.config import load_config
+from embedder.ingest.embed import embed
 from embedder.serve.duplicates import group_vectors
 
 FIRST = f"{FOLDERS[0]}/{LONG_NAME}"
@@ -80,6 +82,29 @@ def test_rejects_are_listed_with_their_reason(live):
     (reject,) = found["rejects"]
     assert (reject["item_id"], reject["step"], reject["has_picture"]) == ("broken.jpg", "decode", False)
     assert reject["error"]
+
+
+def test_a_catalogue_shows_types_of_files_and_no_place_of_a_missing_one(tiny_model, tmp_path):
+    scans = tmp_path / "secret" / "scans"
+    scans.mkdir(parents=True)
+    for number in range(3):
+        Image.new("RGB", (40, 30), (80 * number, 90, 100)).save(scans / f"{number}.tif")
+    rows = [f"1987.1.{n};Plate {n};secret/scans/{n}.tif" for n in range(4)]  # the last one is missing
+    (tmp_path / "objects.csv").write_text("\n".join(["No.;Title;Image", *rows]))
+    columns = {"id": "No.", "image": "Image", "caption": "Title"}
+    given = {"model": str(tiny_model), "store": str(tmp_path / "store"), "engine": "local", "max_reject_fraction": 1.0}
+    config = load_config(overrides=given | {"source": [{"path": str(tmp_path / "objects.csv"), "columns": columns}]})
+    embed(config)
+    with running(config.store) as url:
+        live = Served(url, config, None)
+        (reject,) = live.get("/rejects").json["rejects"]
+        lost, kept = (live.get(f"/items/1987.1.{n}") for n in (3, 0))
+        facets = {each["name"]: each.get("values") for each in live.get("/facets").json["columns"]}
+    assert reject["item_id"] == "1987.1.3"
+    assert reject["error"] == lost.json["item"]["error"] == "No such file or directory"
+    assert facets["file_type"] == [{"value": "tif", "count": 3}]
+    assert kept.json["item"]["modified"].endswith(" UTC")
+    assert b"secret" not in lost.body + kept.body
 
 
 def exported(live, form, *item_ids, status=200):
