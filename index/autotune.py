@@ -12,10 +12,11 @@ import numpy as np
 from index import faiss_build, faiss_search
 from index.designs import Design, Parameters
 from index.disk_index import DiskIndex
-from index.faiss_search import FindAmong, Selector
+from index.faiss_search import FindAmong
 from index.manifest import Point
 from index.queries import SAMPLED
 from index.recall import NUM_NEIGHBOURS, GroundTruth, measure_recall
+from index.selector import Selector
 from index.vectors import Floats, Rows
 
 _NUM_TIMED_ROWS = 4096

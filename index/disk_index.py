@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import faiss
 import numpy as np
@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 
 from index.manifest import PartRecord
 from index.query_weights import inverse_weights
+from index.selector import Selector
 from index.vectors import Floats, Rows, distinct, keep_best
-
-if TYPE_CHECKING:
-    from index.faiss_search import Selector
 
 Codes = NDArray[np.uint8]
 Places = NDArray[np.uint32]

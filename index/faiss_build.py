@@ -1,6 +1,6 @@
 """FAISS: make, train, fill, write and read an index.
 
-Only this module, `faiss_search`, `faiss_scan`, `faiss_merge`, `disk_build` and `disk_index` call FAISS.
+Only this module, `selector`, `faiss_search`, `faiss_scan`, `faiss_merge`, `disk_build` and `disk_index` call FAISS.
 Source: faiss-cpu 1.15.
 """
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from index.disk_index import DiskIndex
 from index.faiss_build import innermost
-from index.faiss_search import Selector, decode, search_exactly, search_rows, vectors
+from index.faiss_search import decode, search_exactly, search_rows, vectors
+from index.selector import Selector
 from index.vectors import Floats, Rows
 
 # Rows to re-rank at full width, as a multiple of k: it costs little, and the order of projections is a rough one.

@@ -4,7 +4,7 @@ Search parameters are passed with each call, so several threads can use one inde
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import faiss
@@ -12,45 +12,14 @@ import numpy as np
 
 from index.disk_index import DiskIndex
 from index.faiss_build import innermost
-from index.vectors import Among, Floats, Mask, Rows, count_among, keep_best
+from index.selector import Selector
+from index.vectors import Floats, Rows, keep_best
 
 # Rows that a filtered exact search decodes together: 16 MiB at 256 dimensions.
 _BLOCK_ROWS = 16_384
 _FEW_QUERIES = 8
 # Rows that are skipped (1 ns each) in the time in which one is fetched and decoded (250 ns at 256 dimensions).
 _SKIPPED_PER_FETCHED = 250
-
-
-class Selector:
-    """Rows that a search may find."""
-
-    def __init__(self, among: Among, num_total: int | None = None) -> None:
-        """Make a selector.
-
-        Args:
-            among: bool (rows,), whether a row may be found; or int64 (n,), the rows that may be, ascending.
-            num_total: number of all rows; needed with row numbers.
-        """
-        self.num_total = len(among) if num_total is None else num_total
-        self.num_rows = count_among(among)
-        self._among = among
-
-    @cached_property
-    def rows(self) -> Rows:
-        """Rows that may be found, int64 (num_rows,), ascending."""
-        return (
-            np.flatnonzero(self._among) if self._among.dtype == np.bool_ else self._among.astype(np.int64, copy=False)
-        )
-
-    @cached_property
-    def faiss(self) -> faiss.IDSelector:
-        """FAISS's selector of the same rows; it keeps the bits alive, which FAISS doesn't copy."""
-        mask: Mask = np.zeros(self.num_total, np.bool_)
-        if self._among.dtype == np.bool_:
-            mask = self._among.astype(np.bool_, copy=False)
-        else:
-            mask[self.rows] = True
-        return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
 
 
 FindAmong = Callable[[Floats, int, Selector], tuple[Floats, Rows]]

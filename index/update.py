@@ -18,6 +18,7 @@ from index.errors import RebuildNeededError
 from index.ids import check_ids
 from index.manifest import QUERIES_NAME, TEMPLATE_NAME, Manifest, read_manifest
 from index.recall import NUM_KEPT, GroundTruth, find_ground_truth, replace_answers, update_ground_truth
+from index.selector import Selector
 from index.step_timer import StepTimer
 from index.vectors import Floats, Mask, VectorTable, collect_vectors, vectors_text
 from index.version_files import (
@@ -162,7 +163,7 @@ def _change_index(
     if faiss_build.imbalance(index) > MAX_IMBALANCE_GROWTH * imbalance:
         raise RebuildNeededError("what was added fills few of its lists, and a search of those takes longer")
     faiss_search.prepare(index)
-    selector = None if contents.is_live.all() else faiss_search.Selector(contents.is_live)
+    selector = None if contents.is_live.all() else Selector(contents.is_live)
     ground_truths, centre = read_queries(previous, before)
     meter = Meter(index, parse_design(before.design), lambda rows: faiss_search.vectors(index, rows), selector)
     with timer.step("exact answers"):

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from embedder.cli.options import (
+    DryRun,
     Dtype,
     Force,
     ModelUri,
@@ -42,6 +43,7 @@ def embed(
     plan: PlanFile = None,
     dtype: Dtype = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to attach to.")] = None,
+    dry_run: DryRun = False,
     retry_rejects: RetryRejects = False,
     repair: Repair = False,
     force: Force = None,
@@ -62,6 +64,11 @@ def embed(
         "ray_address": ray_address,
     }
     run = read(overrides)
+    if dry_run:
+        from embedder.cli.refresh import forecast_run
+        from embedder.ingest.work import IngestOptions
+
+        return forecast_run(run, IngestOptions(retry_rejects=retry_rejects, repair=repair, forced=tuple(force or ())))
 
     from embedder.cli.render_report import report_parts
     from embedder.ingest.embed import embed as run_embed

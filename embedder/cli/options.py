@@ -36,6 +36,7 @@ PublishedBy = Annotated[
 RetryRejects = Annotated[
     bool, typer.Option("--retry-rejects/--no-retry-rejects", help="Embed again what was rejected before.")
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and why; change nothing.")]
 Repair = Annotated[
     bool, typer.Option("--repair", help="Embed again what `store check` finds without its vectors, or with others.")
 ]

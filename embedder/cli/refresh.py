@@ -12,6 +12,7 @@ from rich.table import Table
 
 from embedder.cli.options import (
     AsJson,
+    DryRun,
     Force,
     ModelName,
     ReadConfig,
@@ -38,9 +39,7 @@ CONFIG_HELP = "TOML file that describes the run: model, store, sources."
 
 def refresh(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help=CONFIG_HELP)],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and why; change nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Embed this many items at most; the next goes on.")] = None,
     max_hours: Annotated[
         float | None, typer.Option(min=0, help="Begin no item later than that after the start.")
@@ -64,13 +63,15 @@ def refresh(
         max_hours=max_hours,
         forced=tuple(force or ()),
     )
-    if dry_run:
-        from embedder.ingest.dry_run import forecast
+    print_result(as_json, forecast_run(run, options) if dry_run else _refresh(run, options))
 
-        found = forecast(run, options)
-        print_result(as_json, Result(json.loads(found.model_dump_json()), _forecast_parts(found)))
-    else:
-        print_result(as_json, _refresh(run, options))
+
+def forecast_run(config: RunConfig, options: "IngestOptions") -> Result:
+    """Say what a run would do, and why; nothing is changed."""
+    from embedder.ingest.dry_run import forecast
+
+    found = forecast(config, options)
+    return Result(json.loads(found.model_dump_json()), _forecast_parts(found))
 
 
 def _refresh(config: RunConfig, options: "IngestOptions") -> Result:

@@ -214,7 +214,7 @@ def _read_vectors(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
 
 def _shown(hits: "Hits", options: SearchOptions) -> RenderableType:
     """A table, or the line that says why there is none."""
-    from embedder.retrieval.hits import describe_more
+    from embedder.retrieval.hit import describe_more
 
     if not hits:
         return f"nothing found: {hits.note}"

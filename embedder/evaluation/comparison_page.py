@@ -8,7 +8,8 @@ from pathlib import Path
 from embedder.evaluation.comparison_report import Answer, ComparedQuery, ComparedSide, Comparison, Difference
 from embedder.media.contact_sheet import encode_webp
 from embedder.quantities import money, percent, rate, size_text
-from embedder.retrieval.hits import Hit, Hits
+from embedder.retrieval.hit import Hit
+from embedder.retrieval.hits import Hits
 from embedder.storage.atomic_write import atomic_write
 from embedder.storage.printable import printable
 

@@ -1,4 +1,4 @@
-"""Forecast of a refresh: what it would do, and why, without doing it; no lock, no file written, no model loaded."""
+"""Forecast of a run: what it would do, and why, without doing it; no lock, no file written, no model loaded."""
 
 import statistics
 from collections.abc import Iterable, Iterator
@@ -80,7 +80,7 @@ class ModelForecast(BaseModel):
 
 
 class Forecast(BaseModel):
-    """Forecast of a refresh."""
+    """Forecast of a run."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -113,11 +113,11 @@ class Forecast(BaseModel):
 
 
 def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
-    """Compare the sources with the store as `refresh` would.
+    """Compare the sources with the store as `embed` or `refresh` would.
 
     Args:
         config: the run; `model`, `store` and at least one source must be set.
-        options: of kind `refresh`: limits, retries, overridden guards.
+        options: kind of the run, limits, retries, overridden guards.
 
     Raises:
         ConfigError, SourceError, StoreError: as `embedder.ingest.embed.refresh`.

@@ -181,7 +181,8 @@ def contact_sheet(files: StoreFiles, parts: Collection[str]) -> dict[str, bytes]
 
 def _drawn(files: StoreFiles, parts: Collection[str]) -> bytes:
     from embedder.media.contact_sheet import Block, Cell, save_sheet
-    from embedder.retrieval.hits import Hit, Hits
+    from embedder.retrieval.hit import Hit
+    from embedder.retrieval.hits import Hits
 
     names = ["item_id", "segment", "modality", "uri", "caption", "start_s", "end_s"]
     rows = pa.concat_tables([files.read_table(f"embeddings/{path}", names) for path in parts])

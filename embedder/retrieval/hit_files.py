@@ -19,8 +19,7 @@ import pyarrow as pa
 from embedder.errors import ConfigError
 from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.sniff import AVIF_BRANDS, EBML, STILL_BRANDS
-from embedder.retrieval.hit_table import hit_table
-from embedder.retrieval.hits import Hit, Hits
+from embedder.retrieval.hit import Hit
 from embedder.sources.fetch import Fetcher
 from embedder.sources.file_names import MEDIA_SUFFIXES
 from embedder.storage.atomic_write import atomic_write
@@ -75,7 +74,7 @@ def save_table(path: Path, table: pa.Table) -> None:
         raise ConfigError(f"hits {path}: {error.strerror or error}; name a place that can be written") from None
 
 
-def copy_files(folder: Path, answers: Sequence[Hits]) -> CopiedFiles:
+def copy_files(folder: Path, answers: Sequence[Sequence[Hit]], table: pa.Table) -> CopiedFiles:
     """Copy the files of hits into a new folder, beside a table of the hits that names them.
 
     The folder appears when all is copied. An item's file is copied once, under the name of its first hit.
@@ -83,6 +82,7 @@ def copy_files(folder: Path, answers: Sequence[Hits]) -> CopiedFiles:
     Args:
         folder: to make; an empty one may be there.
         answers: hits of each query.
+        table: of them, a row for each.
 
     Raises:
         ConfigError: it holds something already, its parent is missing, or it can't be written.
@@ -103,8 +103,7 @@ def copy_files(folder: Path, answers: Sequence[Hits]) -> CopiedFiles:
                         copied[hit.item_id] = _copy(hit, fetcher, stage, f"{prefix}{rank:0{digits}}-")
                     except ItemError as error:
                         problems[hit.item_id] = printable(str(error))
-            table = _without_secrets(hit_table(answers, has_queries=has_queries))
-            _write_listing(stage / LISTING, table, copied, problems)
+            _write_listing(stage / LISTING, _without_secrets(table), copied, problems)
     except OSError as error:
         raise ConfigError(f"copies {folder}: {error.strerror or error}; name a place that can be written") from None
     return CopiedFiles(folder, len(copied), [f"{item_id}: {line}" for item_id, line in problems.items()])

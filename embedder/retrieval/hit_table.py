@@ -1,16 +1,14 @@
 """Hits as an Arrow table: one row for each, best first; of several queries, in their order."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
+from embedder.retrieval.hit import Hit
 from embedder.storage.printable import readable
-
-if TYPE_CHECKING:
-    from embedder.retrieval.hits import Hits
 
 SEGMENTS = pa.list_(pa.struct({"start_s": pa.float64(), "end_s": pa.float64(), "score": pa.float64()}))
 DUPLICATES = pa.list_(pa.struct({"item_id": pa.string(), "score": pa.float64()}))
@@ -37,25 +35,28 @@ HIT = pa.schema(
 PREFIX = "carryover."  # of a carried column that has the name of another
 
 
-def hit_table(answers: "Sequence[Hits]", *, has_queries: bool) -> pa.Table:
+def hit_table(
+    answers: Sequence[Sequence[Hit]], types: Mapping[str, pa.DataType], queries: Sequence[str] | None = None
+) -> pa.Table:
     """Make the table of the hits of some queries.
 
     Args:
         answers: hits of each query.
-        has_queries: whether the columns `query_number`, from 0, and `query` stand before the others.
+        types: of the columns that were carried over, by name, as far as they are known.
+        queries: name of each query; the columns `query_number`, from 0, and `query` then stand before the others.
 
     Returns:
         The columns of `HIT`, and one for each column that was carried over: of the store's type where it is known,
         else of the type of its values, or the values as JSON where these have none in common.
     """
     rows = [(number, rank, hit) for number, hits in enumerate(answers) for rank, hit in enumerate(hits, 1)]
-    fields = [*QUERY, *HIT] if has_queries else [*HIT]
+    fields = [*QUERY, *HIT] if queries is not None else [*HIT]
     columns: dict[str, pa.Array] = {}
     for field in fields:
         if field.name == "query_number":
             values: list[Any] = [number for number, _, _ in rows]
         elif field.name == "query":
-            values = [readable(answers[number].query) for number, _, _ in rows]
+            values = [readable((queries or ())[number]) for number, _, _ in rows]
         elif field.name == "rank":
             values = [rank for _, rank, _ in rows]
         else:
@@ -63,7 +64,6 @@ def hit_table(answers: "Sequence[Hits]", *, has_queries: bool) -> pa.Table:
             if pa.types.is_list(field.type):
                 values = [[each._asdict() for each in several] for several in values]
         columns[field.name] = pa.array(values, field.type)
-    types = {field.name: field.type for hits in answers for field in hits.carried or ()}
     names = dict.fromkeys([*types, *(name for _, _, hit in rows for name in hit.carryover)])
     for name in names:
         shown = name

@@ -9,7 +9,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from embedder.errors import StoreError
 from embedder.media.errors import DecodeError
 from embedder.media.sandbox import SandboxedDecoder
-from embedder.retrieval.hits import IMAGE_PX, THUMBNAIL, Duplicate, Hit, Hits, Pixels, Segment
+from embedder.retrieval.hit import IMAGE_PX, THUMBNAIL, Duplicate, Hit, Pixels, Segment
+from embedder.retrieval.hits import Hits
 from embedder.retrieval.http_client import HttpClient
 from embedder.retrieval.queries import SearchOptions
 from embedder.sources.fetch import Fetcher, FetchError

@@ -174,6 +174,52 @@ class RemoteStore:
         found: dict[str, Any] = self._client.get(path, segment=segment, neighbours=neighbours, version=self._version)
         return found | {"neighbours": read_hits(self._client, {"hits": found["neighbours"]}, found["version"])}
 
+    def items(
+        self, where: str | None = None, *, sort: str = "newest", seed: int = 0, k: int = 40
+    ) -> Iterator[RemoteHits]:
+        """List items without a search, `k` at a time, all of one publication.
+
+        Args:
+            where: condition that they fulfil, as in `SearchOptions`.
+            sort: `newest`, `oldest`, `name`, `embedded` (those first that were embedded last) or `random`.
+            seed: of the order at random.
+            k: items at a time.
+
+        Raises:
+            ConfigError: the condition or the order is none.
+        """
+        start, version = 0, self._version
+        while start is not None:
+            asked = {"where": where, "sort": sort, "seed": seed, "start": start, "k": k, "version": version}
+            found = self._client.get("/items", **asked)
+            hits = read_hits(self._client, {"hits": found["items"]}, found["version"])
+            if hits:
+                yield hits
+            start, version = found["next"], version or found["version"].partition("/")[0]
+
+    def rejects(self) -> list[dict[str, Any]]:
+        """List the items that could not be embedded, or not whole, with the reason."""
+        listed: list[dict[str, Any]] = []
+        while True:
+            found = self._client.get("/rejects", start=len(listed), version=self._version)
+            listed += found["rejects"]
+            if not found["rejects"] or len(listed) >= found["num_rejects"]:
+                return listed
+
+    def duplicates(self, where: str | None = None, *, fold: float = 0.95, k: int = 50) -> list[RemoteHits]:
+        """Group items that look nearly the same, the largest group first, in each the oldest file first.
+
+        Args:
+            where: condition that they fulfil, as in `SearchOptions`.
+            fold: cosine from which on two are taken for the same.
+            k: groups at most.
+
+        Raises:
+            ConfigError: the condition is none, or more items fulfil it than can be compared.
+        """
+        found = self._client.get("/duplicates", where=where, fold=fold, k=k, version=self._version)
+        return [read_hits(self._client, {"hits": group}, found["version"]) for group in found["groups"]]
+
     def facets(self, where: str | None = None) -> dict[str, Any]:
         """Columns that conditions can name, with the counts or the range of their values.
 

@@ -7,7 +7,8 @@ import numpy as np
 
 from embedder.retrieval.combining import combine, is_apart
 from embedder.retrieval.grouping import best_segments, fold
-from embedder.retrieval.hits import Duplicate, Hit, Hits, Segment
+from embedder.retrieval.hit import Duplicate, Hit, Segment
+from embedder.retrieval.hits import Hits
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.ranking import ArrangedRanking, Ranking, RowNumbers, Scored, deepen
 from embedder.retrieval.snapshot import RowMetadata, Snapshot

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NamedTuple
 
-from embedder.retrieval.hits import Hit
+from embedder.retrieval.hit import Hit
 from embedder.retrieval.queries import SearchOptions
 from embedder.serve.errors import RequestError
 from shards.schema import parse_json

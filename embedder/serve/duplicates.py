@@ -3,7 +3,7 @@
 import numpy as np
 
 from embedder.retrieval.grouping import TOLERANCE
-from embedder.retrieval.hits import Hit
+from embedder.retrieval.hit import Hit
 from embedder.serve.listing import describe_items, list_items
 from embedder.serve.served_publication import ServedPublication
 from index.vectors import Floats, Rows

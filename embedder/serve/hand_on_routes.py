@@ -15,8 +15,9 @@ from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 
 from embedder.errors import USER_MISTAKES
+from embedder.retrieval.hit import Hit
 from embedder.retrieval.hit_files import TABLE_FORMATS, file_name
-from embedder.retrieval.hits import Hit, Hits
+from embedder.retrieval.hits import Hits
 from embedder.serve.duplicates import MAX_ROWS, duplicate_groups
 from embedder.serve.errors import RequestError, invalid
 from embedder.serve.item_routes import Version, Where

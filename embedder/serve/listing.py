@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.retrieval.hits import Hit
+from embedder.retrieval.hit import Hit
 from embedder.retrieval.ranking import RowNumbers, row_numbers
 from embedder.serve.schema import Sort
 from embedder.serve.served_publication import ServedPublication

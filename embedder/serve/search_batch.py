@@ -12,7 +12,8 @@ import numpy as np
 from pydantic_core import to_json
 
 from embedder.errors import USER_MISTAKES
-from embedder.retrieval.hits import Hit, Hits
+from embedder.retrieval.hit import Hit
+from embedder.retrieval.hits import Hits
 from embedder.retrieval.queries import SearchOptions
 from embedder.serve.cursors import Cursor, count_seen, following, make_cursor
 from embedder.serve.errors import RequestError, mistake

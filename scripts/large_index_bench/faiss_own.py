@@ -21,7 +21,7 @@ from faiss.contrib.ondisk import merge_ondisk
 from index import faiss_build, faiss_merge, faiss_search
 from index.designs import parse_design
 from index.faiss_scan import RowScan
-from index.faiss_search import Selector
+from index.selector import Selector
 from index.vectors import VectorTable
 from large_index_bench.vectors import blocks, write_vectors
 

@@ -9,8 +9,8 @@ from index_samples import Build, index_builder, make_images_and_captions, make_v
 
 from index.errors import RetrievalError
 from index.faiss_scan import RowScan
-from index.faiss_search import Selector
 from index.search import Index, open_index, widen_search_params
+from index.selector import Selector
 
 KINDS = ("flat", "hnsw", "ivf", "LeanVec16,HNSW32,Flat", "LeanVec16,IVF32,SQ8", "IVF64,RaBitQ")
 NUM_IMAGES = 6000

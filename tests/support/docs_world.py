@@ -18,10 +18,12 @@ from command_runs import run_here
 from PIL import Image
 
 import embedder
+from hostile.camera_raws import dng
 
 DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
 CAPTIONS = ("a red car in the rain", "two dogs", "a red heart", "a slice of pizza", "snow", "a cat on the beach")
 NUM_TARS = 128
+ORIENTATION = 0x0112
 LABELS = """
 import numpy as np
 import pyarrow as pa
@@ -84,6 +86,8 @@ def build(folder: Path, pages: dict[str, str]) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | labels))
     for place in ("path/to/archive", "path/to/DCIM", "archive", "photos"):
         make_archive(folder / place)
+    make_photographs(folder / "photographs")
+    make_museum(folder / "museum")
     for number in range(NUM_TARS):
         make_tar(folder / f"shards/{number:04d}.tar", number)
     (folder / "labels.py").write_text(LABELS)
@@ -127,6 +131,42 @@ def make_archive(root: Path) -> None:
     (root / "cats/broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 broken")
 
 
+def make_photographs(root: Path) -> None:
+    """Write a photographer's archive: dated folders, raws beside their JPEGs, and what programs leave there."""
+    for number in range(8):
+        day = root / "2025" / f"2025-06-{10 + number // 2} Wedding Müller"
+        day.mkdir(parents=True, exist_ok=True)
+        image = samples.make_image(number, 96, 64)
+        exif = Image.Exif()
+        exif[ORIENTATION] = 6 if number % 2 else 1
+        image.save(day / f"_DSC{number}.JPG", exif=exif)
+        (day / f"_DSC{number}.DNG").write_bytes(dng(np.asarray(image), preview=jpeg(image)))
+        (day / f"_DSC{number}.xmp").write_text('<x:xmpmeta xmlns:x="adobe:ns:meta/"/>')
+    (day / "cut-off.JPG").write_bytes((day / "_DSC7.JPG").read_bytes()[:700])
+    (day / "notes.txt").write_text("call the bride's mother")
+    (root / "Lightroom Catalog.lrcat").write_bytes(b"SQLite format 3\0")
+
+
+def make_museum(root: Path) -> None:
+    """Write a museum's scans, each another kind of TIFF, and its catalogue as Excel writes it; one scan is missing."""
+    (root / "scans").mkdir(parents=True)
+    kinds = (("RGB", "raw"), ("CMYK", "tiff_lzw"), ("L", "tiff_deflate"), ("1", "group4"), ("RGB", "jpeg"))
+    rows = ["\ufeffAccession No.;Title;Artist;Date;Image"]
+    for number, (mode, compression) in enumerate(kinds):
+        image = samples.make_image(number, 80, 60).convert(mode)
+        image.save(root / f"scans/1987.{number}.tif", compression=compression)
+        rows.append(f'1987.{number};"{CAPTIONS[number]}; étude";Unknown;ca. 1710;scans/1987.{number}.tif')
+    rows.append("1988.1;Self-portrait, lost;Dürer, Albrecht;1502;scans/1988.1.tif")
+    (root / "objects.csv").write_text("\r\n".join(rows), encoding="utf-8")
+
+
+def jpeg(image: Image.Image) -> bytes:
+    """Content of a JPEG of it."""
+    file = BytesIO()
+    image.save(file, "JPEG")
+    return file.getvalue()
+
+
 def make_tables(folder: Path, price: float) -> None:
     """Write the catalogue as Parquet and as CSV, and a dataset as Hugging Face's library does.
 
@@ -160,10 +200,9 @@ def make_tables(folder: Path, price: float) -> None:
 def make_tar(path: Path, number: int) -> None:
     """Write a tar of one picture with its caption."""
     path.parent.mkdir(exist_ok=True)
-    file = BytesIO()
-    Image.new("RGB", (24, 24), (number, 255 - number, 90)).save(file, "JPEG")
+    picture = jpeg(Image.new("RGB", (24, 24), (number, 255 - number, 90)))
     with tarfile.open(path, "w") as tar:
-        for suffix, content in (("jpg", file.getvalue()), ("txt", CAPTIONS[number % len(CAPTIONS)].encode())):
+        for suffix, content in (("jpg", picture), ("txt", CAPTIONS[number % len(CAPTIONS)].encode())):
             info = tarfile.TarInfo(f"{number:04d}.{suffix}")
             info.size = len(content)
             tar.addfile(info, BytesIO(content))

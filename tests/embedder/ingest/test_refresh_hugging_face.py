@@ -13,7 +13,7 @@ from refresh_runs import items_of, refreshed
 import embedder
 from embedder.errors import SourceError
 from embedder.media.sandbox import SandboxedDecoder
-from embedder.retrieval.hits import THUMBNAIL
+from embedder.retrieval.hit import THUMBNAIL
 from embedder.sources.item_ranges import open_item
 
 

@@ -62,7 +62,7 @@ def test_rows_of_a_table_that_was_written_anew_are_found_at_their_new_places(cat
 
 def _thumbnail_of(data):
     from embedder.media.sandbox import SandboxedDecoder
-    from embedder.retrieval.hits import THUMBNAIL
+    from embedder.retrieval.hit import THUMBNAIL
 
     with SandboxedDecoder() as door:
         return [door.image(data, THUMBNAIL)]

@@ -15,8 +15,9 @@ from embedder.config import load_config
 from embedder.errors import ConfigError
 from embedder.ingest.embed import embed
 from embedder.retrieval import hit_files
+from embedder.retrieval.hit import Hit
 from embedder.retrieval.hit_files import MAX_NAME_BYTES, file_name, save_table
-from embedder.retrieval.hits import Answers, Hit, Hits
+from embedder.retrieval.hits import Answers, Hits
 
 PNG, JPEG = samples.image_bytes(1), samples.image_bytes(1, "JPEG")
 DANGEROUS = ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1+1"]

@@ -10,8 +10,9 @@ import pytest
 from search_stores import QUERY, picture, searchable, towards, video
 
 from embedder.installation import InstallationError
+from embedder.retrieval.hit import Hit
 from embedder.retrieval.hit_table import HIT
-from embedder.retrieval.hits import Answers, Hit, Hits
+from embedder.retrieval.hits import Answers, Hits
 
 DAY = datetime.date(2024, 2, 29)
 

@@ -295,3 +295,20 @@ def test_a_token_lets_in_and_another_is_a_mistake(folder, tmp_path):
             assert TOKEN[::-1] not in str(caught.value)
         copy = pickle.loads(pickle.dumps(embedder.connect(url, token=TOKEN)))
         assert [hit.item_id for hit in copy.search("a red car", k=2)] == [hit.item_id for hit in hits]
+
+
+def test_items_rejects_and_duplicates_are_listed_as_in_the_store(remote, local):
+    ids = {row["item_id"] for row in local.to_arrow(["item_id"]).to_pylist()}
+    pages = list(remote.items(sort="name", k=4))
+    listed = [hit.item_id for hits in pages for hit in hits]
+    assert listed == sorted(ids)
+    assert [len(hits) for hits in pages] == [4] * (len(ids) // 4) + ([len(ids) % 4] if len(ids) % 4 else [])
+    assert pages[0][0].image().size == local.search(image=pages[0][0].image(), k=1)[0].image().size
+    few = [hit.item_id for hits in remote.items("item_id LIKE 'images/%'", sort="random", seed=2) for hit in hits]
+    assert sorted(few) == [item_id for item_id in listed if item_id.startswith("images/")]
+    with pytest.raises(ConfigError, match="there is no column 'prise'"):
+        next(remote.items("prise < 3"))
+    assert remote.rejects() == local.rejects().to_pylist() == []
+    groups = remote.duplicates(fold=0.5)
+    assert groups == sorted(groups, key=len, reverse=True)
+    assert all(len(hits) > 1 for hits in groups) and groups

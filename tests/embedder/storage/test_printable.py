@@ -20,7 +20,8 @@ from embedder.errors import ConfigError, StoreError
 from embedder.observability.log import RunLog, messages_to
 from embedder.observability.metrics import metrics_text
 from embedder.observability.run_observer import observe_run
-from embedder.retrieval.hits import Answers, Duplicate, Hit, Hits
+from embedder.retrieval.hit import Duplicate, Hit
+from embedder.retrieval.hits import Answers, Hits
 from embedder.storage.printable import printable, shortened
 from embedder.store.files import StoreFiles
 from embedder.store.purge.id_matcher import ItemNames

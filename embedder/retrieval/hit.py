@@ -1,0 +1,207 @@
+"""A hit of a search: what was found, its file, its image."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from embedder.media.errors import DecodeError
+from embedder.media.limits import DecodeLimits
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox import SandboxedDecoder
+from embedder.media.sniff import HEAD_BYTES
+from embedder.sources.byte_ranges import EmbeddedFile, open_ranges
+from embedder.sources.fetch import Fetcher, FetchError
+from embedder.sources.item_ranges import check_kind, open_item
+from embedder.sources.uris import TableCell, split_uri
+from embedder.storage.file_adapter import ByteRanges
+from embedder.storage.printable import printable, readable
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from embedder.retrieval.snapshot import EmbeddedFiles
+
+IMAGE_PX = 512
+THUMBNAIL = ResizeSpec(image_size=160, mode="pad", interpolation="lanczos", reduced_decode=True)
+PIECE_BYTES = 4 << 20
+MAX_NAMED = 3  # other times or duplicates that a line names
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Segment(NamedTuple):
+    """Another segment of the same video, in seconds from its start, and its cosine with the query."""
+
+    start_s: float | None
+    end_s: float | None
+    score: float
+
+
+class Duplicate(NamedTuple):
+    """An item that looks nearly like a better hit, and its cosine with the query."""
+
+    item_id: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One image or video that was found, or one segment of a video.
+
+    Attributes:
+        score: cosine with the query, in [-1, 1].
+        item_id: of the item.
+        segment: number of the video's segment; 0 of an image.
+        modality: image or video.
+        uri: address of the file, table cell or tar member.
+        start_s: start of the segment, in seconds; None of an image.
+        end_s: its end.
+        caption: of the item, if it has one.
+        carryover: values of the columns that were carried over, by name.
+        segments: of a video, its other segments, best first; empty where each is a hit of its own.
+        duplicates: the hits that were folded under this one, best first.
+        rank_score: in hybrid search, the fused ranks that order the hits, 1/61 + 1/61 at most.
+        words_rank: in hybrid search, the rank among the captions that hold the query's words, from 1; None where it
+            holds none of them.
+        vector_rank: in hybrid search, the rank by vectors, from 1; None where it was found by its words alone.
+        probability: that the image fits the text, where the model defines one, as SigLIP does; else None, and of other
+            queries than texts.
+    """
+
+    score: float
+    item_id: str
+    segment: int
+    modality: str
+    uri: str
+    start_s: float | None
+    end_s: float | None
+    caption: str | None
+    carryover: dict[str, Any]
+    segments: list[Segment] = field(default_factory=list)
+    duplicates: list[Duplicate] = field(default_factory=list)
+    rank_score: float | None = None
+    words_rank: int | None = None
+    probability: float | None = None
+    vector_rank: int | None = None
+
+    files: ClassVar["EmbeddedFiles | None"] = None
+    """Of the snapshot that answered, where it is known: which files are those that were embedded; no field of a hit."""
+
+    @property
+    def embedded(self) -> EmbeddedFile | None:
+        """What the item's file has to be to be opened; None where any will do."""
+        return None if self.files is None else self.files.of(self.item_id, self.uri, self.modality)
+
+    @property
+    def middle_s(self) -> float | None:
+        """Middle of a video's segment, in seconds from its start; None of an image."""
+        return None if self.start_s is None or self.end_s is None else (self.start_s + self.end_s) / 2
+
+    def __str__(self) -> str:
+        """One line: score, modality, item and caption, control characters as escapes."""
+        return printable(f"{self.score:.3f}  {self.modality:6} {self.item_id}  {self.caption or ''}")
+
+    def read(self) -> bytes:
+        """Fetch the content of the item's file; of a video, all of it.
+
+        Raises:
+            embedder.sources.fetch.FetchError: the file is gone, can't be read, or has changed since it was embedded.
+        """
+        with Fetcher() as fetcher:
+            return b"".join(self.pieces(fetcher))
+
+    def pieces(self, fetcher: Fetcher) -> Iterator[bytes]:
+        """Content of the item's file, some MiB at a time; of a video, all of it.
+
+        Args:
+            fetcher: that keeps open what several hits are read from.
+
+        Raises:
+            embedder.sources.fetch.FetchError: the file is gone, can't be read, has changed since it was embedded, or
+                ends early.
+        """
+        max_bytes, embedded = DecodeLimits().max_file_bytes, self.embedded
+        if not isinstance(split_uri(self.uri)[1], TableCell):
+            yield from _pieces(open_item(self.uri, max_bytes=max_bytes, embedded=embedded), self.uri)
+            return
+        with fetcher.fetch(self.uri, max_bytes=max_bytes, embedded=embedded) as fetched:
+            if isinstance(fetched.content, Path):  # which the cell names
+                yield from _pieces(open_ranges(str(fetched.content)), self.uri, embedded)
+            elif fetched.content is not None:
+                check_kind(fetched.content[:HEAD_BYTES], self.uri, embedded)
+                yield fetched.content
+            else:
+                raise FetchError("NoContent", f"{readable(self.uri)}: there is no image any more")
+
+    def image(self, size_px: int = IMAGE_PX) -> "Image":
+        """Fetch and decode the image, or the frame in the middle of the segment, in the sandbox.
+
+        Args:
+            size_px: side of the square that the whole image is fitted into, on white.
+
+        Raises:
+            embedder.sources.fetch.FetchError: the file is gone or can't be read.
+            embedder.media.errors.DecodeError: it can't be decoded.
+        """
+        from PIL import Image
+
+        (pixels,) = decode_hits([self], replace(THUMBNAIL, image_size=size_px))
+        if isinstance(pixels, Exception):
+            raise pixels
+        return Image.fromarray(pixels)
+
+
+def _pieces(ranges: ByteRanges, uri: str, embedded: EmbeddedFile | None = None) -> Iterator[bytes]:
+    with closing(ranges):
+        check_kind(ranges.read_at(0, HEAD_BYTES) if embedded is not None else b"", uri, embedded)
+        start = 0
+        while start < ranges.size:
+            piece = ranges.read_at(start, PIECE_BYTES)
+            if not piece:
+                raise FetchError("Truncated", f"{readable(uri)}: it ends after {start:,} of {ranges.size:,} bytes")
+            yield piece
+            start += len(piece)
+
+
+def describe(hit: Hit) -> list[str]:
+    """Describe a hit in up to four short lines: score and time, caption, id, other segments and duplicates."""
+    time = "" if hit.middle_s is None else f"  at {hit.middle_s:.1f} s"
+    more = describe_more(hit)
+    caption = [hit.caption] if hit.caption else []
+    return [f"{hit.score:.3f}{time}", *caption, hit.item_id, *([more] if more else [])]
+
+
+def describe_more(hit: Hit) -> str:
+    """Describe a video's other segments and the hits folded under this one, the best few of each."""
+    times = [f"{each.start_s:.1f} s" for each in hit.segments if each.start_s is not None]
+    items = [each.item_id for each in hit.duplicates]
+    parts = [("also at", times), ("like it:", items)]
+    return "; ".join(f"{name} {_first(values)}" for name, values in parts if values)
+
+
+def _first(values: list[str]) -> str:
+    more = f" and {len(values) - MAX_NAMED} more" if len(values) > MAX_NAMED else ""
+    return ", ".join(values[:MAX_NAMED]) + more
+
+
+def decode_hits(hits: Iterable[Hit], resize: ResizeSpec) -> Iterator[Pixels | FetchError | DecodeError]:
+    """Pixels of each hit, or the error."""
+    hits = list(hits)
+    with SandboxedDecoder() as decoder, Fetcher() as fetcher:
+        max_bytes = decoder.limits.max_file_bytes
+        with fetcher.ahead([hit.uri for hit in hits], max_bytes=max_bytes):
+            for hit in hits:
+                try:
+                    with fetcher.fetch(hit.uri, max_bytes=max_bytes, embedded=hit.embedded) as fetched:
+                        if fetched.content is None:
+                            yield FetchError("NoContent", f"{hit.uri}: there is no image any more")
+                        elif hit.middle_s is None:
+                            yield decoder.image(fetched.content, resize)
+                        else:
+                            yield decoder.frame_at(fetched.content, resize, hit.middle_s)
+                except (FetchError, DecodeError) as error:
+                    yield error
