@@ -37,7 +37,8 @@ from embedder.engine.signals import StopRequest
 from embedder.errors import EmbedderError, RunFailedError
 from embedder.steps.decode import decode_at_low_priority
 from embedder.steps.further_inputs import of_main, without_vectors
-from embedder.steps.stage_actor import StageActor, StageSpec
+from embedder.steps.stage_actor import StageActor
+from embedder.steps.stage_spec import StageSpec
 from embedder.store.model_parts import write_parts
 from embedder.store.part_writer import LAST_TASK
 from embedder.store.runs import Run

@@ -57,7 +57,7 @@ from embedder.engine.resources import allocate
 from embedder.pipeline import through_stages
 from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.stage import INPUTS, Stage, cuda_problem
-from embedder.steps.stage_actor import StageSpec
+from embedder.steps.stage_spec import StageSpec
 from harness import number, table
 from shards.activations import Batch, TowerState
 from shards.config import ModelConfig
@@ -66,8 +66,8 @@ from shards.plan import plan_placement
 from shards.planning.costs import GPU_ROWS, DataMix, HostCosts, estimate_costs
 from shards.planning.devices import DEVICES
 from shards.planning.problem import make_problem
-from shards.ranges import whole_model
 from shards.shard import load_shard
+from shards.shard_specs import whole_model
 
 NUM_PARAMETERS = 200_000_000
 CAPTION_TOKENS = 16

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 
 from embedder.compat.malloc import keep_freed_memory
-from shards.config import ModelConfig, PreprocessConfig
+from shards.config import ModelConfig
 from shards.plan import DataMix, plan_placement
 from shards.planning.costs import estimate_costs, estimate_host
 from shards.planning.devices import parse_devices
 from shards.planning.problem import PlacementProblem, make_problem
 from shards.planning.solver.search import best_placement
+from shards.preprocess import PreprocessConfig
 from shards.towers.vit import VitTower
 
 FLEETS = {

@@ -36,11 +36,13 @@ import embedder
 from corpus import make_model
 from embedder import pipeline
 from embedder.report.prediction import RunPrediction, StageShape
-from embedder.steps.stage_actor import StageActor, StageSpec
+from embedder.steps.stage_actor import StageActor
+from embedder.steps.stage_spec import StageSpec
 from embedder.store.runs import Run
 from shards.config import ModelConfig
 from shards.plan import plan_specs
-from shards.ranges import LayerRange, ShardSpec
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec
 
 PROMISE = 1.3
 NUM_STAGES = 3

@@ -12,8 +12,9 @@ import av
 import numpy as np
 from PIL import Image
 
-from shards.config import ModelConfig, PreprocessConfig
+from shards.config import ModelConfig
 from shards.fresh import init_model
+from shards.preprocess import PreprocessConfig
 from shards.towers.vit import VitTower
 
 PACKAGE = Path(__file__).parents[1] / "embedder"

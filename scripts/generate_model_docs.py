@@ -16,8 +16,8 @@ from shards.convert.transformers_model import read_tower
 from shards.costs import count_parameters
 from shards.plan import plan_shards
 from shards.tensor_shapes import model_shapes
-from shards.towers import CLASSES, IMPORTS
 from shards.towers.kinds import TextTower, VisionTower
+from shards.towers.registry import CLASSES, IMPORTS
 
 PAGE = Path(__file__).parents[1] / "docs/models.md"
 BLOCK = re.compile(r"(?<=<!-- table -->\n).*(?=<!-- end of the table -->)", re.DOTALL)

@@ -19,12 +19,13 @@ import time
 from pathlib import Path
 
 from corpus import DEMO_MODEL
-from shards.config import ModelConfig, PreprocessConfig
+from shards.config import ModelConfig
 from shards.costs import count_parameters
 from shards.fresh import init_model
+from shards.preprocess import PreprocessConfig
 from shards.tensor_shapes import model_shapes
-from shards.towers import DEFAULT_TEXT
 from shards.towers.kinds import TextTower
+from shards.towers.registry import DEFAULT_TEXT
 from shards.towers.vit import VitTower
 
 VOCABULARY = 30_000  # the default text tower's; the demo's tokeniser uses the first 3,000

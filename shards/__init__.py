@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shards.plan import ShardPlan as ShardPlan
     from shards.plan import plan_shards as plan_shards
     from shards.ranges import LayerRange as LayerRange
-    from shards.ranges import ShardSpec as ShardSpec
+    from shards.shard_specs import ShardSpec as ShardSpec
 
 _HOMES = {
     "LayerRange": "shards.ranges",

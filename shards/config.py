@@ -9,59 +9,17 @@ from typing import Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from shards.errors import ModelError
+from shards.preprocess import PreprocessConfig
 from shards.schema import ModelSection, describe, read_json
-from shards.towers import AnyTextTower, AnyVisionTower
 from shards.towers.base import Tower
 from shards.towers.kinds import TextTower, VisionTower
+from shards.towers.registry import AnyTextTower, AnyVisionTower
 
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 SIGMOID_FILE = "sigmoid.json"  # beside exported towers: scale and bias of the logits, or null
 
 Projection = Literal["linear", "mlp", "none"]
-
-CROPPED = ("squash", "crop")
-"""Ways to resize after which the middle square may be cut out."""
-
-
-class PreprocessConfig(ModelSection):
-    """Preprocessing: from images to pixels, from captions to token ids.
-
-    Settings of a side whose tower the model lacks change nothing.
-    """
-
-    image_size: int = Field(224, ge=1, description="side of the square image, px")
-    resize: Literal["squash", "crop", "pad", "pad_black", "patches"] = Field(
-        "crop",
-        description="squash: both sides to size; crop: shortest side, then centre; pad: whole image on white; "
-        "pad_black: on black, as open_clip does it; patches: no square, but whole patches along both sides, at most "
-        "the vision tower's max_patches",
-    )
-    resize_size: int | None = Field(
-        None,
-        ge=1,
-        description="size of the resize by squash or crop, px, after which the middle square of image_size is kept; "
-        "none: image_size",
-    )
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = Field("bicubic", description="filter of the resize")
-    resampler: Literal["pillow", "torchvision"] = Field(
-        "pillow", description="library whose resize gives the values, to the bit"
-    )
-    mean: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="of RGB scaled to [0, 1]")
-    std: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="of RGB scaled to [0, 1]")
-    reduced_decode: bool = Field(True, description="JPEGs may be decoded at 1/2, 1/4, 1/8 while >= 2x image_size")
-    max_caption_tokens: int = Field(64, ge=2, description="longer captions are cut; counts [CLS] and [SEP]")
-
-    @model_validator(mode="after")
-    def _divisible(self) -> Self:
-        if min(self.std) <= 0:
-            raise ValueError(f"std is {self.std}; pixels are divided by it, so each must be positive")
-        if self.resize_size is not None and (self.resize_size < self.image_size or self.resize not in CROPPED):
-            raise ValueError(
-                f'resize_size is {self.resize_size} with resize "{self.resize}" and image_size {self.image_size}; it '
-                "belongs to squash and crop, and is no smaller than image_size"
-            )
-        return self
 
 
 class ModelConfig(ModelSection):

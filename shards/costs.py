@@ -5,7 +5,8 @@ from math import prod
 from typing import Literal
 
 from shards.config import ModelConfig
-from shards.ranges import LayerRange, ShardSpec
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec
 from shards.tensor_shapes import held_dtype, projection_shapes, shard_shapes
 from shards.towers.base import Shape, Shapes
 

@@ -13,8 +13,9 @@ import torch
 from shards.config import ModelConfig, load_model_config
 from shards.costs import Dtype, weight_bytes
 from shards.profile import clock_of, random_activation, timed, torch_threads
-from shards.ranges import LayerRange, ShardSpec, only, whole_model
+from shards.ranges import LayerRange
 from shards.shard import Shard, load_shard
+from shards.shard_specs import ShardSpec, only, whole_model
 
 COMPARED: tuple[Dtype, ...] = ("float32", "bfloat16", "int8")
 TOKENS = 512  # enough to fill the cores: more take as long per token

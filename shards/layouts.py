@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from shards.config import PreprocessConfig
 from shards.errors import ModelError
+from shards.preprocess import PreprocessConfig
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 """Moves a tensor that was made on the host to the device of the layers."""

@@ -9,7 +9,7 @@ import torch
 from shards.config import ModelConfig
 from shards.errors import ModelError
 from shards.quantised import quantise_weight
-from shards.ranges import ShardSpec
+from shards.shard_specs import ShardSpec
 from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE, held_dtype, shard_shapes
 from shards.towers.base import Shape
 from shards.weights import CHECKPOINT_CURE, check_names, check_shape, find_weights, read_header

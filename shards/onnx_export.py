@@ -24,8 +24,9 @@ from shards.compat import silence_onnx_graphs
 from shards.config import SIGMOID_FILE, ModelConfig, load_model_config
 from shards.errors import ModelError
 from shards.loading import read_sigmoid
-from shards.ranges import LayerRange, only
+from shards.ranges import LayerRange
 from shards.shard import Shard, load_shard
+from shards.shard_specs import only
 from shards.towers.naflex import NaFlexTower
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from shards.errors import ModelError
 from shards.planning.costs import DataMix, JsonText, estimate_costs
 from shards.planning.devices import DeviceType
 from shards.planning.problem import BOUNDLESS, PlacedStage, PlacementProblem, Pool, StageLoad, predict
-from shards.ranges import STRICT, LayerRange, ShardSpec, check_spec
+from shards.ranges import STRICT, LayerRange
+from shards.shard_specs import ShardSpec, check_spec
 
 if TYPE_CHECKING:
     from shards.planning.explain import Alternative

@@ -23,8 +23,9 @@ from shards.heads import unit_rows
 from shards.layouts import Layout
 from shards.loading import activation_dtype
 from shards.planning.costs import ModelCosts, TowerSeconds
-from shards.ranges import LayerRange, ShardSpec, only
+from shards.ranges import LayerRange
 from shards.shard import Shard, load_shard
+from shards.shard_specs import ShardSpec, only
 
 # Calls and seconds per part (a tower's embeddings, one of its layers, its head); their median counts.
 MAX_CALLS, MIN_CALLS = 15, 5

@@ -18,7 +18,7 @@ from shards.config import ModelConfig, load_model_config
 from shards.heads import build_head, unit_rows
 from shards.layouts import Layout, Normalise
 from shards.loading import load_tensors
-from shards.ranges import whole_model
+from shards.shard_specs import whole_model
 
 
 class TwinTower(nn.Module):

@@ -18,7 +18,7 @@ from shards.layouts import Layout, Normalise
 from shards.length_groups import CPU_GROUPS, GroupCosts
 from shards.loading import activation_dtype, load_tensors
 from shards.quantised import make_linears_int8
-from shards.ranges import ShardSpec, check_spec
+from shards.shard_specs import ShardSpec, check_spec
 from shards.tensor_shapes import SCALE_SUFFIX
 from shards.towers.base import Tower
 from shards.towers.kinds import VisionTower

@@ -5,7 +5,7 @@ heads. Shapes follow torch: a linear layer's weight is (out, in).
 """
 
 from shards.config import ModelConfig
-from shards.ranges import ShardSpec, whole_model
+from shards.shard_specs import ShardSpec, whole_model
 from shards.towers.base import Shape, Shapes, linear_shapes
 
 # Optional, and not needed by any shard: log of the inverse temperature that training ended with, and SigLIP's bias.

@@ -3,8 +3,10 @@
 import shutil
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,3 +58,20 @@ def test_a_forbidden_import_breaks_a_contract(copy_of_the_code: Path, module: st
     result = lint(copy_of_the_code)
     assert result.returncode == 1, result.stdout + result.stderr
     assert f"{module.replace('/', '.')}.intruder" in result.stdout
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    graph = grimp.build_graph(*PACKAGES)
+    return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+
+
+def test_files_import_each_other_in_no_circle(imports: dict[str, set[str]]) -> None:
+    """Imports in functions, and for types, count."""
+    TopologicalSorter(imports).prepare()
+
+
+def test_a_circle_of_files_is_found(imports: dict[str, set[str]]) -> None:
+    closing = {"shards.ranges": {*imports["shards.ranges"], "shards.shard_specs"}}
+    with pytest.raises(CycleError):
+        TopologicalSorter(imports | closing).prepare()

@@ -50,12 +50,12 @@ import json, sys
 import torch
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
-from shards import ranges
+from shards import shard_specs
 from shards.shard import load_shard
 
 folder, spec = sys.argv[1], sys.argv[2]
 config = load_model_config(folder)
-shard = load_shard(folder, getattr(ranges, spec)(config))
+shard = load_shard(folder, getattr(shard_specs, spec)(config))
 size, one = config.vision.image_size, torch.ones(2, dtype=torch.int64)
 pixels = TowerState(torch.zeros((2, size, size, 3), dtype=torch.uint8), one)
 shard(Batch(pixels, TowerState(torch.tensor([5, 6, 7], dtype=torch.int32), torch.tensor([1, 2]))))
@@ -64,10 +64,10 @@ STAGE_PROCESS = """
 import gc, json, os, sys
 from embedder.steps.stage_actor import StageActor, StageSpec
 from shards.config import load_model_config
-from shards import ranges
+from shards import shard_specs
 
 folder, spec = sys.argv[1], sys.argv[2]
-shard = getattr(ranges, spec)(load_model_config(folder))
+shard = getattr(shard_specs, spec)(load_model_config(folder))
 niceness = os.nice(0)
 stage = StageActor(StageSpec(0, folder, shard, "bfloat16", "cpu", 1, (32,), niceness=2))
 assert os.nice(0) == min(19, niceness + 2)

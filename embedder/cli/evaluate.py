@@ -39,8 +39,7 @@ def evaluate(
     """Measure R@k, recall of the index, latency and memory, with confidence intervals."""
     run = read({"store": store})
 
-    from embedder.evaluation.evaluate import EvaluationOptions
-    from embedder.evaluation.outputs import evaluate_tracked
+    from embedder.evaluation.evaluate import EvaluationOptions, evaluate_tracked
     from embedder.retrieval.store_api import open_store
 
     options = EvaluationOptions(queries=queries, k=k, group=group, num_queries=num_queries)

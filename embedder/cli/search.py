@@ -14,7 +14,7 @@ from embedder.quantities import counted
 from embedder.retrieval.queries import SearchOptions
 from embedder.storage.output_file import check_output_file
 from embedder.storage.web_address import shown_uri
-from embedder.store.models import MAIN, is_model_name
+from embedder.store.layout import MAIN, is_model_name
 
 if TYPE_CHECKING:
     import numpy as np

@@ -272,7 +272,8 @@ def export_query_towers(
     run = read({"store": store})
 
     from embedder.engine.query_tower_export import export_query_towers as run_export
-    from embedder.store.models import MAIN, find_model
+    from embedder.store.layout import MAIN
+    from embedder.store.models import find_model
     from embedder.store.query_towers import towers_path
     from embedder.store.store_info import published, read_store_info, served_info
 

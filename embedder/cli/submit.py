@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -36,6 +36,7 @@ app = typer.Typer(no_args_is_help=True, help="List, follow and stop the jobs of 
 
 
 def submit(
+    context: typer.Context,
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help=CONFIG_HELP)],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[-- OPTION...]", help="Further options of the command, after --.")
@@ -55,7 +56,7 @@ def submit(
     from embedder.submission.submit import submit as submit_job
 
     run = load_config(config, settings=settings or ())
-    checked = check_arguments(kind, arguments or ())
+    checked = check_arguments(kind, arguments or (), _all_commands(context))
     job = submit_job(run, address_of(address), kind=checked, arguments=arguments or (), install=install, python=python)
     data = {"job_id": job.job_id, "address": job.server.url, "command": kind}
     shown: list[RenderableType] = [f"job {job.job_id} at {job.server.url}"]
@@ -126,12 +127,13 @@ def job_server(address: str | None) -> "JobServer":
     return JobServer(address_of(address))
 
 
-def check_arguments(kind: str, arguments: Sequence[str]) -> "JobKind":
+def check_arguments(kind: str, arguments: Sequence[str], commands: Mapping[str, Any]) -> "JobKind":
     """Check a job's command line here, where a mistake costs no job.
 
     Args:
         kind: the command.
         arguments: its further options.
+        commands: of the command line, by name.
 
     Raises:
         ConfigError: it is another command.
@@ -139,12 +141,15 @@ def check_arguments(kind: str, arguments: Sequence[str]) -> "JobKind":
     """
     if kind not in ("refresh", "embed"):
         raise ConfigError(f"--command {kind}: a job runs refresh or embed")
-    from embedder.cli.app import app as all_commands
-
-    command = typer.main.get_command(all_commands).commands[kind]  # type: ignore[attr-defined]
+    command = commands[kind]
     named = ["run.toml"] if kind == "refresh" else ["--config", "run.toml"]
     command.make_context(kind, [*named, *arguments])
     return cast("JobKind", kind)
+
+
+def _all_commands(context: typer.Context) -> Mapping[str, Any]:
+    commands: Mapping[str, Any] = context.find_root().command.commands  # type: ignore[attr-defined]
+    return commands
 
 
 def _follow(server: "JobServer", job_id: str) -> None:

@@ -15,7 +15,7 @@ from embedder.quantities import counted, duration_text, size_text
 
 if TYPE_CHECKING:
     from embedder.training.loop import OnStep
-    from embedder.training.run import TrainReport
+    from embedder.training.report import TrainReport
 
 
 def train(

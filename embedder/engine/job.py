@@ -38,9 +38,9 @@ from embedder.errors import ConfigError
 from embedder.installation import vector_libraries
 from embedder.media.limits import DecodeLimits
 from embedder.quantities import counted
-from embedder.servables.tower_parts import read_plan
+from embedder.servables.towers import read_plan
 from embedder.steps.item_decoder import DecodeSpec
-from embedder.steps.stage_actor import StageSpec
+from embedder.steps.stage_spec import StageSpec
 from embedder.store.accumulators.run_states import open_metrics
 from embedder.store.layout import StoreInfo
 from embedder.store.model_parts import ModelPart

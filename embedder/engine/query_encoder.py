@@ -11,8 +11,8 @@ from embedder.installation import require
 from embedder.media.resize import Colour
 
 if TYPE_CHECKING:
-    from shards.ranges import ShardSpec
     from shards.shard import Shard
+    from shards.shard_specs import ShardSpec
 
 
 class QueryEncoder(BaseQueryEncoder):
@@ -58,13 +58,13 @@ class QueryEncoder(BaseQueryEncoder):
 
     @locked_cached_property
     def _text_tower(self) -> "Shard":
-        from shards.ranges import text_only
+        from shards.shard_specs import text_only
 
         return self._load(text_only(self.model.config))
 
     @locked_cached_property
     def _vision_tower(self) -> "Shard":
-        from shards.ranges import vision_only
+        from shards.shard_specs import vision_only
 
         return self._load(vision_only(self.model.config))
 

@@ -225,11 +225,11 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
     """Settings of Ray Data that a run needs, for its duration."""
     from ray.data import DataContext
 
-    from embedder.compat.draining import execution_callbacks
+    from embedder.compat.execution_callbacks import select_callbacks
     from embedder.compat.ray_data import known_settings
 
     context = DataContext.get_current()
-    callbacks = [*getattr(context, "custom_execution_callback_classes", []), *execution_callbacks()]
+    callbacks = [*getattr(context, "custom_execution_callback_classes", []), *select_callbacks()]
     settings = {
         "custom_execution_callback_classes": callbacks,
         "execution_no_progress_timeout_s": no_progress_timeout_s,

@@ -1,8 +1,10 @@
 """Evaluate a published store: the model alone, its index, and the two together."""
 
+import json
 import logging
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from embedder.evaluation.exact import Ints, RelevantPairs, right_rows, search_ex
 from embedder.evaluation.images import ImageTable
 from embedder.evaluation.index_recall import ask_index, index_figures
 from embedder.evaluation.metrics import by_group, mean, mean_reciprocal_rank, recalls
+from embedder.evaluation.outputs import TRACKER_NAME, evaluation_files, list_figures
 from embedder.evaluation.query_sets import (
     ONE_TOWER,
     OWN_CAPTIONS,
@@ -33,9 +36,14 @@ from embedder.evaluation.report import (
 )
 from embedder.evaluation.timing import time_each
 from embedder.installation import require
+from embedder.observability.run_tracking import parameters_of
+from embedder.observability.trackers import Tracker, tracked
 from embedder.quantities import agree, counted
+from embedder.redaction import mask
 from embedder.retrieval.store_api import Store, open_store
 from embedder.retrieval.store_follower import FollowingStore
+from embedder.storage.atomic_write import atomic_write
+from embedder.storage.printable import printable
 from embedder.store.models import check_has_vectors
 from embedder.store.tables import RecordTable
 
@@ -96,8 +104,6 @@ def evaluate(
     kinds = (Store, FollowingStore, RunConfig)
     check_argument("embedder.evaluate: store", store, kinds, "a store, as embedder.open_store opens one")
     if isinstance(store, RunConfig):
-        from embedder.evaluation.outputs import evaluate_tracked
-
         opened = open_store(store.required_store, model=store.main_model, servables=store.model_sections)
         return evaluate_tracked(opened, store, options)
     check_has_vectors(store.files, store.current)
@@ -189,3 +195,47 @@ def _notes(query_set: QuerySet, options: EvaluationOptions, *, has_index: bool) 
     if not has_index:
         notes.append("there is no index: search is exact; `embedder index build` makes one")
     return notes
+
+
+def evaluate_tracked(
+    store: Store, config: RunConfig, options: EvaluationOptions, out: Path | None = None
+) -> Evaluation:
+    """Evaluate a store, and tell the tracker of the configuration.
+
+    Args:
+        store: opened.
+        config: its `[tracker]`; its keys are the tracker's parameters.
+        options: of the evaluation.
+        out: folder that gets the tracker's id of the run, `tracker.json`.
+    """
+    with tracked(config.tracker, "embedder evaluate") as tracker:
+        _begin(tracker, store, config, options, out)
+        found = evaluate(store, options)
+        tracker.log(dict(list_figures(found)), step=0)
+        for step, point in enumerate(found.index.curve if found.index else ()):
+            values = {"recall_at_10": point.recall_at_10.value, "p50_ms": point.p50_ms, "p99_ms": point.p99_ms}
+            tracker.log({f"curve/{name}": value for name, value in values.items()}, step=step)
+        tracker.attach(lambda: evaluation_files(found))
+        tracker.end(succeeded=True, files={})
+    return found
+
+
+def _begin(tracker: Tracker, store: Store, config: RunConfig, options: EvaluationOptions, out: Path | None) -> None:
+    """Begin the tracker's run; each knows the other's id."""
+    run_id = store.publication.run_id
+    asked = {"queries": options.queries, "group": options.group, "num_queries": options.num_queries, "k": options.k}
+    told = {f"evaluate.{name}": printable(mask(str(value))) for name, value in asked.items() if value is not None}
+    tags = {
+        "embedder.run_id": run_id,
+        "embedder.store": printable(mask(store.files.address)),
+        "embedder.kind": "evaluate",
+        "embedder.model_fingerprint": store.info.model_fingerprint,
+    }
+
+    def write_id(tracker_id: str) -> None:
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            with atomic_write(out / TRACKER_NAME) as file:
+                file.write(json.dumps({"id": tracker_id}).encode() + b"\n")
+
+    tracker.begin(f"evaluate {run_id}", parameters_of(config) | told, tags, write_id)

@@ -9,7 +9,7 @@ import io
 import sys
 import warnings
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from PIL import AvifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
 
@@ -18,6 +18,7 @@ from embedder.media.colour_tags import without_png_profile
 from embedder.media.errors import DecodeError
 from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.jpeg import decode_pixels
+from embedder.media.loaded_image import LoadedImage
 from embedder.media.resize import (
     DRAFT_SCALES,
     PADDING_LEVELS,
@@ -56,22 +57,6 @@ UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 """EXIF orientation -> transposition that puts the image upright (Source: EXIF 2.32, tag 0x0112)."""
-
-
-class LoadedImage(NamedTuple):
-    """Decoded image as it is stored, the EXIF orientation that puts it upright, and what is missing of it.
-
-    Attributes:
-        image: Pillow's, of any mode; or an array, uint8 (H, W, 3) RGB or (H, W, 1) grey.
-        orientation: 1 to 8.
-        note: what is missing; None: nothing.
-        late_profile: ICC profile of an array's colours, which are brought to sRGB once it is resized; None: sRGB.
-    """
-
-    image: "Image.Image | Pixels"
-    orientation: int
-    note: str | None = None
-    late_profile: bytes | None = None
 
 
 def prepare_pillow() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 if TYPE_CHECKING:
-    from shards.config import PreprocessConfig
+    from shards.preprocess import PreprocessConfig
     from shards.towers.kinds import VisionTower
 
 Size = tuple[int, int]

@@ -28,13 +28,14 @@ from embedder.engine.resources import requested
 from embedder.planning.background_load import busy_machine
 from embedder.planning.cache import cached, kept
 from embedder.planning.sample import ItemSample, sample_items
-from embedder.steps.stage_actor import StageSpec
+from embedder.steps.stage_spec import StageSpec
 from embedder.store.arrow_tensors import pack_vectors
 from embedder.store.files import StoreFiles
 from embedder.store.part_writer import RunMetadata, write_part
 from shards.config import ModelConfig
 from shards.planning.costs import STARTUP_S, DataMix, HostCosts, ModelCosts
-from shards.ranges import LayerRange, ShardSpec, whole_model
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec, whole_model
 
 if TYPE_CHECKING:
     from shards.profile import TimingSetting

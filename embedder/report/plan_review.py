@@ -17,7 +17,7 @@ from embedder.store.step_metrics import Measurement
 from shards.plan import plan_specs
 from shards.planning.costs import DataMix, HostCosts, ModelCosts
 from shards.planning.problem import PlacementProblem
-from shards.ranges import ShardSpec
+from shards.shard_specs import ShardSpec
 
 PLAN_FILE = "better_plan.json"
 

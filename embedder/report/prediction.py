@@ -13,7 +13,7 @@ from shards.planning.costs import DataMix, HostCosts, ModelCosts
 from shards.planning.devices import DeviceType
 from shards.planning.problem import BOUNDLESS, PlacementProblem, Pool
 from shards.planning.solver.search import best_placement
-from shards.ranges import ShardSpec
+from shards.shard_specs import ShardSpec
 
 
 @dataclass(frozen=True)

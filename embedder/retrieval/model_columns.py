@@ -13,8 +13,7 @@ from embedder.storage.hashed_rows import NUMBER, HashedRows, common_parts
 from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped
 from embedder.store.current import versions_of
 from embedder.store.files import StoreFiles
-from embedder.store.layout import Current
-from embedder.store.models import MAIN
+from embedder.store.layout import MAIN, Current
 from embedder.store.part_writer import VECTOR_COLUMNS
 from embedder.store.schema import EMBEDDINGS
 from embedder.store.tables import RecordTable

@@ -25,8 +25,8 @@ from embedder.retrieval.search import Searcher
 from embedder.retrieval.snapshot import Snapshot
 from embedder.store.files import StoreFiles
 from embedder.store.history import check_readable, find_publication
-from embedder.store.layout import Current, Published
-from embedder.store.models import MAIN, check_has_vectors, find_model, is_model_name, model_names
+from embedder.store.layout import MAIN, Current, Published, is_model_name
+from embedder.store.models import check_has_vectors, find_model, model_names
 from embedder.store.query_towers import find_towers, has_towers
 from embedder.store.store_info import differing, published, read_store_info, served_info
 from embedder.store.tables import RecordTable

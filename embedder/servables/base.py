@@ -19,12 +19,10 @@ from pydantic import Field
 
 from embedder.config_toml.section import ConfigSection
 from embedder.servables.columns import InputColumn, OutputColumn
-from embedder.servables.errors import ServableError
+from embedder.servables.errors import ServableError, one_line
 from embedder.servables.program import LoadedProgram, ServableProgram
 from shards.fingerprint import short_hash
 
-CALL_S = LOAD_S = 3600.0
-"""Seconds of a call, and of loading, where a servable names none."""
 LONGEST_S = 1_000_000.0
 """Longest limit in time: eleven days; poll(2) counts milliseconds in 31 bits."""
 RUNNERS = Path(__file__).parent / "runners"
@@ -224,30 +222,6 @@ def unloadable(where: str, error: BaseException) -> ServableError:
             'has it (python = "...")'
         )
     return ServableError(f"{where}: can't be loaded ({cause}); check the file, its framework and that one's version")
-
-
-def one_line(error: BaseException, limit: int = 300) -> str:
-    """Type and message of an error in one line.
-
-    Args:
-        error: the error.
-        limit: most characters; of a longer one both ends stay: some libraries say the cause last.
-    """
-    return shortened(f"{type(error).__name__}: {error}", limit)
-
-
-def shortened(text: str, limit: int = 300) -> str:
-    """Text in one line, without its middle where it is longer than the limit.
-
-    Args:
-        text: of any number of lines.
-        limit: most characters.
-    """
-    line = " ".join(text.split())
-    if len(line) <= limit:
-        return line
-    end = limit // 2
-    return f"{line[: limit - end - 3]}...{line[-end:]}"
 
 
 def file_digest(path: Path) -> bytes:

@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 
 from embedder.config_toml.section import ConfigSection
 from embedder.media.resize import ResizeSpec
-from shards.config import PreprocessConfig
 from shards.fingerprint import short_hash
+from shards.preprocess import PreprocessConfig
 
 if TYPE_CHECKING:
     import pyarrow as pa

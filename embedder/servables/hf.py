@@ -12,7 +12,8 @@ from embedder.servables.columns import ADDRESS, ImageInput, InputColumn, OutputC
 from embedder.servables.errors import ServableError
 from embedder.servables.program import ServableProgram
 from embedder.storage.model_download import ALLOWED_FILES, PICKLED_FILES, resolve_checkpoint
-from shards.config import CONFIG_FILE, PreprocessConfig
+from shards.config import CONFIG_FILE
+from shards.preprocess import PreprocessConfig
 from shards.schema import read_json
 
 Task = Literal[

@@ -17,10 +17,16 @@ from typing import Any
 import pyarrow as pa
 
 from embedder.servables import program as program_file
-from embedder.servables.base import CALL_S, LOAD_S, shortened
-from embedder.servables.errors import ServableError
+from embedder.servables.errors import ServableError, shortened
 from embedder.servables.interpreter_child import BATCH, FAILED, HELLO, PROTOCOL, READY, START, TABLE
-from embedder.servables.interpreter_process import CHILD_SCRIPT, ChildDiedError, ChildError, ChildProcess
+from embedder.servables.interpreter_process import (
+    CALL_S,
+    CHILD_SCRIPT,
+    LOAD_S,
+    ChildDiedError,
+    ChildError,
+    ChildProcess,
+)
 from embedder.servables.program import ServableProgram
 
 MIN_PYTHON = (3, 9)

@@ -17,6 +17,9 @@ from embedder.redaction import mask
 from embedder.servables.errors import ServableError
 from embedder.servables.interpreter_child import HEADER
 
+CALL_S = LOAD_S = 3600.0
+"""Seconds of a call, and of loading, where a servable names none."""
+
 CHILD_SCRIPT = Path(__file__).parent / "interpreter_child.py"
 MAX_REPLY_BYTES = 8 * 2**30
 LAST_WORDS_BYTES = 8192

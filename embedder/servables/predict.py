@@ -24,8 +24,9 @@ from embedder.media.limits import DecodeLimits
 from embedder.media.resize import Colour
 from embedder.media.sniff import sniff
 from embedder.servables import make_servable
-from embedder.servables.base import Servable, one_line
+from embedder.servables.base import Servable
 from embedder.servables.columns import IMAGES, ColumnInput, InputColumn
+from embedder.servables.errors import one_line
 from embedder.servables.order import order_servables
 from embedder.servables.packing import ActorGroup, pack_servables, reserved_cpus
 from embedder.servables.prepare import GRID, InputPreparer

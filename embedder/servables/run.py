@@ -18,10 +18,11 @@ import pyarrow as pa
 from embedder.batch_schema import CARRIED, HUNG
 from embedder.errors import RunFailedError
 from embedder.media.limits import DecodeLimits
-from embedder.servables.base import CALL_S, LOAD_S, Servable, one_line
+from embedder.servables.base import Servable
 from embedder.servables.checks import Bools, CheckedOutputs, check_outputs
 from embedder.servables.columns import ColumnInput, InputColumn
-from embedder.servables.errors import ServableError
+from embedder.servables.errors import ServableError, one_line
+from embedder.servables.interpreter_process import CALL_S, LOAD_S
 from embedder.servables.order import ERROR
 from embedder.servables.prepare import GRID, InputPreparer, PreparedInput, bind
 

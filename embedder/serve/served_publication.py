@@ -18,7 +18,7 @@ from embedder.retrieval.snapshot import EmbeddedFiles, IdRows
 from embedder.retrieval.store_api import Store
 from embedder.serve.errors import STORE_RETRY_S, RequestError
 from embedder.storage.printable import readable
-from embedder.store.models import MAIN
+from embedder.store.layout import MAIN
 from embedder.store.tables import RecordTable
 from index.vectors import Floats, Rows
 

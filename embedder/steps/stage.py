@@ -17,7 +17,7 @@ from embedder.steps.batch_size_tuner import BatchSize
 from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.host_copies import DeviceTimes, OverlappedCopies
 from embedder.steps.oom_backoff import OomBackoffEncoder
-from embedder.steps.stage_actor import StageSpec
+from embedder.steps.stage_spec import StageSpec
 from embedder.storage.model_download import resolve_model
 from embedder.store.arrow_tensors import pack_flat, pack_vectors, unpack
 from embedder.store.step_metrics import LOAD, Measurement, measure, trace_column

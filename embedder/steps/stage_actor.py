@@ -1,10 +1,9 @@
-"""Ray actor of a stage and its configuration; importing them loads no torch, which takes 2 s of CPU."""
+"""Ray actor of a stage; importing it loads no torch, which takes 2 s of CPU."""
 
 import hashlib
 import os
 import platform
 import traceback
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,58 +14,15 @@ from embedder.compat.ray_attempts import attempt_number
 from embedder.errors import USER_MISTAKES, RunFailedError
 from embedder.quantities import counted
 from embedder.steps.attempts import MAX_CAUSE_CHARACTERS, limit_deaths
+from embedder.steps.stage_spec import StageSpec
 from embedder.store.runs import Run
 from embedder.store.step_metrics import LOAD, measure
-from shards.length_groups import GroupCosts
-from shards.ranges import ShardSpec
 
 if TYPE_CHECKING:
     from embedder.steps.stage import Stage
 
 LOAD_CURE = "give the node more memory, or cut the model into more stages (num_stages)"
 BLOCK_CURE = "a smaller batch_size or decode.items_per_task needs less memory"
-
-
-@dataclass(frozen=True)
-class StageSpec:
-    """Configuration of one replica of a stage.
-
-    Attributes:
-        index: number of the stage.
-        model: folder or URI.
-        shard: layers of both towers.
-        dtype: compute dtype.
-        device: torch device.
-        num_threads: torch threads.
-        batch_sizes: candidates in rows; among several, the stage finds the best one by trial.
-        niceness: added to that of the process: its priority among the processes on the same cores.
-        gpu_share: part of a GPU's memory that it may take.
-        group_costs: by side, what decides on groups of rows of similar length; a CPU's where a side is missing.
-        compile: whether the layers are compiled, with the first batch.
-        node_threads: on a cluster, torch threads by Ray's id of a node; on others `num_threads`.
-    """
-
-    index: int
-    model: str
-    shard: ShardSpec
-    dtype: str
-    device: str
-    num_threads: int
-    batch_sizes: tuple[int, ...]
-    niceness: int = 0
-    gpu_share: float = 1.0
-    group_costs: tuple[tuple[str, GroupCosts], ...] = ()
-    compile: bool = False
-    node_threads: tuple[tuple[str, int], ...] = ()
-
-    def on_this_node(self) -> "StageSpec":
-        """Return the specification with the threads of the node where this process runs."""
-        if not self.node_threads:
-            return self
-        import ray
-
-        node_id = ray.get_runtime_context().get_node_id()
-        return replace(self, num_threads=dict(self.node_threads).get(node_id, self.num_threads))
 
 
 class StageActor:

@@ -18,8 +18,8 @@ from embedder.storage.object_stores import ObjectStoreError, is_remote, named_er
 from embedder.storage.user_cache import cache_folder
 from shards.config import CONFIG_FILE, find_model_folder, load_model_config
 from shards.errors import ModelError
-from shards.ranges import ShardSpec, whole_model
 from shards.saving import staged_folder
+from shards.shard_specs import ShardSpec, whole_model
 from shards.tensor_shapes import shard_shapes
 from shards.weights import MAX_HEADER_BYTES, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, TensorEntry, read_header, read_index
 

@@ -25,6 +25,24 @@ class Repetition(Protocol):
         """Stop it, and wait for its end."""
 
 
+class HeldLock(Protocol):
+    """Lock on a store that this process holds (`embedder.store.lock.Lease`).
+
+    Attributes:
+        lost: another process has taken it.
+        is_given_up: this process has removed it.
+    """
+
+    lost: bool
+    is_given_up: bool
+
+    def confirm(self) -> None:
+        """Check, before every commit, that this process still holds it."""
+
+    def swap_current(self, data: bytes) -> None:
+        """Replace CURRENT.json, if it is unchanged since the lock was taken."""
+
+
 class RepeatingThread:
     """Thread that calls an action every few seconds until it returns false or is stopped."""
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -27,11 +27,8 @@ from embedder.store.backends import (
     Tag,
     WriteConflictError,
 )
-from embedder.store.environment import REAL_ENVIRONMENT, Environment
+from embedder.store.environment import REAL_ENVIRONMENT, Environment, HeldLock
 from embedder.store.trace import traced
-
-if TYPE_CHECKING:
-    from embedder.store.lock import Lease
 
 NUM_READERS = 16
 NUM_RECORD_READERS = 64  # of small files, each of which is one request: 10,000 of 20 ms are read in 3 s
@@ -61,7 +58,7 @@ class StoreFiles:
         if not is_text(text):
             raise StoreError(f"store {text}: its name is not valid UTF-8, which its tables are named in; rename it")
         self.folder: Path | None = None
-        self.lease: Lease | None = None
+        self.lease: HeldLock | None = None
         self.environment: Environment = REAL_ENVIRONMENT
         self._seen: dict[str, tuple[float, bool]] = {}
         if is_remote(text):

@@ -23,6 +23,11 @@ PAIRS_FILE = "retrieval_pairs.parquet"
 """Sample of the published vectors, from which the next run goes on; a run's, as long as what it published is served."""
 INPUT_FOLDER = "input"
 
+MAIN = "main"
+"""Name of a store's main model for people; in code it is the empty name."""
+MODEL_NAME = r"^[a-z][a-z0-9_]{0,31}$"
+MODEL_NAME_RULE = "lower-case letters, digits and _, at most 32 characters, the first one a letter, and not `main`"
+
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 _LAST_NUMBER = 999_999_999_999  # a commit a second for 30,000 years
 _MAX_SHOWN = 100  # characters of a value in a message
@@ -35,9 +40,12 @@ def _check_run_id(run_id: str) -> str:
     return run_id
 
 
-def _check_model_name(name: str) -> str:
-    from embedder.store.models import MODEL_NAME_RULE, is_model_name  # which imports this module
+def is_model_name(name: str) -> bool:
+    """Whether a further model may have this name."""
+    return name != MAIN and re.fullmatch(MODEL_NAME.strip("^$"), name) is not None
 
+
+def _check_model_name(name: str) -> str:
     if not is_model_name(name):
         raise ValueError(f"a model's name has {MODEL_NAME_RULE}")
     return name

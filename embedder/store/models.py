@@ -4,7 +4,6 @@
 own CURRENT.json, so that all models of a publication become visible at once, and the store's lock guards them all.
 """
 
-import re
 from collections.abc import Mapping
 from shlex import quote
 from typing import Any
@@ -12,13 +11,9 @@ from typing import Any
 from embedder.errors import StoreError
 from embedder.storage.printable import printable
 from embedder.store.files import StoreFiles
-from embedder.store.layout import Current
+from embedder.store.layout import MAIN, MODEL_NAME_RULE, Current, is_model_name
 
 MODELS_FOLDER = "models"
-MAIN = "main"
-"""Name of a store's main model for people; in code it is the empty name."""
-MODEL_NAME = r"^[a-z][a-z0-9_]{0,31}$"
-MODEL_NAME_RULE = "lower-case letters, digits and _, at most 32 characters, the first one a letter, and not `main`"
 
 
 class ModelFiles(StoreFiles):
@@ -60,11 +55,6 @@ class ModelFiles(StoreFiles):
             LeaseLostError: another run has taken the store over.
         """
         self._main.confirm_lease()
-
-
-def is_model_name(name: str) -> bool:
-    """Whether a further model may have this name."""
-    return name != MAIN and re.fullmatch(MODEL_NAME.strip("^$"), name) is not None
 
 
 def model_folders(files: StoreFiles) -> list[str]:

@@ -14,8 +14,8 @@ from embedder.store.finished import hashed, of_whole, read_finished
 from embedder.store.history import check_readable, publications
 from embedder.store.interim import interim_state
 from embedder.store.journal import JournalEntry, read_entries, stream_keys
-from embedder.store.layout import Current, RunInfo, read_current, read_record, run_file
-from embedder.store.models import MAIN, find_model, model_files, model_folders
+from embedder.store.layout import MAIN, Current, RunInfo, read_current, read_record, run_file
+from embedder.store.models import find_model, model_files, model_folders
 from embedder.store.runs import RUN_FILE, is_published, unfinished_runs
 from embedder.store.schema import ITEMS, with_nulls
 from embedder.store.store_info import published, read_store_info

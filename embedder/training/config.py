@@ -19,9 +19,10 @@ from embedder.config_toml.section import ConfigSection
 from embedder.config_toml.tracker_section import TrackerConfig
 from embedder.config_toml.values import toml
 from embedder.training.tokenizer import SPECIAL_TOKENS
-from shards.config import ModelConfig, PreprocessConfig
+from shards.config import ModelConfig
+from shards.preprocess import PreprocessConfig
 from shards.ranges import LayerRange
-from shards.towers import DEFAULT_TEXT, DEFAULT_VISION, AnyTextTower, AnyVisionTower
+from shards.towers.registry import DEFAULT_TEXT, DEFAULT_VISION, AnyTextTower, AnyVisionTower
 from shards.training.settings import DistillSettings, LayerChoice, TrainSettings, chosen_layers
 
 LAYER_KEYS = ("vision_layers", "text_layers")

@@ -2,16 +2,13 @@
 
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 from embedder.observability.run_tracking import parameters_of
 from embedder.quantities import counted
 from embedder.storage.printable import printable
 from embedder.training.config import TrainConfig
+from embedder.training.report import TrainReport
 from shards.config import ModelConfig
-
-if TYPE_CHECKING:
-    from embedder.training.run import TrainReport
 
 _RECALLS = ("r_at_1", "r_at_5", "r_at_10")
 FOR_ITS_OWNER = """## For its owner to write
@@ -22,7 +19,7 @@ FOR_ITS_OWNER = """## For its owner to write
 """
 
 
-def model_card(report: "TrainReport", config: TrainConfig, model: ModelConfig, num_parameters: int) -> str:
+def model_card(report: TrainReport, config: TrainConfig, model: ModelConfig, num_parameters: int) -> str:
     """Write the card, in Markdown.
 
     Args:

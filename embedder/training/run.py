@@ -9,10 +9,8 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from embedder.batch_schema import CARRIED
 from embedder.config import RunConfig
@@ -37,8 +35,9 @@ from embedder.training.loop import Loop, PreparedTraining, ShowSteps, no_steps
 from embedder.training.model_card import model_card
 from embedder.training.outputs import Outputs
 from embedder.training.progress import TrainProgress, check_identity, from_plain, identity_of, with_warm_up_of
+from embedder.training.report import TrainReport
 from embedder.training.sampler import num_batches
-from embedder.training.teacher import Teacher, TeacherReport, join_teacher, teacher_store
+from embedder.training.teacher import Teacher, join_teacher, teacher_store
 from embedder.training.tokenizer import train_tokenizer
 from embedder.training.train_worker import allocate_workers
 from embedder.training.validation import Validation
@@ -49,44 +48,6 @@ from shards.training.prune import prune_model
 from shards.training.trainer import Trainer
 
 LOG = logging.getLogger(__name__)
-
-
-class TrainReport(BaseModel):
-    """Content of `report.json`."""
-
-    model_config = ConfigDict(frozen=True)
-
-    model: str
-    """Folder of the best model."""
-    last: str
-    base: str | None
-    """Model that training began with."""
-    delta: str | None
-    loss: str
-    what: str
-    engine: str
-    engine_reason: str
-    device: str
-    num_workers: int
-    num_items: int
-    """Listed items that are not held out."""
-    num_held_out: int
-    num_rejected: int
-    """Items, held-out ones among them, that are broken."""
-    teacher: TeacherReport | None = None
-    num_unpaired: int
-    """Items without an image, or without a caption; they are left out."""
-    num_steps: int
-    num_epochs: float
-    best: dict[str, Any] | None
-    """The best measurement on held-out items, and its step."""
-    latest: dict[str, Any] | None
-    num_cached: int
-    cached_bytes: int
-    wall_s: float
-    """Of this process."""
-    train_s: float
-    """Inside the loop, sessions before a resumption included."""
 
 
 def train(config: TrainConfig, *, resume: bool = False, show_steps: ShowSteps = no_steps) -> TrainReport:

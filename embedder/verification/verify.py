@@ -32,7 +32,7 @@ from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
 from embedder.steps.stage import EMBEDDINGS, Stage, UnsplitStage
-from embedder.steps.stage_actor import StageSpec
+from embedder.steps.stage_spec import StageSpec
 from embedder.store.arrow_lookup import KnownIds
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
@@ -42,7 +42,7 @@ from embedder.store.tables import RecordTable
 from embedder.verification.compare import Limit, VectorComparison, Vectors, compare, cosines
 from index.vectors import Mask
 from shards.costs import Dtype, weight_bytes
-from shards.ranges import ShardSpec, whole_model
+from shards.shard_specs import ShardSpec, whole_model
 from shards.training.metrics import retrieval_at
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import torch
 from demo_recipe.drawings import Concept, Drawings, learnt_and_held_out
 from demo_recipe.more_styles import MORE_STYLES
 from demo_recipe.training import scaled, train
-from shards.config import ModelConfig, PreprocessConfig
+from shards.config import ModelConfig
+from shards.preprocess import PreprocessConfig
 from shards.towers.albert import AlbertTower
 from shards.towers.vit import VitTower
 from shards.training.batch import TrainBatch

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import torch
 
-from shards.config import ModelConfig, PreprocessConfig
-from shards.ranges import ShardSpec
+from shards.config import ModelConfig
+from shards.preprocess import PreprocessConfig
 from shards.shard import Shard
+from shards.shard_specs import ShardSpec
 from shards.tensor_shapes import held_dtype
 from shards.towers.clip import ClipTextTower
 from shards.towers.siglip import SiglipTextTower

@@ -15,14 +15,14 @@ import pyarrow as pa
 import torch
 
 from embedder.engine.device_settings import GPU_SETTINGS, group_costs
-from embedder.steps.stage_actor import StageSpec
+from embedder.steps.stage_spec import StageSpec
 from gpu_simulation.device import DeviceFigures, SimulatedGpu, fused_attention, on_device
 from gpu_simulation.models import shard_of_shapes
 from gpu_simulation.stage import SimulatedStage, rows_of, sample_states
 from shards.activations import Batch
 from shards.config import ModelConfig
 from shards.plan import plan_shards
-from shards.ranges import ShardSpec, whole_model
+from shards.shard_specs import ShardSpec, whole_model
 
 DTYPE = "bfloat16"
 CAUSES = ("input", "copies", "launching")

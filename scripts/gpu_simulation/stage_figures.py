@@ -15,14 +15,14 @@ from pathlib import Path
 
 import torch
 
-from embedder.steps.stage_actor import StageSpec
+from embedder.steps.stage_spec import StageSpec
 from gpu_simulation.device import SimulatedGpu, fused_attention, on_device
 from gpu_simulation.h100 import H100
 from gpu_simulation.models import MODELS, shard_of_shapes, write_config
 from gpu_simulation.stage import SimulatedStage, rows_of, sample_states
 from harness import number, table
 from shards.activations import Batch
-from shards.ranges import whole_model
+from shards.shard_specs import whole_model
 
 SLOWNESS, NUM_BLOCKS = 10.0, 4
 MEASURED = {

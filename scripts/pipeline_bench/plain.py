@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader, Dataset
 from pipeline_bench.task import Task, note_finished, write_vectors
 from shards.activations import Batch, TowerState
 from shards.config import TOKENIZER_FILE, load_model_config
-from shards.ranges import whole_model
 from shards.shard import Shard, load_shard
+from shards.shard_specs import whole_model
 
 Pair = tuple[np.ndarray, np.ndarray]
 """Pixels uint8 (S, S, 3), token ids int32 (T,)."""

@@ -17,8 +17,9 @@ from embedder.engine.model_folder import open_model
 from embedder.store.files import StoreFiles
 from embedder.store_index.keep_index import build_index
 from retrieval_bench.vectors import make_vectors
-from shards.config import ModelConfig, PreprocessConfig
+from shards.config import ModelConfig
 from shards.fresh import init_model
+from shards.preprocess import PreprocessConfig
 from shards.towers.clip import ClipTextTower
 from shards.towers.vit import VitTower
 

@@ -15,7 +15,7 @@ from shards.saving import staged_model
 from shards.schema import read_json
 from shards.summary import DELTA_FILE, fresh_towers
 from shards.tensor_shapes import LOGIT_SCALE
-from shards.towers import CLASSES, IMPORTS
+from shards.towers.registry import CLASSES, IMPORTS
 from shards.weights import find_weights, read_entries
 
 MAX_LISTED = 5

@@ -11,8 +11,8 @@ from typing import Any
 from shards.config import CONFIG_FILE
 from shards.errors import ModelError
 from shards.schema import read_json
-from shards.towers import CLASSES, IMPORTS, MODULES
 from shards.towers.kinds import TextTower
+from shards.towers.registry import CLASSES, IMPORTS, MODULES
 from shards.weights import read_header
 
 WEIGHT_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".safetensors", ".pth.tar")

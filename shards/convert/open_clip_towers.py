@@ -18,11 +18,11 @@ from shards.convert.timm_vision import read_timm_tower
 from shards.convert.transformers_model import read_tower
 from shards.errors import ModelError
 from shards.schema import describe
-from shards.towers import IMPORTS
 from shards.towers.base import Tower
 from shards.towers.clip import ClipActivation, ClipTextTower
 from shards.towers.from_transformers import one_side
 from shards.towers.kinds import TextTower, VisionTower
+from shards.towers.registry import IMPORTS
 from shards.towers.siglip import SiglipTextTower
 from shards.towers.text_encoder import TextEncoderTower
 from shards.towers.vit import VisionActivation, VitTower

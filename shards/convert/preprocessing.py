@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from shards.config import TOKENIZER_FILE, PreprocessConfig
+from shards.config import TOKENIZER_FILE
 from shards.errors import ModelError
+from shards.preprocess import PreprocessConfig
 from shards.schema import read_json
 from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.towers.kinds import TextTower, VisionTower

@@ -21,8 +21,8 @@ from shards.ranges import LayerRange
 from shards.saving import staged_model, write_weights
 from shards.schema import describe, read_json
 from shards.tensor_shapes import LOGIT_SCALE, model_shapes
-from shards.towers import IMPORTS
 from shards.towers.kinds import TextTower
+from shards.towers.registry import IMPORTS
 
 if TYPE_CHECKING:
     import torch

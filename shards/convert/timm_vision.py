@@ -10,9 +10,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from shards.config import CONFIG_FILE, PreprocessConfig
+from shards.config import CONFIG_FILE
 from shards.convert.preprocessing import Interpolation, Resize
 from shards.errors import ModelError
+from shards.preprocess import PreprocessConfig
 from shards.schema import describe, read_json
 from shards.towers.eva import EvaTower
 from shards.towers.from_transformers import mlp_ratio, one_side

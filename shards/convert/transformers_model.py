@@ -16,10 +16,10 @@ from shards.errors import ModelError
 from shards.saving import staged_model, write_weights
 from shards.schema import describe, read_json
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
-from shards.towers import CLASSES, IMPORTS
 from shards.towers.base import ModelClass, Shape, Tower, TowerImport
 from shards.towers.from_transformers import parse_config
 from shards.towers.kinds import TextTower, VisionTower
+from shards.towers.registry import CLASSES, IMPORTS
 from shards.weights import CHECKPOINT_CURE, POSITIONS_CURE, check_shape, stored_names
 
 if TYPE_CHECKING:

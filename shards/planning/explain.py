@@ -12,7 +12,7 @@ from shards.errors import ModelError
 from shards.planning.problem import BOUNDLESS, PlacementProblem, StageLoad
 from shards.planning.solver.resources import Resources, Stages, smallest_part
 from shards.planning.solver.search import MIN_RATE_SHARE, best_placement
-from shards.ranges import ShardSpec, specs_between
+from shards.shard_specs import ShardSpec, specs_between
 
 # The most stages among which a plan chooses: more seldom gain anything, and each takes the search longer than the last.
 MAX_STAGES_SEARCHED = 8

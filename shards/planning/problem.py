@@ -8,7 +8,7 @@ from shards.config import ModelConfig
 from shards.costs import Dtype, cut_bytes, tensor_bytes, weight_bytes
 from shards.planning.costs import DataMix, HostCosts, ModelCosts
 from shards.planning.devices import DeviceType, Fleet
-from shards.ranges import ShardSpec
+from shards.shard_specs import ShardSpec
 from shards.tensor_shapes import PARTS, held_dtype, model_shapes, part_of
 
 ROWS_PER_BATCH = 32

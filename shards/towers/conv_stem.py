@@ -1,5 +1,6 @@
 """Convolutional stem of a ViT: a small backbone in front of its patches."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -8,23 +9,30 @@ from timm.layers import GELU, ConvNormAct, HybridEmbed
 from timm.models.resnet import BasicBlock
 from torch import nn
 
-from shards.towers.vit import CONV_STEM_STRIDE_PX, VitTower
 
-
-def build_conv_embed(config: VitTower, **settings: Any) -> Any:
+def build_conv_embed(
+    conv_channels: Sequence[int], stem_blocks: Sequence[int], image_size: int, stride_px: int, **settings: Any
+) -> Any:
     """Build timm's hybrid embedding: a small convolutional backbone, then patches of its feature map.
 
     Source: Xiao et al. 2021, "Early Convolutions Help Transformers See Better"; He et al. 2015 (ResNet); timm 1.0.31
     `HybridEmbed`, `BasicBlock`.
+
+    Args:
+        conv_channels: of each step, which halves the sides of its map.
+        stem_blocks: residual blocks of each step.
+        image_size: side of the image, px.
+        stride_px: of all steps together.
+        settings: further ones of `HybridEmbed`.
     """
-    channels, layers = (3, *config.conv_channels), []
-    for (num_in, num_out), num_blocks in zip(pairwise(channels), config.stem_blocks, strict=True):
+    channels, layers = (3, *conv_channels), []
+    for (num_in, num_out), num_blocks in zip(pairwise(channels), stem_blocks, strict=True):
         layers.append(ConvNormAct(num_in, num_out, 3, stride=2, act_layer=nn.GELU))
         layers.extend(BasicBlock(num_out, num_out, act_layer=GELU) for _ in range(num_blocks))
     backbone = ConvStem(*layers)
     setattr(backbone, "num_features", channels[-1])  # noqa: B010 - where HybridEmbed looks; mypy takes it for a module
-    feature_size = config.image_size // CONV_STEM_STRIDE_PX
-    return HybridEmbed(backbone, feature_size=feature_size, feature_ratio=CONV_STEM_STRIDE_PX, **settings)
+    feature_size = image_size // stride_px
+    return HybridEmbed(backbone, feature_size=feature_size, feature_ratio=stride_px, **settings)
 
 
 class ConvStem(nn.Sequential):

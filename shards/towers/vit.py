@@ -152,7 +152,9 @@ class VitTower(TimmVisionTower):
         if self.stem == "conv":
             from shards.towers.conv_stem import build_conv_embed
 
-            embed_layer, patch_size = partial(build_conv_embed, self), self.patch_size // CONV_STEM_STRIDE_PX
+            sizes = (self.image_size, CONV_STEM_STRIDE_PX)
+            embed_layer = partial(build_conv_embed, self.conv_channels, self.stem_blocks, *sizes)
+            patch_size = self.patch_size // CONV_STEM_STRIDE_PX
         else:
             embed_layer, patch_size = PatchEmbed, self.patch_size
         norm_layer = partial(LayerNorm if self.norm == "layer" else RmsNorm, eps=self.norm_eps)

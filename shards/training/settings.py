@@ -8,8 +8,9 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from shards.config import ModelConfig
-from shards.ranges import NOTHING, LayerRange
+from shards.ranges import LayerRange
 from shards.schema import ModelSection
+from shards.shard_specs import NOTHING
 from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE, is_table
 
 Loss = Literal["clip", "siglip", "concepts"]

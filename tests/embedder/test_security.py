@@ -199,7 +199,7 @@ def test_a_pickle_in_a_model_folder_is_never_executed(tiny_model, tmp_path, name
     assert result.exception is not None
     with pytest.raises(ModelError):
         from shards.config import load_model_config
-        from shards.ranges import whole_model
+        from shards.shard_specs import whole_model
 
         load_shard(resolve_model(str(folder)), whole_model(load_model_config(folder)))
     assert not (tmp_path / "executed").exists()

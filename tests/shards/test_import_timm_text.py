@@ -16,9 +16,9 @@ from shards.convert import import_timm_and_text
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.plan import plan_shards
-from shards.ranges import whole_model
 from shards.reference import load_towers
 from shards.shard import load_shard
+from shards.shard_specs import whole_model
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2}
 

@@ -13,8 +13,9 @@ from tower_families import FAMILIES, beside_default, captions_for
 
 from embedder.engine.device_settings import GPU_SETTINGS, group_costs
 from shards.activations import Batch, TowerState
-from shards.ranges import LayerRange, ShardSpec, whole_model
+from shards.ranges import LayerRange
 from shards.shard import Shard
+from shards.shard_specs import ShardSpec, whole_model
 from shards.towers.naflex import NaFlexTower
 from shards.towers.vit import VitTower
 

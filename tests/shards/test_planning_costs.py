@@ -12,7 +12,8 @@ from shards.planning.costs import DataMix, HostCosts, ModelCosts, TowerSeconds, 
 from shards.planning.devices import DEVICES, cpu_core, parse_devices, with_slow_float16
 from shards.planning.problem import make_problem
 from shards.planning.solver.grid import make_grid
-from shards.ranges import LayerRange, ShardSpec
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec
 
 
 def test_front_and_head_come_with_the_first_and_the_last_layer():

@@ -13,7 +13,8 @@ from shards.planning.costs import DataMix, ModelCosts, TowerSeconds, estimate_co
 from shards.planning.devices import DeviceType, parse_devices
 from shards.planning.problem import PlacementProblem, Pool, predict
 from shards.planning.solver.search import best_placement
-from shards.ranges import LayerRange, ShardSpec
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec
 
 SHARES = (1, 2, 4, 8)
 COUNTS = [(1, 8), (1, 4), (1, 2), *((count, 1) for count in range(1, 20))]

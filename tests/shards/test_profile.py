@@ -6,9 +6,10 @@ import sys
 import pytest
 import torch
 
-from shards.config import ModelConfig, PreprocessConfig
+from shards.config import ModelConfig
 from shards.fresh import init_model
 from shards.planning.costs import ModelCosts
+from shards.preprocess import PreprocessConfig
 from shards.profile import TimingSetting, measure_costs, measure_part
 from shards.ranges import LayerRange
 from shards.towers.albert import AlbertTower

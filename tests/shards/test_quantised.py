@@ -12,9 +12,9 @@ from shards.costs import cut_bytes, weight_bytes
 from shards.fresh import init_model
 from shards.plan import LayerRange, ShardSpec, plan_shards
 from shards.quantised import BLOCK_ROWS, Int8Linear, quantise_rows, quantise_weight
-from shards.ranges import whole_model
 from shards.reference import load_towers
 from shards.shard import load_shard
+from shards.shard_specs import whole_model
 from shards.tensor_shapes import shard_shapes
 
 

@@ -9,9 +9,9 @@ from torch.testing import assert_close
 from shards.activations import Batch, TowerState
 from shards.errors import ModelError
 from shards.plan import LayerRange, ShardSpec, plan_shards
-from shards.ranges import text_only, vision_only, whole_model
 from shards.reference import load_towers
 from shards.shard import load_shard
+from shards.shard_specs import text_only, vision_only, whole_model
 
 VARIANTS = {
     "plain": ({}, {}),

@@ -13,9 +13,9 @@ from shards.costs import weight_bytes
 from shards.errors import ModelError
 from shards.fresh import init_model
 from shards.plan import LayerRange, ShardSpec, plan_shards
-from shards.ranges import text_only, vision_only, whole_model
 from shards.reference import TwinTower, load_towers
 from shards.shard import load_shard
+from shards.shard_specs import text_only, vision_only, whole_model
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes, shard_shapes
 
 FIRST = ShardSpec(LayerRange(0, 2), LayerRange(0, 0))

@@ -16,8 +16,8 @@ from shards.activations import Batch, TowerState
 from shards.config import load_model_config
 from shards.fingerprint import model_fingerprint
 from shards.plan import plan_shards
-from shards.ranges import whole_model
 from shards.shard import load_shard
+from shards.shard_specs import whole_model
 from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.training.metrics import retrieval_at
 

@@ -11,8 +11,9 @@ from test_training_trainer import STEM, assert_same_weights, make_train_batch, s
 from tower_checks import make_batch, vectors
 from tower_families import FAMILIES, MAX_TOKENS, SIDE_PX, save_random_model, tiny
 
-from shards.config import ModelConfig, PreprocessConfig, load_model_config
+from shards.config import ModelConfig, load_model_config
 from shards.errors import ModelError
+from shards.preprocess import PreprocessConfig
 from shards.reference import load_towers
 from shards.towers.albert import AlbertTower
 from shards.towers.kinds import VisionTower

@@ -11,9 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shards.activations import Batch, TowerState
 from shards.errors import ModelError
-from shards.ranges import LayerRange, whole_model
+from shards.ranges import LayerRange
 from shards.reference import load_towers
 from shards.shard import load_shard
+from shards.shard_specs import whole_model
 from shards.training.batch import TrainBatch
 from shards.training.checkpoint import load_checkpoint, save_checkpoint
 from shards.training.export import apply_delta

@@ -11,7 +11,8 @@ from embedder.deploy.pods import Deployment
 from embedder.deploy.shipped_config import read_files
 from embedder.deploy.slurm import slurm_script
 from shards.plan import PlannedStage, ShardPlan
-from shards.ranges import LayerRange, ShardSpec
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec
 
 GOLDEN = Path(__file__).parents[1] / "embedder/deploy/data/golden"
 IMAGE = "registry.example.com/embedder:1.2.3"

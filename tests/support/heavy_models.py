@@ -5,10 +5,12 @@ from itertools import pairwise
 import samples
 
 from embedder.training.tokenizer import train_tokenizer
-from shards.config import ModelConfig, PreprocessConfig
+from shards.config import ModelConfig
 from shards.fresh import init_model
 from shards.plan import plan_specs
-from shards.ranges import LayerRange, ShardSpec
+from shards.preprocess import PreprocessConfig
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec
 from shards.towers.albert import AlbertTower
 from shards.towers.vit import VitTower
 

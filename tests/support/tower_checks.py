@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from shards.activations import Batch, TowerState
 from shards.config import ModelConfig, load_model_config
 from shards.length_groups import count_computed
-from shards.ranges import ShardSpec, specs_between, whole_model
 from shards.reference import load_towers
 from shards.shard import load_shard
+from shards.shard_specs import ShardSpec, specs_between, whole_model
 from shards.weights import WEIGHTS_FILE
 
 LEAST_MOVE = 1e-3

@@ -5,7 +5,7 @@ from importlib import import_module
 from embedder.installation import MISSING_EXTRA, explained
 from embedder.media.errors import DecodeError
 from embedder.media.formats import HEIC, JPEG_XL
-from embedder.media.images import LoadedImage
+from embedder.media.loaded_image import LoadedImage
 from embedder.media.resize import ResizeSpec
 
 MODULES = {HEIC.name: "heic", JPEG_XL.name: "jpeg_xl"}

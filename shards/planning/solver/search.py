@@ -15,7 +15,7 @@ from shards.planning.solver.feasibility import improve_prices, narrow_at, narrow
 from shards.planning.solver.grid import make_grid
 from shards.planning.solver.label_setting import Steps, best_within
 from shards.planning.solver.resources import TIE, Floats, Ints, Resources, Stages, replicas_for
-from shards.ranges import specs_between
+from shards.shard_specs import specs_between
 
 # Relative resolution of throughputs.
 STEP = 1e-9

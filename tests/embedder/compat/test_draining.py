@@ -10,7 +10,7 @@ import samples
 from embedding_runs import assert_same, embedded
 from stop_runs import Listening, num_kept, once, press, wait_until
 
-from embedder.compat import draining
+from embedder.compat import draining, execution_callbacks
 from embedder.errors import RunFailedError
 from embedder.ingest.embed import embed
 from embedder.observability.log import messages_to
@@ -116,7 +116,6 @@ def test_where_ray_has_other_names_a_stopped_run_waits_for_ray_and_keeps_its_row
     from ray.data._internal.execution.execution_callback import ExecutionCallback
 
     from embedder import pipeline
-    from embedder.compat import draining
     from embedder.steps.stage_actor import StageActor
 
     class Waiting(StageActor):
@@ -142,8 +141,8 @@ def test_where_ray_has_other_names_a_stopped_run_waits_for_ray_and_keeps_its_row
     )
     with monkeypatch.context() as patch:
         renamed("ray.data._internal")
-        assert draining.execution_callbacks() == []
-        patch.setattr(draining, "execution_callbacks", lambda: [Pressing])
+        assert execution_callbacks.select_callbacks() == []
+        patch.setattr(execution_callbacks, "select_callbacks", lambda: [Pressing])
         patch.setattr(pipeline, "StageActor", Waiting)
         with pytest.raises(RunFailedError, match=r"stopped on request after \d+ items, kept"):
             embed(config)

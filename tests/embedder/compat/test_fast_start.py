@@ -14,7 +14,15 @@ import samples
 from embedding_runs import assert_same, embedded
 
 import embedder
-from embedder.compat import FAST_START_VARIABLE, draining, fast_start, light_transformers, ray_start, worker_options
+from embedder.compat import (
+    FAST_START_VARIABLE,
+    draining,
+    execution_callbacks,
+    fast_start,
+    light_transformers,
+    ray_start,
+    worker_options,
+)
 from shards.compat import DEFERRED_COMPILER, is_fast_start
 
 patched = pytest.mark.skipif(
@@ -43,7 +51,7 @@ def _as_in_a_new_process(monkeypatch):
 def test_without_fast_start_only_what_is_needed_for_correctness_is_patched():
     assert patched_names() == {"set_sigterm_handler", "RayParams", "start_api_server"}
     with fast_start(False):
-        names = [callback.__name__ for callback in draining.execution_callbacks()]
+        names = [callback.__name__ for callback in execution_callbacks.select_callbacks()]
         assert patched_names() == {"set_sigterm_handler"}
     there = draining.EARLY_END.is_there()
     assert names == (["DrainOnStop", "EndStagesOnFailure", "OperatorReadings"] if there else [])

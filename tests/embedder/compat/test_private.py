@@ -11,6 +11,7 @@ from packaging.version import Version
 from embedder.compat import (
     describe_fallbacks,
     draining,
+    execution_callbacks,
     private_names,
     ray_attempts,
     ray_claim,
@@ -80,14 +81,14 @@ def test_fallbacks_are_listed_with_what_they_cost(renamed):
 
 def test_without_the_names_of_ray_data_no_callback_is_made(renamed):
     renamed("ray.data._internal")
-    assert draining.execution_callbacks() == []
+    assert execution_callbacks.select_callbacks() == []
 
 
 def test_without_the_autoscaler_of_ray_2_60_the_other_callbacks_are_made(renamed):
     renamed("ray.data._internal.actor_autoscaler")
     if not is_seen(draining.PACE):
         pytest.skip("of versions with few callbacks")
-    names = [callback.__name__ for callback in draining.execution_callbacks()]
+    names = [callback.__name__ for callback in execution_callbacks.select_callbacks()]
     assert names == ["LoopPace", "DrainOnStop", "EndStagesOnFailure", "OperatorReadings"]
 
 

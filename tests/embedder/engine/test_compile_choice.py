@@ -11,7 +11,8 @@ from embedder.engine.compile_choice import COMPILE_S, GAIN, estimated_s, is_comp
 from embedder.engine.device_settings import gpu_type
 from shards.plan import plan_shards
 from shards.planning.devices import DEVICES
-from shards.ranges import LayerRange, ShardSpec
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec
 
 BREAK_EVEN_S = COMPILE_S / (1 - 1 / GAIN)
 

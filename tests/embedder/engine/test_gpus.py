@@ -10,7 +10,8 @@ from embedder.engine.fleet import Available
 from embedder.engine.gpus import UNITS, devices_needed, part_of_device, share_gpus, whole_units
 from embedder.engine.resources import allocate
 from shards.plan import PlannedStage
-from shards.ranges import LayerRange, ShardSpec
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec
 
 
 def placed(actors, num_devices):

@@ -19,8 +19,9 @@ from embedder.errors import ConfigError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.query_towers import find_towers, towers_path
-from shards.config import ModelConfig, PreprocessConfig
+from shards.config import ModelConfig
 from shards.fingerprint import preprocess_fingerprint
+from shards.preprocess import PreprocessConfig
 from shards.towers.albert import AlbertTower
 from shards.towers.bert import RobertaTower
 from shards.towers.clip import ClipTextTower

@@ -16,8 +16,7 @@ from embedder.cli import app
 from embedder.cli.evaluate import evaluation_parts, save_evaluation
 from embedder.config import RunConfig
 from embedder.errors import ConfigError, EmbedderError, StoreError
-from embedder.evaluation.evaluate import EvaluationOptions, evaluate
-from embedder.evaluation.outputs import evaluate_tracked
+from embedder.evaluation.evaluate import EvaluationOptions, evaluate, evaluate_tracked
 from embedder.evaluation.report import Evaluation
 from embedder.observability import trackers
 from embedder.retrieval.store_api import Store

@@ -13,7 +13,7 @@ from embedder.sources.listing import list_sources
 from embedder.storage.user_cache import cache_folder
 from shards.planning.costs import DataMix, HostCosts, estimate_costs
 from shards.planning.devices import DEVICES
-from shards.ranges import whole_model
+from shards.shard_specs import whole_model
 
 COSTS = HostCosts(0.001, 0.002, 0.003, 0.004, 15.0, "measured")
 

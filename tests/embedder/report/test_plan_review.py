@@ -27,7 +27,8 @@ from embedder.store.runs import start_run
 from embedder.store.step_metrics import Measurement
 from shards.plan import ShardPlan, plan_specs
 from shards.planning.costs import DataMix, HostCosts, ModelCosts, TowerSeconds
-from shards.ranges import LayerRange, ShardSpec
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec
 
 # An image's layer takes 10 ms and a caption's 2 ms, and all else nothing, so that sums are easy to see.
 COSTS = ModelCosts(

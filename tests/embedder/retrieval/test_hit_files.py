@@ -235,7 +235,7 @@ def test_nothing_is_left_of_copies_that_end_early(store, tmp_path, monkeypatch):
 def test_a_file_that_ends_early_is_no_copy(store, tmp_path, monkeypatch):
     def short(self, fetcher):
         yield PNG[:10]
-        raise embedder.retrieval.hits.FetchError("Truncated", "it ends after 10 bytes")
+        raise embedder.sources.fetch.FetchError("Truncated", "it ends after 10 bytes")
 
     monkeypatch.setattr(Hit, "pieces", short)
     copied = store.search("a red car", k=1).copy_files(tmp_path / "out")

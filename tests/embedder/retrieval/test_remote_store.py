@@ -206,7 +206,7 @@ def test_an_image_that_is_gone_is_none(folder, tiny_model, tmp_path):
         hits = remote.search("a red car", k=3)
         (source / hits[1].item_id).unlink()
         assert [each is None for each in hits.thumbnails()] == [False, True, False]
-        with pytest.raises(embedder.retrieval.hits.FetchError):
+        with pytest.raises(embedder.sources.fetch.FetchError):
             hits[1].image()
         assert hits[0].uri.startswith(f"{url}/items/"), "the service keeps the addresses of files to itself"
 

@@ -6,8 +6,7 @@ import pytest
 from servable_runs import own_maker, png, run_servables
 
 from embedder.servables import make_servable
-from embedder.servables.base import one_line
-from embedder.servables.errors import ServableError
+from embedder.servables.errors import ServableError, one_line
 from embedder.servables.run import RunningServable
 
 SOURCE = '''
@@ -309,7 +308,7 @@ def test_a_video_segments_middle_frame_is_taken():
     from embedder.servables.columns import PixelsInput
     from embedder.servables.prepare import bind
     from embedder.store.arrow_tensors import pack
-    from shards.config import PreprocessConfig
+    from shards.preprocess import PreprocessConfig
 
     frames = [
         np.full((count, 4, 4, 3), 1, np.uint8) * np.arange(count, dtype=np.uint8)[:, None, None, None]

@@ -12,8 +12,9 @@ from embedder.errors import EmbedderError
 from embedder.servables import make_servable
 from embedder.servables.errors import ServableError
 from embedder.servables.run import RunningServable
-from shards.config import ModelConfig, PreprocessConfig
+from shards.config import ModelConfig
 from shards.errors import ModelError
+from shards.preprocess import PreprocessConfig
 from shards.towers.naflex import NaFlexTower
 
 SIZES = [(32, 32), (90, 60), (60, 90), (47, 100)]

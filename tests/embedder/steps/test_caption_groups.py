@@ -12,12 +12,13 @@ from embedder.batch_schema import TRACE
 from embedder.steps.decode import count_inputs
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage import Stage
-from embedder.steps.stage_actor import StageSpec
+from embedder.steps.stage_spec import StageSpec
 from embedder.store.arrow_tensors import pack, unpack_vectors
 from embedder.store.step_metrics import Measurement
 from shards.config import load_model_config
 from shards.length_groups import CPU_GROUPS
-from shards.ranges import LayerRange, ShardSpec, text_only
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec, text_only
 
 ROWS_PER_BATCH = 32
 MAX_COMPUTED = 1.1  # over tokens present

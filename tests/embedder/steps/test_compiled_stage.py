@@ -14,13 +14,14 @@ from tower_families import FAMILIES, MAX_TOKENS, NUM_TOKENS, SIDE_PX, save_rando
 
 from embedder.batch_schema import IMAGE_GRID
 from embedder.steps.stage import Stage
-from embedder.steps.stage_actor import StageSpec
+from embedder.steps.stage_spec import StageSpec
 from embedder.store.arrow_tensors import pack
 from embedder.store.step_metrics import TRACE
 from shards.compat import num_graphs
 from shards.compiled import CACHE_VARIABLE, THREADS_VARIABLE
-from shards.config import ModelConfig, PreprocessConfig, load_model_config
-from shards.ranges import text_only, vision_only
+from shards.config import ModelConfig, load_model_config
+from shards.preprocess import PreprocessConfig
+from shards.shard_specs import text_only, vision_only
 from shards.towers.albert import AlbertTower
 from shards.towers.kinds import VisionTower
 from shards.towers.vit import VitTower

@@ -12,11 +12,12 @@ from simulated_gpu import SimulatedCopies
 from embedder.batch_schema import TRACE
 from embedder.errors import ConfigError
 from embedder.steps.stage import CONTEXT_BYTES, Stage, memory_fraction, sizes_that_fit
-from embedder.steps.stage_actor import StageSpec
+from embedder.steps.stage_spec import StageSpec
 from embedder.store.arrow_tensors import pack
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
-from shards.ranges import LayerRange, ShardSpec, whole_model
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec, whole_model
 
 WAIT_S = 30
 ENQUEUE_S = 0.01

@@ -13,10 +13,10 @@ from embedder.batch_schema import DECODED
 from embedder.errors import RunFailedError
 from embedder.steps.oom_backoff import OomBackoffEncoder
 from embedder.steps.stage import Stage
-from embedder.steps.stage_actor import StageSpec
+from embedder.steps.stage_spec import StageSpec
 from embedder.store.arrow_tensors import pack, unpack_vectors
 from shards.config import load_model_config
-from shards.ranges import whole_model
+from shards.shard_specs import whole_model
 
 CUDA_ERROR = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 CPU_ERROR = RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried")

@@ -15,7 +15,7 @@ from bucket_server import bucket_on, running_server
 
 from embedder import demo_model
 from embedder.steps.stage import Stage, UnsplitStage
-from embedder.steps.stage_actor import StageSpec
+from embedder.steps.stage_spec import StageSpec
 from embedder.storage import model_download
 from embedder.storage.model_download import resolve_model
 from embedder.storage.object_stores import open_place
@@ -24,7 +24,8 @@ from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.fresh import init_model
 from shards.plan import plan_shards
-from shards.ranges import LayerRange, ShardSpec, whole_model
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec, whole_model
 from shards.tensor_shapes import shard_shapes
 from shards.weights import read_entries
 

@@ -30,7 +30,8 @@ from embedder.store.query_towers import TOWERS_FOLDER, find_towers, towers_path,
 from embedder.store.runs import start_run
 from embedder.store.store_info import bind_store
 from embedder.store.vacuum import vacuum
-from shards.config import ModelConfig, PreprocessConfig
+from shards.config import ModelConfig
+from shards.preprocess import PreprocessConfig
 from shards.towers.albert import AlbertTower
 from shards.towers.vit import VitTower
 

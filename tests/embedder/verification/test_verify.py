@@ -20,10 +20,11 @@ from embedder.ingest.embed import embed
 from embedder.training.tokenizer import train_tokenizer
 from embedder.verification.compare import Limit, Vectors, compare
 from embedder.verification.verify import verify
-from shards.config import ModelConfig, PreprocessConfig
+from shards.config import ModelConfig
 from shards.fresh import init_model
 from shards.int8_benefit import Int8Benefit, measure_int8_benefit
 from shards.plan import LayerRange, ShardSpec, plan_specs
+from shards.preprocess import PreprocessConfig
 from shards.towers.albert import AlbertTower
 from shards.towers.vit import VitTower
 

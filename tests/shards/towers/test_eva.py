@@ -5,12 +5,14 @@ import timm
 import torch
 from tower_checks import LEAST_MOVE, embed_whole, make_batch, vectors
 
-from shards.config import ModelConfig, PreprocessConfig, load_model_config
+from shards.config import ModelConfig, load_model_config
 from shards.convert.timm_vision import read_timm_tower
 from shards.errors import ModelError
 from shards.fresh import init_model
-from shards.ranges import LayerRange, whole_model
+from shards.preprocess import PreprocessConfig
+from shards.ranges import LayerRange
 from shards.shard import load_shard
+from shards.shard_specs import whole_model
 from shards.towers.eva import EvaTower
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 48, "depth": 3, "num_heads": 4, "pool": "avg"}

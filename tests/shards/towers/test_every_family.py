@@ -14,9 +14,10 @@ from shards.fresh import init_model
 from shards.plan import plan_shards
 from shards.planning.costs import DataMix
 from shards.profile import TimingSetting, measure_costs
-from shards.ranges import LayerRange, whole_model
+from shards.ranges import LayerRange
 from shards.reference import load_towers
 from shards.shard import load_shard
+from shards.shard_specs import whole_model
 from shards.tensor_shapes import model_shapes, shard_shapes
 from shards.training.batch import TrainBatch
 from shards.training.export import apply_delta, write_delta

@@ -26,9 +26,9 @@ from shards.convert.open_clip_towers import read_text, read_vision
 from shards.convert.transformers_model import below, their_names
 from shards.costs import weight_bytes
 from shards.errors import ModelError
-from shards.ranges import whole_model
+from shards.shard_specs import whole_model
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
-from shards.towers import CLASSES, IMPORTS
+from shards.towers.registry import CLASSES, IMPORTS
 
 LARGE = (
     "CLIP ViT-L/14",

@@ -26,7 +26,8 @@ from shards.costs import tower_costs, weight_bytes
 from shards.errors import ModelError
 from shards.layouts import Padding
 from shards.plan import check_plan, plan_shards
-from shards.ranges import LayerRange, ShardSpec
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec
 from shards.towers.modernbert import ModernBertTower
 
 WIDTH, MLP, DEPTH, WINDOW = 32, 40, 5, 8

@@ -27,9 +27,10 @@ from shards.convert import import_checkpoint
 from shards.convert.timm_vision import read_timm_tower
 from shards.convert.transformers_model import read_tower
 from shards.errors import ModelError
-from shards.ranges import LayerRange, whole_model
+from shards.ranges import LayerRange
 from shards.shard import load_shard
-from shards.towers import IMPORTS
+from shards.shard_specs import whole_model
+from shards.towers.registry import IMPORTS
 from shards.training.settings import TrainSettings
 from shards.training.trainer import Trainer
 

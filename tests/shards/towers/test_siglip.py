@@ -12,8 +12,8 @@ from shards.config import ModelConfig, load_model_config
 from shards.convert import import_transformers
 from shards.errors import ModelError
 from shards.loading import read_tensor
-from shards.ranges import whole_model
 from shards.shard import load_shard
+from shards.shard_specs import whole_model
 from shards.training.settings import TrainSettings
 from shards.training.trainer import Trainer
 from shards.weights import find_weights

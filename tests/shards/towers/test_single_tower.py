@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tower_checks import check_against, check_every_cut, make_batch, randomise
 
-from shards.config import ModelConfig, PreprocessConfig, load_model_config
+from shards.config import ModelConfig, load_model_config
 from shards.convert import import_checkpoint
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
@@ -20,8 +20,9 @@ from shards.planning.devices import parse_devices
 from shards.planning.explain import compare_with_equal_parts
 from shards.planning.problem import make_problem
 from shards.planning.what_if import what_if
+from shards.preprocess import PreprocessConfig
 from shards.profile import TimingSetting, measure_costs
-from shards.ranges import text_only, vision_only
+from shards.shard_specs import text_only, vision_only
 from shards.summary import describe_model
 from shards.towers.vit import VitTower
 from shards.training.settings import TrainSettings

@@ -1,0 +1,78 @@
+"""Layers of both towers that a shard holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from shards.errors import ModelError
+from shards.ranges import STRICT, LayerRange
+
+if TYPE_CHECKING:
+    from shards.config import ModelConfig
+
+NOTHING = LayerRange(0, 0)
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """The layers of both towers that one shard holds; either range may be empty."""
+
+    __pydantic_config__ = STRICT
+
+    vision: LayerRange
+    text: LayerRange
+
+    def layers_of(self, side: str) -> LayerRange:
+        """Give the layers of one side."""
+        return self.vision if side == "vision" else self.text
+
+
+def only(side: str, layers: LayerRange) -> ShardSpec:
+    """Make the spec of layers of one tower."""
+    return ShardSpec(layers, NOTHING) if side == "vision" else ShardSpec(NOTHING, layers)
+
+
+def whole_model(config: ModelConfig) -> ShardSpec:
+    """Make the spec of a single shard that holds everything."""
+    return ShardSpec(*(LayerRange(0, config.num_layers[side]) for side in ("vision", "text")))
+
+
+def vision_only(config: ModelConfig) -> ShardSpec:
+    """Make the spec that encodes images; the text tower's weights are not read.
+
+    Raises:
+        ModelError: the model has no vision tower.
+    """
+    return ShardSpec(LayerRange(0, config.required_vision.num_layers), NOTHING)
+
+
+def text_only(config: ModelConfig) -> ShardSpec:
+    """Make the spec that encodes captions and queries; the vision tower's weights are not read.
+
+    Raises:
+        ModelError: the model has no text tower.
+    """
+    return ShardSpec(NOTHING, LayerRange(0, config.required_text.num_layers))
+
+
+def specs_between(cuts: Sequence[tuple[int, int]]) -> list[ShardSpec]:
+    """Make the specs of the layers between each cut (vision layers, text layers in front of it) and the next."""
+    return [ShardSpec(LayerRange(start[0], stop[0]), LayerRange(start[1], stop[1])) for start, stop in pairwise(cuts)]
+
+
+def check_spec(spec: ShardSpec, config: ModelConfig) -> None:
+    """Check that the ranges end within the towers.
+
+    Raises:
+        ModelError: one of them doesn't.
+    """
+    for side, depth in config.num_layers.items():
+        layers = spec.layers_of(side)
+        if layers.stop > depth:
+            raise ModelError(
+                f"{side} layers [{layers.start}, {layers.stop}): model {config.name!r} has {depth} of them; "
+                "make the plan again for this model"
+            )
