@@ -71,9 +71,9 @@ def __getattr__(name: str) -> Any:
     try:
         home = import_module(_HOMES[name])
     except ModuleNotFoundError as error:
-        from embedder.installation import explained
+        from embedder.installation import explain_missing
 
-        raise explained(error, f"embedder.{name}") from None
+        raise explain_missing(error, f"embedder.{name}") from None
     return getattr(home, name)
 
 

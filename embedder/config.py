@@ -114,7 +114,7 @@ class Replicas(ConfigSection):
         return cls(min=number, max=number)
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _check_order(self) -> Self:
         if self.max < self.min:
             raise ValueError(f"max ({self.max}) is below min ({self.min}); raise max or lower min")
         return self

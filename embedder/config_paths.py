@@ -34,7 +34,7 @@ def follow_file(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
         ConfigError: nothing is at a path below the file's folder, and something is below the working directory.
     """
     folder = Path(os.path.abspath(file)).parent  # noqa: PTH100 (a link to a file stands where the link stands)
-    return replace_paths(tree, lambda key, path: _followed(path, key, folder, file))
+    return replace_paths(tree, lambda key, path: _follow(path, key, folder, file))
 
 
 def replace_paths(tree: Mapping[str, Any], replace: Replace) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _each(key: str, paths: list[Any], replace: Replace) -> list[Any]:
     return [replace(key, each) if isinstance(each, str) else each for each in paths]
 
 
-def _followed(value: str, key: str, folder: Path, file: Path) -> str:
+def _follow(value: str, key: str, folder: Path, file: Path) -> str:
     if not value or value.startswith(("/", "~")) or _SCHEME.match(value):
         return value
     followed = str(folder / value)

@@ -100,7 +100,7 @@ def require(extra: str, where: str) -> None:
         raise _refusal(extra, where, lacking)
 
 
-def explained(error: ModuleNotFoundError, where: str) -> Exception:
+def explain_missing(error: ModuleNotFoundError, where: str) -> Exception:
     """Name the extra that brings a missing package; the error as it is where none does.
 
     Args:
@@ -181,16 +181,16 @@ def describe() -> str:
     if "embed" in extras:
         return f"embedder[{','.join(extras)}]"
     lacking = missing("embed")
-    rest = f"; for embedder[embed] it lacks {_listed(lacking)}" if len(lacking) < len(EXTRAS["embed"]) else ""
+    rest = f"; for embedder[embed] it lacks {_join_packages(lacking)}" if len(lacking) < len(EXTRAS["embed"]) else ""
     return f"light{', with ' + ', '.join(extras) if extras else ''}: searches, plans and reads stores{rest}"
 
 
-def _listed(packages: tuple[str, ...]) -> str:
+def _join_packages(packages: tuple[str, ...]) -> str:
     more = f" and {len(packages) - MAX_NAMED} more" if len(packages) > MAX_NAMED else ""
     return ", ".join(packages[:MAX_NAMED]) + more
 
 
 def _refusal(extra: str, where: str, lacking: tuple[str, ...]) -> InstallationError:
     return InstallationError(
-        f"{where}: needs {_listed(lacking)}, which this installation lacks; pip install 'embedder[{extra}]'"
+        f"{where}: needs {_join_packages(lacking)}, which this installation lacks; pip install 'embedder[{extra}]'"
     )

@@ -20,7 +20,7 @@ from embedder.engine.resources import allocate
 from embedder.errors import ConfigError, EmbedderError, check_argument
 from embedder.installation import require
 from embedder.media.sniff import sniff
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.servables.base import Servable
 from embedder.servables.predict import ServablePredictor, cells_of, encoded_image
 from embedder.sources.fetch import Fetcher, FetchError
@@ -109,7 +109,7 @@ class BatchPredictor:
         plan, there = make_plan(self.config, self.model), cluster()
         planned = plan.dtype if self.config.plan is not None else None
         dtype = choose_dtype(self.config, lambda: gpus_of_nodes(there.nodes), planned=planned)
-        config = dtype.applied(self.config)
+        config = dtype.apply_to(self.config)
         if not dtype.was_asked:
             LOG.info(f"dtype {dtype}")
         if plan.dtype != dtype.dtype:
@@ -150,11 +150,11 @@ def decode_columns(table: pa.Table, *, spec: DecodeSpec, image: str, caption: st
         RunFailedError: the rows have killed several processes.
     """
     check_columns(dict.fromkeys(table.schema.names), image, caption)  # a block of other types costs its rows alone
-    with limit_deaths(lambda: f"decoding {counted(table.num_rows, 'row')} of the dataset", PREDICT_CURE):
-        yield from _decoded(table, spec, image, caption)
+    with limit_deaths(lambda: f"decoding {plural(table.num_rows, 'row')} of the dataset", PREDICT_CURE):
+        yield from _decode_rows(table, spec, image, caption)
 
 
-def _decoded(table: pa.Table, spec: DecodeSpec, image: str, caption: str) -> Iterator[pa.Table]:
+def _decode_rows(table: pa.Table, spec: DecodeSpec, image: str, caption: str) -> Iterator[pa.Table]:
     decoder, fetcher = _decoder_for(spec)
     for start in range(0, table.num_rows, spec.rows_per_batch):
         part = table.slice(start, spec.rows_per_batch)

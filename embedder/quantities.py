@@ -9,16 +9,16 @@ KIB, MIB = 1 << 10, 1 << 20
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 
 
-def counted(num: float, noun: str, plural: str = "") -> str:
+def plural(num: float, noun: str, several: str = "") -> str:
     """Write a count or a mean with its noun: 1 item, 1,911 items, 0 indexes, 1.25 images.
 
     Args:
         num: the count, or the mean of counts, of which three digits are written.
         noun: in the singular.
-        plural: where it is more than the noun with an s.
+        several: the noun in the plural, where that is more than an s.
     """
     text = f"{num:,}" if isinstance(num, int) else figure(num)
-    return f"{text} {noun if text == '1' else plural or f'{noun}s'}"
+    return f"{text} {noun if text == '1' else several or f'{noun}s'}"
 
 
 def agree(num: int, singular: str, plural: str) -> str:
@@ -48,7 +48,7 @@ def rate(items_per_s: float) -> str:
 def size_text(size_bytes: float) -> str:
     """Write a number of bytes: 512 bytes, 83 KiB, 4.2 MiB, 12.4 GiB."""
     if size_bytes < KIB:
-        return counted(int(size_bytes), "byte")
+        return plural(int(size_bytes), "byte")
     if round(size_bytes / KIB) < 1024:
         return f"{size_bytes / KIB:.0f} KiB"
     value, names = size_bytes / MIB, ["MiB", "GiB", "TiB"]

@@ -78,7 +78,7 @@ def judge(trials: Sequence[DesignTrial], ranked: Sequence[DesignTrial], constrai
     def verdict(trial: DesignTrial) -> str:
         if trial == ranked[0]:
             return "chosen"
-        if broken := _broken(trial, constraints, constraints.latency_ms):
+        if broken := _list_broken(trial, constraints, constraints.latency_ms):
             return "; ".join(broken)
         if ranked[0].design == "Flat":
             return "not exact"
@@ -104,10 +104,10 @@ def keeps(trial: DesignTrial, constraints: Constraints, latency_ms: float | None
         constraints: its memory and recall apply.
         latency_ms: limit of the latency; None for none.
     """
-    return not _broken(trial, constraints, latency_ms)
+    return not _list_broken(trial, constraints, latency_ms)
 
 
-def _broken(trial: DesignTrial, constraints: Constraints, latency_ms: float | None) -> list[str]:
+def _list_broken(trial: DesignTrial, constraints: Constraints, latency_ms: float | None) -> list[str]:
     broken = []
     if trial.recall_at_10 < constraints.recall:
         broken.append(f"recall {trial.recall_at_10:.3f}")
@@ -119,7 +119,7 @@ def _broken(trial: DesignTrial, constraints: Constraints, latency_ms: float | No
 
 
 def _no_design(trials: Sequence[DesignTrial], constraints: Constraints) -> str:
-    nearest = min(trials, key=lambda trial: len(_broken(trial, constraints, constraints.latency_ms)))
+    nearest = min(trials, key=lambda trial: len(_list_broken(trial, constraints, constraints.latency_ms)))
     asked = [f"recall = {constraints.recall:g}"]
     if constraints.latency_ms is not None:
         asked.append(f"latency_ms = {constraints.latency_ms:g}")

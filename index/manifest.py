@@ -211,10 +211,10 @@ def _check_hashes_named(path: Path, manifest: Manifest) -> None:
         required = frozenset({TEMPLATE_NAME, *(name for part in manifest.parts for name in part.names)})
     if not required <= named <= required | OPTIONAL_NAMES:
         raise RetrievalError(
-            f"{path}: sha256 names {_listed(named)}, and must name {_listed(required)}, of others only "
-            f"{_listed(OPTIONAL_NAMES)}; build the index again"
+            f"{path}: sha256 names {_join_names(named)}, and must name {_join_names(required)}, of others only "
+            f"{_join_names(OPTIONAL_NAMES)}; build the index again"
         )
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "nothing"

@@ -95,11 +95,11 @@ class Index:
             parameters = self.manifest.parameters if profile == "text" else self.manifest.image_parameters
         with faiss_build.threads(num_threads):
             if parameters is None or k * EXACT_SHARE >= num_allowed:
-                return _ordered(*faiss_search.search_exactly(self._index, queries_QE, k, selector))
+                return _order(*faiss_search.search_exactly(self._index, queries_QE, k, selector))
             if among is not None and selector is not None:
                 scan, row_us = self._scan(profile)
                 if row_us * num_allowed <= self.manifest.latency_ms * 1000 / (num_allowed / len(self)):
-                    return _ordered(*scan(queries_QE, k, selector))
+                    return _order(*scan(queries_QE, k, selector))
             share = 1.0 if among is None else num_allowed / len(self)
             search_params = parameters if among is None else widen_search_params(parameters, share)
             with faiss_build.threads(num_threads or self._num_threads(len(queries_QE) / share)):
@@ -109,7 +109,7 @@ class Index:
                 scores[is_short], rows[is_short] = faiss_search.search_exactly(
                     self._index, queries_QE[is_short], k, selector
                 )
-        return _ordered(scores, rows)
+        return _order(scores, rows)
 
     def vectors(self, rows: Rows) -> Floats:
         """Fetch the vectors of some rows, (n, E) float32, as the index stores them: rounded to its codes."""
@@ -174,7 +174,7 @@ def widen_search_params(parameters: dict[str, int], share: float) -> dict[str, i
     return parameters | {name: int(value) for name, value in raised.items()}
 
 
-def _ordered(scores: Floats, rows: Rows) -> Neighbours:
+def _order(scores: Floats, rows: Rows) -> Neighbours:
     order = np.lexsort((rows, -scores), axis=1)
     return Neighbours(np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1))
 

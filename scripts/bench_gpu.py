@@ -225,7 +225,7 @@ def unsplit_rate(model: Model, rows: pa.Table, options: argparse.Namespace) -> f
         if len(lengths := tower.sample_lengths(options.batch_size, CAPTION_TOKENS))
     }
     arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(costs_of_groups(model, options)))
-    arranged = arranged.moved(lambda values: values.to(options.device))
+    arranged = arranged.move_to(lambda values: values.to(options.device))
     compiled = CompiledShard(0, shard) if options.compile else None
     run = compiled or shard.compute
 

@@ -37,7 +37,7 @@ from ray.data.block import Block
 from embedder.compat import fast_start
 from embedder.compat.draining import DrainedError, draining
 from embedder.compat.pace import FEWEST_IN_FLIGHT
-from embedder.compat.ray_start import replaced
+from embedder.compat.ray_start import replace_attribute
 from embedder.engine.device_settings import CPU_SETTINGS
 from embedder.engine.ray_session import ray_session, start_ray
 
@@ -229,7 +229,7 @@ def measure(num_actors: int, num_calls: int, num_rows: int, row_bytes: int, wind
     WINDOW.append(window)
     with ray_session(None, no_progress_timeout_s=300.0):
         context = ray.data.DataContext.get_current()
-        with replaced(context, CALLBACKS, [*getattr(context, CALLBACKS), Watching]), draining(window):
+        with replace_attribute(context, CALLBACKS, [*getattr(context, CALLBACKS), Watching]), draining(window):
             items = [pa.table({"item": [number]}) for number in range(num_calls // BLOCKS_PER_TASK)]
             graph = ray.data.from_blocks(items)
             graph = graph.map_batches(

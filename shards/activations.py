@@ -117,10 +117,10 @@ class Arrangement:
             order, done = element_places(done, back), done[back]
         return Arrangement(tuple(groups), order, torch.zeros_like(state.lengths).index_copy(0, rows, done))
 
-    def moved(self, move: Move) -> Arrangement:
+    def move_to(self, move: Move) -> Arrangement:
         """Move what the layers need to their device."""
         groups = tuple(
-            (None if places is None else move(places), layout.moved(move), own) for places, layout, own in self.groups
+            (None if places is None else move(places), layout.move_to(move), own) for places, layout, own in self.groups
         )
         return Arrangement(groups, None if self.order is None else move(self.order), self.lengths)
 
@@ -148,7 +148,7 @@ class Batch:
     vision: TowerState | None
     text: TowerState | None
 
-    def moved(self, move: Move) -> Batch:
+    def move_to(self, move: Move) -> Batch:
         """Move the values of both sides."""
         states = (self.vision, self.text)
         return Batch(*(state and replace(state, values=move(state.values)) for state in states))
@@ -161,11 +161,11 @@ class Arranged:
     batch: Batch
     arrangements: dict[str, Arrangement]
 
-    def moved(self, move: Move) -> Arranged:
+    def move_to(self, move: Move) -> Arranged:
         """Move the values of these sides, and what their layers need, to the layers' device."""
 
-        def moved(side: str, state: TowerState | None) -> TowerState | None:
+        def move_state(side: str, state: TowerState | None) -> TowerState | None:
             return replace(state, values=move(state.values)) if state and side in self.arrangements else state
 
-        batch = Batch(moved("vision", self.batch.vision), moved("text", self.batch.text))
-        return Arranged(batch, {side: each.moved(move) for side, each in self.arrangements.items()})
+        batch = Batch(move_state("vision", self.batch.vision), move_state("text", self.batch.text))
+        return Arranged(batch, {side: each.move_to(move) for side, each in self.arrangements.items()})

@@ -12,10 +12,10 @@ import torch
 
 from shards.config import ModelConfig, load_model_config
 from shards.costs import Dtype, weight_bytes
-from shards.profile import clock_of, random_activation, timed, torch_threads
+from shards.profile import clock_of, measure_call, random_activation, torch_threads
 from shards.ranges import LayerRange
 from shards.shard import Shard, load_shard
-from shards.shard_specs import ShardSpec, only, whole_model
+from shards.shard_specs import ShardSpec, one_tower, whole_model
 
 COMPARED: tuple[Dtype, ...] = ("float32", "bfloat16", "int8")
 TOKENS = 512  # enough to fill the cores: more take as long per token
@@ -84,7 +84,7 @@ def _time_towers(folder: Path, config: ModelConfig, device: str) -> dict[str, fl
     seconds: dict[str, float] = dict.fromkeys(COMPARED, 0.0)
     for side, tower in config.towers.items():
         middle = tower.num_layers // 2
-        spec = only(side, LayerRange(middle, middle + 1))
+        spec = one_tower(side, LayerRange(middle, middle + 1))
         for dtype, layer_s in _time_layer(folder, config, spec, side, device).items():
             seconds[dtype] += tower.num_layers * layer_s
     return seconds
@@ -99,7 +99,7 @@ def _time_layer(folder: Path, config: ModelConfig, spec: ShardSpec, side: str, d
     clock = clock_of(device, torch.get_num_threads())
     for _ in range(NUM_ROUNDS):
         for dtype, shard in shards.items():
-            seconds[dtype].append(timed(_layer_of(shard, side, num_inputs), device, clock))
+            seconds[dtype].append(measure_call(_layer_of(shard, side, num_inputs), device, clock))
     return {dtype: min(times[1:]) / num_inputs for dtype, times in seconds.items()}
 
 
@@ -107,7 +107,7 @@ def _layer_of(shard: Shard, side: str, num_inputs: int) -> Callable[[], torch.Te
     """A run of the shard's one layer over random activations."""
     tower, layers = shard.config.towers[side], shard.spec.layers_of(side)
     lengths = tower.sample_lengths(1, CAPTION_TOKENS).expand(num_inputs)
-    layout = tower.layout(lengths, tower.sample_grids(lengths)).moved(lambda values: values.to(shard.device))
+    layout = tower.layout(lengths, tower.sample_grids(lengths)).move_to(lambda values: values.to(shard.device))
     shape = int(layout.elements_per_row.sum()), *tower.activation_shape()
     x_FLD = layout.pad(random_activation(shape, shard.dtype, shard.device))
     return lambda: tower.run(getattr(shard, side), layers, x_FLD, layout)

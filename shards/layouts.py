@@ -17,7 +17,7 @@ Move = Callable[[torch.Tensor], torch.Tensor]
 """Moves a tensor that was made on the host to the device of the layers."""
 
 
-def _moved(values: torch.Tensor | None, move: Move) -> torch.Tensor | None:
+def _move(values: torch.Tensor | None, move: Move) -> torch.Tensor | None:
     return None if values is None else move(values)
 
 
@@ -50,9 +50,9 @@ class RowMeans:
             parts.append((number, (starts[rows, None] + torch.arange(number)).flatten(), rows))
         return RowMeans(len(lengths), tuple(parts))
 
-    def moved(self, move: Move) -> "RowMeans":
+    def move_to(self, move: Move) -> "RowMeans":
         """Move what is on the device."""
-        parts = tuple((number, _moved(places, move), _moved(rows, move)) for number, places, rows in self.parts)
+        parts = tuple((number, _move(places, move), _move(rows, move)) for number, places, rows in self.parts)
         return RowMeans(self.num_rows, parts)
 
     def __call__(self, vectors: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ class Layout(Protocol):
     def elements_per_row(self) -> torch.Tensor:
         """Number of elements of an activation of each row, int64 (R,), on the CPU."""
 
-    def moved(self, move: Move) -> "Layout":
+    def move_to(self, move: Move) -> "Layout":
         """Move what the layers need to their device."""
 
     def pad(self, values: torch.Tensor) -> torch.Tensor:
@@ -107,9 +107,9 @@ class Frames:
         """Lay out rows of so many frames, int64 (R,), on the CPU."""
         return Frames(lengths, RowMeans.of(lengths))
 
-    def moved(self, move: Move) -> "Frames":
+    def move_to(self, move: Move) -> "Frames":
         """Move what the layers need to their device."""
-        return replace(self, means=self.means.moved(move))
+        return replace(self, means=self.means.move_to(move))
 
     def pad(self, values: torch.Tensor) -> torch.Tensor:
         """Return the frames as they are."""
@@ -148,9 +148,9 @@ class Padding:
         if int(lengths.min()) == longest:
             return Padding(lengths, shape, lengths, is_token, None, None)
         places = is_token.flatten().nonzero().squeeze(1)
-        return Padding(lengths, shape, lengths, is_token, places, _attended(is_token))
+        return Padding(lengths, shape, lengths, is_token, places, _attention_mask(is_token))
 
-    def moved(self, move: Move) -> "Padding":
+    def move_to(self, move: Move) -> "Padding":
         """Move what the layers need to their device."""
         is_token = move(self.is_token)
         return Padding(
@@ -158,8 +158,8 @@ class Padding:
             shape=self.shape,
             num_tokens=move(self.num_tokens),
             is_token=is_token,
-            places=_moved(self.places, move),
-            mask=None if self.mask is None else _attended(is_token),
+            places=_move(self.places, move),
+            mask=None if self.mask is None else _attention_mask(is_token),
         )
 
     @property
@@ -186,7 +186,7 @@ class Padding:
         return flat if self.places is None else flat[self.places]
 
 
-def _attended(is_token: torch.Tensor) -> torch.Tensor:
+def _attention_mask(is_token: torch.Tensor) -> torch.Tensor:
     """Mask by which every token attends to all of its caption, (R, 1, T, T)."""
     return is_token[:, None, None, :].expand(-1, 1, is_token.shape[1], -1)
 
@@ -221,11 +221,11 @@ class PatchGrids:
         tokens = Padding.of(lengths + num_prefix_tokens) if num_prefix_tokens else patches
         return PatchGrids(grids, RowMeans.of(grids[:, 0]), patches, tokens)
 
-    def moved(self, move: Move) -> "PatchGrids":
+    def move_to(self, move: Move) -> "PatchGrids":
         """Move what the layers need to their device."""
-        patches = self.patches.moved(move)
-        tokens = patches if self.tokens is self.patches else self.tokens.moved(move)
-        return PatchGrids(self.grids, self.means.moved(move), patches, tokens)
+        patches = self.patches.move_to(move)
+        tokens = patches if self.tokens is self.patches else self.tokens.move_to(move)
+        return PatchGrids(self.grids, self.means.move_to(move), patches, tokens)
 
     @property
     def patches_per_row(self) -> torch.Tensor:

@@ -26,7 +26,7 @@ from shards.errors import ModelError
 from shards.loading import read_sigmoid
 from shards.ranges import LayerRange
 from shards.shard import Shard, load_shard
-from shards.shard_specs import only
+from shards.shard_specs import one_tower
 from shards.towers.naflex import NaFlexTower
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def export_tower(folder: Path, side: str, out: Path) -> None:
         ExportError: its weights are too large, or the exporter knows no operator for one of its steps.
     """
     config = load_model_config(folder)
-    shard = load_shard(folder, only(side, LayerRange(0, config.num_layers[side])))
+    shard = load_shard(folder, one_tower(side, LayerRange(0, config.num_layers[side])))
     if shard.weight_bytes > MAX_BYTES:
         raise ExportError(
             f"model {config.name!r}: its {side} tower has {shard.weight_bytes / 2**30:.1f} GiB of weights, and those "

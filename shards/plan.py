@@ -217,7 +217,7 @@ def place(problem: PlacementProblem, num_stages: int, *, model_fingerprint: str 
     plan = ShardPlan(
         model_fingerprint=model_fingerprint,
         stages=tuple(
-            _planned(problem, stage, load) for stage, load in zip(placement.stages, prediction.loads, strict=True)
+            _plan_stage(problem, stage, load) for stage, load in zip(placement.stages, prediction.loads, strict=True)
         ),
         mix=problem.mix,
         dtype=problem.dtype,
@@ -278,7 +278,7 @@ def _check_num_stages(config: ModelConfig, num_stages: int) -> None:
         )
 
 
-def _planned(problem: PlacementProblem, stage: PlacedStage, load: StageLoad) -> PlannedStage:
+def _plan_stage(problem: PlacementProblem, stage: PlacedStage, load: StageLoad) -> PlannedStage:
     return replace(
         _bare_stage(problem.config, stage.spec, problem.dtype, problem.mix.caption_tokens),
         device=stage.pool.device.name,

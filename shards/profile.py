@@ -25,7 +25,7 @@ from shards.loading import activation_dtype
 from shards.planning.costs import ModelCosts, TowerSeconds
 from shards.ranges import LayerRange
 from shards.shard import Shard, load_shard
-from shards.shard_specs import ShardSpec, only
+from shards.shard_specs import ShardSpec, one_tower
 
 # Calls and seconds per part (a tower's embeddings, one of its layers, its head); their median counts.
 MAX_CALLS, MIN_CALLS = 15, 5
@@ -116,7 +116,7 @@ def _measure_tower(
 
     def front(shard: Shard, num_rows: int) -> torch.Tensor:
         module = getattr(shard, side)
-        return _joined(
+        return _join(
             [
                 layout.pack(tower.front(module, shard.front_input(side, values), layout))
                 for values, layout, _ in groups(num_rows)
@@ -125,11 +125,11 @@ def _measure_tower(
 
     def layer(shard: Shard, num_rows: int) -> torch.Tensor:
         module = getattr(shard, side)
-        return _joined([layout.pack(tower.run(module, first, x_FLD, layout)) for _, layout, x_FLD in groups(num_rows)])
+        return _join([layout.pack(tower.run(module, first, x_FLD, layout)) for _, layout, x_FLD in groups(num_rows)])
 
     def head(shard: Shard, num_rows: int) -> torch.Tensor:
         module, project = getattr(shard, side), getattr(shard, f"{side}_head")
-        return _joined(
+        return _join(
             [
                 unit_rows(project(tower.pool_tokens(module, x_FLD, layout)), layout.means)
                 for _, layout, x_FLD in groups(num_rows)
@@ -141,18 +141,18 @@ def _measure_tower(
         """Input, layout and activation of each group that the first rows are computed in."""
         some = batch.take(torch.arange(num_rows))
         parts = [some.take(group) for group in some.groups(tower)]
-        layouts = [tower.layout(part.lengths, part.grids).moved(lambda values: values.to(device)) for part in parts]
+        layouts = [tower.layout(part.lengths, part.grids).move_to(lambda values: values.to(device)) for part in parts]
         shapes = [(int(layout.elements_per_row.sum()), *tower.activation_shape()) for layout in layouts]
         return [
             (part.values, layout, layout.pad(random_activation(shape, dtype, device)))
             for part, layout, shape in zip(parts, layouts, shapes, strict=True)
         ]
 
-    parts = _measure_parts(folder, only(side, first), setting, front, layer)
-    return _tower(*parts, *_measure_parts(folder, only(side, last), setting, head))
+    parts = _measure_parts(folder, one_tower(side, first), setting, front, layer)
+    return _tower(*parts, *_measure_parts(folder, one_tower(side, last), setting, head))
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+def _join(parts: list[torch.Tensor]) -> torch.Tensor:
     """Join the results of groups; of one group there is nothing to copy."""
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
@@ -229,13 +229,13 @@ def _fitting_rows(run: Step, setting: TimingSetting) -> int:
     num_rows = 1
     run(num_rows)  # the first call of all loads kernels
     while True:
-        seconds = timed(partial(run, num_rows), setting.device)
+        seconds = measure_call(partial(run, num_rows), setting.device)
         if num_rows == setting.num_rows or seconds > LONG_CALL_S / 2:
             return num_rows
         num_rows = min(2 * num_rows, setting.num_rows)
 
 
-def timed(call: Callable[[], object], device: str, clock: Clock = time.perf_counter) -> float:
+def measure_call(call: Callable[[], object], device: str, clock: Clock = time.perf_counter) -> float:
     """Measure the seconds of a call, until the device has finished.
 
     Args:
@@ -267,7 +267,7 @@ def median_s(call: Callable[[], object], device: str, clock: Clock = time.perf_c
     seconds: list[float] = []
     ends_s = time.perf_counter() + PART_S
     while len(seconds) < MIN_CALLS or (len(seconds) < MAX_CALLS and time.perf_counter() < ends_s):
-        seconds.append(timed(call, device, clock))
+        seconds.append(measure_call(call, device, clock))
     return statistics.median(seconds)
 
 

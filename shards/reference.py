@@ -48,7 +48,7 @@ class TwinTower(nn.Module):
         """Kind of output on one side, as of a shard that holds everything; None where the model has no tower."""
         return "embedding" if side in self.config.towers else None
 
-    def pooled(
+    def pool(
         self, side: str, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute pooled features by the library's own forward function; (F, width).
@@ -73,7 +73,7 @@ class TwinTower(nn.Module):
             lengths: as for `pooled`.
             grids: as for `pooled`.
         """
-        projected: torch.Tensor = getattr(self, f"{side}_head")(self.pooled(side, values, lengths, grids))
+        projected: torch.Tensor = getattr(self, f"{side}_head")(self.pool(side, values, lengths, grids))
         return projected
 
     def arrange(self, batch: Batch, costs: object = None) -> Arranged:
@@ -97,7 +97,7 @@ class TwinTower(nn.Module):
         return Arrangement.of(state, self.config.towers[side], "embedding").run(state, partial(self._embed_group, side))
 
     def _embed_group(self, side: str, values: torch.Tensor, layout: Layout, own: TowerState) -> torch.Tensor:
-        means = layout.moved(lambda each: each.to(self.device)).means
+        means = layout.move_to(lambda each: each.to(self.device)).means
         return unit_rows(self.project(side, values, own.lengths, own.grids), means)
 
 

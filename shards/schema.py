@@ -54,7 +54,7 @@ def read_json(path: Path, cure: str) -> dict[str, object]:
 def describe(error: ValidationError) -> str:
     """Describe each broken rule in one clause: the key, the value, the rule."""
     return "; ".join(
-        f"{_key(item['loc'])}: {item['msg'].removeprefix('Value error, ')}{_found(item['input'])}"
+        f"{_key(item['loc'])}: {item['msg'].removeprefix('Value error, ')}{_describe_value(item['input'])}"
         for item in error.errors()
     )
 
@@ -63,7 +63,7 @@ def _key(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location if not str(part).startswith(FAMILY_TAG)) or "configuration"
 
 
-def _found(value: object) -> str:
+def _describe_value(value: object) -> str:
     """The offending value, unless it is a whole section."""
     return "" if isinstance(value, BaseModel | dict) else f" (found {value!r:.60})"
 

@@ -131,7 +131,7 @@ class Shard(nn.Module):
         Raises:
             ModelError: pixels or token ids don't fit the model.
         """
-        return self.compute(self.arrange(batch).moved(lambda values: values.to(self.device)))
+        return self.compute(self.arrange(batch).move_to(lambda values: values.to(self.device)))
 
     def arrange(self, batch: Batch, costs: Mapping[str, GroupCosts] = NO_COSTS) -> Arranged:
         """Check a batch, and decide on the host how it is computed.

@@ -30,7 +30,7 @@ class ShardSpec:
         return self.vision if side == "vision" else self.text
 
 
-def only(side: str, layers: LayerRange) -> ShardSpec:
+def one_tower(side: str, layers: LayerRange) -> ShardSpec:
     """Make the spec of layers of one tower."""
     return ShardSpec(layers, NOTHING) if side == "vision" else ShardSpec(NOTHING, layers)
 

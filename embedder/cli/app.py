@@ -41,7 +41,7 @@ from embedder.cli.terminal import MAX_LINE_CHARACTERS, TerminalLog
 from embedder.config_toml.mistakes import ConfigMistakesError
 from embedder.engine.interrupts import SignalInterrupt, interruptible
 from embedder.errors import USER_MISTAKES, HeadLostError, RunFailedError
-from embedder.installation import InstallationError, explained
+from embedder.installation import InstallationError, explain_missing
 from embedder.observability.log import messages_to
 from embedder.redaction import mask
 from embedder.storage.printable import printable
@@ -120,7 +120,7 @@ def main() -> None:
         except USER_MISTAKES as error:
             sys.exit(_fail(str(error), 2))
         except ModuleNotFoundError as error:
-            refusal = explained(error, " ".join(["embedder", *sys.argv[1:2]]))
+            refusal = explain_missing(error, " ".join(["embedder", *sys.argv[1:2]]))
             if not isinstance(refusal, InstallationError):
                 raise
             sys.exit(_fail(str(refusal), 2))

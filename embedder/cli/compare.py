@@ -10,7 +10,7 @@ from rich.table import Table
 from embedder.cli.options import AllowStoreCode, ReadConfig, command
 from embedder.cli.results import Result, new_table
 from embedder.errors import ConfigError
-from embedder.quantities import counted, money, percent, rate, size_text
+from embedder.quantities import money, percent, plural, rate, size_text
 from embedder.storage.atomic_write import atomic_write
 
 if TYPE_CHECKING:
@@ -76,15 +76,15 @@ def save_comparison(found: "Comparison", out: Path) -> list[RenderableType]:
 def comparison_parts(found: "Comparison") -> list[RenderableType]:
     """Tables and notes, for the terminal."""
     head = (
-        f"{counted(found.num_queries, 'query', 'queries')} ({found.queries}) with "
-        f"{counted(found.num_answers, 'right item')}, over {counted(found.num_items, 'item')} that both have; "
+        f"{plural(found.num_queries, 'query', 'queries')} ({found.queries}) with "
+        f"{plural(found.num_answers, 'right item')}, over {plural(found.num_items, 'item')} that both have; "
         f"intervals of {found.confidence:.0%}"
     )
     parts: list[RenderableType] = [head, "", _differences(found.metrics, "metric")]
     if len(found.groups) > 1:
         parts += ["", _differences(found.groups[:MAX_GROUPS_SHOWN], f"group, {found.metric}")]
         if len(found.groups) > MAX_GROUPS_SHOWN:
-            parts.append(f"and {counted(len(found.groups) - MAX_GROUPS_SHOWN, 'smaller group')}: see --json or --out")
+            parts.append(f"and {plural(len(found.groups) - MAX_GROUPS_SHOWN, 'smaller group')}: see --json or --out")
     kept = f"{found.kept_of_top_ten:.1%} of the best ten stay, the first one is the same for {found.same_first:.1%}"
     parts += ["", kept, "", _sides(found.before, found.after)]
     if found.hard:

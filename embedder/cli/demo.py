@@ -16,7 +16,7 @@ from embedder.cli.options import Force, ReadConfig, command
 from embedder.cli.results import Result, new_table
 from embedder.cli.terminal import Terminal, item_bar
 from embedder.installation import command_here, require
-from embedder.quantities import counted, duration_text
+from embedder.quantities import duration_text, plural
 from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:
@@ -89,14 +89,14 @@ def _serve(store: Path, *, opens_browser: bool) -> None:
 
 def _index_line(store: StoreFiles) -> str:
     """The published index in one line."""
-    from embedder.store.store_info import published
+    from embedder.store.store_info import read_published
     from embedder.store_index.versions import manifest_of
 
-    number = published(store).index
+    number = read_published(store).index
     manifest = manifest_of(store, number) if number is not None else None
     if manifest is None:
         return "no index: search compares with every vector"
-    vectors = counted(manifest.num_vectors, "vector")
+    vectors = plural(manifest.num_vectors, "vector")
     return f"index {number}: {manifest.kind}, {vectors}, built in {duration_text(round(manifest.build_s, 1))}"
 
 

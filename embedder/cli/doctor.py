@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from embedder.cli.options import ReadConfig, command
 from embedder.cli.results import Result, new_table
 from embedder.installation import describe, installed_version, missing, unmet_requirements
-from embedder.quantities import counted
+from embedder.quantities import plural
 
 if TYPE_CHECKING:
     from embedder.config import RunConfig
@@ -44,7 +44,7 @@ def doctor(read: ReadConfig) -> Result:
     allocation = allocate(config, Available(hardware.num_cpus(), num_gpus))
     stages = {
         f"stage {index} would take": f"{stage.num_cpus:g} CPU, {stage.num_gpus:g} GPU, "
-        f"{counted(stage.num_threads, 'thread')}, to compute on {stage.device}"
+        f"{plural(stage.num_threads, 'thread')}, to compute on {stage.device}"
         for index, stage in enumerate(allocation.stages)
     }
     data = {
@@ -72,7 +72,7 @@ def doctor(read: ReadConfig) -> Result:
     lines = [
         line for name, found in weaker.items() for line in ("", f"{name}:", *(f"  {each}" for each in found)) if found
     ]
-    failure = f"doctor: {counted(len(unmet), 'package')} missing or too old; the cures are above" if unmet else ""
+    failure = f"doctor: {plural(len(unmet), 'package')} missing or too old; the cures are above" if unmet else ""
     return Result(data | weaker, [table, *lines], failure)
 
 

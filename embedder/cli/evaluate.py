@@ -10,7 +10,7 @@ from rich.table import Table
 from embedder.cli.options import AllowStoreCode, PublishedBy, ReadConfig, SearchedModel, StoreUri, command
 from embedder.cli.results import Result, new_table
 from embedder.errors import ConfigError
-from embedder.quantities import MIB, counted
+from embedder.quantities import MIB, plural
 from embedder.storage.atomic_write import atomic_write
 
 if TYPE_CHECKING:
@@ -78,15 +78,15 @@ def evaluation_parts(found: "Evaluation") -> list[RenderableType]:
     """Tables and notes, for the terminal."""
     asked = found.queries
     head = (
-        f"{counted(asked.num_queries, 'query', 'queries')} ({asked.source}) with "
-        f"{counted(asked.num_answers, 'right item')}; {counted(found.num_pictures, 'image')} of "
-        f"{counted(found.num_items, 'item')}; in brackets, 95 % confidence intervals"
+        f"{plural(asked.num_queries, 'query', 'queries')} ({asked.source}) with "
+        f"{plural(asked.num_answers, 'right item')}; {plural(found.num_pictures, 'image')} of "
+        f"{plural(found.num_items, 'item')}; in brackets, 95 % confidence intervals"
     )
     parts: list[RenderableType] = [head, "", _quality(found)]
     if found.groups:
         parts += ["", _groups(found)]
         if len(found.groups) > MAX_GROUPS_SHOWN:
-            parts.append(f"and {counted(len(found.groups) - MAX_GROUPS_SHOWN, 'smaller group')}: see --json or --out")
+            parts.append(f"and {plural(len(found.groups) - MAX_GROUPS_SHOWN, 'smaller group')}: see --json or --out")
     if found.index is not None:
         parts += ["", _speed(found.index), *_curve(found.index)]
     if found.hard:
@@ -148,7 +148,7 @@ def _speed(index: "IndexFigures") -> Table:
         f"{latency.queries_per_s:,.0f}",
     )
     for each in index.throughput:
-        threads = counted(each.num_threads, "thread")
+        threads = plural(each.num_threads, "thread")
         if each.num_threads > 1:
             table.add_row(f"one query at a time, {threads}", "", "", "", "", "", f"{each.single_queries_per_s:,.0f}")
         table.add_row(f"all in one batch, {threads}", "", "", "", "", "", f"{each.batch_queries_per_s:,.0f}")

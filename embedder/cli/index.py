@@ -9,7 +9,7 @@ from rich.table import Table
 from embedder.cli.options import ModelName, ReadConfig, StoreUri, command
 from embedder.cli.results import Result, new_table
 from embedder.cli.store_access import write_access
-from embedder.quantities import MIB, counted, duration_text, percent, size_text
+from embedder.quantities import MIB, duration_text, percent, plural, size_text
 from embedder.store.files import StoreFiles
 from index.manifest import Manifest
 
@@ -65,9 +65,9 @@ def update(read: ReadConfig, store: StoreUri = None, model: ModelName = None) ->
     from embedder.store_index.keep_index import update_store_index
     from embedder.store_index.versions import manifest_of
 
-    before = _published(StoreFiles(run.required_store), model)[1].index
+    before = _load_published(StoreFiles(run.required_store), model)[1].index
     with write_access(run) as store_files:
-        files, _ = _published(store_files, model)
+        files, _ = _load_published(store_files, model)
         number = update_store_index(files, run.index)
     manifest = manifest_of(files, number)
     text = f"index {number} holds what is published: nothing to update" if number == before else ""
@@ -81,7 +81,7 @@ def status(read: ReadConfig, store: StoreUri = None, model: ModelName = None) ->
     """List the versions of the index, and which one is published."""
     from embedder.store_index.versions import list_manifests
 
-    files, current = _published(StoreFiles(read({"store": store}).required_store), model)
+    files, current = _load_published(StoreFiles(read({"store": store}).required_store), model)
     columns = ("version", "design", "vectors", "masked", "recall@10", "ms", "MiB", "embeddings", "built at")
     table = new_table(*columns, "published")
     versions = []
@@ -113,28 +113,28 @@ def rollback(read: ReadConfig, store: StoreUri = None, model: ModelName = None, 
     from embedder.store_index.keep_index import rollback_index
 
     with write_access(run) as store_files:
-        files, _ = _published(store_files, model)
+        files, _ = _load_published(store_files, model)
         chosen, manifest = rollback_index(files, number)
     return Result(_data(chosen, manifest), [f"published again: {_describe(chosen, manifest)}"])
 
 
-def _published(files: StoreFiles, model: str | None) -> "tuple[StoreFiles, Current]":
+def _load_published(files: StoreFiles, model: str | None) -> "tuple[StoreFiles, Current]":
     """View of a model, and what is published of it.
 
     Raises:
         StoreError: nothing is published, or not that model.
     """
     from embedder.store.models import find_model
-    from embedder.store.store_info import published
+    from embedder.store.store_info import read_published
 
-    return find_model(files, published(files), model or "")
+    return find_model(files, read_published(files), model or "")
 
 
 def _describe(number: int, manifest: Manifest) -> str:
     """An index version in one line."""
     recall = "exact" if manifest.design == "Flat" else f"recall@10 {manifest.recall_at_10:.3f}"
     return (
-        f"index {number}: {manifest.design}, {counted(manifest.num_vectors, 'vector')} x {manifest.dim}, {recall}, "
+        f"index {number}: {manifest.design}, {plural(manifest.num_vectors, 'vector')} x {manifest.dim}, {recall}, "
         f"{size_text(manifest.size_bytes)}"
     )
 

@@ -12,7 +12,7 @@ from embedder.cli.options import ModelFolder, ReadConfig, command
 from embedder.cli.results import Result, new_table
 from embedder.config import RunConfig
 from embedder.errors import ConfigError
-from embedder.quantities import MIB, counted
+from embedder.quantities import MIB, plural
 
 if TYPE_CHECKING:
     from shards.config import ModelConfig
@@ -156,7 +156,7 @@ def _folder_info(folder: Path, config: RunConfig) -> Result:
         f"vision: {model.vision.describe() if model.vision is not None else NO_TOWER}",
         f"text: {_describe_text(model)}",
         new_table("part", "parameters", "MiB on disk", rows=rows),
-        f"dtype on disk {', '.join(summary.dtypes)}, in {counted(summary.num_files, 'file')}",
+        f"dtype on disk {', '.join(summary.dtypes)}, in {plural(summary.num_files, 'file')}",
         "fingerprints: " + ", ".join(f"{name} {value}" for name, value in fingerprints.items()),
     ]
     data = {"fingerprints": fingerprints, "config": json.loads(model.to_json())}

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from embedder.cli.options import Dtype, ModelUri, NumStages, ReadConfig, command
 from embedder.cli.results import Result, new_table
-from embedder.quantities import HOUR_S, KIB, MIB, counted, duration_text, figure, money, percent, rate
+from embedder.quantities import HOUR_S, KIB, MIB, duration_text, figure, money, percent, plural, rate
 
 if TYPE_CHECKING:
     from embedder.planning.answer import Answer
@@ -79,7 +79,7 @@ def plan(
     ]
     if devices is None and not cluster and (num_gpus := hardware.num_gpus()):
         shown.append(
-            f"for CPU cores, without the {counted(num_gpus, 'GPU')} here; to place stages there, name it all: --devices"
+            f"for CPU cores, without the {plural(num_gpus, 'GPU')} here; to place stages there, name it all: --devices"
         )
     text = answer.plan.to_json()
     if out is not None:
@@ -183,14 +183,14 @@ def _stages_line(num_stages: int, alternatives: "Sequence[Alternative]", fixed_b
         why = (
             f"the fewest that no other number up to {max(MAX_STAGES_SEARCHED, num_stages)} beats by {percent(AS_GOOD)}"
         )
-        return f"{counted(num_stages, 'stage')}, {why}{others}"
+        return f"{plural(num_stages, 'stage')}, {why}{others}"
     gain = max((each.change for each in alternatives if each.change is not None), default=0.0)
     cure = f"; without {fixed_by} the best number is searched" if gain >= AS_GOOD else ""
-    return f"{counted(num_stages, 'stage')}, fixed by {fixed_by}{others}{cure}"
+    return f"{plural(num_stages, 'stage')}, fixed by {fixed_by}{others}{cure}"
 
 
 def _alternative_text(other: "Alternative") -> str:
-    name = counted(other.num_stages, "stage")
+    name = plural(other.num_stages, "stage")
     if other.items_per_s is None or other.change is None:
         return f"{name} can't run, {other.lack}"
     return f"{name} would do {rate(other.items_per_s)} ({percent(other.change, signed=True)})"
@@ -202,11 +202,11 @@ def _basis_lines(cut: "ShardPlan") -> list[RenderableType]:
     if mix is None:
         return []
     source = "costs measured" if cut.costs == "measured" else "costs estimated from operations and bandwidth"
-    patches = f" of {counted(mix.image_patches, 'patch', 'patches')}" if mix.image_patches is not None else ""
+    patches = f" of {plural(mix.image_patches, 'patch', 'patches')}" if mix.image_patches is not None else ""
     return [
-        f"for items of {counted(mix.images_per_item, 'image')}{patches} and "
-        f"{counted(mix.captions_per_item, 'caption')} of "
-        f"{counted(mix.caption_tokens, 'token')}, in {cut.dtype}; {source}; ranges are half-open"
+        f"for items of {plural(mix.images_per_item, 'image')}{patches} and "
+        f"{plural(mix.captions_per_item, 'caption')} of "
+        f"{plural(mix.caption_tokens, 'token')}, in {cut.dtype}; {source}; ranges are half-open"
     ]
 
 
@@ -232,7 +232,7 @@ def _what_if_parts(found: "WhatIf", currency: str | None) -> list[RenderableType
     used = ", ".join(f"{figure(value)} {name}" for name, value in found.used.items())
     cost = "" if found.cost is None else f"; cost {money(found.cost, currency)}{'' if currency else UNNAMED_CURRENCY}"
     lines: list[RenderableType] = [
-        f"{counted(found.num_items, 'item')}: {duration_text(found.hours * HOUR_S)}; {hours}{cost}",
+        f"{plural(found.num_items, 'item')}: {duration_text(found.hours * HOUR_S)}; {hours}{cost}",
         f"in use by stages: {used}",
     ]
     if found.cores_per_gpu is not None and found.cores_needed is not None:
@@ -242,7 +242,7 @@ def _what_if_parts(found: "WhatIf", currency: str | None) -> list[RenderableType
         )
     if found.decode_bound_gpus is not None:
         lines.append(
-            f"from {counted(found.decode_bound_gpus, 'GPU')} on, these cores are the bottleneck, decoding first"
+            f"from {plural(found.decode_bound_gpus, 'GPU')} on, these cores are the bottleneck, decoding first"
         )
     rows = [
         (more.device, more.where, figure(more.items_per_s), percent(more.gain, signed=True)) for more in found.one_more

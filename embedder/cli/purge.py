@@ -16,7 +16,7 @@ from embedder.cli.store_access import write_access
 from embedder.cli.terminal import Terminal
 from embedder.config import RunConfig
 from embedder.errors import ConfigError
-from embedder.quantities import agree, counted, size_text
+from embedder.quantities import agree, plural, size_text
 from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _allow_again(config: RunConfig, item_ids: list[str]) -> Result:
     return Result(
         {"num_forgotten": num_forgotten},
         [
-            f"of {counted(len(set(item_ids)), 'item')}, {num_forgotten:,} had been purged, and may come back with the "
+            f"of {plural(len(set(item_ids)), 'item')}, {num_forgotten:,} had been purged, and may come back with the "
             "next run"
         ],
     )
@@ -126,7 +126,7 @@ def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
     drop_copies()
     published = done.published.model_dump() if done.published else None
     data = _plan_data(done.plan) | {"published": published, "unreadable": done.unreadable, "scan": asdict(done.scan)}
-    return Result({"dry_run": False, **data}, _purged(files, done))
+    return Result({"dry_run": False, **data}, _describe_purge(files, done))
 
 
 def _purge_plan(files: StoreFiles, item_ids: list[str], *, reads_alone: bool = False) -> "PurgePlan":
@@ -169,7 +169,7 @@ def _plan_lines(plan: "PurgePlan") -> list[str]:
     listed = [item for item in plan.items if not (plan.finds_nothing and item.was_purged)][:MAX_LISTED]
     lines = [
         f"{item.item_id!r}: "
-        + (f"{counted(item.num_vectors, 'vector')} published" if item.is_published else "not published now")
+        + (f"{plural(item.num_vectors, 'vector')} published" if item.is_published else "not published now")
         for item in listed
     ]
     if len(plan.items) > len(listed) > 0:
@@ -177,35 +177,36 @@ def _plan_lines(plan: "PurgePlan") -> list[str]:
     if plan.finds_nothing:
         return [*lines, "purged before: nothing of them is left"]
     lines += [
-        f"to remove for good: {counted(len(plan.items), 'item')}, {plan.num_published:,} of them published, with "
-        f"{counted(plan.num_vectors, 'vector')}",
-        f"{counted(len(plan.rewritten), 'part file')} written anew without them, {size_text(plan.bytes_rewritten)}; "
-        f"{counted(len(plan.deleted), 'file')} deleted (part files, journal entries, "
-        f"{counted(len(plan.indexes), 'index version')}), {_changed(plan)}",
-        f"versions that hold them and stay readable, without them: {len(plan.versions):,}{_listed(plan.versions)}",
+        f"to remove for good: {plural(len(plan.items), 'item')}, {plan.num_published:,} of them published, with "
+        f"{plural(plan.num_vectors, 'vector')}",
+        f"{plural(len(plan.rewritten), 'part file')} written anew without them, {size_text(plan.bytes_rewritten)}; "
+        f"{plural(len(plan.deleted), 'file')} deleted (part files, journal entries, "
+        f"{plural(len(plan.indexes), 'index version')}), {_describe_changes(plan)}",
+        "versions that hold them and stay readable, without them: "
+        f"{len(plan.versions):,}{_join_run_ids(plan.versions)}",
     ]
     if plan.given_up:
         lines.append(f"not finished, and given up: {', '.join(plan.given_up)}; the next run embeds its items again")
     return lines
 
 
-def _changed(plan: "PurgePlan") -> str:
-    return f"{counted(len(plan.changed), 'text or log file', 'texts and log files')} changed"
+def _describe_changes(plan: "PurgePlan") -> str:
+    return f"{plural(len(plan.changed), 'text or log file', 'texts and log files')} changed"
 
 
-def _listed(run_ids: Sequence[str]) -> str:
+def _join_run_ids(run_ids: Sequence[str]) -> str:
     more = f" and {len(run_ids) - MAX_LISTED:,} more" if len(run_ids) > MAX_LISTED else ""
     return f": {', '.join(run_ids[:MAX_LISTED])}{more}" if run_ids else ""
 
 
-def _purged(files: StoreFiles, done: "Purge") -> list[RenderableType]:
+def _describe_purge(files: StoreFiles, done: "Purge") -> list[RenderableType]:
     """The finished purge in sentences."""
     plan, scan = done.plan, done.scan
     lines = [
-        f"of {counted(len(plan.items), 'item')}, {plan.num_published:,} had been published, with "
-        f"{counted(plan.num_vectors, 'vector')}; {counted(len(plan.rewritten), 'part file')} written anew "
-        f"({size_text(plan.bytes_rewritten)}), {counted(len(plan.deleted), 'file')} deleted, {_changed(plan)}",
-        f"searched {counted(scan.num_files, 'file')} ({scan.num_parquet:,} Parquet, {size_text(scan.size_bytes)} in "
+        f"of {plural(len(plan.items), 'item')}, {plan.num_published:,} had been published, with "
+        f"{plural(plan.num_vectors, 'vector')}; {plural(len(plan.rewritten), 'part file')} written anew "
+        f"({size_text(plan.bytes_rewritten)}), {plural(len(plan.deleted), 'file')} deleted, {_describe_changes(plan)}",
+        f"searched {plural(scan.num_files, 'file')} ({scan.num_parquet:,} Parquet, {size_text(scan.size_bytes)} in "
         "all): none holds or names them",
     ]
     before = sum(item.was_purged for item in plan.items)
@@ -215,7 +216,8 @@ def _purged(files: StoreFiles, done: "Purge") -> list[RenderableType]:
     if plan.versions:
         stays = agree(len(plan.versions), "stays", "stay")
         lines.append(
-            f"{counted(len(plan.versions), 'earlier version')} {stays} readable, without them{_listed(plan.versions)}"
+            f"{plural(len(plan.versions), 'earlier version')} {stays} readable, without "
+            f"them{_join_run_ids(plan.versions)}"
         )
     if done.unreadable:
         lines.append(f"can't be read any more: {', '.join(done.unreadable)}")

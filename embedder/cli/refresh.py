@@ -26,7 +26,7 @@ from embedder.cli.results import Result, new_table, print_result
 from embedder.cli.terminal import item_bar
 from embedder.config import RunConfig, load_config
 from embedder.errors import ConfigError
-from embedder.quantities import MIB, counted, size_text
+from embedder.quantities import MIB, plural, size_text
 from embedder.storage.web_address import shown_uri
 from embedder.store.files import StoreFiles
 
@@ -99,7 +99,7 @@ def _forecast_parts(found: "Forecast") -> list[RenderableType]:
     if found.replaces_all:
         shown.append("nothing is published until all items are done under the new model or preprocessing")
     shown.append(
-        f"{counted(found.num_to_embed, 'item')} now, {found.num_left:,} left for later; "
+        f"{plural(found.num_to_embed, 'item')} now, {found.num_left:,} left for later; "
         f"at most {size_text(found.rewrite_bytes)} of part files rewritten; {found.estimate.text()}"
         + ("; less where contents turn out equal" if any(r.reason == CONTENT_CHANGED for r in found.reasons) else "")
     )
@@ -169,7 +169,7 @@ def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, st
     if found.pending is not None:
         shown.append(
             f"run {found.pending.run_id} is newer, is not published and has "
-            f"{counted(found.pending.num_rejects, 'reject')}: `embedder rejects {files.option} --run "
+            f"{plural(found.pending.num_rejects, 'reject')}: `embedder rejects {files.option} --run "
             f"{found.pending.run_id}` lists them"
         )
     pending = asdict(found.pending) if found.pending else None

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from embedder.cli.results import new_table
-from embedder.quantities import MIB, counted, duration_text, figure, money, rate, size_text
+from embedder.quantities import MIB, duration_text, figure, money, plural, rate, size_text
 from embedder.report.schema import Expected, PlaceReport, Report, Review, StepReport
 
 
@@ -16,12 +16,12 @@ def report_parts(report: Report) -> list[RenderableType]:
     if report.held:
         return [report.outcome]
     if report.run_id is None:
-        unchanged = counted(report.num_unchanged, "item")
+        unchanged = plural(report.num_unchanged, "item")
         return [f"{report.outcome}: {unchanged} unchanged; {_seconds(report.wall_s)} in all"]
     embedded = report.num_items - report.num_rejected - report.num_taken_over
     summary = (
-        f"{counted(embedded, 'item')} embedded, {report.num_rejected:,} rejected; "
-        f"{counted(report.num_vectors, 'row')}{_of_rejects(report)}; {rate(report.items_per_s)}{_steady(report)}; "
+        f"{plural(embedded, 'item')} embedded, {report.num_rejected:,} rejected; "
+        f"{plural(report.num_vectors, 'row')}{_of_rejects(report)}; {rate(report.items_per_s)}{_steady(report)}; "
         f"{_seconds(report.wall_s)} in all, {_seconds(report.startup_s)} of it start-up; "
         f"peak memory {size_text(report.peak_memory_bytes)}; run {report.run_id}"
     )
@@ -147,9 +147,9 @@ def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
     if review.expected:
         expected = review.expected
         reached = (
-            f"an item held {counted(review.images_per_item, 'image')} and "
-            f"{counted(review.captions_per_item, 'caption')} of "
-            f"{counted(review.caption_tokens, 'token')} on average; {expected.source} costs expect "
+            f"an item held {plural(review.images_per_item, 'image')} and "
+            f"{plural(review.captions_per_item, 'caption')} of "
+            f"{plural(review.caption_tokens, 'token')} on average; {expected.source} costs expect "
             f"{rate(expected.items_per_s)} for that ({expected.bottleneck}), {figure(items_per_s)} were reached"
         )
         parts += [_review_table(review, expected), reached, *blame_lines(review, items_per_s)]

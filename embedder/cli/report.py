@@ -9,7 +9,7 @@ import typer
 from embedder.cli.options import ReadConfig, StoreUri, command
 from embedder.cli.results import Result
 from embedder.errors import ConfigError, StoreError
-from embedder.quantities import counted
+from embedder.quantities import plural
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -49,7 +49,7 @@ def report(
             f"store {files.address}: no report of {f'run {run_id}' if run_id else 'any run'}; {_reports(known)}"
         )
     chosen = run_id or known[-1]
-    found = _parsed(files, run_file(chosen, REPORT_FILE), Report)
+    found = _parse(files, run_file(chosen, REPORT_FILE), Report)
     shown = report_parts(found)
     if plot is not None:
         path = run_file(chosen, TIMELINE_FILE)
@@ -58,7 +58,7 @@ def report(
                 f"--plot {plot}: run {chosen} has no {TIMELINE_FILE}, as it embedded nothing, or in one process of an "
                 "earlier release; name another run"
             )
-        timeline = _parsed(files, path, Timeline)
+        timeline = _parse(files, path, Timeline)
         try:
             draw_timeline(plot, timeline, found.events, f"run {chosen}")
         except OSError as error:
@@ -67,7 +67,7 @@ def report(
     return Result(json.loads(files.read(run_file(chosen, REPORT_FILE))), shown)
 
 
-def _parsed(files: "StoreFiles", path: str, kind: type[ParsedT]) -> ParsedT:
+def _parse(files: "StoreFiles", path: str, kind: type[ParsedT]) -> ParsedT:
     """Parse a file of a run.
 
     Args:
@@ -84,7 +84,7 @@ def _parsed(files: "StoreFiles", path: str, kind: type[ParsedT]) -> ParsedT:
         return kind.model_validate_json(files.read(path))
     except ValidationError as error:
         raise StoreError(
-            f"{files.uri(path)}: not a whole {path.rpartition('/')[2]} ({counted(error.error_count(), 'mistake')}); "
+            f"{files.uri(path)}: not a whole {path.rpartition('/')[2]} ({plural(error.error_count(), 'mistake')}); "
             "restore the file from a backup, or name another run"
         ) from None
 
@@ -93,5 +93,5 @@ def _reports(known: list[str]) -> str:
     """The newest runs with a report, in a line of bounded length."""
     if not known:
         return "only runs that end leave one: run `embedder embed` to its end"
-    more = f", and of {counted(len(known) - MAX_LISTED, 'earlier run')}" if len(known) > MAX_LISTED else ""
+    more = f", and of {plural(len(known) - MAX_LISTED, 'earlier run')}" if len(known) > MAX_LISTED else ""
     return f"there are reports of {', '.join(known[-MAX_LISTED:])}{more}"

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from embedder.cli.options import AllowStoreCode, PublishedBy, ReadConfig, SearchedModel, StoreUri, command
 from embedder.cli.results import Result, new_table
 from embedder.errors import ConfigError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.retrieval.queries import SearchOptions
 from embedder.storage.output_file import check_output_file
 from embedder.storage.web_address import shown_uri
@@ -134,7 +134,7 @@ def search(
     shown: list[RenderableType] = []
     for hits in answers:
         warnings = [f"warning: {line}" for line in hits.warnings]
-        shown += [*(["", hits.query] if len(answers) > 1 else []), *warnings, _shown(hits, options)]
+        shown += [*(["", hits.query] if len(answers) > 1 else []), *warnings, _format_hits(hits, options)]
     found = answers[0] if len(answers) == 1 else answers
     if sheet is not None:
         answers.save_sheet(sheet)
@@ -144,7 +144,7 @@ def search(
         shown.append(f"hits: {out}")
     copied = found.copy_files(copies) if copies is not None else None
     if copied is not None:
-        shown.append(f"copies: {copies} ({counted(copied.num_files, 'file')}, and the hits in hits.csv)")
+        shown.append(f"copies: {copies} ({plural(copied.num_files, 'file')}, and the hits in hits.csv)")
     data = (results[0] if len(results) == 1 else {"results": results}) | {"sheet": sheet, "out": out}
     return Result(
         data | {"copies": None if copied is None else copied._asdict()}, shown, _failure(copied) if copied else ""
@@ -177,7 +177,7 @@ def _failure(copied: "CopiedFiles") -> str:
     num_items = copied.num_files + len(copied.problems)
     first = copied.problems[0]
     return (
-        f"copies {copied.folder}: {len(copied.problems):,} of {counted(num_items, 'item')} could not be copied; "
+        f"copies {copied.folder}: {len(copied.problems):,} of {plural(num_items, 'item')} could not be copied; "
         f"hits.csv there says why; the first is {first}"
     )
 
@@ -212,7 +212,7 @@ def _read_vectors(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
         raise ConfigError(f"--vector {path}: {error}; give a file that numpy.save wrote from an array") from None
 
 
-def _shown(hits: "Hits", options: SearchOptions) -> RenderableType:
+def _format_hits(hits: "Hits", options: SearchOptions) -> RenderableType:
     """A table, or the line that says why there is none."""
     from embedder.retrieval.hit import describe_more
 

@@ -128,10 +128,10 @@ def _settings(limits: dict[str, Any], options: dict[str, Any]) -> "ServeSettings
     try:
         return ServeSettings.model_validate(limits | options)
     except ValidationError as error:
-        raise _explained(error, limits) from None
+        raise _explain_limit(error, limits) from None
 
 
-def _explained(error: "ValidationError", limits: dict[str, Any]) -> ConfigError:
+def _explain_limit(error: "ValidationError", limits: dict[str, Any]) -> ConfigError:
     """The first limit that is unknown or breaks a rule, in the words of a configuration."""
     from embedder.config_toml.mistakes import mistakes_of
     from embedder.serve.settings import ServeSettings

@@ -11,7 +11,7 @@ from embedder.cli.results import Result, new_table
 from embedder.cli.store_access import read_access, write_access
 from embedder.config import RunConfig
 from embedder.errors import ConfigError
-from embedder.quantities import MIB, agree, counted, size_text
+from embedder.quantities import MIB, agree, plural, size_text
 from embedder.store.files import StoreFiles
 from embedder.store.layout import describe_hold
 
@@ -101,7 +101,7 @@ def _further_models(run: "PastRun") -> str:
     found = []
     for name, own in sorted(run.record.models.items()):
         num_rows = run.record.model_counts.get(name, {}).get("num_vectors", 0)
-        rows = counted(num_rows, "row" if own.has_vectors is False else "vector")
+        rows = plural(num_rows, "row" if own.has_vectors is False else "vector")
         found.append(f"{name} ({rows}{'' if own.index is None else f', index {own.index}'})")
     return ", ".join(found)
 
@@ -141,16 +141,16 @@ def rollback(
 
 def _roll_back(config: RunConfig, run_id: str | None) -> Result:
     from embedder.store.history import rollback as run_rollback
-    from embedder.store.store_info import published
+    from embedder.store.store_info import read_published
     from embedder.store_index.keep_index import index_choice
 
     with write_access(config, commits="embedder rollback") as files:
         new = run_rollback(files, run_id, index_choice(files, config.index))
-        hold = published(files).hold
+        hold = read_published(files).hold
     index = "no index, search is exact" if new.index is None else f"index {new.index}"
     text = (
-        f"published again what run {new.restores} published: {counted(new.num_items, 'item')}, "
-        f"{counted(new.num_vectors, 'vector')}, {index}, model {_model_name(new.model, new.model_fingerprint)}; "
+        f"published again what run {new.restores} published: {plural(new.num_items, 'item')}, "
+        f"{plural(new.num_vectors, 'vector')}, {index}, model {_model_name(new.model, new.model_fingerprint)}; "
         f"this is run {new.run_id}"
     )
     shown: list[RenderableType] = [text]
@@ -189,9 +189,9 @@ def vacuum(
     with read_access(run) if dry_run else write_access(run) as files:
         done = run_vacuum(files, keep_days=keep_days, keep_versions=keep_versions, dry_run=dry_run)
     paths = [info.path for info in done.deleted]
-    count = f"{'would delete' if dry_run else 'deleted'} {counted(len(paths), 'file')}, {size_text(done.size_bytes)}"
+    count = f"{'would delete' if dry_run else 'deleted'} {plural(len(paths), 'file')}, {size_text(done.size_bytes)}"
     stays = agree(len(done.kept), "stays", "stay")
-    kept = f"{counted(len(done.kept), 'publication')} {stays} readable: {', '.join(done.kept)}"
+    kept = f"{plural(len(done.kept), 'publication')} {stays} readable: {', '.join(done.kept)}"
     if done.needed:
         needed = ", ".join(done.needed)
         kept += f"; of these {len(done.needed):,} only because what is kept needs all their files: {needed}"
@@ -229,7 +229,7 @@ def compact(
         new, tables = run_compact(files, target, choose_index=same_index_and_words(files, run.index))
     shown: list[RenderableType] = [
         f"{each.model} {each.table}: ".lstrip()
-        + f"{counted(each.num_files_before, 'part file')} -> {each.num_files_after:,}, "
+        + f"{plural(each.num_files_before, 'part file')} -> {each.num_files_after:,}, "
         f"{size_text(each.bytes_rewritten)} written anew"
         for each in tables
     ]
@@ -275,10 +275,10 @@ def export_query_towers(
     from embedder.store.layout import MAIN
     from embedder.store.models import find_model
     from embedder.store.query_towers import towers_path
-    from embedder.store.store_info import published, read_store_info, served_info
+    from embedder.store.store_info import read_published, read_store_info, served_info
 
     with write_access(run) as store_files:
-        publication = published(store_files)
+        publication = read_published(store_files)
         is_name = model is not None and model in (MAIN, *publication.models)
         files, current = find_model(store_files, publication, model if is_name and model is not None else MAIN)
         info = served_info(read_store_info(files), current)

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from embedder.cli.options import ReadConfig, StoreUri, command
 from embedder.cli.results import Result
-from embedder.quantities import agree, counted, duration_text, size_text
+from embedder.quantities import agree, duration_text, plural, size_text
 from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def check(
 
     found = check_store(files, deep=deep)
     number = found.number("error")
-    failure = f"store {files.address}: {counted(number, 'error')} found; each is listed with its cure" if number else ""
+    failure = f"store {files.address}: {plural(number, 'error')} found; each is listed with its cure" if number else ""
     return Result(_data(files.address, found), _lines(files.address, found), failure)
 
 
@@ -75,19 +75,19 @@ def _lines(address: str, found: "StoreCheck") -> list[RenderableType]:
     for name, each in found.models.items():
         model = f"model {name}: " if name else ""
         lines.append(
-            f"{model}{counted(each.num_items, 'item')}, {counted(each.num_rejected, 'reject')} among them, "
-            f"{counted(each.num_vectors, 'row')} of embeddings, in {counted(each.num_parts, 'part file')}, "
+            f"{model}{plural(each.num_items, 'item')}, {plural(each.num_rejected, 'reject')} among them, "
+            f"{plural(each.num_vectors, 'row')} of embeddings, in {plural(each.num_parts, 'part file')}, "
             f"{size_text(each.size_bytes)}"
         )
     if found.publications:
         lines.append(
-            f"{counted(len(found.publications), 'publication')}, {len(found.readable):,} of them "
+            f"{plural(len(found.publications), 'publication')}, {len(found.readable):,} of them "
             f"{agree(len(found.readable), 'is', 'are')} readable; published is run {found.run_id}"
         )
-    verdict = ", ".join(counted(found.number(each), each) for each in ("error", "warning", "note"))
+    verdict = ", ".join(plural(found.number(each), each) for each in ("error", "warning", "note"))
     how = "every file of the publication read" if found.deep else "without --deep: ids and counts, sizes and records"
     lines.append(
-        f"store {address}: {verdict}; {counted(found.num_files, 'file')}, {size_text(found.size_bytes)}, checked in "
+        f"store {address}: {verdict}; {plural(found.num_files, 'file')}, {size_text(found.size_bytes)}, checked in "
         f"{duration_text(found.wall_s)} ({how})"
     )
     return lines

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from embedder.cli.options import AsJson, Settings
 from embedder.cli.results import Result, print_result
 from embedder.cli.terminal import progress_bar
-from embedder.quantities import counted, duration_text, size_text
+from embedder.quantities import duration_text, plural, size_text
 
 if TYPE_CHECKING:
     from embedder.training.loop import OnStep
@@ -53,14 +53,14 @@ def train_parts(report: "TrainReport") -> list[RenderableType]:
 
     rejected = f"{report.num_rejected:,} rejected, {report.num_unpaired:,} without an image or a caption"
     lines: list[RenderableType] = [
-        f"{counted(report.num_steps, 'step')} ({counted(report.num_epochs, 'epoch')}) over "
-        f"{counted(report.num_items, 'item')}; {rejected}; "
+        f"{plural(report.num_steps, 'step')} ({plural(report.num_epochs, 'epoch')}) over "
+        f"{plural(report.num_items, 'item')}; {rejected}; "
         f"{duration_text(round(report.train_s, 1))} on {report.device}; "
-        f"{counted(report.num_cached, 'decoded image')} kept in memory ({size_text(report.cached_bytes)})"
+        f"{plural(report.num_cached, 'decoded image')} kept in memory ({size_text(report.cached_bytes)})"
     ]
     if (teacher := report.teacher) is not None:
         lines[0] = (
-            f"{lines[0]}; learnt from the vectors of {counted(teacher.num_joined - teacher.num_stale, 'item')} in "
+            f"{lines[0]}; learnt from the vectors of {plural(teacher.num_joined - teacher.num_stale, 'item')} in "
             f"{teacher.store}, {teacher.num_missing:,} not in it and {teacher.num_stale:,} stale left out"
         )
     if report.best is not None:

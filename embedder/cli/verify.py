@@ -10,7 +10,7 @@ from rich.table import Table
 
 from embedder.cli.options import Dtype, ModelUri, NumStages, PlanFile, ReadConfig, command, source_override
 from embedder.cli.results import Result, new_table
-from embedder.quantities import MIB, counted
+from embedder.quantities import MIB, plural
 
 if TYPE_CHECKING:
     from embedder.verification.verify import Verification
@@ -59,8 +59,8 @@ def _verification_parts(found: "Verification") -> list[RenderableType]:
         f"[{spec.vision.start}, {spec.vision.stop}) + [{spec.text.start}, {spec.text.stop})" for spec in found.plan
     )
     summary = (
-        f"{counted(len(found.plan), 'stage')} (image + text layers {cut}) in {found.dtype} on {found.device}; "
-        f"{counted(found.num_rows, 'row')}, {counted(found.num_rejected, 'reject')} among them; "
+        f"{plural(len(found.plan), 'stage')} (image + text layers {cut}) in {found.dtype} on {found.device}; "
+        f"{plural(found.num_rows, 'row')}, {plural(found.num_rejected, 'reject')} among them; "
         f"model {found.model_fingerprint}"
     )
     parts: list[RenderableType] = [summary, "", _comparisons(found)]

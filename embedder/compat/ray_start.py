@@ -82,19 +82,19 @@ def light_start() -> Iterator[None]:
         if SIGTERM.is_there():
             from ray._private import utils
 
-            patches.enter_context(replaced(utils, "set_sigterm_handler", lambda _: None))
+            patches.enter_context(replace_attribute(utils, "set_sigterm_handler", lambda _: None))
         if MONITORS.saves_time():
             from ray._private.node import Node
             from ray._private.parameter import RayParams
 
             init = partialmethod(RayParams.__init__, no_monitor=True, include_log_monitor=False)
-            patches.enter_context(replaced(RayParams, "__init__", init))
-            patches.enter_context(replaced(Node, "start_api_server", lambda *_, **__: None))
+            patches.enter_context(replace_attribute(RayParams, "__init__", init))
+            patches.enter_context(replace_attribute(Node, "start_api_server", lambda *_, **__: None))
         yield
 
 
 @contextmanager
-def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
     """Replace an attribute for the block.
 
     Args:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from embedder.config_toml.key_types import key_type
 from embedder.config_toml.load import Origins
 from embedder.config_toml.reference import plain
-from embedder.config_toml.values import Path, dotted, heading, toml, toml_key, without_secrets
+from embedder.config_toml.values import Path, dotted_key, heading, toml, toml_key, without_secrets
 
 COMMENT_COLUMN = 44
 
@@ -122,7 +122,7 @@ def _can_be_written(value: Any) -> bool:
 def as_data(table: Table) -> dict[str, dict[str, Any]]:
     """Values for JSON by dotted key, each with its origin; entries of lists are numbered from 0."""
     return {
-        ".".join(str(part) if isinstance(part, int) else dotted((part,)) for part in value.path): {
+        ".".join(str(part) if isinstance(part, int) else dotted_key((part,)) for part in value.path): {
             "value": value.value,
             "from": value.origin,
             "is_masked": value.is_masked,

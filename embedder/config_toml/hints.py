@@ -7,7 +7,16 @@ from typing import Any
 
 from embedder.config_toml.key_types import KeyType
 from embedder.config_toml.units import MEASURES, SHARE, number_in
-from embedder.config_toml.values import Path, dotted, heading, named, shown, toml, toml_key, without_secrets
+from embedder.config_toml.values import (
+    Path,
+    dotted_key,
+    format_value,
+    heading,
+    toml,
+    toml_key,
+    type_name,
+    without_secrets,
+)
 
 GIB = 1 << 30
 SYNONYMS = {
@@ -62,10 +71,10 @@ def wrong_type(path: Path, taken: KeyType, value: Any, unit: str) -> tuple[str, 
     if is_list or (taken.is_table and not taken.values and (is_item or not isinstance(value, str))):
         return _wrong_table(path, taken, value), None
     key = next(part for part in reversed(path) if isinstance(part, str))
-    found = f"{dotted(path)} = {shown(path, value)}"
+    found = f"{dotted_key(path)} = {format_value(path, value)}"
     rule = f"takes {taken.with_article}{_in_unit(unit) if taken.scalars & {int, float} else ''}"
     if taken.is_table and not (isinstance(value, str) and close_to(value, list(map(str, taken.values)))):
-        return f"{found}: found {named(value)}; {rule}: {_as_table(path, taken)}", None
+        return f"{found}: found {type_name(value)}; {rule}: {_as_table(path, taken)}", None
     if isinstance(value, str) and taken.values and not (taken.scalars and _number(taken, value, unit) is not None):
         texts = [each for each in taken.values if isinstance(each, str)]
         synonym = SYNONYMS.get(value.lower())
@@ -74,10 +83,10 @@ def wrong_type(path: Path, taken: KeyType, value: Any, unit: str) -> tuple[str, 
     instead = _instead(taken, value, unit, key)
     if is_item:  # it has no key of its own
         cure = f": write {instead}" if instead else ""
-        return f"{found}: found {named(value)} in the list; each item {rule}{cure}", None
+        return f"{found}: found {type_name(value)} in the list; each item {rule}{cure}", None
     if key in ENTRY_KEYS and isinstance(value, list | tuple) and len(path) > 1:
-        return f"{found}: found {named(value)}; {key} {rule}: write one {heading(path[:-1])} for each", None
-    return f"{found}: found {named(value)}; {key} {rule}", instead
+        return f"{found}: found {type_name(value)}; {key} {rule}: write one {heading(path[:-1])} for each", None
+    return f"{found}: found {type_name(value)}; {key} {rule}", instead
 
 
 def _in_unit(unit: str) -> str:
@@ -138,14 +147,14 @@ def _wrong_table(path: Path, taken: KeyType, value: Any) -> str:
         return f"[{name}]: each is an entry of a list: write [[{name}]], in double brackets"
     if taken.is_list_of_tables:
         entry = _entry(taken.items.tables[0].model_fields, value) if taken.items else ""
-        return f"{name} = {shown(path, value)}: found {named(value)}; write [[{name}]]{entry}"
+        return f"{name} = {format_value(path, value)}: found {type_name(value)}; write [[{name}]]{entry}"
     is_tables = isinstance(value, Sequence) and value and all(isinstance(each, Mapping) for each in value)
     if is_tables and not isinstance(path[-1], int):
         return f"[[{name}]]: there is one, no list: write [{name}], in single brackets"
     if isinstance(path[-1], int):
         entry = _entry(taken.tables[0].model_fields, value)
-        return f"{name} = [{shown(path, value)}]: found {named(value)} in the list; write [[{name}]]{entry}"
-    return f"{name} = {shown(path, value)}: found {named(value)}; takes a table: {_as_table(path, taken)}"
+        return f"{name} = [{format_value(path, value)}]: found {type_name(value)} in the list; write [[{name}]]{entry}"
+    return f"{name} = {format_value(path, value)}: found {type_name(value)}; takes a table: {_as_table(path, taken)}"
 
 
 def _as_table(path: Path, taken: KeyType) -> str:
@@ -165,7 +174,7 @@ def _entry(keys: Collection[str], value: Any) -> str:
     if key is None or not isinstance(first, str):
         return ", and its keys below it"
     each = ", one for each," if isinstance(value, list | tuple) and len(value) > 1 else ","
-    return f"{each} and below it {key} = {shown((key,), first)}"
+    return f"{each} and below it {key} = {format_value((key,), first)}"
 
 
 def out_of_bounds(value: Any, bounds: Sequence[tuple[str, float]], unit: str) -> tuple[str, str | None]:
@@ -179,7 +188,7 @@ def out_of_bounds(value: Any, bounds: Sequence[tuple[str, float]], unit: str) ->
     Returns:
         The rule; and what to write in place of the value, as TOML, where that can be told.
     """
-    said = " and ".join(f"{words} {_bound(bound)}" for words, bound in bounds)
+    said = " and ".join(f"{words} {_format_bound(bound)}" for words, bound in bounds)
     text = f"must be {said}{f' {unit}' if unit in MEASURES else ''}"
     low = next((bound for words, bound in bounds if words in ("at least", "more than")), 0)
     high = next((bound for words, bound in bounds if words in ("at most", "less than")), None)
@@ -190,5 +199,5 @@ def out_of_bounds(value: Any, bounds: Sequence[tuple[str, float]], unit: str) ->
     return text, None
 
 
-def _bound(bound: float) -> str:
+def _format_bound(bound: float) -> str:
     return toml(bound) if isinstance(bound, int) else f"{bound:g}"

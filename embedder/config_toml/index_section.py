@@ -41,7 +41,7 @@ class IndexConfig(ConfigSection):
 
     @field_validator("kind")
     @classmethod
-    def _known(cls, kind: str) -> str:
+    def _check_kind(cls, kind: str) -> str:
         from index.designs import KINDS, parse_design
 
         if kind not in ("auto", *KINDS):

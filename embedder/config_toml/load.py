@@ -14,7 +14,7 @@ from embedder.config_toml import values
 from embedder.config_toml.key_types import key_type
 from embedder.config_toml.mistakes import ConfigMistakesError, Mistake, mistakes_of
 from embedder.config_toml.read import ConfigFile, parse, read_file
-from embedder.config_toml.values import dotted, toml_key
+from embedder.config_toml.values import dotted_key, toml_key
 from embedder.errors import ConfigError
 
 SomeConfig = TypeVar("SomeConfig", bound=BaseModel)
@@ -33,7 +33,7 @@ class Setting:
     value: Any
 
     def __str__(self) -> str:
-        return f"--set {dotted(self.path)}"
+        return f"--set {dotted_key(self.path)}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Origins:
 
     def line(self, mistake: Mistake) -> str:
         """Write a mistake as one line: where it is, what it is, and what to write there."""
-        path, name = mistake.path, dotted(mistake.path)
+        path, name = mistake.path, dotted_key(mistake.path)
         setting = self.setting_of(path) if path else None
         if setting is None or setting.path != path:
             cure = f": write {toml_key(str(path[-1]))} = {mistake.instead}" if mistake.instead else ""
@@ -145,15 +145,15 @@ def load(
     for key in given.keys() & tree.keys():
         if isinstance(given[key], str) and isinstance(tree[key], list):
             raise ConfigError(
-                f"{path}: [[{key}]] stands there, and an option gives {key} = {values.shown((key,), given[key])}, too; "
-                "leave one of the two out"
+                f"{path}: [[{key}]] stands there, and an option gives {key} = "
+                f"{values.format_value((key,), given[key])}, too; leave one of the two out"
             )
     tree |= given
     parsed = tuple(map(parse_setting, settings))
     for setting in parsed:
         _apply(tree, setting, lists)
     origins = Origins(file, frozenset(given), parsed)
-    config, error = _validated(kind, tree)
+    config, error = _validate(kind, tree)
     mistakes = mistakes_of(kind, tree, error)
     if mistakes:
         ordered = sorted(mistakes, key=lambda each: origins.line_of(each.path) or 0)
@@ -161,7 +161,7 @@ def load(
     return Loaded(cast(SomeConfig, config), origins)  # each error of pydantic is a mistake
 
 
-def _validated(
+def _validate(
     kind: type[SomeConfig], tree: Mapping[str, Any]
 ) -> tuple[SomeConfig, None] | tuple[None, ValidationError]:
     try:
@@ -179,7 +179,7 @@ def parse_setting(text: str) -> Setting:
     key, separator, written = text.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
     if not separator or not all(keys):
-        shown = values.shown((), f"{key}=..." if separator else key)
+        shown = values.format_value((), f"{key}=..." if separator else key)
         raise ConfigError(f"--set {shown}: write it as key=value, for example --set dtype=bfloat16")
     try:
         tree = parse(f"value = {written}")
@@ -202,7 +202,7 @@ def _apply(tree: dict[str, Any], setting: Setting, lists: Collection[str]) -> No
     *parents, leaf = (str(part) for part in setting.path)
     for depth, parent in enumerate(parents, 1):
         inner = tree.get(parent, {})
-        name = dotted(setting.path[:depth])
+        name = dotted_key(setting.path[:depth])
         if isinstance(inner, list | tuple) or (depth == 1 and parent in lists):
             raise ConfigError(
                 f"{setting}: {name} is a list, and --set goes into tables only; change it in the file, or write the "
@@ -211,7 +211,7 @@ def _apply(tree: dict[str, Any], setting: Setting, lists: Collection[str]) -> No
         if isinstance(inner, BaseModel):
             inner = inner.model_dump(exclude_unset=True)
         if not isinstance(inner, Mapping):
-            shown = values.shown(setting.path[:depth], inner)
+            shown = values.format_value(setting.path[:depth], inner)
             raise ConfigError(f"{setting}: {name} = {shown} is no table and has no keys; write [{name}] in the file")
         tree[parent] = dict(inner)  # the file's own values stay as they are
         tree = tree[parent]
@@ -234,5 +234,5 @@ def _holds(tree: Any, path: values.Path) -> bool:
 
 def _is_named(path: values.Path, text: str) -> bool:
     """Whether a message names a key as TOML writes it: `key = `, `[key]`, or in backticks."""
-    name = re.escape(dotted(path))
+    name = re.escape(dotted_key(path))
     return isinstance(path[-1], str) and bool(re.search(rf"(?<![\w.]){name} = |\[{name}\]|`{name}`", text))

@@ -25,7 +25,7 @@ from embedder.config_toml.key_types import (
     unit_of_field,
 )
 from embedder.config_toml.unknown_keys import keys_of_another_kind, unknown_key
-from embedder.config_toml.values import Path, dotted, heading, named, shown, toml
+from embedder.config_toml.values import Path, dotted_key, format_value, heading, toml, type_name
 from embedder.errors import ConfigError
 
 MAX_INTEGER = 2**63  # TOML's integers have 64 bits
@@ -120,7 +120,7 @@ def mistakes_of(kind: type[BaseModel], tree: Mapping[str, Any], error: Validatio
             continue
         if any(path[: len(each)] == each or each[: len(path)] == path for each in known if path):
             continue
-        found.append(_explained(place, detail))
+        found.append(_explain(place, detail))
         known.add(path)
     return found
 
@@ -169,7 +169,7 @@ def _in_value(place: Place, value: Any, root: type[BaseModel]) -> Iterator[Mista
             else:
                 yield from _in_value(place.entry(number, taken.items), each, root)
     elif isinstance(value, int) and not isinstance(value, bool) and abs(value) >= MAX_INTEGER:
-        yield Mistake(place.path, f"{dotted(place.path)}: this integer is beyond 64 bits; write a smaller one")
+        yield Mistake(place.path, f"{dotted_key(place.path)}: this integer is beyond 64 bits; write a smaller one")
     elif not _fits(taken, value):
         yield Mistake(place.path, *hints.wrong_type(place.path, taken, value, place.unit))
 
@@ -224,16 +224,16 @@ def _inner(value: Any, part: int | str) -> Any:
         return {}
 
 
-def _explained(place: Place | None, detail: ErrorDetails) -> Mistake:
+def _explain(place: Place | None, detail: ErrorDetails) -> Mistake:
     """Say what pydantic found, in TOML's words."""
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if place is None:
         return Mistake((), message)
-    value, name, error = detail["input"], dotted(place.path), detail["type"]
+    value, name, error = detail["input"], dotted_key(place.path), detail["type"]
     if error == "value_error" and isinstance(value, Mapping | list | tuple | BaseModel):
         return Mistake(place.path, f"{name}: {message}")
     rule, instead = (message, None) if error == "value_error" else _rule(place, detail)
-    return Mistake(place.path, f"{name} = {shown(place.path, value)}: {rule}", instead)
+    return Mistake(place.path, f"{name} = {format_value(place.path, value)}: {rule}", instead)
 
 
 def _rule(place: Place, detail: ErrorDetails) -> tuple[str, str | None]:
@@ -244,4 +244,4 @@ def _rule(place: Place, detail: ErrorDetails) -> tuple[str, str | None]:
         return hints.out_of_bounds(value, bounds, place.unit)
     if error == "string_pattern_mismatch" and (rule := rule_of_field(place.field)):
         return f"must be {rule}", None
-    return _RULES.get(error, f"found {named(value)}; {place.name} takes {place.type.with_article}"), None
+    return _RULES.get(error, f"found {type_name(value)}; {place.name} takes {place.type.with_article}"), None

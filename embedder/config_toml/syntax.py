@@ -48,7 +48,7 @@ def explain_syntax(text: str, message: str, lists: Collection[str] = ()) -> str:
     for find in _CAUSES:
         if cause := find(line, said, lists):
             return f"{where}: {cause}"
-    if begin is not None and begin < number and (opened := _unclosed(lines[begin - 1])):
+    if begin is not None and begin < number and (opened := _find_unclosed(lines[begin - 1])):
         return f", line {begin}: {opened}"
     if cause := _of_rest(line, said, None if place is None or place[1] is None else int(place[2])):
         return f"{where}: {cause}"
@@ -81,7 +81,7 @@ def _is_content(line: str) -> bool:
     return bool(line.strip()) and not line.lstrip().startswith("#")
 
 
-def _unclosed(line: str) -> str | None:
+def _find_unclosed(line: str) -> str | None:
     found = _ASSIGNMENT.match(line)
     if found is None:
         return None
@@ -188,9 +188,7 @@ def _of_text(key: str, value: str) -> str | None:
     """A text without quotes, or whose quotes don't close."""
     if _UNQUOTED.fullmatch(value):
         is_secret = SECRET_NAME.search(key)
-        written = (
-            '"..."' if is_secret or len(value) > 80 else _quoted(without_secrets((key.rpartition(".")[2],), value))
-        )
+        written = '"..."' if is_secret or len(value) > 80 else _quote(without_secrets((key.rpartition(".")[2],), value))
         return f"a text stands in quotes; write {key} = {written}"
     for quote in ('"""', "'''", '"', "'"):
         if value.startswith(quote) and value.count(quote) - value.count("\\" + quote) == 1:
@@ -227,7 +225,7 @@ def _of_rest(line: str, said: str, column: int | None) -> str | None:
     return "the value ends before this column; take away what follows, or write all of it in quotes"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return f"'{text}'" if "\\" in text else toml(text)
 
 

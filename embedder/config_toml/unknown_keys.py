@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from embedder.config_toml.hints import close_to
 from embedder.config_toml.key_types import KeyType, key_type, tables_below, unit_of_field
 from embedder.config_toml.units import SHARE, number_in, stem_of
-from embedder.config_toml.values import Path, dotted, heading, toml
+from embedder.config_toml.values import Path, dotted_key, heading, toml
 
 MAX_LISTED = 12  # keys of a table that a message names
 MAX_OWNERS = 3  # tables that have a key of one name
@@ -27,7 +27,7 @@ def unknown_key(root: type[BaseModel], kind: type[BaseModel], path: Path, value:
         value: as found; it isn't shown, as nobody knows whether it is a secret.
     """
     key, table = str(path[-1]), path[:-1]
-    if cure := _misplaced(root, table, key):
+    if cure := _find_own_table(root, table, key):
         return cure
     entries = value if isinstance(value, list) else [value]
     is_table = bool(entries) and all(isinstance(each, Mapping) for each in entries)
@@ -35,7 +35,7 @@ def unknown_key(root: type[BaseModel], kind: type[BaseModel], path: Path, value:
     cure = (
         _by_another_word(kind, table, key, value) or _with_unit(kind, key, value) or _misspelt(root, kind, table, key)
     )
-    return f"{found}; {cure or _listed(kind, table)}"
+    return f"{found}; {cure or _list_keys(kind, table)}"
 
 
 def _by_another_word(kind: type[BaseModel], table: Path, key: str, value: Any) -> str:
@@ -66,11 +66,11 @@ def _within(table: Path) -> str:
     return f" in {heading(table)}" if table else ""
 
 
-def _written(path: Path, taken: KeyType) -> str:
+def _format_key(path: Path, taken: KeyType) -> str:
     """A key as a file has it: the header of a table, or the key alone."""
     if taken.is_list_of_tables and not taken.scalars:
-        return f"[[{dotted(path)}]]"
-    return f"[{dotted(path)}]" if taken.is_table and not taken.values else str(path[-1])
+        return f"[[{dotted_key(path)}]]"
+    return f"[{dotted_key(path)}]" if taken.is_table and not taken.values else str(path[-1])
 
 
 def _with_unit(kind: type[BaseModel], key: str, value: Any) -> str:
@@ -88,7 +88,7 @@ def _with_unit(kind: type[BaseModel], key: str, value: Any) -> str:
     return ""
 
 
-def _misplaced(root: type[BaseModel], table: Path, key: str) -> str:
+def _find_own_table(root: type[BaseModel], table: Path, key: str) -> str:
     """Cure of a key that stands in another table than its own; empty for none."""
     owners = dict.fromkeys(each.heading for each in tables_below(root) if key in each.kind.model_fields)
     if "" in owners:
@@ -102,7 +102,7 @@ def _misplaced(root: type[BaseModel], table: Path, key: str) -> str:
 def _misspelt(root: type[BaseModel], kind: type[BaseModel], table: Path, key: str) -> str:
     """Cure of a misspelt key, which may stand in another table than its own, too; empty for none."""
     if meant := close_to(key, kind.model_fields):
-        return f"did you mean {_written((*table, meant), key_type(kind.model_fields[meant].annotation))}?"
+        return f"did you mean {_format_key((*table, meant), key_type(kind.model_fields[meant].annotation))}?"
     owners = {each: owner for owner in tables_below(root) for each in owner.kind.model_fields}
     if (meant := close_to(key, owners)) is None:
         return ""
@@ -110,7 +110,7 @@ def _misspelt(root: type[BaseModel], kind: type[BaseModel], table: Path, key: st
     return f"did you mean {meant} {f'in {where}' if where else 'at the top, above the first [table]'}?"
 
 
-def _listed(kind: type[BaseModel], table: Path) -> str:
+def _list_keys(kind: type[BaseModel], table: Path) -> str:
     """Keys that there are, where they are few."""
     keys = list(kind.model_fields)
     return f"its keys are {', '.join(keys)}" if table and len(keys) <= MAX_LISTED else REFERENCE

@@ -47,14 +47,14 @@ def toml_key(key: str) -> str:
     return key if _BARE_KEY.fullmatch(key) else toml(key)
 
 
-def dotted(path: Path) -> str:
+def dotted_key(path: Path) -> str:
     """Write the keys of a path as `--set` takes them; the entries of a list have no numbers."""
     return ".".join(toml_key(key) for key in path if isinstance(key, str))
 
 
 def heading(path: Path) -> str:
     """Write the name of a table: `[decode]`, and `[[source]]` where it is an entry of a list."""
-    return f"[[{dotted(path)}]]" if path and isinstance(path[-1], int) else f"[{dotted(path)}]"
+    return f"[[{dotted_key(path)}]]" if path and isinstance(path[-1], int) else f"[{dotted_key(path)}]"
 
 
 def without_secrets(path: Path, value: Any) -> Any:
@@ -80,12 +80,12 @@ def without_secrets(path: Path, value: Any) -> Any:
     return value
 
 
-def shown(path: Path, value: Any) -> str:
+def format_value(path: Path, value: Any) -> str:
     """Write a value for a message: masked, and shortened."""
     text = toml(without_secrets(path, value))
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
 
 
-def named(value: Any) -> str:
+def type_name(value: Any) -> str:
     """Name the type of a value in TOML's words, with an article."""
     return next((name for kinds, name in _TYPE_NAMES if isinstance(value, kinds)), f"a {type(value).__name__}")

@@ -10,7 +10,7 @@ from embedder.config_toml.deploy_section import GIB, DeployConfig, GroupConfig
 from embedder.engine.fleet import MEMORY_SHARE
 from embedder.engine.gpus import devices_needed
 from embedder.errors import ConfigError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from shards.plan import PlannedStage, ShardPlan
 from shards.planning.devices import GB, RAY_NAMES
 
@@ -100,7 +100,7 @@ def _group(device: str, stages: Sequence[PlannedStage], section: GroupConfig, se
     if not least <= num_pods <= most:
         raise ConfigError(
             f"[[deploy.group]] {device}: min_replicas = {least}, max_replicas = {most}, and the plan has "
-            f"{counted(num_pods, 'pod')}; it has to lie between them"
+            f"{plural(num_pods, 'pod')}; it has to lie between them"
         )
     return WorkerGroup(
         name=re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-"),
@@ -136,7 +136,7 @@ def _gpus_per_pod(device: str, stages: Sequence[PlannedStage], num_gpus: int, se
     if num_gpus % per_pod or per_pod < least:
         fitting = [each for each in range(least, num_gpus + 1) if num_gpus % each == 0]
         raise ConfigError(
-            f"[[deploy.group]] {device}: gpus_per_pod = {per_pod}, and the plan has {counted(num_gpus, 'GPU')}, "
+            f"[[deploy.group]] {device}: gpus_per_pod = {per_pod}, and the plan has {plural(num_gpus, 'GPU')}, "
             f"{least} for one replica; write one of {', '.join(map(str, fitting))}"
         )
     return per_pod
@@ -157,7 +157,7 @@ def _pods_of_cores(device: str, stages: Sequence[PlannedStage], section: GroupCo
     num_cpus = section.cpus or max((each for each in fitting if each <= MAX_CPUS_PER_POD), default=fitting[0])
     if num_cpus not in fitting:
         raise ConfigError(
-            f"[[deploy.group]] {device}: cpus = {num_cpus}, and the plan has {counted(cores, 'core')}, {least} for one "
+            f"[[deploy.group]] {device}: cpus = {num_cpus}, and the plan has {plural(cores, 'core')}, {least} for one "
             f"replica; write one of {', '.join(map(str, fitting))}, or `replicas`, too"
         )
     return cores // num_cpus, num_cpus

@@ -82,7 +82,7 @@ def task_request(allocation: Allocation) -> ReplicaRequest:
     return ReplicaRequest("a decode or write task", 1, allocation.task_cpus)
 
 
-def placed(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfReplicas | None:
+def place_replicas(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfReplicas | None:
     """Find a node for each replica: with room for a task on every node, else on one; none where there is no placement.
 
     Args:
@@ -113,7 +113,9 @@ def _as_wished(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfReplicas
     return tuple(map(tuple, wished)) if has_room else None
 
 
-def pinned(config: RunConfig, allocation: Allocation, nodes: Sequence[Node], found: NodesOfReplicas) -> Allocation:
+def pin_replicas(
+    config: RunConfig, allocation: Allocation, nodes: Sequence[Node], found: NodesOfReplicas
+) -> Allocation:
     """Note the node of each replica, and its threads there where the configuration leaves them out.
 
     Args:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from embedder.config import RunConfig
 from embedder.engine.device_settings import gpu_type
-from embedder.quantities import counted, duration_text
+from embedder.quantities import duration_text, plural
 from shards.plan import ShardPlan
 from shards.planning.costs import IMAGE_DECODE_S, STARTUP_S, JsonText
 from shards.planning.devices import cpu_core, with_slow_float16
@@ -80,7 +80,7 @@ def choose_engine(
         measured: times of earlier runs of this model here, by engine; they count before what costs expect.
     """
     on_gpus = num_gpus if "auto" in config.devices else 0
-    if (settled := _settled(config, plan, on_gpus)) is not None:
+    if (settled := _required_engine(config, plan, on_gpus)) is not None:
         return settled
     flops = sum(stage.flops_per_image + stage.flops_per_caption for stage in plan.stages)
     core = with_slow_float16(cpu_core(has_bf16=has_bf16))
@@ -93,9 +93,9 @@ def choose_engine(
         local_s = measured["local"].seconds(num_items)
     if "ray" in measured:
         ray_s = measured["ray"].seconds(num_items)
-    beside = f" with {counted(on_gpus, 'GPU')}" if on_gpus else ""
+    beside = f" with {plural(on_gpus, 'GPU')}" if on_gpus else ""
     reason = (
-        f"{counted(num_items, 'item')} would take about {duration_text(round(local_s))} in one process and "
+        f"{plural(num_items, 'item')} would take about {duration_text(round(local_s))} in one process and "
         f"{duration_text(round(ray_s))} on Ray{beside}, each start included"
         + (
             f"; the time {' and '.join(PLACES[each] for each in sorted(measured))} is from earlier runs here"
@@ -112,7 +112,7 @@ def _slowest(dtype: str, gpus: Collection[str]) -> float:
     return min(each.get(dtype, each["float32"]) for each in rates)
 
 
-def _settled(config: RunConfig, plan: ShardPlan, on_gpus: int) -> EngineChoice | None:
+def _required_engine(config: RunConfig, plan: ShardPlan, on_gpus: int) -> EngineChoice | None:
     """Engine that something names or needs; None where the faster one is taken."""
     if config.engine != "auto":
         return EngineChoice(config.engine, "as configured")

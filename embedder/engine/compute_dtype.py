@@ -69,7 +69,7 @@ class DtypeChoice:
     def __str__(self) -> str:
         return self.dtype if self.was_asked else f'{self.dtype} (dtype = "auto"): {self.reason}'
 
-    def applied(self, config: RunConfig) -> RunConfig:
+    def apply_to(self, config: RunConfig) -> RunConfig:
         """Return the configuration with this dtype."""
         return config.model_copy(update={"dtype": self.dtype})
 
@@ -100,9 +100,9 @@ def choose_dtype(
         return DtypeChoice(config.dtype, "as configured", was_asked=True)
     if recorded is not None:
         store, dtype = recorded
-        return DtypeChoice(_known(store, dtype), f"store {store} is computed in it", store)
+        return DtypeChoice(_check_dtype(store, dtype), f"store {store} is computed in it", store)
     if planned is not None:
-        return DtypeChoice(_known(f"plan {config.plan}", planned), f"plan {config.plan} is made for it")
+        return DtypeChoice(_check_dtype(f"plan {config.plan}", planned), f"plan {config.plan} is made for it")
     return choose_by_gpus(gpus() if config.may_use_gpus else ())
 
 
@@ -120,11 +120,13 @@ def choose_by_gpus(gpus: Gpus) -> DtypeChoice:
         return DtypeChoice("float32", "the stages compute on CPUs")
     older = _names(gpu for gpu in gpus if not gpu.computes_bf16)
     if older:
-        return DtypeChoice("float16", f"{_listed(older)} {_do_not(older)} compute in bfloat16 natively")
+        return DtypeChoice("float16", f"{_join_names(older)} {_do_not(older)} compute in bfloat16 natively")
     if unknown := _names(gpu for gpu in gpus if not gpu.is_known):
-        return DtypeChoice("bfloat16", f"{_listed(unknown)} is not in the table, and GPUs from A100 on compute in it")
+        return DtypeChoice(
+            "bfloat16", f"{_join_names(unknown)} is not in the table, and GPUs from A100 on compute in it"
+        )
     names = _names(gpus)
-    return DtypeChoice("bfloat16", f"{_listed(names)} {agree(len(names), 'computes', 'compute')} in it natively")
+    return DtypeChoice("bfloat16", f"{_join_names(names)} {agree(len(names), 'computes', 'compute')} in it natively")
 
 
 def gpus_of_fleet(devices: Iterable[DeviceType]) -> tuple[Gpu, ...]:
@@ -158,8 +160,8 @@ def check_dtype(choice: DtypeChoice, gpus: Gpus) -> None:
         )
     if choice.dtype == "bfloat16" and older:
         raise ConfigError(
-            f"{found}{_listed(older)} {_do_not(older)} compute in it natively; run it on GPUs from A100 on, or give "
-            "--dtype float16, whose vectors can be compared with them"
+            f"{found}{_join_names(older)} {_do_not(older)} compute in it natively; run it on GPUs from A100 on, or "
+            "give --dtype float16, whose vectors can be compared with them"
         )
 
 
@@ -175,7 +177,7 @@ def describe_dtype(choice: DtypeChoice, gpus: Gpus) -> str:
     return f"dtype {choice}" + (f"; the GPUs here are faster in {best}: --dtype {best}" if is_slow else "")
 
 
-def _known(where: str, dtype: str) -> ComputeDtype:
+def _check_dtype(where: str, dtype: str) -> ComputeDtype:
     for known in get_args(ComputeDtype):
         if dtype == known:
             return cast("ComputeDtype", known)
@@ -189,7 +191,7 @@ def _names(gpus: Iterable[Gpu]) -> list[str]:
     return sorted({str(gpu) for gpu in gpus})
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return " and ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]])
 
 

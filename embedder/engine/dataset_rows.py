@@ -207,7 +207,7 @@ def store_block(table: pa.Table, columns: DatasetColumns, wanted: Any, files: St
     items = [item for item, version in zip(items, versions, strict=True) if version == item.row.modified]
     if not items:
         return PLACED.empty_table()
-    contents = [_encoded(item.content) for item in items]
+    contents = [_encode(item.content) for item in items]
     groups = _groups([len(content) for content in contents])
     path = f"{folder}/{secrets.token_hex(8)}.parquet"
     files.write(path, _parquet(contents, groups))
@@ -216,7 +216,7 @@ def store_block(table: pa.Table, columns: DatasetColumns, wanted: Any, files: St
     return pa.table([[row.item_id for row in rows], [row.modified for row in rows], cells], schema=PLACED)
 
 
-def _encoded(content: bytes | NDArray[np.uint8] | None) -> bytes:
+def _encode(content: bytes | NDArray[np.uint8] | None) -> bytes:
     encoded = file_or_content(content) if isinstance(content, np.ndarray) else content
     return encoded if isinstance(encoded, bytes) else b""
 
@@ -253,7 +253,7 @@ def stream_listing(dataset: "Dataset", columns: DatasetColumns) -> Iterator[pa.T
         dataset: any.
         columns: their use.
     """
-    return _streamed(dataset, partial(list_block, columns=columns))
+    return _stream(dataset, partial(list_block, columns=columns))
 
 
 def store_pictures(
@@ -275,11 +275,11 @@ def store_pictures(
 
     reference = ray.put(wanted.select(["item_id", "modified"]).combine_chunks())
     store = partial(store_block, columns=columns, wanted=reference, files=files, folder=folder)
-    return pa.concat_tables([PLACED.empty_table(), *_streamed(dataset, store)])
+    return pa.concat_tables([PLACED.empty_table(), *_stream(dataset, store)])
 
 
-def _streamed(dataset: "Dataset", function: Any) -> Iterator[pa.Table]:
-    from embedder.compat.ray_start import replaced
+def _stream(dataset: "Dataset", function: Any) -> Iterator[pa.Table]:
+    from embedder.compat.ray_start import replace_attribute
 
     blocks = dataset.map_batches(function, batch_format="pyarrow", batch_size=None)
     settings = {
@@ -289,7 +289,7 @@ def _streamed(dataset: "Dataset", function: Any) -> Iterator[pa.Table]:
     }
     with ExitStack() as changes:
         for name, value in settings.items():
-            changes.enter_context(replaced(blocks.context, name, value))
+            changes.enter_context(replace_attribute(blocks.context, name, value))
         for block in blocks.iter_batches(batch_format="pyarrow", batch_size=None):
             if block.num_rows:
                 yield block

@@ -17,7 +17,7 @@ from embedder.compat.ray_attempts import attempt_number
 from embedder.engine.carried import NOTHING_CARRIED, CarriedColumns
 from embedder.engine.user_steps.written_rows import NO_STEPS, WrittenSteps
 from embedder.errors import RunFailedError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.steps.attempts import limit_deaths
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry, entry_name, entry_names
@@ -125,13 +125,13 @@ def check_journal(written: Iterable[WrittenPart], journal: set[str], store: str)
     if missing := sorted(by_name.keys() - journal):
         nodes = ", ".join(sorted({by_name[name] for name in missing}))
         raise RunFailedError(
-            f"store {store}: {len(missing):,} of {counted(len(by_name), 'part')} that write tasks finished on {nodes} "
+            f"store {store}: {len(missing):,} of {plural(len(by_name), 'part')} that write tasks finished on {nodes} "
             f"can't be seen on {platform.node()} (first: {missing[0]}); all nodes must share the store: give a bucket "
             "or a shared folder; nothing is published"
         )
     if unknown := sorted(journal - by_name.keys()):
         raise RunFailedError(
-            f"store {store}: its journal has {counted(len(unknown), 'part')} that no write task returned (first: "
+            f"store {store}: its journal has {plural(len(unknown), 'part')} that no write task returned (first: "
             f"{unknown[0]}); another process writes there under this run; nothing is published, and the same command "
             "goes on"
         )

@@ -111,8 +111,8 @@ class BaseQueryEncoder(ABC):
             return f"the model's tokeniser knows none of these words: {printable(text.strip(), MAX_SHOWN)}; {CURE}"
         query = self._captions.query(text)
         found = [
-            *([f"doesn't know {_listed(query.unknown)}, left out of the query"] if query.unknown else []),
-            *([f"knows {_listed(query.partly_known)} in part"] if query.partly_known else []),
+            *([f"doesn't know {_join_words(query.unknown)}, left out of the query"] if query.unknown else []),
+            *([f"knows {_join_words(query.partly_known)} in part"] if query.partly_known else []),
         ]
         return f"the model's tokeniser {' and '.join(found)}; {CURE}" if found else None
 
@@ -221,5 +221,5 @@ class BaseQueryEncoder(ABC):
         return SandboxedDecoder()
 
 
-def _listed(words: Sequence[str]) -> str:
+def _join_words(words: Sequence[str]) -> str:
     return printable(", ".join(words), MAX_SHOWN)

@@ -231,7 +231,7 @@ def _inputs(models: Sequence[FurtherModel], main: Model) -> Iterator[tuple[Furth
         for declared in model.servable.input_columns().values():
             if comes_from_servable(declared):
                 continue
-            made = _made(declared, model.computed_for)
+            made = _make_input(declared, model.computed_for)
             rule = (made.resize, made.tokenizer_json, made.max_tokens, made.end_id)
             yield made, rule, own.get(rule) if made.make in ("pixels", "token_ids") else None
 
@@ -246,7 +246,7 @@ def _own_columns(main: Model) -> Mapping[Rule, str]:
     return own
 
 
-def _made(declared: InputColumn, models: frozenset[str]) -> FurtherInput:
+def _make_input(declared: InputColumn, models: frozenset[str]) -> FurtherInput:
     """Describe an input in plain values."""
     column = decoded_name(declared)
     match declared:

@@ -102,7 +102,7 @@ def _devices_in_worst_order(sizes: dict[int, int]) -> int | None:
             if not left[index]:
                 continue
             after = (*left[:index], left[index] - 1, *left[index + 1 :])
-            state = (after, *_placed(size, room, num_devices))
+            state = (after, *_place(size, room, num_devices))
             if state not in seen:
                 seen.add(state)
                 waiting.append(state)
@@ -111,7 +111,7 @@ def _devices_in_worst_order(sizes: dict[int, int]) -> int | None:
     return most
 
 
-def _placed(size: int, room: tuple[int, ...], num_devices: int) -> tuple[tuple[int, ...], int]:
+def _place(size: int, room: tuple[int, ...], num_devices: int) -> tuple[tuple[int, ...], int]:
     """Room on the devices, and their number, once Ray has placed a part where the least room suffices."""
     tightest = min((each for each in room if each >= size), default=None)
     if tightest is None:

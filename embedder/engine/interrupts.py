@@ -119,7 +119,7 @@ def end_at_once(number: int) -> None:
 
 
 @contextmanager
-def held(doing: str) -> Iterator[None]:
+def delay_signals(doing: str) -> Iterator[None]:
     """Delay signals while native code runs that must not be broken off; the first is announced, and handed on after it.
 
     Args:

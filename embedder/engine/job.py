@@ -29,7 +29,7 @@ from embedder.engine.resources import (
     model_cpus,
     niceness_by_work,
     object_store_bytes,
-    requested,
+    request_resources,
 )
 from embedder.engine.user_steps.declared import new_columns, step_fingerprints
 from embedder.engine.user_steps.run_steps import check_run_steps, decoded_steps, with_step_cpus, written_steps
@@ -37,7 +37,7 @@ from embedder.engine.user_steps.written_rows import NO_STEPS, WrittenSteps
 from embedder.errors import ConfigError
 from embedder.installation import vector_libraries
 from embedder.media.limits import DecodeLimits
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.servables.towers import read_plan
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_spec import StageSpec
@@ -224,15 +224,15 @@ def make_plan(config: RunConfig, model: Model) -> ShardPlan:
     check_plan(plan, model.config)
     if config.stage and len(config.stage) != len(plan.stages):
         raise ConfigError(
-            f"plan {config.plan}: it has {counted(len(plan.stages), 'stage')}, and the configuration "
-            f"{counted(len(config.stage), '[[stage]] entry', '[[stage]] entries')}; write one for each stage, or none"
+            f"plan {config.plan}: it has {plural(len(plan.stages), 'stage')}, and the configuration "
+            f"{plural(len(config.stage), '[[stage]] entry', '[[stage]] entries')}; write one for each stage, or none"
         )
     return plan
 
 
 def stage_threads(config: RunConfig) -> int:
     """Return the torch threads of a stage on this machine."""
-    return requested(config, Available(hardware.num_cpus())).stages[0].num_threads
+    return request_resources(config, Available(hardware.num_cpus())).stages[0].num_threads
 
 
 def check_int8(config: RunConfig, model: Model) -> None:

@@ -25,7 +25,7 @@ from embedder.engine.signals import StopRequest
 from embedder.steps.decode import VERSIONS, decode, forget_reader
 from embedder.steps.further_inputs import MAIN_INPUTS, of_main, without_vectors
 from embedder.store.model_parts import write_parts
-from embedder.store.part_writer import gathered
+from embedder.store.part_writer import gather_rows
 
 if TYPE_CHECKING:
     from embedder.steps.stage import Stage
@@ -52,9 +52,9 @@ def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | Non
     if job.groups:
         with stop.breakable():
             stages.further_models()
-    with closing(stages), closing(ahead(_decoded(listing, job), lambda: stop.asked)) as decoded:
+    with closing(stages), closing(ahead(_decode_listing(listing, job), lambda: stop.asked)) as decoded:
         encoded = encode_all(decoded, stages.encode, hardware.num_cpus())
-        for task, rows in enumerate(gathered(encoded, job.config.rows_per_part)):
+        for task, rows in enumerate(gather_rows(encoded, job.config.rows_per_part)):
             write_parts(job.run.files, job.stamp, job.models, task, job.before_write(carried.join(rows)))
     if stop.asked:
         forget_reader()  # a thread that was not waited for may still use it
@@ -113,7 +113,7 @@ class _Stages:
         return table
 
 
-def _decoded(listing: Iterable[pa.Table], job: Job) -> Iterator[pa.Table]:
+def _decode_listing(listing: Iterable[pa.Table], job: Job) -> Iterator[pa.Table]:
     for items in listing:
         yield from decode(items, spec=job.decode, run=job.run)
 

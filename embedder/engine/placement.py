@@ -14,7 +14,7 @@ from itertools import chain
 from math import ceil
 
 from embedder.engine.gpus import UNITS, devices_needed, part_of_device
-from embedder.quantities import counted
+from embedder.quantities import plural
 
 MAX_STEPS = 30_000  # sets of replicas that a search tries on a node: some tenths of a second
 MAX_SEARCHED = 200  # nodes that are searched completely; on more of them the greedy passes have to do
@@ -365,7 +365,7 @@ def _lacking(
         words.append(f"{max(0.0, free_cpus):.4g} CPU free")
         distance += request.num_cpus - free_cpus
     if needed > node.num_gpus:
-        words.append(f"{counted(node.num_gpus - taken, 'whole GPU')} free" if pairs else counted(node.num_gpus, "GPU"))
+        words.append(f"{plural(node.num_gpus - taken, 'whole GPU')} free" if pairs else plural(node.num_gpus, "GPU"))
         distance += needed - node.num_gpus
     if request.memory_bytes and free_memory < request.memory_bytes:
         words.append(f"{free_memory / 2**30:.3g} GiB free")
@@ -381,7 +381,7 @@ def _nearest_request(
 ) -> str:
     """What could be placed instead: fewer replicas, else a smaller part of a GPU, else fewer CPUs."""
     if num_placed:
-        return f"{num_placed} of its {counted(refused.count, 'replica')} can be placed"
+        return f"{num_placed} of its {plural(refused.count, 'replica')} can be placed"
     rest = before[:-1]
     whole = [float(number) for number in range(ceil(refused.num_gpus) - 1, 0, -1)]
     smaller = [replace(refused, num_gpus=each) for each in [*whole, *(part_of_device(k) for k in range(2, 9))]]

@@ -18,7 +18,7 @@ from embedder.engine import node_probe
 from embedder.engine.node_probe import PACKAGES, NodeFacts
 from embedder.engine.placement import Node
 from embedder.errors import USER_MISTAKES, ConfigError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.sources.byte_ranges import open_ranges
 from embedder.sources.errors import FetchError
 from embedder.sources.uris import split_uri
@@ -278,7 +278,7 @@ def refusal(address: str, problems: Sequence[Problem], num_nodes: int) -> Config
         LOG.info("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row.cure]))
     first, num_bad = problems[0], len({problem.node for problem in problems})
     return ConfigError(
-        f"cluster {address}: {num_bad} of {counted(num_nodes, 'node')} can't take part in this run, and nothing was "
+        f"cluster {address}: {num_bad} of {plural(num_nodes, 'node')} can't take part in this run, and nothing was "
         f"begun; first: node {first.node}, {first.what}: {first.found}; {first.cure}"
     )
 

@@ -46,7 +46,7 @@ def keep_query_towers(files: StoreFiles, info: StoreInfo, model: Model) -> None:
     if has_towers(files, info):
         return
     try:
-        upload_towers(files, info, cached_folder(info) or _exported(info, model))
+        upload_towers(files, info, cached_folder(info) or _export_towers(info, model))
     except (StoreError, *FAILURES) as error:
         LOG.warning(f"{NOT_WRITTEN}: {' '.join(str(error).split())}")
 
@@ -92,9 +92,9 @@ def export_query_towers(
             f"store {files.main.address}: model {files.model} is of the kind {(info.servable or {}).get('kind')}: "
             "there are no towers to export, it encodes queries itself"
         )
-    opened = _opened(info, model)
+    opened = _open_model(info, model)
     folder = None if force else cached_folder(info)
-    folder = folder or _exported(info, opened)
+    folder = folder or _export_towers(info, opened)
     if force:
         delete_towers(files, info)
     upload_towers(files, info, folder)
@@ -106,7 +106,7 @@ def has_towers_to_export(info: StoreInfo) -> bool:
     return info.servable is None or info.servable.get("kind", TOWERS) == TOWERS
 
 
-def _opened(info: StoreInfo, model: str | None) -> Model:
+def _open_model(info: StoreInfo, model: str | None) -> Model:
     """Model folder of some vectors.
 
     Args:
@@ -138,7 +138,7 @@ def preprocessing_of(model: Model, info: StoreInfo) -> str:
     )
 
 
-def _exported(info: StoreInfo, model: Model) -> Path:
+def _export_towers(info: StoreInfo, model: Model) -> Path:
     """Export a model's towers into a folder of this machine, with all else that encoding needs, and a manifest.
 
     Raises:

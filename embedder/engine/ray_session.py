@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from embedder.compat import worker_options
 from embedder.compat.ray_fleet import free_resources
 from embedder.compat.ray_gcs import GPU_TYPE, gpu_types, refusal_of
-from embedder.compat.ray_start import bind_to_loopback, light_start, messages_to_log, replaced
+from embedder.compat.ray_start import bind_to_loopback, light_start, messages_to_log, replace_attribute
 from embedder.config import ClusterConfig
 from embedder.engine import hardware
 from embedder.engine.cluster_address import check_answer
 from embedder.engine.fleet import TOLERANCE, Available
 from embedder.engine.head_watch import HeadWatch
-from embedder.engine.interrupts import held
+from embedder.engine.interrupts import delay_signals
 from embedder.engine.placement import Node
 from embedder.engine.resources import OBJECT_STORE_BYTES
 from embedder.errors import ConfigError
@@ -71,7 +71,7 @@ def ray_session(
                 yield cluster()
         finally:
             if mine and (watch is None or watch.answers()):  # it would wait for a head that is gone
-                with held("Ray has ended"):
+                with delay_signals("Ray has ended"):
                     ray.shutdown()
 
 
@@ -89,7 +89,7 @@ def _check_nodes(address: str, access: "Access | None", *, ship: bool, mine: boo
     from embedder.engine.preflight import check_cluster, shipped_modules
 
     def attach_again() -> None:
-        with held("Ray has ended"):
+        with delay_signals("Ray has ended"):
             ray.shutdown()
         start_ray(address=address, modules=shipped_modules())
 
@@ -189,7 +189,7 @@ def start_ray(
         place = {"address": address}
     try:
         # A signal that broke off its native part would leave memory in disorder.
-        with held("Ray has started"), silent_stderr(), light_start():
+        with delay_signals("Ray has started"), silent_stderr(), light_start():
             if address is not None and (refusal := refusal_of(address)):
                 raise ConfigError(f"ray_address {address}: {refusal}")
             ray.init(**place, **worker_options(modules), log_to_driver=False, logging_level=logging.ERROR)
@@ -240,7 +240,7 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
     }
     with ExitStack() as changes:
         for name, value in known_settings(settings).items():
-            changes.enter_context(replaced(context, name, value))
+            changes.enter_context(replace_attribute(context, name, value))
         for name, level in LOG_LEVELS.items():
             logger = logging.getLogger(name)
             changes.callback(logger.setLevel, logger.level)

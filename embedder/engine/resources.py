@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Literal
 
 from embedder.config import DecodeConfig, Replicas, RunConfig, StageConfig
-from embedder.engine.allocation import Allocation, StageResources, placed, replica_requests, task_request
+from embedder.engine.allocation import Allocation, StageResources, place_replicas, replica_requests, task_request
 from embedder.engine.fleet import TOLERANCE, Available, cpu_nodes
 from embedder.engine.gpus import share_gpus, whole_units
 from embedder.engine.placement import explain_refusal, place
 from embedder.errors import ConfigError
-from embedder.quantities import agree, counted
+from embedder.quantities import agree, plural
 from embedder.servables.packing import ActorGroup
 from shards.plan import PlannedStage
 from shards.planning.devices import RAY_NAMES
@@ -50,14 +50,14 @@ def allocate(config: RunConfig, available: Available, planned: Sequence[PlannedS
     Raises:
         ConfigError: the requests don't fit; the message says what to change.
     """
-    allocation = requested(config, available, planned)
+    allocation = request_resources(config, available, planned)
     check_cpus(allocation, available.num_cpus)  # or Ray would wait for ever
     check_gpus(allocation, available)
     check_nodes(allocation, available)
     return growing_within(fill_gpus(config, allocation, available, planned), available)
 
 
-def requested(config: RunConfig, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
+def request_resources(config: RunConfig, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
     """Fill in what the configuration leaves out, without a check that it fits.
 
     Args:
@@ -116,7 +116,7 @@ def beside_models(available: Available, actors: Sequence[ActorGroup]) -> Availab
     num_gpus = math.ceil(sum(actor.num_gpus * actor.replicas for actor in actors) - TOLERANCE)
     if num_gpus > available.num_devices:
         raise ConfigError(
-            f"the further models ask for {counted(num_gpus, 'GPU')} and there "
+            f"the further models ask for {plural(num_gpus, 'GPU')} and there "
             f"{agree(available.num_devices, 'is', 'are')} {available.num_devices}: the run would wait for ever; lower "
             "num_gpus or replicas of [[model]]"
         )
@@ -253,7 +253,7 @@ def _fits(allocation: Allocation, available: Available) -> bool:
     if len(available.nodes) < 2 or available.can_grow:
         return allocation.min_gpus <= available.num_devices
     is_within = _sum_of_gpus(allocation) <= available.num_gpus + TOLERANCE
-    return is_within and placed(allocation, available.nodes) is not None
+    return is_within and place_replicas(allocation, available.nodes) is not None
 
 
 def _sum_of_gpus(allocation: Allocation) -> float:
@@ -290,7 +290,7 @@ def _lacking(allocation: Allocation, available: Available) -> Literal["num_cpus"
         return "num_cpus"
     if on_nodes and any(stage.max_replicas > stage.min_replicas for stage in allocation.stages):
         grown = tuple(replace(stage, min_replicas=stage.max_replicas) for stage in allocation.stages)
-        return None if placed(replace(allocation, stages=grown), available.nodes) else "node"
+        return None if place_replicas(replace(allocation, stages=grown), available.nodes) else "node"
     return None
 
 
@@ -298,7 +298,7 @@ def describe_limits(config: RunConfig, allocation: Allocation) -> str | None:
     """List in a line the stages that can't grow as far as the configuration says; none where all can."""
     pairs = list(zip(config.stage, allocation.stages, strict=False))
     lowered = [
-        f"stage {index} to {counted(stage.max_replicas, 'replica')} instead of {replicas_of(request).max}"
+        f"stage {index} to {plural(stage.max_replicas, 'replica')} instead of {replicas_of(request).max}"
         for index, (request, stage) in enumerate(pairs)
         if stage.max_replicas < replicas_of(request).max
     ]
@@ -315,7 +315,7 @@ def describe_devices(allocation: Allocation, available: Available) -> str | None
         f"stage {index} on {stage.device}" + (f" ({stage.num_gpus:g} GPU)" if stage.num_gpus else "")
         for index, stage in enumerate(allocation.stages)
     ]
-    return f"{counted(available.num_devices, 'GPU')}: {', '.join(stages)}"
+    return f"{plural(available.num_devices, 'GPU')}: {', '.join(stages)}"
 
 
 def check_gpus(allocation: Allocation, available: Available) -> None:
@@ -337,7 +337,7 @@ def check_gpus(allocation: Allocation, available: Available) -> None:
     if needed > num_devices:
         actors = " + ".join(f"{stage.min_replicas} x {stage.num_gpus:g}" for stage in allocation.stages)
         raise ConfigError(
-            f"stages ({actors}) ask for {counted(needed, 'GPU')} and there {agree(num_devices, 'is', 'are')} "
+            f"stages ({actors}) ask for {plural(needed, 'GPU')} and there {agree(num_devices, 'is', 'are')} "
             f"{num_devices}: each part lies on one device, and the run would wait for ever; lower num_gpus to parts "
             "that share a device (0.5, 0.3333, 0.25), or leave it out, lower replicas.min, write "
             'device = "cpu", or plan for what there is'
@@ -368,7 +368,7 @@ def check_nodes(allocation: Allocation, available: Available) -> None:
     if len(available.nodes) < 2 or available.can_grow:
         return  # the sums are exact, or nodes that are large enough may come
     requests = [*replica_requests(allocation), task_request(allocation)]
-    if placed(allocation, available.nodes) is None and place(available.nodes, requests).is_proven:
+    if place_replicas(allocation, available.nodes) is None and place(available.nodes, requests).is_proven:
         raise ConfigError(
             f"{explain_refusal(available.nodes, requests)}: the run would wait for ever; lower num_cpus, num_gpus or "
             "replicas.min of the stages or decode.num_cpus, or add a node that is large enough"

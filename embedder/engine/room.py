@@ -9,12 +9,12 @@ from typing import Any
 
 from embedder.compat import ray_claim
 from embedder.config import RunConfig
-from embedder.engine.allocation import Allocation, pinned, placed, replica_requests, task_request
+from embedder.engine.allocation import Allocation, pin_replicas, place_replicas, replica_requests, task_request
 from embedder.engine.fleet import Available, share_of
 from embedder.engine.placement import Node, ReplicaRequest
 from embedder.engine.ray_session import cluster, ray_nodes
 from embedder.errors import RunFailedError
-from embedder.quantities import counted, duration_text
+from embedder.quantities import duration_text, plural
 
 LOG = logging.getLogger(__name__)
 LOOK_S = 1.0  # Ray's table of what is free is as old
@@ -65,11 +65,15 @@ def take_room(config: RunConfig, allocation: Allocation, available: Available, c
     try:
         while True:
             nodes = _free_nodes(config)
-            found = placed(allocation, nodes)
+            found = place_replicas(allocation, nodes)
             if not found:
                 claim.release()
             elif claim.is_held and claim.take():
-                return pinned(config, allocation, _owned_nodes(config, nodes), found) if len(nodes) > 1 else allocation
+                return (
+                    pin_replicas(config, allocation, _owned_nodes(config, nodes), found)
+                    if len(nodes) > 1
+                    else allocation
+                )
             elif claim.take():
                 time.sleep(LOOK_S)  # what the last run to start holds by now is known to Ray's table after that
                 continue
@@ -80,12 +84,13 @@ def take_room(config: RunConfig, allocation: Allocation, available: Available, c
             if now_s - started_s >= config.cluster.wait_s:
                 raise RunFailedError(
                     f"cluster: no room for {_needs(allocation)} after cluster.wait_s = {config.cluster.wait_s:g}; "
-                    f"{_found(nodes)}; end what holds the rest, lower replicas or num_gpus, or raise cluster.wait_s"
+                    f"{_describe_nodes(nodes)}; end what holds the rest, lower replicas or num_gpus, or raise "
+                    "cluster.wait_s"
                 )
             if now_s >= next_say_s:
                 next_say_s = now_s + SAY_S
                 waited = f", {duration_text(round(now_s - started_s))}" if now_s - started_s >= 1 else ""
-                reason = "another run starts" if found else _found(nodes)
+                reason = "another run starts" if found else _describe_nodes(nodes)
                 LOG.warning(f"waiting for {_needs(allocation)}{waited}; {reason}")
             time.sleep(LOOK_S)
     finally:
@@ -122,13 +127,13 @@ def _needs(allocation: Allocation) -> str:
     return " and ".join([*(f"{number:g} x {name}" for name, number in gpus.items()), f"{allocation.min_cpus:g} CPUs"])
 
 
-def _found(nodes: list[Node]) -> str:
+def _describe_nodes(nodes: list[Node]) -> str:
     if not nodes:
         return "the cluster has no node with CPUs yet"
     num_gpus = sum(node.num_gpus for node in nodes)
     num_cpus = sum(node.num_cpus for node in nodes)
-    gpus = f" and {counted(num_gpus, 'GPU')}" if num_gpus else ""
-    return f"free: {num_cpus:g} {'CPU' if num_cpus == 1 else 'CPUs'}{gpus} on {counted(len(nodes), 'node')}"
+    gpus = f" and {plural(num_gpus, 'GPU')}" if num_gpus else ""
+    return f"free: {num_cpus:g} {'CPU' if num_cpus == 1 else 'CPUs'}{gpus} on {plural(len(nodes), 'node')}"
 
 
 def _request_nodes(requests: list[ReplicaRequest], type_label: str) -> None:

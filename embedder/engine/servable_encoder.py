@@ -198,7 +198,7 @@ class ServableEncoder:
         for text in given:
             if not is_text(text):
                 raise ConfigError(f"the query {text}: it is not valid UTF-8; type it where UTF-8 is the encoding")
-        return self._encoded("text", [text.strip() for text in given], DecodeLimits())
+        return self._encode("text", [text.strip() for text in given], DecodeLimits())
 
     def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
         """Embed images.
@@ -214,7 +214,7 @@ class ServableEncoder:
             ConfigError: the model embeds no images, or one of them can't be read.
         """
         limits = decoder.limits if decoder is not None else DecodeLimits()
-        return self._encoded("image", [_content(each, limits) for each in image_list(images)], limits)
+        return self._encode("image", [_content(each, limits) for each in image_list(images)], limits)
 
     def warning(self, text: str) -> str | None:
         """Say nothing: which words a servable knows is not known."""
@@ -237,7 +237,7 @@ class ServableEncoder:
 
         return RunningServable(self._servable)
 
-    def _encoded(self, side: str, values: Sequence[str | bytes], limits: DecodeLimits) -> Floats:
+    def _encode(self, side: str, values: Sequence[str | bytes], limits: DecodeLimits) -> Floats:
         """Run the servable on queries of one side.
 
         Args:

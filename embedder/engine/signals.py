@@ -42,14 +42,14 @@ class StopRequest:
     def request_stop(self) -> None:
         """Ask the run to take nothing further."""
         self.asked = True
-        self.spread()
+        self.forward()
 
     def note_signal(self) -> None:
         """Let this process take nothing further, and end within `timeout_s`; a signal's handler may call this."""
         self.deadline_s = time.monotonic() + self.timeout_s
         self.asked = self.by_signal = True
 
-    def spread(self) -> None:
+    def forward(self) -> None:
         """Ask the run's tasks elsewhere; where its store can't be written, the request doesn't reach them."""
         with suppress(StoreError, StoreUnavailableError):
             self._spread()

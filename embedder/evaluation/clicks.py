@@ -21,7 +21,7 @@ import numpy as np
 
 from embedder.errors import ConfigError
 from embedder.evaluation.exact import Ints
-from embedder.quantities import counted
+from embedder.quantities import plural
 
 LOG = logging.getLogger(__name__)
 Values = np.ndarray[Any, np.dtype[np.float64]]
@@ -84,7 +84,7 @@ def _linked_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         )
     if not is_kept.all():
         LOG.warning(
-            f"{counted(int((~is_kept).sum()), 'row')} of {len(rows):,} left out of the log: what was shown at their "
+            f"{plural(int((~is_kept).sum()), 'row')} of {len(rows):,} left out of the log: what was shown at their "
             "positions was never shown at the others, so their clicks can't be corrected"
         )
     return [row for row, is_one in zip(rows, is_kept.tolist(), strict=True) if is_one]

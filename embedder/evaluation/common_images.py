@@ -82,7 +82,7 @@ def best_items(
             found, scored = _by_item(queries @ part.T, own)
             keys = np.arange(num_queries)[:, None] * num_items + found[None]
             scored = scored - TIE * _is_in(keys, is_right)
-            items, scores = _merged(items, scores, np.broadcast_to(found, scored.shape), scored, k)
+            items, scores = _merge(items, scores, np.broadcast_to(found, scored.shape), scored, k)
     return items, scores
 
 
@@ -145,7 +145,7 @@ def _by_item(scores: Floats, items: Ints) -> tuple[Ints, Floats]:
     return found, np.maximum.reduceat(scores[:, order], firsts, axis=1)
 
 
-def _merged(items: Ints, scores: Floats, new_items: Ints, new_scores: Floats, k: int) -> tuple[Ints, Floats]:
+def _merge(items: Ints, scores: Floats, new_items: Ints, new_scores: Floats, k: int) -> tuple[Ints, Floats]:
     """Best k of both, each item once."""
     if new_scores.shape[1] > k:
         chosen = _first_best(new_scores, k)

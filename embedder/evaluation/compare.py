@@ -25,7 +25,7 @@ from embedder.evaluation.images import ImageTable
 from embedder.evaluation.query_sets import QuerySet, file_query_set, own_captions, read_query_file
 from embedder.evaluation.sides import describe_side, open_side
 from embedder.installation import require
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.retrieval.store_api import Store
 from embedder.store.tables import RecordTable
 from index.vectors import Floats
@@ -146,7 +146,7 @@ def compare(
         )
     questions = _questions(stores, tables, item_ids, options, group)
     num_items = len(item_ids)
-    LOG.info(f"asking {counted(len(questions.texts), 'query', 'queries')} of both, over {counted(num_items, 'item')}")
+    LOG.info(f"asking {plural(len(questions.texts), 'query', 'queries')} of both, over {plural(num_items, 'item')}")
     sides = [
         _answer(vectors, CommonImages(table, item_ids), questions, num_items)
         for vectors, table in zip(questions.vectors, tables, strict=True)
@@ -172,15 +172,15 @@ def compare(
         max_drop=rule.max_drop,
         confidence=rule.confidence,
         prove=rule.prove,
-        metrics=[_told(each) for each in overall],
-        groups=[_told(each, fails=each.fails(rule)) for each in found],
-        kept_of_top_ten=_kept(sides[0].items, sides[1].items),
+        metrics=[_to_difference(each) for each in overall],
+        groups=[_to_difference(each, fails=each.fails(rule)) for each in found],
+        kept_of_top_ten=_share_kept(sides[0].items, sides[1].items),
         same_first=float((sides[0].items[:, 0] == sides[1].items[:, 0]).mean()),
         wins=show.most(gained=True),
         losses=show.most(gained=False),
         hard=show.hard(),
         passed=not failed,
-        verdict=failed or _passed(found, rule, metric),
+        verdict=failed or _describe_pass(found, rule, metric),
         notes=questions.notes,
     )
 
@@ -232,12 +232,12 @@ def _questions(
     notes = []
     if (num_left := len(asked[0].texts) - len(numbers)) > 0:
         notes.append(
-            f"{counted(num_left, 'query', 'queries')} of {len(asked[0].texts):,} left out: the two have no right item "
+            f"{plural(num_left, 'query', 'queries')} of {len(asked[0].texts):,} left out: the two have no right item "
             "in common for it, or other captions"
         )
     for side, table in zip(("first", "second"), tables, strict=True):
         if (num_more := len(table.item_ids) - len(item_ids)) > 0:
-            notes.append(f"{counted(num_more, 'item')} of the {side} side alone, left out of the search")
+            notes.append(f"{plural(num_more, 'item')} of the {side} side alone, left out of the search")
     return _Questions(
         source=asked[0].source,
         texts=list(numbers),
@@ -274,12 +274,12 @@ def _answer(vectors: Floats, images: CommonImages, questions: _Questions, num_it
     return _Results(ranks, items, scores, ndcg(items, questions.right, questions.gains, num_items, DEPTH))
 
 
-def _kept(before: Ints, after: Ints) -> float:
+def _share_kept(before: Ints, after: Ints) -> float:
     """Mean share of the best ten of the first side that are among those of the second."""
     return float((before[:, :, None] == after[:, None, :]).any(axis=2).mean())
 
 
-def _told(found: PairedDifference, *, fails: bool = False) -> Difference:
+def _to_difference(found: PairedDifference, *, fails: bool = False) -> Difference:
     return Difference(
         name=found.name,
         num_queries=found.num_queries,
@@ -303,10 +303,10 @@ def _finding(found: PairedDifference) -> Finding:
     return "better" if found.difference > 0 else "worse"
 
 
-def _passed(found: list[PairedDifference], rule: Thresholds, metric: str) -> str:
+def _describe_pass(found: list[PairedDifference], rule: Thresholds, metric: str) -> str:
     """Verdict in one line where nothing fails, with what could have been seen."""
     what = "it is shown that no group lost" if rule.prove else "no group is shown to have lost"
-    where = f"{counted(len(found) - 1, 'group')} and all queries" if len(found) > 1 else "all queries"
+    where = f"{plural(len(found) - 1, 'group')} and all queries" if len(found) > 1 else "all queries"
     weakest = min(found, key=lambda each: each.power)
     return (
         f"{metric}: {what} more than {rule.max_drop:g} at {rule.confidence:.0%} confidence, in {where}; a loss of "

@@ -37,8 +37,8 @@ from embedder.evaluation.report import (
 from embedder.evaluation.timing import time_each
 from embedder.installation import require
 from embedder.observability.run_tracking import parameters_of
-from embedder.observability.trackers import Tracker, tracked
-from embedder.quantities import agree, counted
+from embedder.observability.trackers import Tracker, track_run
+from embedder.quantities import agree, plural
 from embedder.redaction import mask
 from embedder.retrieval.store_api import Store, open_store
 from embedder.retrieval.store_follower import FollowingStore
@@ -123,8 +123,8 @@ def evaluate(
         LOG.info(f"searching index {store.current.index}")
         answers = ask_index(store, store.current.index, images, query_set, right_items, max(options.ks))
         found = answers.pairs()
-    queries = counted(len(query_set.texts), "query", "queries")
-    LOG.info(f"comparing {queries} with all vectors, of {counted(len(images), 'image')}")
+    queries = plural(len(query_set.texts), "query", "queries")
+    LOG.info(f"comparing {queries} with all vectors, of {plural(len(images), 'image')}")
     exact = search_exactly(query_set.vectors, images.blocks, images.items, right, max(options.ks), found)
     groups = []
     if query_set.groups is not None:
@@ -187,10 +187,10 @@ def _notes(query_set: QuerySet, options: EvaluationOptions, *, has_index: bool) 
     notes = []
     limit = options.num_queries or (DEFAULT_NUM_CAPTIONS if query_set.source == OWN_CAPTIONS else None)
     if limit == len(query_set.texts):
-        asked = f"{counted(limit, 'query', 'queries')} {agree(limit, 'is', 'are')} asked"
+        asked = f"{plural(limit, 'query', 'queries')} {agree(limit, 'is', 'are')} asked"
         notes.append(f"at most {asked}, those with the lowest hashes; --num-queries asks more")
     if query_set.num_unknown:
-        left_out = counted(query_set.num_unknown, "row")
+        left_out = plural(query_set.num_unknown, "row")
         notes.append(f"{left_out} of the file left out, as the store has no image of the item")
     if not has_index:
         notes.append("there is no index: search is exact; `embedder index build` makes one")
@@ -208,7 +208,7 @@ def evaluate_tracked(
         options: of the evaluation.
         out: folder that gets the tracker's id of the run, `tracker.json`.
     """
-    with tracked(config.tracker, "embedder evaluate") as tracker:
+    with track_run(config.tracker, "embedder evaluate") as tracker:
         _begin(tracker, store, config, options, out)
         found = evaluate(store, options)
         tracker.log(dict(list_figures(found)), step=0)

@@ -88,7 +88,7 @@ def search_exactly(
         scores = queries @ vectors.T
         positions, numbers, rows = asked.within(start, stop)
         asked_scores[positions] = scores[numbers, rows]
-        best = _merged(best, scores, k)
+        best = _merge(best, scores, k)
         _, numbers, rows = right.within(start, stop)
         scores[numbers, rows] = -np.inf  # a right item counts as ahead of no other
         ahead.add(scores > (own - TIE)[:, None], items[start:stop])
@@ -123,11 +123,11 @@ def _own_scores(queries: Floats, parts: Iterator[tuple[int, Floats]], right: Rel
     return own, np.array(starts, np.int64)
 
 
-def _merged(best: Floats, scores: Floats, k: int) -> Floats:
+def _merge(best: Floats, scores: Floats, k: int) -> Floats:
     """Best k of the scores so far and of a block, best first."""
     if best.shape[1] < k:
         is_more = scores.shape[1] > k
-        return _sorted(best, np.partition(scores, -k, axis=1)[:, -k:] if is_more else scores)[:, :k]
+        return _sort(best, np.partition(scores, -k, axis=1)[:, -k:] if is_more else scores)[:, :k]
     numbers, rows = np.nonzero(scores > best[:, -1:])  # few, once the first blocks are through
     if len(numbers) == 0:
         return best
@@ -135,10 +135,10 @@ def _merged(best: Floats, scores: Floats, k: int) -> Floats:
     position = np.arange(len(numbers)) - np.repeat(np.cumsum(width) - width, width)
     fresh = np.full((len(best), width.max()), -np.inf, np.float32)
     fresh[numbers, position] = scores[numbers, rows]
-    return _sorted(best, fresh)[:, :k]
+    return _sort(best, fresh)[:, :k]
 
 
-def _sorted(best: Floats, scores: Floats) -> Floats:
+def _sort(best: Floats, scores: Floats) -> Floats:
     return -np.sort(-np.hstack([best, scores]), axis=1)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from embedder.evaluation.plot import draw_curve
 from embedder.evaluation.report import Evaluation
-from embedder.quantities import counted
+from embedder.quantities import plural
 
 REPORT_NAME = "evaluation.json"
 PLOT_NAME = "recall_latency.png"
@@ -15,8 +15,8 @@ def evaluation_files(found: Evaluation) -> dict[str, bytes]:
     """Report and, where there is an index, the plot of its recall, by their names."""
     files = {REPORT_NAME: found.model_dump_json(indent=2).encode() + b"\n"}
     if found.index is not None:
-        asked = counted(found.queries.num_queries, "text query", "text queries")
-        files[PLOT_NAME] = draw_curve(found.index, f"{counted(found.num_pictures, 'image')}, {asked}")
+        asked = plural(found.queries.num_queries, "text query", "text queries")
+        files[PLOT_NAME] = draw_curve(found.index, f"{plural(found.num_pictures, 'image')}, {asked}")
     return files
 
 

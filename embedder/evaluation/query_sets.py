@@ -18,7 +18,7 @@ from embedder.errors import ConfigError, StoreError
 from embedder.evaluation.clicks import grades_of_clicks
 from embedder.evaluation.exact import Ints
 from embedder.evaluation.images import ImageTable
-from embedder.quantities import counted, percent
+from embedder.quantities import percent, plural
 from embedder.retrieval.store_api import Store
 from embedder.sources.table_files import Table, find_table
 from embedder.sources.uris import normalise_source
@@ -291,7 +291,7 @@ def _known_rows(found: QueryFile, images: ImageTable) -> pa.Table:
         examples = ", ".join(dict.fromkeys(unknown[:NUM_EXAMPLES]))
         raise ConfigError(
             f"--queries {found.path}: the store has no image of {len(unknown):,} of "
-            f"{counted(len(is_known), 'item id')}, such as {examples}; at most {percent(MAX_UNKNOWN_SHARE)} may be "
+            f"{plural(len(is_known), 'item id')}, such as {examples}; at most {percent(MAX_UNKNOWN_SHARE)} may be "
             "missing: write ids as `embedder search` prints them, or check that this is the store you meant"
         )
     return found.rows.filter(pa.array(is_known))

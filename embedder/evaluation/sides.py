@@ -33,14 +33,14 @@ def open_side(address: "str | Path | Store", where: str = "embedder.compare", **
         ConfigError: the address is empty.
     """
     check_argument(f"{where}: side", address, (str, Path, Store), "a store, its address, STORE@RUN_ID or STORE#NAME")
-    opened = address if isinstance(address, Store) else _opened(str(address), code)
+    opened = address if isinstance(address, Store) else _open(str(address), code)
     check_has_vectors(opened.files, opened.current)
     if opened.info.searched == "text":
         raise StoreError(ONE_TOWER.format(address=opened.files.address, side="vision"))
     return opened
 
 
-def _opened(address: str, code: dict[str, Any]) -> Store:
+def _open(address: str, code: dict[str, Any]) -> Store:
     parts = SIDE.fullmatch(address)
     if parts is None:
         raise ConfigError("compare: a side is empty; write STORE, STORE@RUN_ID or STORE#NAME")

@@ -18,13 +18,13 @@ from embedder.ingest.run_result import RunResult
 from embedder.ingest.work import WorkPlan
 from embedder.installation import vector_libraries
 from embedder.planning.profile import kept_costs
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.report.node_sums import all_devices, cost_per_million, held_devices, node_reports, this_machine
 from embedder.report.plan_review import review_run
 from embedder.report.schema import EventReport, OperatorReport, PlaceReport, Report
-from embedder.report.step_sums import cores_beside_steps, joined, split_loads, steady_part, step_reports
+from embedder.report.step_sums import cores_beside_steps, join_measurements, split_loads, steady_part, step_reports
 from embedder.sources.selection import LeftOut
-from embedder.store.finished import NO_PLACES, hashed, of_whole
+from embedder.store.finished import NO_PLACES, hash_rows, of_whole
 from embedder.store.journal import stream_entries, stream_keys
 from embedder.store.layout import Kind, utc_now
 from embedder.store.step_metrics import Measurement
@@ -90,7 +90,7 @@ def build_report(
         )
     items_per_s = result.num_here / window_s if window_s else 0.0
     num_left = difference.to_embed.num_rows - result.num_here
-    published = f"published; {counted(num_left, 'item')} left for the next refresh" if num_left else "published"
+    published = f"published; {plural(num_left, 'item')} left for the next refresh" if num_left else "published"
     return Report(
         kind=kind,
         run_id=job.run.run_id,
@@ -110,7 +110,7 @@ def build_report(
         taken_from=result.taken_from,
         num_equal=result.num_equal,
         num_stale=result.num_stale,
-        ignored=_ignored(job.model, result),
+        ignored=_count_ignored(job.model, result),
         num_left=num_left,
         **_left_out_counts(left_out),
         guards=tuple(verdict.model_dump() for verdict in verdicts),
@@ -235,7 +235,7 @@ def session_measurements(outcome: EngineOutcome, result: RunResult) -> list[Meas
     run, session = result.run, outcome.job.run.session
     earlier = {entry.name for entry in result.entries if not entry.name.startswith(session)}
     entries = stream_entries(run.files, run.run_id, earlier)
-    return joined(Measurement(**call) for entry in entries for call in entry.trace)
+    return join_measurements(Measurement(**call) for entry in entries for call in entry.trace)
 
 
 def library_versions() -> dict[str, str]:
@@ -243,7 +243,7 @@ def library_versions() -> dict[str, str]:
     return vector_libraries() | {name: version(name) for name in LIBRARIES}
 
 
-def _ignored(model: Model, result: RunResult) -> dict[str, int]:
+def _count_ignored(model: Model, result: RunResult) -> dict[str, int]:
     """Count embedded items with a part that the model has no tower for, by the name of that part."""
     if len(model.config.towers) == 2:
         return {}
@@ -254,7 +254,7 @@ def _ignored(model: Model, result: RunResult) -> dict[str, int]:
     def with_ignored(rows: pa.Table) -> pa.Table:
         return rows.filter(pc.is_valid(rows["caption"]) if is_vision else pc.not_equal(rows["modality"], "text"))
 
-    rows = of_whole(hashed(map(with_ignored, keys), NO_PLACES.schema), result.whole)
+    rows = of_whole(hash_rows(map(with_ignored, keys), NO_PLACES.schema), result.whole)
     num = sum(pc.count_distinct(each["item_id"]).as_py() for each in rows)
     return {"captions" if is_vision else "images": num} if num else {}
 

@@ -43,9 +43,9 @@ def sample_vectors(files: StoreFiles, entries: Iterable[JournalEntry], tower: st
     return np.stack(list(found.values())) if found else np.empty((0, 0), np.float32)
 
 
-def spread(vectors: Floats) -> float:
+def vector_variance(vectors: Floats) -> float:
     """Mean squared distance of the vectors (N, E) from their mean; of unit vectors, 1 less their mean cosine."""
-    return float(np.square(_centred(vectors)).sum(axis=1).mean())
+    return float(np.square(_centre(vectors)).sum(axis=1).mean())
 
 
 def effective_directions(vectors: Floats) -> float:
@@ -53,13 +53,13 @@ def effective_directions(vectors: Floats) -> float:
 
     Source: the participation ratio of the covariance's eigenvalues, tr(C)^2 / tr(C^2).
     """
-    centred = _centred(vectors)
+    centred = _centre(vectors)
     gram = centred.T @ centred
     squares = float(np.square(gram).sum())
     return float(np.trace(gram)) ** 2 / squares if squares else 0.0
 
 
-def _centred(vectors: Floats) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _centre(vectors: Floats) -> np.ndarray[Any, np.dtype[np.float64]]:
     wide = vectors.astype(np.float64)
     return np.asarray(wide - wide.mean(axis=0))
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from embedder.ingest.model_work import ModelPlan
 from embedder.ingest.work import IngestOptions, WorkPlan
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.store.current import record_of
 from embedder.store.files import StoreFiles
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, read_record, run_file
@@ -34,7 +34,7 @@ def damage_lines(
         if published is not None and published.num_vectors != own.num_vectors:
             name = f"model {model}: " if model else ""
             lines.append(
-                f"{name}its items tell of {counted(own.num_vectors, 'vector')}, and {published.num_vectors:,} are "
+                f"{name}its items tell of {plural(own.num_vectors, 'vector')}, and {published.num_vectors:,} are "
                 f"published: `embedder store check {files.option}` names the items, --repair embeds them again"
             )
     return lines

@@ -24,7 +24,7 @@ from embedder.errors import ConfigError, SourceError, check_argument
 from embedder.ingest.embed import ingest
 from embedder.ingest.work import IngestOptions
 from embedder.installation import require
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.report.schema import Report
 from embedder.sources.join import JOINED
 from embedder.sources.listing import LISTING_SCHEMA, list_given
@@ -207,14 +207,14 @@ class DatasetItems:
             return chosen
         ids, versions = self._raw(chosen)
         wanted = pa.table({"item_id": ids, "modified": versions}).filter(is_here)
-        LOG.info(f"dataset: {counted(wanted.num_rows, 'picture')} to be written below the store's run, until it ends")
+        LOG.info(f"dataset: {plural(wanted.num_rows, 'picture')} to be written below the store's run, until it ends")
         with _errors_as_ours():
             placed = store_pictures(self.dataset, self.columns, wanted, run.files, input_folder(run.run_id))
         placed = _first_of_each(placed, LeftOut())  # equal rows are one item
         cells = take_or_null(placed["cell"], positions(ids, placed["item_id"]))
         is_gone = pc.and_(is_here, pc.is_null(cells))
         if num_gone := pc.sum(is_gone).as_py():
-            LOG.warning(f"dataset: {counted(num_gone, 'row')} did not come again as listed; they are rejects")
+            LOG.warning(f"dataset: {plural(num_gone, 'row')} did not come again as listed; they are rejects")
         error = (
             "the dataset did not give this row a second time as it was listed; give one that is the same each time it "
             "is computed, as dataset.materialize() makes it"

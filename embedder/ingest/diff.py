@@ -99,7 +99,7 @@ def same_values(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.ChunkedArra
     return pc.or_(pc.fill_null(pc.equal(left, right), False), both_null)
 
 
-def gone(listing: pa.Table, held: pa.Table) -> pa.Table:
+def find_gone(listing: pa.Table, held: pa.Table) -> pa.Table:
     """Find items that the store holds, of whatever state, and that are not listed any more.
 
     Args:

@@ -136,7 +136,7 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     work = plan_work(config, options, listing, published, finished, outdated)
     changing = work.difference.to_embed
     held = find_held(files, current, inputs.info, changing)
-    left = replace(work.difference, to_embed=held.left(changing))
+    left = replace(work.difference, to_embed=held.leave_out(changing))
     num_taken_over, work = changing.num_rows - left.to_embed.num_rows, replace(work, difference=left)
     chosen = left.first(options.limit).to_embed
     hold = judge_hold(files.address, current, options.forced)
@@ -188,7 +188,7 @@ def _rewrite_bytes(files: StoreFiles, current: Current | None, work: WorkPlan, c
     table = RecordTable(files, "embeddings", current.embeddings)
     touched = set[str]()
     for part in table.parts():
-        if ids.any_between(part.id_range) and len(ids.among(table.read(["item_id"], [part.path])["item_id"])):
+        if ids.any_between(part.id_range) and len(ids.find_among(table.read(["item_id"], [part.path])["item_id"])):
             touched.add(part.path)
     return table.size_bytes(touched)
 

@@ -27,7 +27,7 @@ from embedder.ingest.build_report import idle_report
 from embedder.ingest.damage import damage_lines
 from embedder.ingest.execute import execute
 from embedder.ingest.guards import Verdict, check_forced, judge_earlier, judge_hold, judge_listing, refusal
-from embedder.ingest.inputs import Inputs, as_of_now, open_inputs, resumable, supplied, unfinished_run
+from embedder.ingest.inputs import Inputs, as_of_now, open_inputs, resumable, supply_contents, unfinished_run
 from embedder.ingest.interim import interim_publications
 from embedder.ingest.known_items import left_out_before, published_items
 from embedder.ingest.model_work import (
@@ -43,7 +43,7 @@ from embedder.ingest.takeover import RolledBackRecords, find_equal, find_held, t
 from embedder.ingest.work import IngestOptions, WorkPlan, outdated_by, plan_work
 from embedder.installation import require
 from embedder.observability.run_observer import RunObserver, observe_run
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.report.schema import Report
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, RAW, STORE_FILE, Current, StoreInfo, read_current, read_record
@@ -119,7 +119,7 @@ def ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgres
         config = config.model_copy(update={"ray_address": find_cluster(config.ray_address, config.engine)})
         report = None
         if config.store is not None and (files := StoreFiles(config.store)).exists(CURRENT_FILE):
-            report = _held(files.address, read_current(files), options, observer)  # listing may take hours
+            report = _report_hold(files.address, read_current(files), options, observer)  # listing may take hours
         if report is None:
             with observer.traces.span("listing"):
                 inputs = open_inputs(config, options)
@@ -132,14 +132,14 @@ def ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgres
             before = look(files)
             with no_empty_folders(files.folder), write_lock(files), taken_back(files, before):
                 report = _run_locked(as_of_now(inputs), observer, is_int8_checked=inputs.seen is None)
-        observer.reported(report)
+        observer.on_report(report)
         return report
 
 
 def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool) -> Report:
     """Decide what there is to do, and do it, under the store's lock."""
     config, options, files = inputs.config, inputs.options, inputs.files
-    if (refused := _held(files.address, inputs.seen, options, observer)) is not None:
+    if (refused := _report_hold(files.address, inputs.seen, options, observer)) is not None:
         return refused
     served = _settle(inputs)
     with observer.traces.span("comparison"):
@@ -155,7 +155,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     verdicts = (listed,) if hold is None else (hold, listed)
     if any(verdict.blocks for verdict in verdicts):
         verdicts = (*verdicts, *judge_earlier(unfinished, work, current, config, options))
-        raise _refused(verdicts, work, observer)
+        raise _refuse_listing(verdicts, work, observer)
     read_before = left_out_before(files, current, work.left_out_ids)
     goes_on = unfinished is not None and current is not None and current.interim_of == unfinished.run_id
     is_same = all(plan.is_nothing for plan in plans) and not (removed and options.may_change)
@@ -170,7 +170,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     _settle_dtype(inputs, has_work=work.difference.to_embed.num_rows > 0, is_int8_checked=is_int8_checked)
     _log_other_libraries(inputs, served, work)
     run = start_run(files, inputs.info, _check_columns(inputs), inputs.views)
-    observer.begun(run)
+    observer.on_run(run)
     held = find_held(files, current, inputs.info, work.difference.to_embed)
     if held.as_listed:
         run = _take_over(run, held.as_listed, work.difference.to_embed, config.rows_per_part)
@@ -188,19 +188,19 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     with (
         observer.traces.span("embedding"),
         interim_publications(inputs, run, chosen, work, models),
-        supplied(inputs, run, chosen) as to_embed,
+        supply_contents(inputs, run, chosen) as to_embed,
     ):
         outcome = execute(
-            config, inputs.model, inputs.plan, run, to_embed, observer.progress, stop_at_s, observer.lost, further
+            config, inputs.model, inputs.plan, run, to_embed, observer.progress, stop_at_s, observer.on_lost, further
         )
-    observer.tracking.planned(outcome.job.plan.to_json(), inputs.model.folder)
+    observer.tracking.on_plan(outcome.job.plan.to_json(), inputs.model.folder)
     if equal := find_equal(run, held):
         _take_over(next_session(run), equal, chosen, config.rows_per_part)
     with observer.traces.span("publication"):
         return end_run(inputs, observer, outcome, work, current, verdicts, read_before, models)
 
 
-def _held(address: str, current: Current | None, options: IngestOptions, observer: RunObserver) -> Report | None:
+def _report_hold(address: str, current: Current | None, options: IngestOptions, observer: RunObserver) -> Report | None:
     """Report on a run that does nothing, as a rollback holds the store; None where it may go on.
 
     Args:
@@ -258,13 +258,13 @@ def _settle(inputs: Inputs) -> StoreInfo:
     return bind_store(files, inputs.info, may_change=inputs.options.may_change)
 
 
-def _refused(verdicts: tuple[Verdict, ...], work: WorkPlan, observer: RunObserver) -> RunFailedError:
+def _refuse_listing(verdicts: tuple[Verdict, ...], work: WorkPlan, observer: RunObserver) -> RunFailedError:
     """Report a listing that a guard refuses, before a run is made; give the error."""
     reason = refusal(verdicts) or ""
     report = idle_report(
         observer.kind, observer.elapsed_s, reason, num_unchanged=work.num_as_published, verdicts=verdicts
     )
-    observer.reported(report)
+    observer.on_report(report)
     return RunFailedError(reason)
 
 
@@ -295,7 +295,7 @@ def _take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, 
     """
     for each in held:
         num_items = each.records.num_rows
-        LOG.info(f"{counted(num_items, 'item')} taken over from run {each.version.run_id}, not computed again")
+        LOG.info(f"{plural(num_items, 'item')} taken over from run {each.version.run_id}, not computed again")
     take_over(run, held, listed, rows_per_part)
     return next_session(run)
 

@@ -132,7 +132,7 @@ def execute(
         if limits := describe_limits(config, job.allocation):
             LOG.info(limits)
         with (
-            stop_on_signals(stop.note_signal, stop.notice, spread=stop.spread, can_break=lambda: stop.can_break),
+            stop_on_signals(stop.note_signal, stop.notice, spread=stop.forward, can_break=lambda: stop.can_break),
             stop_at(stop.request_stop, stop_at_s) as time_up,
             show_progress(to_embed.num_rows) as on_progress,
             fleet,

@@ -19,12 +19,12 @@ from pydantic import BaseModel, ConfigDict
 from embedder.config import RunConfig
 from embedder.config_toml.compare_section import CompareConfig
 from embedder.errors import ConfigError
-from embedder.ingest.collapse_check import MIN_VECTORS, effective_directions, sample_vectors, spread
+from embedder.ingest.collapse_check import MIN_VECTORS, effective_directions, sample_vectors, vector_variance
 from embedder.ingest.compare_check import compare_with_published, lacks_group, thresholds
 from embedder.ingest.retrieval_check import best_of, recall_margin, retrieval_figure, sample_pairs
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source
-from embedder.quantities import counted, figure
+from embedder.quantities import figure, plural
 from embedder.store.arrow_lookup import without_items
 from embedder.store.layout import Current, describe_hold
 from embedder.store.rejects import describe_reasons, rejects_in
@@ -195,12 +195,12 @@ def judge_retire(num_published: Mapping[str, int], num_gone: Mapping[str, int], 
     in_all, lost = sum(num_published.values()), sum(num_gone.values())
     worst = max(shares, key=lambda name: shares[name], default="")
     figure = max(shares.get(worst, 0.0), lost / in_all if in_all else 0.0)
-    of, message = in_all, f"{lost:,} of {counted(in_all, 'published item')} gone"
+    of, message = in_all, f"{lost:,} of {plural(in_all, 'published item')} gone"
     if figure > limit:
         where = f"source {worst}: " if worst and len(num_published) > 1 else ""
         gone, of = (num_gone.get(worst, 0), num_published.get(worst, 0)) if where else (lost, in_all)
         message = (
-            f"{where}{gone:,} of {counted(of, 'published item')} not listed any more, more "
+            f"{where}{gone:,} of {plural(of, 'published item')} not listed any more, more "
             f"than max_retire_fraction = {limit:g} allows: check that its disk is mounted and its path right; if they "
             "are gone for good, allow more with --set max_retire_fraction=..."
         )
@@ -230,10 +230,10 @@ def judge_rejects(result: RunResult, limits: RunConfig) -> Verdict:
     num_items, num_rejected = result.num_items, result.num_rejected
     of = num_items if result.published is None else max(num_items, MIN_ITEMS_JUDGED)
     figure = num_rejected / of if num_items else 0.0
-    message = f"{num_rejected:,} of {counted(num_items, 'item')} rejected"
+    message = f"{num_rejected:,} of {plural(num_items, 'item')} rejected"
     too_many = are_too_many(result, figure, limits)
     if too_many and not num_items:
-        message = f"0 of {counted(result.whole.num_rows, 'file')} could be embedded"
+        message = f"0 of {plural(result.whole.num_rows, 'file')} could be embedded"
     if too_many:
         run = result.run
         message += (
@@ -275,9 +275,9 @@ def judge_tower(tower: str, vectors: Any, limits: RunConfig) -> Verdict:
     num = len(vectors)
     limit = limits.min_vector_spread
     if num < MIN_VECTORS:
-        text = f"{counted(num, f'new {tower} vector')} of different inputs: too few to judge"
+        text = f"{plural(num, f'new {tower} vector')} of different inputs: too few to judge"
         return Verdict(name="vectors", passed=True, figure=None, limit=limit, message=text, num_judged=num)
-    found, directions = spread(vectors), effective_directions(vectors)
+    found, directions = vector_variance(vectors), effective_directions(vectors)
     text = (
         f"{num:,} {tower} vectors of different inputs have a spread of {figure(found)} over {figure(directions)} "
         "directions"
@@ -298,7 +298,7 @@ def judge_retrieval(result: RunResult, max_drop: float) -> Verdict:
     pairs = sample_pairs(result)
     recall, before, num, passed = retrieval_figure(pairs), best_of(result.published), len(pairs), True
     limit = 0.0 if before is None else before.recall_at_10 * (1 - max_drop)
-    text = f"R@10 of {counted(num, 'caption')} for their own images is " + (
+    text = f"R@10 of {plural(num, 'caption')} for their own images is " + (
         "not judged: too few" if recall is None else f"{recall:.3f}"
     )
     if recall is not None and before is not None:
@@ -308,7 +308,7 @@ def judge_retrieval(result: RunResult, max_drop: float) -> Verdict:
         if found is not None and found < limit:
             recall, num, passed = found, len(compared), False
             text = (
-                f"R@10 of {counted(num, 'caption')} for their own images is {found:.3f}, and "
+                f"R@10 of {plural(num, 'caption')} for their own images is {found:.3f}, and "
                 f"{before.recall_at_10:.3f} in what is published, a drop of more than max_retrieval_drop = "
                 f"{max_drop:g} allows ({limit:.3f}): check that the captions belong to their images and that this is "
                 "the model you meant"
@@ -330,7 +330,7 @@ def judge_comparison(result: RunResult, config: CompareConfig) -> Verdict:
         return Verdict(name="compare", passed=not config.prove, figure=None, limit=-config.max_drop, message=text)
     worst = min(found, key=lambda each: each.high)
     text = describe_failures(found, rule, config.metric) or (
-        f"{config.metric} of {counted(found[0].num_queries, 'caption')} is {found[0].before:.3f} by the published "
+        f"{config.metric} of {plural(found[0].num_queries, 'caption')} is {found[0].before:.3f} by the published "
         f"model and {found[0].after:.3f} by this one"
     )
     return Verdict(

@@ -18,13 +18,13 @@ from embedder.engine.fleet import Available
 from embedder.engine.further_models import FurtherModel, open_models
 from embedder.engine.job import make_plan, store_info
 from embedder.engine.model_folder import Model, open_model
-from embedder.engine.resources import check_cpus, check_gpus, requested
+from embedder.engine.resources import check_cpus, check_gpus, request_resources
 from embedder.engine.user_steps.declared import check_columns
 from embedder.errors import ConfigError, SourceError
 from embedder.ingest.listed_items import ListedItems, listed_items
 from embedder.ingest.run_times import measured_times
 from embedder.ingest.work import IngestOptions
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.sources.captions import ANY_CAPTION, CaptionRules
 from embedder.sources.listing import LISTING_SCHEMA, list_sources
 from embedder.sources.selection import LeftOut
@@ -103,22 +103,22 @@ def open_inputs(
     asked_colour, config = config.decode.colour != "auto", _with_colour(config, files, seen)
     models = open_models(config)
     dtype = _settled_dtype(config, files, seen)
-    config = dtype.applied(config) if dtype is not None else config
+    config = dtype.apply_to(config) if dtype is not None else config
     plan = make_plan(config, model)
     if config.engine == "local":
         none = Available(hardware.num_cpus())
-        check_gpus(requested(config, none, plan.stages), none)
+        check_gpus(request_resources(config, none, plan.stages), none)
     if config.engine == "ray" and config.ray_address is None:  # say so before Ray takes its seconds to start
         num_cpus = hardware.num_cpus()
-        check_cpus(requested(config, Available(num_cpus), plan.stages), num_cpus)
-    listing, left_out = _listed(
+        check_cpus(request_resources(config, Available(num_cpus), plan.stages), num_cpus)
+    listing, left_out = _list_items(
         config, model, options, files, seen, may_be_empty=options.may_retire and seen is not None
     )
     check_columns(config.step, carried_schema(listing.schema).names)
     if dtype is None:
         num_items = listing.num_rows if options.limit is None else min(options.limit, listing.num_rows)
         dtype = _first_dtype(config, plan, model.fingerprint, num_items, find)
-        config = dtype.applied(config)
+        config = dtype.apply_to(config)
         plan = plan if plan.dtype == dtype.dtype else make_plan(config, model)
     info = with_former_columns(store_info(config, model), files, seen)
     return Inputs(config, options, model, plan, info, files, listing, seen, left_out, dtype, models, asked_colour)
@@ -204,7 +204,7 @@ def as_of_now(inputs: Inputs) -> Inputs:
     now = read_current(inputs.files)
     if now == inputs.seen:
         return inputs
-    listing, left_out = _listed(inputs.config, inputs.model, inputs.options, inputs.files, now, may_be_empty=True)
+    listing, left_out = _list_items(inputs.config, inputs.model, inputs.options, inputs.files, now, may_be_empty=True)
     return replace(inputs, listing=listing, seen=now, left_out=left_out)
 
 
@@ -238,7 +238,7 @@ def _check_places(config: RunConfig, files: StoreFiles) -> None:
 
 
 @contextmanager
-def supplied(inputs: Inputs, run: Run, chosen: pa.Table) -> Iterator[pa.Table]:
+def supply_contents(inputs: Inputs, run: Run, chosen: pa.Table) -> Iterator[pa.Table]:
     """Give the chosen items with contents that can be read while the engine runs.
 
     Args:
@@ -256,7 +256,7 @@ def supplied(inputs: Inputs, run: Run, chosen: pa.Table) -> Iterator[pa.Table]:
         given.discard(run)
 
 
-def _listed(
+def _list_items(
     config: RunConfig,
     model: Model,
     options: IngestOptions,
@@ -332,6 +332,6 @@ def list_items(
         paths = ", ".join(source.path for source in config.source)
         found = "; ".join(left_out.lines()) or "check the path, or whether a disk is mounted"
         if left_out.counts["excluded"]:
-            found = f"{counted(left_out.counts['excluded'], 'file')} excluded by `include` or `exclude`; {found}"
+            found = f"{plural(left_out.counts['excluded'], 'file')} excluded by `include` or `exclude`; {found}"
         raise SourceError(f"source {paths}: nothing is in it to embed; {found}")
     return listing, left_out

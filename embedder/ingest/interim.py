@@ -25,7 +25,7 @@ from embedder.ingest.inputs import Inputs
 from embedder.ingest.model_work import ModelPlan, ModelResult, judge_model
 from embedder.ingest.run_result import count_run
 from embedder.ingest.work import WorkPlan
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.steps.further_inputs import REASON, of_main, of_model
 from embedder.store.interim import NO_IDS, InterimBatch, UnpublishedWork
 from embedder.store.layout import StoreInfo, read_current
@@ -121,8 +121,8 @@ class _Publisher:
         if not (batch.whole.num_rows or models):
             return
         inputs, files, config = self._inputs, self._run.files, self._inputs.config
-        verdicts = self._judged(batch) if batch.whole.num_rows else []
-        verdicts += [verdict for each, own in models for verdict in each.judged(own, inputs)]
+        verdicts = self._judge_all(batch) if batch.whole.num_rows else []
+        verdicts += [verdict for each, own in models for verdict in each.judge(own, inputs)]
         if (refused := refusal(verdicts, "the run goes on")) is not None:
             LOG.warning(f"what is finished so far is not published yet: {refused}")
             return
@@ -136,13 +136,13 @@ class _Publisher:
         if record is None:
             return
         for work, own in [(self._work, batch), *((each.work, own) for each, own in models)]:
-            work.published(own)
+            work.note_published(own)
         LOG.info(
-            f"published so far as {record.run_id}: {counted(record.num_items, 'item')}, "
-            f"{counted(record.num_vectors, 'vector')}; the run goes on"
+            f"published so far as {record.run_id}: {plural(record.num_items, 'item')}, "
+            f"{plural(record.num_vectors, 'vector')}; the run goes on"
         )
 
-    def _judged(self, batch: InterimBatch) -> list[Verdict]:
+    def _judge_all(self, batch: InterimBatch) -> list[Verdict]:
         result = count_run(self._run, read_current(self._run.files), NO_IDS, batch=batch)
         return list(judge(result, self._inputs.config, self._inputs.options.forced))
 
@@ -155,7 +155,7 @@ class _ModelPublisher:
         self._plan, self._own = plan, own
         self.work = UnpublishedWork(own.run, in_work)
 
-    def judged(self, batch: InterimBatch, inputs: Inputs) -> tuple[Verdict, ...]:
+    def judge(self, batch: InterimBatch, inputs: Inputs) -> tuple[Verdict, ...]:
         """Judge a batch by itself."""
         run = self._own.run
         result = count_run(run, read_current(run.files), NO_IDS, batch=batch)

@@ -60,20 +60,20 @@ def published_items(files: StoreFiles, current: Current | None, *, repair: bool 
         return items
     embeddings = RecordTable(files, "embeddings", current.embeddings)
     keys = (each.select(ROW_KEYS.names).cast(ROW_KEYS) for each in embeddings.pieces(ROW_KEYS.names))
-    return HashedRows(_marked(items, HashedRows(keys, ROW_KEYS)), PUBLISHED)
+    return HashedRows(_mark_damaged(items, HashedRows(keys, ROW_KEYS)), PUBLISHED)
 
 
-def _marked(items: HashedRows, rows: HashedRows) -> Iterator[pa.Table]:
+def _mark_damaged(items: HashedRows, rows: HashedRows) -> Iterator[pa.Table]:
     """Published items part by part, those whose rows are damaged once each."""
     num_parts = common_parts(items, rows)
     for number in range(num_parts):
         held = items.part(number, num_parts).select(PUBLISHED.names)
         found = compare(held, rows.part(number, num_parts))
         yield without_items(held, found["item_id"])
-        yield _damaged(found, held)
+        yield _find_damaged(found, held)
 
 
-def _damaged(found: pa.Table, held: pa.Table) -> pa.Table:
+def _find_damaged(found: pa.Table, held: pa.Table) -> pa.Table:
     """Items whose rows are damaged, as `PUBLISHED`, with the number of those rows and no content that is known.
 
     Args:
@@ -129,13 +129,13 @@ def known_items(
     standing = _standing(published, is_outdated=outdated is not None)
     place = positions(finished["item_id"], published["item_id"])
     retries = partial(_retries, max_attempts=max_attempts, retry_rejects=retry_rejects)
-    done = _known(finished, retries(finished), {name: take_or_null(standing[name], place) for name in standing})
+    done = _select_known(finished, retries(finished), {name: take_or_null(standing[name], place) for name in standing})
     why = retries(published) if outdated is None else pa.repeat(outdated, published.num_rows)
-    older = without_items(_known(published, why, standing), finished["item_id"])
+    older = without_items(_select_known(published, why, standing), finished["item_id"])
     return pa.concat_tables([done, older])
 
 
-def _known(items: pa.Table, why: pa.ChunkedArray, standing: Mapping[str, pa.ChunkedArray]) -> pa.Table:
+def _select_known(items: pa.Table, why: pa.ChunkedArray, standing: Mapping[str, pa.ChunkedArray]) -> pa.Table:
     columns = {name: items[name] for name in ("item_id", "size_bytes", "modified", "attempts")}
     return pa.table({**columns, "why": why, **standing}).cast(KNOWN)
 

@@ -23,7 +23,7 @@ from embedder.ingest.known_items import published_items
 from embedder.ingest.listed_items import ListedItems
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import WorkPlan, outdated_by, plan_work
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.report.schema import ModelReport
 from embedder.steps.further_inputs import of_model
 from embedder.storage.hashed_rows import HashedRows, RowsInOrder, common_parts
@@ -297,7 +297,7 @@ def report_models(results: Sequence[ModelResult]) -> dict[str, ModelReport]:
             num_left=each.num_left,
         )
         LOG.info(
-            f"model {name}: {counted(result.num_items - result.num_rejected, 'item')} done, "
+            f"model {name}: {plural(result.num_items - result.num_rejected, 'item')} done, "
             f"{result.num_rejected:,} rejected, {each.num_left:,} left"
         )
     return found

@@ -30,7 +30,7 @@ from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.run_times import keep_times
 from embedder.ingest.work import WorkPlan
 from embedder.observability.run_observer import RunObserver
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.report.schema import Report
 from embedder.report.step_sums import split_loads
 from embedder.report.timeline import TIMELINE_FILE, Timeline, timeline_of, timeline_of_calls
@@ -83,14 +83,14 @@ def end_run(
     inputs.left_out.num_json_without_caption = _num_json_without_caption(work.difference.to_embed, result)
     left_out = log_left_out(inputs, read_before, result)
     num_before = _num_published_before(result)
-    failure = _stopped(outcome, result, num_before, further)
+    failure = _describe_stop(outcome, result, num_before, further)
     own_verdicts = verdicts
-    kept = None if failure else _kept(work, result, num_left, further)
+    kept = None if failure else _describe_kept(work, result, num_left, further)
     if failure is None and kept is None:
         verdicts = own_verdicts = (*verdicts, *judge(result, inputs.config, inputs.options.forced))
         further = tuple(judge_model(each, inputs.config, inputs.options.forced) for each in further)
         verdicts = (*verdicts, *(verdict for each in further for verdict in each.verdicts))
-        beyond = f"nothing is published beyond {counted(num_before, 'item')}, published while it ran"
+        beyond = f"nothing is published beyond {plural(num_before, 'item')}, published while it ran"
         failure = refusal(verdicts, beyond if num_before else "nothing is published")
     report = build_report(
         inputs.options.kind,
@@ -126,7 +126,7 @@ def end_run(
         run.files.write(run_file(run.run_id, TIMELINE_FILE), timeline.model_dump_json().encode())
     run.files.write(run_file(run.run_id, REPORT_FILE), report.model_dump_json(indent=2).encode())
     if failure is not None:
-        observer.reported(report)
+        observer.on_report(report)
         raise RunFailedError(failure)
     return report
 
@@ -186,7 +186,9 @@ def _num_published_before(result: RunResult) -> int:
     return sum(entry.num_items for entry in result.entries if entry.name in names)
 
 
-def _stopped(outcome: EngineOutcome, result: RunResult, num_before: int, further: Sequence[ModelResult]) -> str | None:
+def _describe_stop(
+    outcome: EngineOutcome, result: RunResult, num_before: int, further: Sequence[ModelResult]
+) -> str | None:
     """Message why the run ended before its time; none where nobody asked it to stop.
 
     Args:
@@ -200,27 +202,27 @@ def _stopped(outcome: EngineOutcome, result: RunResult, num_before: int, further
     num_items = max([result.num_items, *(each.result.num_items for each in further)])
     if not num_items:
         return "stopped on request before any item was finished; the same command begins again"
-    done = f"{counted(num_items, 'item')}, kept and "
+    done = f"{plural(num_items, 'item')}, kept and "
     done += f"{num_before:,} of them published" if num_before else "not yet published"
     return f"stopped on request after {done}; the same command goes on"
 
 
-def _kept(work: WorkPlan, result: RunResult, num_left: int, further: Sequence[ModelResult]) -> str | None:
+def _describe_kept(work: WorkPlan, result: RunResult, num_left: int, further: Sequence[ModelResult]) -> str | None:
     """Message why what is finished waits for the next run; none where it does not."""
     for each in further:
         if (outdated := each.plan.work.outdated) and each.num_left:
             return (
-                f"model {each.plan.model.name}: {outdated}: {counted(each.result.num_items, 'item')} done and kept, "
+                f"model {each.plan.model.name}: {outdated}: {plural(each.result.num_items, 'item')} done and kept, "
                 f"{each.num_left:,} left; the old rows are served until all are done, and the next refresh goes on"
             )
     if work.outdated and num_left:
         return (
-            f"{work.outdated}: {counted(result.num_items, 'item')} done and kept, {num_left:,} left; the old vectors "
+            f"{work.outdated}: {plural(result.num_items, 'item')} done and kept, {num_left:,} left; the old vectors "
             "are served until all are done, and the next refresh goes on"
         )
     is_idle = not result.num_here and not result.num_items and not len(result.retired)
     if is_idle and num_left and not any(each.result.num_items or len(each.result.retired) for each in further):
-        return f"nothing was finished; {counted(num_left, 'item')} left for the next refresh"
+        return f"nothing was finished; {plural(num_left, 'item')} left for the next refresh"
     return None
 
 

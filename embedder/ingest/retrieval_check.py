@@ -96,9 +96,9 @@ class _Sample:
 def sample_pairs(result: RunResult) -> CaptionPairs:
     """Draw the pairs with the lowest hashes of item ids from the state that would be published, and keep them."""
     kept = _kept_sample(result)
-    sample = None if kept is None else _changed(kept, result)
+    sample = None if kept is None else _update_sample(kept, result)
     if sample is None or not sample.is_enough:
-        sample = _drawn(result, [*_published_pieces(result), *_new_pieces(result)], None)
+        sample = _draw_sample(result, [*_published_pieces(result), *_new_pieces(result)], None)
     _keep(result, sample)
     vectors = list(sample.pairs.values())[:NUM_PAIRS]
     if not vectors:
@@ -141,15 +141,15 @@ def _kept_sample(result: RunResult) -> _Sample | None:
     return None
 
 
-def _changed(kept: _Sample, result: RunResult) -> _Sample:
+def _update_sample(kept: _Sample, result: RunResult) -> _Sample:
     """Sample of what would be published, by that of what is."""
     sessions = sessions_of(result, list(kept.pairs))
     stay = {each: pair for each, pair in kept.pairs.items() if each in sessions and sessions[each] is None}
-    new = _drawn(result, _new_pieces(result), kept.bound)
+    new = _draw_sample(result, _new_pieces(result), kept.bound)
     return _lowest(_Sample(stay | new.pairs, new.bound))
 
 
-def _drawn(result: RunResult, pieces: list[SampledPart], bound: bytes | None) -> _Sample:
+def _draw_sample(result: RunResult, pieces: list[SampledPart], bound: bytes | None) -> _Sample:
     """Draw a sample from part files.
 
     Args:

@@ -19,7 +19,7 @@ from embedder.store.accumulators.run_states import METRICS_FILE, Metric, RunMetr
 from embedder.store.accumulators.vectors import PAIR, drift_between, pairs_of
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
-from embedder.store.finished import KEYS, count_rows, hashed, ids_in, of_whole
+from embedder.store.finished import KEYS, count_rows, hash_rows, ids_in, of_whole
 from embedder.store.hash_sample import hash_of
 from embedder.store.history import latest_publications
 from embedder.store.journal import key_schema, stream_entries, stream_keys
@@ -66,7 +66,7 @@ class _CountedRows:
     def __init__(self, result: RunResult) -> None:
         self.files = tuple(part for entry in result.entries for part in entry.parts)
         schema = key_schema("embeddings", ["item_id"])
-        self._rows = hashed(stream_keys(result.run.files, self.files, "embeddings", ["item_id"]), schema)
+        self._rows = hash_rows(stream_keys(result.run.files, self.files, "embeddings", ["item_id"]), schema)
         self._whole = result.whole
         self.num_counted, self._partial = count_rows(self.files, self._rows, result.whole)
 
@@ -74,7 +74,7 @@ class _CountedRows:
         """Yield `item_id` and `file` of the rows, part by part."""
         return (rows.select(KEYS.names) for rows in of_whole(self._rows, self._whole))
 
-    def among(self, is_meant: Callable[[pa.Table], Any]) -> pa.Table:
+    def select_keys(self, is_meant: Callable[[pa.Table], Any]) -> pa.Table:
         """Collect the keys for which a function gives true."""
         return pa.concat_tables([rows.filter(is_meant(rows)) for rows in self.keys()])
 
@@ -133,7 +133,7 @@ def _recall(files: StoreFiles, counted: _CountedRows, state: State) -> Figures:
     def is_sampled(rows: pa.Table) -> pa.Array:
         return pa.array([hash_of(each).hex() in hashes for each in rows["item_id"].to_pylist()], pa.bool_())
 
-    keys = counted.among(is_sampled)
+    keys = counted.select_keys(is_sampled)
     images, texts, order = [], [], []
     for number in keys["file"].unique().sort().to_pylist():
         rows = counted.read(files, number, ["item_id", "segment", *PAIR])

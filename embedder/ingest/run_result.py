@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from embedder.ingest.known_items import LEFT_OUT_FACTS
 from embedder.storage.hashed_rows import HashedRows, common_parts
-from embedder.store.finished import PLACE, WHOLE, hashed, of_whole, read_finished, whole_without
+from embedder.store.finished import PLACE, WHOLE, hash_rows, of_whole, read_finished, whole_without
 from embedder.store.interim import InterimBatch
 from embedder.store.journal import JournalEntry, PartFile, stream_keys
 from embedder.store.layout import Current
@@ -85,7 +85,7 @@ def count_run(
         retired=retired,
         keeps_published=keeps_published,
         entries=entries,
-        whole=hashed((items.filter(pc.invert(items["kept"])) for items in whole.tables()), WHOLE),
+        whole=hash_rows((items.filter(pc.invert(items["kept"])) for items in whole.tables()), WHOLE),
         num_items=counts.num_records - counts.num_left_out,
         left_out=_left_out(run, finished.files, whole) if counts.num_left_out else LEFT_OUT_FACTS.empty_table(),
         num_rejected=counts.num_records - counts.num_left_out - counts.num_embedded,
@@ -136,7 +136,7 @@ def _taken_from(entries: list[JournalEntry], files: Sequence[PartFile], num_embe
 
 def _left_out(run: Run, files: Sequence[PartFile], whole: HashedRows) -> pa.Table:
     keys = stream_keys(run.files, files, "items", [*LEFT_OUT_FACTS.names, "state"])
-    records = hashed(
+    records = hash_rows(
         (each.filter(pc.equal(each["state"], "left_out")) for each in keys),
         pa.schema([*LEFT_OUT_FACTS, ("session", pa.string())]),
     )

@@ -3,7 +3,7 @@
 from embedder.config import RunConfig
 from embedder.engine import hardware
 from embedder.engine.choose_engine import RunTimes
-from embedder.planning.cache import keep, kept
+from embedder.planning.cache import keep, read_kept
 from embedder.report.schema import Report
 
 MIN_ITEMS = 8
@@ -21,7 +21,7 @@ def measured_times(config: RunConfig, fingerprint: str) -> dict[str, RunTimes]:
     """
     if config.ray_address is not None:  # a cluster is another machine
         return {}
-    found = {engine: kept(RunTimes, _key(engine, fingerprint)) for engine in ("local", "ray")}
+    found = {engine: read_kept(RunTimes, _key(engine, fingerprint)) for engine in ("local", "ray")}
     return {engine: times for engine, times in found.items() if times is not None}
 
 
@@ -38,7 +38,7 @@ def keep_times(config: RunConfig, fingerprint: str, report: Report, num_here: in
     if config.ray_address is not None or num_here < MIN_ITEMS or not report.items_per_s or report.models:
         return
     key = _key(report.engine or "", fingerprint)
-    before = kept(RunTimes, key)
+    before = read_kept(RunTimes, key)
     new = RunTimes(report.startup_s, report.items_per_s, num_here, publish_s)
     keep(new if before is None else _mean(before, new), key)
 

@@ -23,8 +23,8 @@ from embedder.store.files import StoreFiles
 from embedder.store.finished import read_finished
 from embedder.store.history import readable
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, StoreInfo, read_record, run_file
-from embedder.store.metadata_updates import moved
-from embedder.store.part_writer import RunMetadata, gathered, write_copies
+from embedder.store.metadata_updates import move_rows
+from embedder.store.part_writer import RunMetadata, gather_rows, write_copies
 from embedder.store.runs import Run
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover, with_nulls
 from embedder.store.store_info import FINGERPRINTS, differing, served_info
@@ -58,7 +58,7 @@ class RolledBackItems:
     as_listed: tuple[RolledBackRecords, ...] = ()
     others: tuple[RolledBackRecords, ...] = ()
 
-    def left(self, to_embed: pa.Table) -> pa.Table:
+    def leave_out(self, to_embed: pa.Table) -> pa.Table:
         """Leave out the items that can be taken over as they are listed."""
         for held in self.as_listed:
             to_embed = without_items(to_embed, held.records["item_id"])
@@ -140,7 +140,7 @@ def take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, r
     stamp = RunMetadata(run.run_id, run.session, *prints, carryover, step_schema(info.step_columns))
     tasks = count()
     for each in held:
-        for rows in gathered(_rows_of(run.files, each, stamp, moves), rows_per_part):
+        for rows in gather_rows(_rows_of(run.files, each, stamp, moves), rows_per_part):
             write_copies(run.files, stamp, next(tasks), {"embeddings": rows}, each.version.run_id)
         records = _as_listed(each.records, listed)
         write_copies(run.files, stamp, next(tasks), {"items": records}, each.version.run_id)
@@ -175,7 +175,7 @@ def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: 
             records = with_nulls(table.read(paths=[path]), ITEMS).select(ITEMS.names).cast(ITEMS)
         except StoreError:  # a damaged file: its items are embedded
             continue
-        tables.append(records.filter(wanted.listed(records["item_id"])))
+        tables.append(records.filter(wanted.are_listed(records["item_id"])))
     return pa.concat_tables(tables)
 
 
@@ -207,7 +207,7 @@ def _rows_of(files: StoreFiles, held: RolledBackRecords, stamp: RunMetadata, mov
     wanted = KnownIds(held.records["item_id"])
     for path in [part.path for part in table.parts() if wanted.any_between(part.id_range)]:
         try:
-            is_theirs = wanted.listed(table.read(["item_id"], [path])["item_id"])
+            is_theirs = wanted.are_listed(table.read(["item_id"], [path])["item_id"])
             if not pc.any(is_theirs).as_py():
                 continue
             rows = table.read(paths=[path]).filter(is_theirs)
@@ -216,4 +216,4 @@ def _rows_of(files: StoreFiles, held: RolledBackRecords, stamp: RunMetadata, mov
         is_same = pc.and_(*(pc.equal(rows[name], getattr(stamp, name)) for name in FINGERPRINTS))
         rows = with_nulls(rows.filter(is_same), schema).select(schema.names).cast(schema)
         if rows.num_rows:
-            yield moved(rows, moves)
+            yield move_rows(rows, moves)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import RunConfig
-from embedder.ingest.diff import MODEL_CHANGED, PREPROCESSING_CHANGED, Difference, diff, gone
+from embedder.ingest.diff import MODEL_CHANGED, PREPROCESSING_CHANGED, Difference, diff, find_gone
 from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, known_items
 from embedder.ingest.listed_items import ListedItems
 from embedder.sources.selection import LeftOut
@@ -182,8 +182,8 @@ class _Sum:
             options: whether items may leave.
         """
         if options.may_retire:
-            self.retired.append(gone(listed, _of_given(held, options)).select(NO_ITEMS.column_names))
-            self.finished_and_gone.append(gone(listed, _of_given(own, options)).select(["item_id"]))
+            self.retired.append(find_gone(listed, _of_given(held, options)).select(NO_ITEMS.column_names))
+            self.finished_and_gone.append(find_gone(listed, _of_given(own, options)).select(["item_id"]))
         left_out = held.filter(pc.equal(held["state"], "left_out")).select(["item_id"])
         if left_out.num_rows:
             self.left_out.append(left_out.join(listed.select(["item_id"]), "item_id", join_type="left semi"))

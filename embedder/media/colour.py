@@ -193,11 +193,11 @@ def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
     space = _space(profile)
     if profile is None or space is None:
         return image
-    prepared = _prepared(image, space)
+    prepared = _prepare(image, space)
     if prepared is None:
         return image
     if space == GREY:
-        return _toned(prepared, profile)
+        return _convert_greys(prepared, profile)
     transform = _transform(profile, prepared.mode)
     if transform is None:
         return image
@@ -237,19 +237,19 @@ def _keeps_averages(profile: bytes) -> bool:
         return True
     import numpy as np
 
-    def converted(pixels: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    def convert(pixels: "NDArray[np.float64]") -> "NDArray[np.float64]":
         image = Image.frombytes("RGB", (len(pixels), 1), np.rint(pixels).astype(np.uint8).tobytes())
         levels: NDArray[np.float64] = np.asarray(transform.apply(image))[0].astype(np.float64)
         return levels
 
-    black, white = converted(np.array([[0.0] * 3, [255.0] * 3]))
+    black, white = convert(np.array([[0.0] * 3, [255.0] * 3]))
     if black.max() > NEGLIGIBLE or white.min() < 255 - NEGLIGIBLE:
         return False  # what pads an image would change, too
     rng = np.random.default_rng(0)
     vivid = rng.uniform(0, 255, (8192, 3))
     one = (vivid + vivid.mean(1, keepdims=True)) / 2  # as colourful as photographs
     other = (one + rng.normal(0, NEIGHBOURS_DIFFER, (len(one), 1))).clip(0, 255)
-    off = converted((one + other) / 2) - (converted(one) + converted(other)) / 2
+    off = convert((one + other) / 2) - (convert(one) + convert(other)) / 2
     return bool(np.sqrt((off**2).mean()) <= MAX_AVERAGE_OFF)
 
 
@@ -261,7 +261,7 @@ def _space(profile: bytes | None) -> bytes | None:
     return space if space in (RGB, GREY, CMYK) and profile[12:16] in CLASSES else None
 
 
-def _prepared(image: Image.Image, space: bytes) -> Image.Image | None:
+def _prepare(image: Image.Image, space: bytes) -> Image.Image | None:
     """Image in a mode that a profile of this space is applied to; None where its channels are others."""
     mode = image.mode
     if space == CMYK:
@@ -278,13 +278,13 @@ def _prepared(image: Image.Image, space: bytes) -> Image.Image | None:
     return image if mode == wanted else image.convert(wanted)
 
 
-def _toned(image: Image.Image, profile: bytes) -> Image.Image:
+def _convert_greys(image: Image.Image, profile: bytes) -> Image.Image:
     """Bring greys to sRGB's; those of 16 bits by all of them, as linear ones have their shadows in few levels."""
     table = _grey_table(profile)
     if table is None:
         return image
     if image.mode == "I;16":
-        return _built(profile, "I;16", "RGB").apply(image).getchannel("G")
+        return _build(profile, "I;16", "RGB").apply(image).getchannel("G")
     if image.mode == "L":
         return image.point(table)
     grey, alpha = image.split()
@@ -296,7 +296,7 @@ def _transform(profile: bytes, mode: str) -> "ImageCmsTransform | None":
     """Transform from a profile to sRGB; None where that is nothing, or the profile is broken."""
     outcome = "RGBA" if mode == "RGBA" else "RGB"
     try:
-        transform = _built(profile, mode, outcome)
+        transform = _build(profile, mode, outcome)
         before = _probe(mode)
         after = transform.apply(before).convert("RGB")
     except MemoryError:
@@ -314,7 +314,7 @@ def _grey_table(profile: bytes) -> tuple[int, ...] | None:
     """Level of sRGB for each of 256 levels of grey; None where they are the same, or the profile is broken."""
     ramp = Image.frombytes("L", (256, 1), bytes(range(256)))
     try:
-        toned = _built(profile, "L", "RGB").apply(ramp).getchannel("G").tobytes()
+        toned = _build(profile, "L", "RGB").apply(ramp).getchannel("G").tobytes()
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - as above
@@ -323,7 +323,7 @@ def _grey_table(profile: bytes) -> tuple[int, ...] | None:
     return None if is_same or toned[-1] < DARKEST_WHITE else tuple(toned)
 
 
-def _built(profile: bytes, mode: str, outcome: str) -> "ImageCmsTransform":
+def _build(profile: bytes, mode: str, outcome: str) -> "ImageCmsTransform":
     from PIL import ImageCms  # 20 ms, for pictures with another profile than none
 
     return ImageCms.buildTransform(

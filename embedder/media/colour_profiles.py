@@ -206,10 +206,10 @@ def table_profile(
         packed = [_curve(each) for each in curves] * (3 // len(curves))
         for channel, trc, *column in zip(b"rgb", packed, *matrix, strict=True):
             tags += [(bytes([channel]) + b"XYZ", _xyz(column)), (bytes([channel]) + b"TRC", trc)]
-    return _packed(b"GRAY" if is_grey else b"RGB ", tags)
+    return _pack(b"GRAY" if is_grey else b"RGB ", tags)
 
 
-def _packed(space: bytes, tags: Sequence[tuple[bytes, bytes]]) -> bytes:
+def _pack(space: bytes, tags: Sequence[tuple[bytes, bytes]]) -> bytes:
     table, body, places = struct.pack(">I", len(tags)), b"", dict[bytes, int]()
     start = 128 + 4 + 12 * len(tags)
     for name, data in tags:
@@ -219,16 +219,16 @@ def _packed(space: bytes, tags: Sequence[tuple[bytes, bytes]]) -> bytes:
         table += name + struct.pack(">II", places[data], len(data))
     size = 128 + len(table) + len(body)
     head = struct.pack(">I4xI4s4s4s", size, 0x02400000, b"mntr", space, b"XYZ ")
-    head += struct.pack(">6H4s28x3i", 2000, 1, 1, 0, 0, 0, b"acsp", *map(_fixed, D50_XYZ))
+    head += struct.pack(">6H4s28x3i", 2000, 1, 1, 0, 0, 0, b"acsp", *map(_to_fixed_point, D50_XYZ))
     return head.ljust(128, b"\0") + table + body
 
 
-def _fixed(value: float) -> int:
+def _to_fixed_point(value: float) -> int:
     return round(value * 65536)
 
 
 def _xyz(values: Sequence[float]) -> bytes:
-    return b"XYZ \0\0\0\0" + struct.pack(">3i", *map(_fixed, values))
+    return b"XYZ \0\0\0\0" + struct.pack(">3i", *map(_to_fixed_point, values))
 
 
 def _curve(values: Sequence[float]) -> bytes:

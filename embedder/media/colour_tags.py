@@ -110,7 +110,9 @@ def heif_cicp(encoded: bytes) -> Cicp | None:
     item = int.from_bytes(encoded[primary[0] + 4 : primary[0] + (8 if wide else 6)], "big")
     boxes = list(_boxes(encoded, *container))
     for kind, first, last in _boxes(encoded, *properties):
-        for index in _associated(encoded[first : min(last, first + MAX_IPMA_BYTES)], item) if kind == b"ipma" else ():
+        for index in (
+            _list_associated(encoded[first : min(last, first + MAX_IPMA_BYTES)], item) if kind == b"ipma" else ()
+        ):
             if 0 < index <= len(boxes) and boxes[index - 1][0] == b"colr":
                 colour = encoded[boxes[index - 1][1] : boxes[index - 1][2]]
                 if colour[:4] == b"nclx" and len(colour) >= 8:
@@ -137,7 +139,7 @@ def _find(encoded: bytes, kind: bytes, start: int, end: int) -> tuple[int, int] 
     return next(((first, last) for found, first, last in _boxes(encoded, start, end) if found == kind), None)
 
 
-def _associated(content: bytes, item: int) -> list[int]:
+def _list_associated(content: bytes, item: int) -> list[int]:
     """Numbers, from 1, of the properties of an item, by the content of a box `ipma`."""
     if len(content) < 8:
         return []

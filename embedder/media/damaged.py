@@ -81,7 +81,7 @@ def _salvage_jpeg(encoded: bytes, load: Load) -> Salvaged | None:
     sent = {(each, number) for scan in scans if not scan.is_refinement for each in scan.components
             for number in scan.coefficients}  # fmt: skip
     if len(sent) < len(components) * NUM_COEFFICIENTS:
-        raise _truncated("the file was cut off before the last of its scans that show a rough picture had begun")
+        raise _truncated_error("the file was cut off before the last of its scans that show a rough picture had begun")
     cut = encoded.rstrip(b"\xff")
     restart = _next_restart(encoded[scans[-1].data_start :])
     image = load(cut + END_OF_IMAGE)
@@ -180,11 +180,11 @@ def _note(share: float) -> str | None:
         return None
     there = f"the file was cut off or is damaged: {share:.1%} of the picture is there"
     if share < MIN_SHARE:
-        raise _truncated(f"{there}; {MIN_SHARE:.0%} must be")
+        raise _truncated_error(f"{there}; {MIN_SHARE:.0%} must be")
     return there
 
 
-def _truncated(message: str) -> DecodeError:
+def _truncated_error(message: str) -> DecodeError:
     return DecodeError(TRUNCATED_IMAGE, message)
 
 

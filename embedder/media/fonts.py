@@ -34,7 +34,7 @@ class Face(NamedTuple):
 
     def at(self, size_px: int) -> Font:
         """Open it in a size."""
-        return _opened(self.path, size_px)
+        return _open(self.path, size_px)
 
 
 class Fonts:
@@ -76,7 +76,7 @@ def all_fonts() -> Fonts:
 
 
 @lru_cache(maxsize=256)
-def _opened(path: str | None, size_px: int) -> Font:
+def _open(path: str | None, size_px: int) -> Font:
     return ImageFont.load_default(size_px) if path is None else ImageFont.truetype(path, size_px)
 
 
@@ -135,7 +135,7 @@ def _read_face(path: Path) -> Face | None:
             characters = frozenset(font.getBestCmap() or ())
         if len(characters) > MAX_GLYPHS:
             return None
-        _opened(str(path), 12)
+        _open(str(path), 12)
     except (TTLibError, *DAMAGED):
         return None
     return Face(str(path), characters)

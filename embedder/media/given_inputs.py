@@ -56,7 +56,7 @@ def file_or_content(image: "GivenImage", name: str = "image") -> Path | bytes:
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if is_pillow_image(image):
-        return _encoded(image, name)
+        return _encode(image, name)
     if is_array(image):
         from PIL import Image
 
@@ -113,7 +113,7 @@ def checked_pixels(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
     return np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array)
 
 
-def _encoded(image: "Image.Image", name: str) -> bytes:
+def _encode(image: "Image.Image", name: str) -> bytes:
     from embedder.media.images import orientation_of, upright
 
     try:

@@ -215,7 +215,7 @@ def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
     reducible = encoded.startswith(b"\xff\xd8")
     Image.MAX_IMAGE_PIXELS = max_pixels * MAX_DRAFT_REDUCTION if reducible else max_pixels
     try:
-        image = _opened(encoded)
+        image = _open_file(encoded)
         note_colour(image, encoded)
         return image
     except UnidentifiedImageError:
@@ -224,7 +224,7 @@ def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
         raise DecodeError("TooManyPixels", f"{error} (`max_pixels`)") from None
 
 
-def _opened(encoded: bytes) -> Image.Image:
+def _open_file(encoded: bytes) -> Image.Image:
     """Open an image, a PNG without its profile where that is too large."""
     try:
         return Image.open(io.BytesIO(encoded), formats=FORMATS)
@@ -302,13 +302,13 @@ def resize_image(image: "Image.Image | Pixels", resize: ResizeSpec, size: Size |
         image = to_pillow(image)
     if cut := long_cut(image.size, resize):
         image = image.crop(cut)
-    scaled = _scaled(image, size or scaled_size(image.size, resize), resize)
+    scaled = _scale(image, size or scaled_size(image.size, resize), resize)
     if resize.mode in PADDING_LEVELS:
-        scaled = _padded(scaled, resize.image_size, PADDING_LEVELS[resize.mode])
+        scaled = _pad(scaled, resize.image_size, PADDING_LEVELS[resize.mode])
     return SizedPixels(scaled.size, (scaled if scaled.mode == "RGB" else scaled.convert("RGB")).tobytes())
 
 
-def _scaled(image: Image.Image, size: Size, resize: ResizeSpec) -> Image.Image:
+def _scale(image: Image.Image, size: Size, resize: ResizeSpec) -> Image.Image:
     """Resize, and crop to the box that the rule keeps."""
     box = kept_box(size, resize)
     gap = 2.0 if resize.reduced_decode else None
@@ -316,7 +316,7 @@ def _scaled(image: Image.Image, size: Size, resize: ResizeSpec) -> Image.Image:
     return scaled if box == (0, 0, *size) else scaled.crop(box)
 
 
-def _padded(image: Image.Image, side: int, level: int) -> Image.Image:
+def _pad(image: Image.Image, side: int, level: int) -> Image.Image:
     square = Image.new(image.mode, (side, side), (level,) * len(image.getbands()))
     square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
     return square

@@ -241,7 +241,7 @@ class GroupedFrames:
                 if picture is None or not self._is_on_demand(group):
                     yield from self._in_sequence(group, packet)
                     return
-                yield from self._taken(group.frames())
+                yield from self._take(group.frames())
                 group = PictureGroup(self._stream, self.decoded)
             if picture is None:
                 yield from self._in_sequence(group, packet)
@@ -250,7 +250,7 @@ class GroupedFrames:
         if group.packets and not self._is_on_demand(group):
             yield from self._in_sequence(group)
         else:
-            yield from self._taken(group.frames())
+            yield from self._take(group.frames())
 
     def _picture(self, packet: Any, group: PictureGroup) -> Picture | None:
         """Facts about a packet that can go on or begin a group; None: decode in sequence from here on."""
@@ -272,7 +272,7 @@ class GroupedFrames:
         frame = first.decode()
         return frame is not None and (frame.pts, frame.duration or 0) == (first.pts, first.duration or 0)
 
-    def _taken(self, frames: list[FrameOnDemand]) -> Iterator[FrameOnDemand]:
+    def _take(self, frames: list[FrameOnDemand]) -> Iterator[FrameOnDemand]:
         for frame in frames:
             self._shown = frame
             yield frame
@@ -281,7 +281,7 @@ class GroupedFrames:
         """Frames of an unfinished group before which none can come any more."""
         last_dts = group.packets[-1][0].dts if group.packets else None
         if last_dts is not None and self._is_on_demand(group):
-            yield from self._taken([frame for frame in group.frames() if frame.pts <= last_dts])
+            yield from self._take([frame for frame in group.frames() if frame.pts <= last_dts])
 
     def _in_sequence(self, group: PictureGroup, *further: Any) -> Iterator[Any]:
         """Decode a group, and all that follows it, packet by packet."""

@@ -62,17 +62,17 @@ def resize_as_torchvision(image: Image.Image | Pixels, resize: ResizeSpec, size:
         size: width and height to resize to; None: those of the rule.
     """
     if cut := long_cut(size_of(image), resize):
-        image = _cropped(image, cut)
+        image = _crop(image, cut)
     size = size or scaled_size(size_of(image), resize)
     scaled = resample(image, size, kept_box(size, resize), resize.interpolation)
     if resize.mode in PADDING_LEVELS:
-        scaled = _padded(scaled, resize.image_size, PADDING_LEVELS[resize.mode])
+        scaled = _pad(scaled, resize.image_size, PADDING_LEVELS[resize.mode])
     if scaled.shape[2] == 1:
         scaled = scaled.repeat(3, 2)
     return SizedPixels((scaled.shape[1], scaled.shape[0]), np.ascontiguousarray(scaled).data.cast("B"))
 
 
-def _padded(pixels_HWC: Pixels, side: int, level: int) -> Pixels:
+def _pad(pixels_HWC: Pixels, side: int, level: int) -> Pixels:
     height, width, num_channels = pixels_HWC.shape
     square = np.full((side, side, num_channels), level, np.uint8)
     top, left = (side - height) // 2, (side - width) // 2
@@ -85,7 +85,7 @@ def size_of(image: Image.Image | Pixels) -> Size:
     return image.size if isinstance(image, Image.Image) else (image.shape[1], image.shape[0])
 
 
-def _cropped(image: Image.Image | Pixels, box: Box) -> Image.Image | Pixels:
+def _crop(image: Image.Image | Pixels, box: Box) -> Image.Image | Pixels:
     if isinstance(image, Image.Image):
         return image.crop(box)
     left, top, right, bottom = box
@@ -158,24 +158,24 @@ def resample_in_numpy(image: Image.Image | Pixels, size: Size, box: Box, interpo
     blocks = filter_blocks if max(height, width) <= MAX_CACHED_PX else filter_blocks.__wrapped__
     columns = blocks(width, size[0], box[0], box[2], interpolation)
     rows = blocks(height, size[1], box[1], box[3], interpolation)
-    return _filtered(_filtered_along_x(image, columns, rows[0].first, rows[-1].last), rows)
+    return _filter_rows(_filter_along_x(image, columns, rows[0].first, rows[-1].last), rows)
 
 
-def _filtered_along_x(image: Image.Image | Pixels, columns: tuple[ResampleBlock, ...], top: int, bottom: int) -> Pixels:
+def _filter_along_x(image: Image.Image | Pixels, columns: tuple[ResampleBlock, ...], top: int, bottom: int) -> Pixels:
     """Filter the rows from `top` to `bottom` of an image: (bottom - top, width, C)."""
     left, right = columns[0].first, columns[-1].last
     num_rows = max(1, STRIP_PIXELS // (right - left))
-    strips = (_cropped(image, (left, y, right, min(y + num_rows, bottom))) for y in range(top, bottom, num_rows))
-    return np.concatenate([_filtered(_turned(strip), columns).transpose(1, 0, 2) for strip in strips])
+    strips = (_crop(image, (left, y, right, min(y + num_rows, bottom))) for y in range(top, bottom, num_rows))
+    return np.concatenate([_filter_rows(_transpose(strip), columns).transpose(1, 0, 2) for strip in strips])
 
 
-def _turned(strip: Image.Image | Pixels) -> Pixels:
+def _transpose(strip: Image.Image | Pixels) -> Pixels:
     """Rows and columns exchanged: (W, H, C); by Pillow, which is three times as fast."""
     image = strip if isinstance(strip, Image.Image) else to_pillow(strip)
     return to_array(image.transpose(Image.Transpose.TRANSPOSE))
 
 
-def _filtered(values: Pixels, blocks: tuple[ResampleBlock, ...]) -> Pixels:
+def _filter_rows(values: Pixels, blocks: tuple[ResampleBlock, ...]) -> Pixels:
     """Filter along the first axis, the inputs of the blocks: (last - first, N, C) -> (stop, N, C)."""
     inputs = values.reshape(len(values), -1)
     outputs = np.empty((blocks[-1].stop, inputs.shape[1]), np.uint8)

@@ -133,19 +133,19 @@ def whole_patches_size(size: Size, patch_size: int, max_patches: int) -> Size:
         max_patches: the budget.
     """
 
-    def scaled(scale: float) -> Size:
+    def scale_sides(scale: float) -> Size:
         width, height = (max(patch_size, math.ceil(edge * scale / patch_size) * patch_size) for edge in size)
         return width, height
 
     least, most, precision = 1e-5 / 10, 100.0, 1e-5
     while most - least >= precision:
         scale = (least + most) / 2
-        width, height = scaled(scale)
+        width, height = scale_sides(scale)
         if width // patch_size * (height // patch_size) <= max_patches:
             least = scale
         else:
             most = scale
-    return scaled(least)
+    return scale_sides(least)
 
 
 def kept_box(size: Size, resize: ResizeSpec) -> Box:

@@ -77,7 +77,7 @@ def read_segments(
         if missing_bytes > 0:
             frames = _until_cut(frames, missing_bytes, duration_s)
         resizer = _Resizer(stream, resize)
-        for segment in pick_segments(frames, lambda frame: resizer(_decoded(frame, max_pixels)), rule):
+        for segment in pick_segments(frames, lambda frame: resizer(_decode(frame, max_pixels)), rule):
             if segment.segment > MAX_SEGMENT:
                 raise DecodeError("BadTimestamps", f"a frame is said to be shown at {float(segment.start_s):.0f} s")
             num_decoded = grouped.decoded.num_packets
@@ -171,7 +171,7 @@ def _packets(container: Any, stream: Any) -> Iterator[Any]:
             yield packet
 
 
-def _decoded(frame: Any, max_pixels: int) -> Any:
+def _decode(frame: Any, max_pixels: int) -> Any:
     """Decode a frame that is on demand, and check its size."""
     if isinstance(frame, FrameOnDemand):
         frame = frame.decode()
@@ -250,7 +250,7 @@ class _Resizer:
         if self._orientation is None:  # read once: PyAV's side data keeps its frame alive until garbage is collected
             self._orientation = _orientation(frame)
         if self._resize.colour == "srgb" and frame.interlaced_frame:
-            frame = _deinterlaced(frame)
+            frame = _deinterlace(frame)
         image = _square_pixels(to_rgb(self._to_image(frame), self._resize.colour), self._aspect)
         image = upright(image, self._orientation)
         if self._resize.mode == "patches":
@@ -269,7 +269,7 @@ class _Resizer:
         return image
 
 
-def _deinterlaced(frame: Any) -> Any:
+def _deinterlace(frame: Any) -> Any:
     """Frame of the lines of one moment alone, those between them interpolated; of few frames the neighbours are kept.
 
     An unchanged frame where FFmpeg has no such filter for its pixel format.

@@ -115,12 +115,12 @@ class LiveMetrics:
         for name in ("items", "rejects", "vectors", "part_bytes"):
             self._set(name, 0)
 
-    def listed(self, num_items: int) -> None:
+    def on_listed(self, num_items: int) -> None:
         """Take the number of items that are to be embedded."""
         with self._lock:
             self._set("listed_items", num_items)
 
-    def finished(self, entry: JournalEntry) -> None:
+    def on_entry(self, entry: JournalEntry) -> None:
         """Add what a write task has finished."""
         num_vectors = sum(part.num_rows for part in entry.parts if part.table == "embeddings")
         num_bytes = sum(part.size_bytes for part in entry.parts)

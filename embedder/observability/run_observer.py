@@ -1,8 +1,8 @@
 """One run as its operators see it: its log, its line in `runs.jsonl`, its metrics, and a call where it fails.
 
     with observe_run(config, "refresh", show_progress) as observer:
-        observer.begun(run)          # once there is a run: its folder takes the log
-        observer.reported(report)    # whatever the outcome
+        observer.on_run(run)          # once there is a run: its folder takes the log
+        observer.on_report(report)    # whatever the outcome
 
 The run's log receives all messages that the product logs meanwhile. Nothing here fails a run: what can't be written is
 logged, for the terminal.
@@ -31,9 +31,9 @@ from embedder.observability.metrics import write_metrics
 from embedder.observability.notify import notify_failure
 from embedder.observability.run_tracking import RunTracking
 from embedder.observability.summary import summarise
-from embedder.observability.traces import NoTraces, RunTraces, traced
-from embedder.observability.trackers import NoTracker, tracked
-from embedder.quantities import counted, duration_text, rate
+from embedder.observability.traces import NoTraces, RunTraces, trace_run
+from embedder.observability.trackers import NoTracker, track_run
+from embedder.quantities import duration_text, plural, rate
 from embedder.store.files import StoreFiles
 from embedder.store.journal import JournalEntry
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, Kind, read_current, run_file, utc_now
@@ -84,14 +84,14 @@ class RunObserver:
     @contextmanager
     def progress(self, num_items: int, log_every_s: float = PROGRESS_S) -> Iterator[Callable[[int], None]]:
         """Show progress on the display, and write a line to the log from time to time."""
-        self.live.listed(num_items)
+        self.live.on_listed(num_items)
         try:
             with self._show_progress(num_items) as show:
                 yield _ObservedProgress(show, self, num_items, log_every_s)
         finally:
             self.live.engine_ended()
 
-    def begun(self, run: Run) -> None:
+    def on_run(self, run: Run) -> None:
         """Write the log to the run's folder from now on, unless `log_file` says otherwise.
 
         A bucket can't append, so the whole log is written for each line. It is read once: until the run ends, its
@@ -111,16 +111,16 @@ class RunObserver:
 
         self.log.write_to(write)
         self.log.add(f"{self.kind}: run {run.run_id}, session {run.session}")
-        self.tracking.begun(run)
+        self.tracking.on_run(run)
 
-    def reported(self, report: BaseModel) -> None:
+    def on_report(self, report: BaseModel) -> None:
         """Keep the run's report, published or not, for the summary."""
         self.report = report.model_dump(mode="json")
 
-    def lost(self, reason: str) -> None:
+    def on_lost(self, reason: str) -> None:
         """Report a run whose process ends at once, without an error that would reach `observe_run`."""
         if not self._has_ended:
-            self.ended(1, reason + (GOES_ON if self._run is not None else ""))
+            self.on_end(1, reason + (GOES_ON if self._run is not None else ""))
 
     def add_prospect(self, error: BaseException) -> None:
         """Add to the message of an error that a run goes on with what it has finished, where there is such a run."""
@@ -129,7 +129,7 @@ class RunObserver:
         elif self._run is None and isinstance(error, SignalInterrupt):
             error.args = (f"{error} before anything was embedded",)
 
-    def ended(self, exit_code: int, message: str) -> None:
+    def on_end(self, exit_code: int, message: str) -> None:
         """Write the end of the run to the log, the runs file, the metrics and, after a failure, send notifications.
 
         Errors of a full or missing disk are logged, not raised.
@@ -140,7 +140,7 @@ class RunObserver:
         times, store = (self.started_at, utc_now()), self.config.store or ""
         summary = summarise(self.kind, store, exit_code, message, times, self.report, self._published_at())
         self.log.add(f"exit {exit_code}: {message} ({duration_text(summary['wall_s'])})")
-        self.tracking.ended(summary)
+        self.tracking.on_end(summary)
         self._attempt("the line of this run", lambda: self._append_line(summary))
         if self.config.metrics_file:
             path = Path(self.config.metrics_file).expanduser()
@@ -209,13 +209,13 @@ class _ObservedProgress:
         if now_s >= self._next_s:
             self._next_s = now_s + self._log_every_s
             per_s = num_done / (now_s - self._started_s)
-            self._log.add(f"{num_done:,} of {counted(self._num_items, 'item')}, {rate(per_s)}")
+            self._log.add(f"{num_done:,} of {plural(self._num_items, 'item')}, {rate(per_s)}")
 
     def show_entry(self, entry: JournalEntry) -> None:
         show_entry(self._show, entry)
-        self._observer.live.finished(entry)
-        self._observer.traces.finished(entry)
-        self._observer.tracking.finished(entry)
+        self._observer.live.on_entry(entry)
+        self._observer.traces.on_entry(entry)
+        self._observer.tracking.on_entry(entry)
 
     def show_operators(self, view: OperatorView) -> None:
         show_operators(self._show, view)
@@ -236,26 +236,26 @@ def observe_run(config: RunConfig, kind: Kind, show_progress: ShowProgress = no_
         show_progress: display of the progress.
     """
     observer = RunObserver(config, kind, show_progress)
-    with messages_to(observer.log), tracked(config.tracker, f"embedder {kind}") as tracker:
+    with messages_to(observer.log), track_run(config.tracker, f"embedder {kind}") as tracker:
         observer.tracking = RunTracking(tracker, config, kind)
         try:
             with (
                 answering(config.metrics_address, observer.live),
-                traced(config.traces, kind, config.store) as observer.traces,
+                trace_run(config.traces, kind, config.store) as observer.traces,
             ):
                 yield observer
         except USER_MISTAKES as error:
             observer.add_prospect(error)
-            observer.ended(USER_MISTAKE, str(error))
+            observer.on_end(USER_MISTAKE, str(error))
             raise
         except SignalInterrupt as error:
             observer.add_prospect(error)
-            observer.ended(error.exit_code, str(error))
+            observer.on_end(error.exit_code, str(error))
             raise
         except BaseException as error:
             observer.add_prospect(error)
             if details := getattr(error, "details", ""):
                 observer.log.add(details)
-            observer.ended(1, str(error) or type(error).__name__)
+            observer.on_end(1, str(error) or type(error).__name__)
             raise
-        observer.ended(0, str((observer.report or {}).get("outcome") or "done"))
+        observer.on_end(0, str((observer.report or {}).get("outcome") or "done"))

@@ -56,11 +56,11 @@ class RunTracking:
         self._has_begun = False
         self._began_s = self._next_s = 0.0
 
-    def begun(self, run: Run) -> None:
+    def on_run(self, run: Run) -> None:
         """Take the run; the tracker hears of it with its first part, as what is refused before that leaves no trace."""
         self._run = run
 
-    def planned(self, plan: str, model_folder: Path) -> None:
+    def on_plan(self, plan: str, model_folder: Path) -> None:
         """Take the plan that was run, as JSON, and what the model's folder says of the model."""
         self._described = {"plan.json": plan.encode()}
         self._described |= cards_of(model_folder)
@@ -79,13 +79,13 @@ class RunTracking:
         known = self._config.tracker.model_dump(include={"kind", "uri", "experiment"}) if self._config.tracker else {}
         record = {key: mask(str(value)) for key, value in known.items()} | {"session": run.session}
 
-        def told(tracker_id: str) -> None:
+        def log_once(tracker_id: str) -> None:
             text = json.dumps(record | {"id": tracker_id}, indent=2)
             run.files.write(run_file(run.run_id, TRACKER_FILE), text.encode())
 
-        self._tracker.begin(f"{self._kind} {run.run_id}", parameters_of(self._config), tags, told)
+        self._tracker.begin(f"{self._kind} {run.run_id}", parameters_of(self._config), tags, log_once)
 
-    def finished(self, entry: JournalEntry) -> None:
+    def on_entry(self, entry: JournalEntry) -> None:
         """Count what a write task has finished, and add a point to the curves from time to time."""
         if self._run is not None:
             self._begin(self._run)
@@ -102,7 +102,7 @@ class RunTracking:
             rate = self._counts["items"] / max(now_s - self._began_s, 1e-9)
             self._tracker.log({**self._counts, "items_per_s": rate}, step=self._counts["items"])
 
-    def ended(self, summary: Mapping[str, Any]) -> None:
+    def on_end(self, summary: Mapping[str, Any]) -> None:
         """Add the figures of a run's summary, and the files of its folder."""
         if self._run is None or not (self._has_begun or summary["run_id"]):
             return
@@ -173,13 +173,13 @@ def contact_sheet(files: StoreFiles, parts: Collection[str]) -> dict[str, bytes]
         parts: of the embeddings table.
     """
     try:
-        return {SHEET_FILE: _drawn(files, parts)} if parts else {}
+        return {SHEET_FILE: _draw_sheet(files, parts)} if parts else {}
     except Exception as error:  # noqa: BLE001 - whatever is wrong with an image, the run is told without the sheet
         LOG.info(f"tracker: no {SHEET_FILE} ({type(error).__name__}: {' '.join(str(error).split())[:200]})")
         return {}
 
 
-def _drawn(files: StoreFiles, parts: Collection[str]) -> bytes:
+def _draw_sheet(files: StoreFiles, parts: Collection[str]) -> bytes:
     from embedder.media.contact_sheet import Block, Cell, save_sheet
     from embedder.retrieval.hit import Hit
     from embedder.retrieval.hits import Hits

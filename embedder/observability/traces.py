@@ -42,7 +42,7 @@ class RunTraces(Protocol):
     def span(self, name: str) -> AbstractContextManager[object]:
         """Measure a phase of the run."""
 
-    def finished(self, entry: JournalEntry) -> None:
+    def on_entry(self, entry: JournalEntry) -> None:
         """Take the batches of a finished write task."""
 
     def describe(self, **attributes: Any) -> None:
@@ -56,7 +56,7 @@ class NoTraces:
         """Measure nothing."""
         return nullcontext()
 
-    def finished(self, entry: JournalEntry) -> None:
+    def on_entry(self, entry: JournalEntry) -> None:
         """Take nothing."""
 
     def describe(self, **attributes: Any) -> None:
@@ -92,7 +92,7 @@ class TracedRun:
             self._phase = before
             span.end()
 
-    def finished(self, entry: JournalEntry) -> None:
+    def on_entry(self, entry: JournalEntry) -> None:
         """Make spans of a sample of a write task's batches."""
         from opentelemetry.trace import set_span_in_context
 
@@ -128,7 +128,7 @@ def is_sampled(number: int) -> bool:
 
 
 @contextmanager
-def traced(target: str | None, kind: str, store: str | None) -> Iterator[RunTraces]:
+def trace_run(target: str | None, kind: str, store: str | None) -> Iterator[RunTraces]:
     """Trace the block, and send what is left when it ends.
 
     Args:
@@ -149,7 +149,7 @@ def traced(target: str | None, kind: str, store: str | None) -> Iterator[RunTrac
         LOG.warning(f"traces {target}: can't be written ({error.strerror or error}); this run is not traced")
         yield NoTraces()
         return
-    with _told_once(target), exported(exporter, kind, store) as traces:
+    with _told_once(target), export_traces(exporter, kind, store) as traces:
         yield traces
 
 
@@ -176,7 +176,7 @@ def _told_once(target: str) -> Iterator[None]:
 
 
 @contextmanager
-def exported(exporter: "SpanExporter", kind: str, store: str | None) -> Iterator[TracedRun]:
+def export_traces(exporter: "SpanExporter", kind: str, store: str | None) -> Iterator[TracedRun]:
     """Trace the block into an exporter, which is shut down at its end.
 
     Args:

@@ -72,7 +72,7 @@ class MlflowClient:
         """Add files as artifacts."""
         with tempfile.TemporaryDirectory() as folder:
             for name, content in files.items():
-                path = _written(Path(folder), name, content)
+                path = _write_file(Path(folder), name, content)
                 self._client.log_artifact(self._run_id, str(path), name.rpartition("/")[0] or None)
 
     def end(self, *, succeeded: bool) -> None:
@@ -112,7 +112,7 @@ class WandbClient:
     def add_files(self, files: Mapping[str, bytes]) -> None:
         """Copy files beside the run's own; W&B writes a `config.yaml` there, too."""
         for name, content in files.items():
-            path = _written(Path(self._run.dir), name, content)
+            path = _write_file(Path(self._run.dir), name, content)
             self._run.save(str(path), base_path=self._run.dir, policy="end")
 
     def end(self, *, succeeded: bool) -> None:
@@ -120,7 +120,7 @@ class WandbClient:
         self._run.finish(exit_code=0 if succeeded else 1)
 
 
-def _written(folder: Path, name: str, content: bytes) -> Path:
+def _write_file(folder: Path, name: str, content: bytes) -> Path:
     """Write a file, in a folder that is made where it is missing."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)

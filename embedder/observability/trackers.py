@@ -168,7 +168,7 @@ class ThreadedTracker:
 
 
 @contextmanager
-def tracked(config: TrackerConfig | None, where: str) -> Iterator[Tracker]:
+def track_run(config: TrackerConfig | None, where: str) -> Iterator[Tracker]:
     """Give the tracker of the block's run; one that has not ended with the block ends as failed.
 
     Args:

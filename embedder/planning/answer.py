@@ -128,7 +128,7 @@ def _setting(config: RunConfig, folder: Path, model: ModelConfig, options: PlanO
         cluster = _measured_cluster(config, folder, model, options)
         from embedder.planning.cluster_costs import problem_of_cluster
 
-        config = cluster.dtype.applied(config)
+        config = cluster.dtype.apply_to(config)
 
         def on_cluster(num_stages: int) -> PlacementProblem:
             return problem_of_cluster(_cut_into(config, num_stages), model, cluster, options.mix, **caps)
@@ -136,7 +136,7 @@ def _setting(config: RunConfig, folder: Path, model: ModelConfig, options: PlanO
         return _Setting(on_cluster, STARTUP_S, cluster.dtype, cluster.lines())
     fleet = parse_devices(options.devices) if options.devices is not None else _cores_of_this_machine()
     dtype = choose_dtype(config, lambda: gpus_of_fleet(device for _, device in fleet))
-    config = dtype.applied(config)
+    config = dtype.apply_to(config)
     if not dtype.was_asked and dtype.dtype == "float16":
         fleet = tuple((num, with_slow_float16(device)) for num, device in fleet)
     costs, host = _costs(config, folder, model, options, fleet)

@@ -15,7 +15,7 @@ from shards.planning.costs import JsonText
 KeptT = TypeVar("KeptT", bound=JsonText)
 
 
-def cached(kind: type[KeptT], key: Mapping[str, object], make: Callable[[], KeptT]) -> KeptT:
+def read_or_make(kind: type[KeptT], key: Mapping[str, object], make: Callable[[], KeptT]) -> KeptT:
     """Read the cached value of a key, or make it and cache it.
 
     Args:
@@ -23,7 +23,7 @@ def cached(kind: type[KeptT], key: Mapping[str, object], make: Callable[[], Kept
         key: all that it depends on.
         make: measures it.
     """
-    found = kept(kind, key)
+    found = read_kept(kind, key)
     if found is None:
         found = make()
         keep(found, key)
@@ -39,7 +39,7 @@ def keep(value: JsonText, key: Mapping[str, object]) -> None:
             file.write(value.to_json().encode())
 
 
-def kept(kind: type[KeptT], key: Mapping[str, object]) -> KeptT | None:
+def read_kept(kind: type[KeptT], key: Mapping[str, object]) -> KeptT | None:
     """Read the cached value of a key; None where there is no whole one."""
     try:
         return kind.from_json(_path(kind, key).read_text(encoding="utf-8"))

@@ -19,11 +19,11 @@ from embedder.engine.model_folder import Model, open_model
 from embedder.engine.placement import Node
 from embedder.errors import USER_MISTAKES, ConfigError
 from embedder.planning.background_load import delivered_cores
-from embedder.planning.cache import cached
+from embedder.planning.cache import read_or_make
 from embedder.planning.node_types import NodeHardware, NodeType, node_types
 from embedder.planning.profile import host_costs, machine_key, model_costs, with_engine
 from embedder.planning.sample import sample_items
-from embedder.quantities import counted, duration_text, figure
+from embedder.quantities import duration_text, figure, plural
 from shards.config import ModelConfig
 from shards.costs import Dtype, tower_costs
 from shards.planning.costs import DataMix, HostCosts, JsonText, ModelCosts, estimate_costs, estimate_host
@@ -70,8 +70,8 @@ class ClusterCosts:
     def lines(self) -> tuple[str, ...]:
         """Describe each type in a few words."""
         return tuple(
-            f"{each.name}: {counted(len(each.nodes), 'node')}, "
-            f"{counted(each.num_gpus, 'GPU') + ', ' if each.num_gpus else ''}{figure(self.cores(each))} cores"
+            f"{each.name}: {plural(len(each.nodes), 'node')}, "
+            f"{plural(each.num_gpus, 'GPU') + ', ' if each.num_gpus else ''}{figure(self.cores(each))} cores"
             for each in self.types
         )
 
@@ -96,14 +96,14 @@ def costs_of_cluster(config: RunConfig, model: ModelConfig, *, estimate: bool) -
         if config.device == "cpu":
             types = tuple(each for each in types if not each.num_gpus) or types
         dtype = choose_dtype(config, lambda: [Gpu(each.ray_type or each.name) for each in types if each.num_gpus])
-        config = dtype.applied(config)
+        config = dtype.apply_to(config)
         if estimate:
-            return ClusterCosts(types, {each.name: _estimated(model, each, dtype) for each in types}, dtype)
+            return ClusterCosts(types, {each.name: _estimate(model, each, dtype) for each in types}, dtype)
         opened = open_model(config.required_model)
         return ClusterCosts(types, {each.name: _kept_or_measured(config, opened, each) for each in types}, dtype)
 
 
-def _estimated(model: ModelConfig, each: NodeType, choice: DtypeChoice) -> TypeCosts:
+def _estimate(model: ModelConfig, each: NodeType, choice: DtypeChoice) -> TypeCosts:
     if each.num_gpus:
         device = device_of_ray_type(each.ray_type or each.name)
     else:
@@ -141,10 +141,10 @@ def _kept_or_measured(config: RunConfig, model: Model, each: NodeType) -> TypeCo
         "dtype": config.compute_dtype,
         "rows": (rows_per_batch(config), rows_per_batch(config, GPU_SETTINGS), config.rows_per_part),
     }
-    return cached(TypeCosts, key, lambda: _measured(config, model, each, facts))
+    return read_or_make(TypeCosts, key, lambda: _measure(config, model, each, facts))
 
 
-def _measured(config: RunConfig, model: Model, each: NodeType, facts: NodeHardware) -> TypeCosts:
+def _measure(config: RunConfig, model: Model, each: NodeType, facts: NodeHardware) -> TypeCosts:
     node = facts.node
     LOG.info(
         f"measuring on {each.name}: {node}; waits for what others hold there up to "

@@ -118,11 +118,11 @@ def _check_cpus(groups: Sequence[Sequence[NodeHardware]], type_label: str) -> No
     for facts, other in product((facts for facts in nodes if not facts.node.device_type), nodes):
         if not facts.is_like(other) or other.node.device_type:
             raise ConfigError(
-                f"cluster: {_described(facts)} and {_described(other)} are of two types, and the first lacks label "
-                f"{label}: a plan could not name it; start each node without GPUs with `ray start "
+                f"cluster: {_describe_type(facts)} and {_describe_type(other)} are of two types, and the first lacks "
+                f"label {label}: a plan could not name it; start each node without GPUs with `ray start "
                 f"--labels={label}=TYPE`, and plan and run with --set cluster.type_label={label}"
             )
 
 
-def _described(facts: NodeHardware) -> str:
+def _describe_type(facts: NodeHardware) -> str:
     return f"{facts.node.name} ({facts.cores:.3g} cores of {facts.cpu_name})"

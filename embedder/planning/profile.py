@@ -24,9 +24,9 @@ from embedder.engine.device_settings import rows_per_batch, settings_of, setting
 from embedder.engine.fleet import Available
 from embedder.engine.job import decode_spec, preprocessing_of
 from embedder.engine.model_folder import Model
-from embedder.engine.resources import requested
+from embedder.engine.resources import request_resources
 from embedder.planning.background_load import busy_machine
-from embedder.planning.cache import cached, kept
+from embedder.planning.cache import read_kept, read_or_make
 from embedder.planning.sample import ItemSample, sample_items
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.arrow_tensors import pack_vectors
@@ -57,17 +57,19 @@ def measured_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCos
         shards.ModelError: the weights aren't those of the model's configuration.
     """
     setting = setting_of(config)
-    costs = cached(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
-    host = cached(HostCosts, _host_key(config, model), lambda: host_costs(config, model, sample_items(config, model)))
+    costs = read_or_make(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
+    host = read_or_make(
+        HostCosts, _host_key(config, model), lambda: host_costs(config, model, sample_items(config, model))
+    )
     return costs, with_engine(config, model.config, costs, host, DataMix())
 
 
 def kept_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts] | None:
     """Read the cached costs of `measured_costs`; None where there are none. Nothing is measured."""
-    host = kept(HostCosts, _host_key(config, model))
+    host = read_kept(HostCosts, _host_key(config, model))
     if host is None:
         return None  # before torch is imported, to ask it about GPUs
-    costs = kept(ModelCosts, _model_key(model, setting_of(config)))
+    costs = read_kept(ModelCosts, _model_key(model, setting_of(config)))
     if costs is None:
         return None
     return costs, with_engine(config, model.config, costs, host, DataMix())
@@ -86,7 +88,7 @@ def measure(config: RunConfig, model: Model, listing: pa.Table) -> tuple[ModelCo
     """
     sample = sample_items(config, model, listing)
     setting = setting_of(config, sample.mix.caption_tokens)
-    costs = cached(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
+    costs = read_or_make(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
     host = with_engine(config, model.config, costs, host_costs(config, model, sample), sample.mix)
     return costs, host, sample.mix
 
@@ -122,7 +124,7 @@ def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) 
     from shards.profile import TimingSetting
 
     num_cpus = hardware.num_cpus()
-    stages = requested(config, Available(num_cpus, torch.cuda.device_count())).stages
+    stages = request_resources(config, Available(num_cpus, torch.cuda.device_count())).stages
     num_threads, device = min(stage.num_threads for stage in stages), stages[0].device
     return TimingSetting(
         dtype=config.compute_dtype,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from embedder.engine.fleet import Available
 from embedder.engine.placement import Node
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.report.schema import NodeReport
 from embedder.store.step_metrics import LOAD, Measurement
 
@@ -36,7 +36,7 @@ def node_reports(nodes: Iterable[Node], trace: Iterable[Measurement]) -> list[No
             steps.setdefault(call.node, set()).add(call.step)
     return [
         NodeReport(
-            name=each[0].name if len(each) == 1 else f"{host} ({counted(len(each), 'node')})",
+            name=each[0].name if len(each) == 1 else f"{host} ({plural(len(each), 'node')})",
             num_cpus=sum(node.num_cpus for node in each),
             num_gpus=sum(node.num_gpus for node in each),
             gpu_type=each[0].device_type,

@@ -9,7 +9,7 @@ from embedder.engine.device_settings import rows_per_batch
 from embedder.engine.fleet import Available
 from embedder.engine.job import Job
 from embedder.planning.sample import observed_mix
-from embedder.quantities import counted, figure, rate
+from embedder.quantities import figure, plural, rate
 from embedder.report.prediction import Host, RunPrediction, StageShape, balanced_cut, predict, problem_of
 from embedder.report.schema import BetterPlan, Expected, Review, StepReport
 from embedder.store.layout import run_file
@@ -60,7 +60,7 @@ def review_run(
     if costs is not None:
         shapes, host = _as_run(job, steps), host_of(job.config, job.allocation, available)
         found = predict(_problem(job, costs, mix), shapes, host)
-        expected = _expected(found, costs)
+        expected = _expect(found, costs)
         if too_short is None:
             better = _better_plan(job, _problem(job, _as_observed(costs, found, seconds), mix), shapes, host)
     return Review(
@@ -116,7 +116,7 @@ def _as_run(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:
     return [replace(shape, num_replicas=num_replicas.get(f"stage {index}", 1)) for index, shape in enumerate(shapes)]
 
 
-def _expected(found: RunPrediction, costs: tuple[ModelCosts, HostCosts]) -> Expected:
+def _expect(found: RunPrediction, costs: tuple[ModelCosts, HostCosts]) -> Expected:
     seconds = {f"stage {index}": stage_s for index, stage_s in enumerate(found.stage_s)}
     host = costs[1]
     seconds |= {"decode": found.decode_s, "write": host.write_s_per_item, "engine": host.engine_s_per_item}
@@ -140,8 +140,8 @@ def _as_observed(
     model, host = costs
     model = replace(
         model,
-        vision=model.vision.scaled(factor, factor, factor),
-        text=model.text.scaled(factor, factor, factor),
+        vision=model.vision.scale(factor, factor, factor),
+        text=model.text.scale(factor, factor, factor),
         send_s_per_byte=model.send_s_per_byte * factor,
         call_s=model.call_s * factor,
     )
@@ -185,8 +185,8 @@ def _better_plan(job: Job, problem: PlacementProblem, shapes: Sequence[StageShap
     plan = replace(plan, mix=mix, costs=source, items_per_s=then.items_per_s, bottleneck=then.bottleneck)
     job.run.files.write(path, plan.to_json().encode())
     reason = (
-        f"an item held {counted(mix.images_per_item, 'image')} and {counted(mix.captions_per_item, 'caption')} of "
-        f"{counted(mix.caption_tokens, 'token')} on average, and {now.bottleneck} limits this cut to "
+        f"an item held {plural(mix.images_per_item, 'image')} and {plural(mix.captions_per_item, 'caption')} of "
+        f"{plural(mix.caption_tokens, 'token')} on average, and {now.bottleneck} limits this cut to "
         f"{rate(now.items_per_s)}; the other one would reach {figure(then.items_per_s)}"
     )
     return BetterPlan(path=job.run.files.uri(path), gain=gain, reason=reason)

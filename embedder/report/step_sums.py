@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from embedder.engine.monitor import CpuUse
-from embedder.quantities import counted, duration_text
+from embedder.quantities import duration_text, plural
 from embedder.report.schema import LoadReport, StepReport
 from embedder.store.step_metrics import LOAD, Measurement
 
@@ -24,7 +24,7 @@ Calls = Iterable[Measurement]
 """Measurements of one step."""
 
 
-def joined(calls: Calls, limit: int = MAX_CALLS) -> list[Measurement]:
+def join_measurements(calls: Calls, limit: int = MAX_CALLS) -> list[Measurement]:
     """Hold measurements in bounded memory: beyond a limit, two calls of a process that follow each other are one.
 
     Sums stay as they are; a step's calls and their ends are known to the length of a few calls.
@@ -218,7 +218,7 @@ def steady_part(
     if seconds < MIN_STEADY_S or num_calls < MIN_STEADY_CALLS:
         too_short = (
             f"once all stages were up, the run lasted {duration_text(round(seconds))} and had "
-            f"{counted(num_calls, 'block')} for each; {MIN_STEADY_S:.0f} s and {MIN_STEADY_CALLS} blocks are needed"
+            f"{plural(num_calls, 'block')} for each; {MIN_STEADY_S:.0f} s and {MIN_STEADY_CALLS} blocks are needed"
         )
     rows_per_s = sum(num_rows for _, num_rows in ends[1:]) / seconds if seconds else 0.0
     return SteadyPart(seconds, rows_per_s, tuple(_as_all(step, inside) for step in steps), too_short)

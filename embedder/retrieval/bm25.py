@@ -84,14 +84,14 @@ class CaptionWords:
 
     def is_same(self, text: str, caption: str) -> bool:
         """Whether a caption is the text, but for case, punctuation and forms of characters."""
-        terms = self._analyser.asked(text)
-        return bool(terms) and terms == self._analyser.asked(caption)
+        terms = self._analyser.query_terms(text)
+        return bool(terms) and terms == self._analyser.query_terms(caption)
 
     def _terms(self, text: str) -> list[_Term]:
         """Terms of a query that captions hold, the rarest first."""
         found = []
         num_captions = self._index.manifest.num_captions
-        for term, times in Counter(self._analyser.asked(text)).items():
+        for term, times in Counter(self._analyser.query_terms(text)).items():
             number = hash_term(term)
             if num_with := self._num_with(number):
                 weight = times * np.log1p((num_captions - num_with + 0.5) / (num_with + 0.5))
@@ -246,10 +246,10 @@ def open_words(files: StoreFiles, table: RecordTable) -> CaptionWords:
     # A hash of the content: no two part files of a store have one name.
     content = [UNICODE, RULES, table.files.address, table.paths()]
     folder = cache_folder(COPIES_FOLDER) / f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]}"
-    return CaptionWords(_cached(folder) or _built(folder, table))
+    return CaptionWords(_open_cached(folder) or _build(folder, table))
 
 
-def _cached(folder: Path) -> WordIndex | None:
+def _open_cached(folder: Path) -> WordIndex | None:
     """Index of a folder; None where it isn't there or is damaged."""
     try:
         if not folder.is_dir():
@@ -261,7 +261,7 @@ def _cached(folder: Path) -> WordIndex | None:
         return None
 
 
-def _built(folder: Path, table: RecordTable) -> WordIndex:
+def _build(folder: Path, table: RecordTable) -> WordIndex:
     try:
         with whole_folder(folder) as stage:
             build_words(table, stage, Analyser())
@@ -269,7 +269,7 @@ def _built(folder: Path, table: RecordTable) -> WordIndex:
         return open_word_index(folder)
     except (RetrievalError, OSError):
         pass  # another process kept the same one meanwhile, or nothing can be written here
-    if (found := _cached(folder)) is not None:
+    if (found := _open_cached(folder)) is not None:
         return found
     with tempfile.TemporaryDirectory(prefix="embedder-words-") as name:
         build_words(table, Path(name), Analyser())

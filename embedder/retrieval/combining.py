@@ -40,9 +40,9 @@ def combine(wanted: Sequence[tuple[float, Floats]], away: Floats | None, not_wei
     Raises:
         ConfigError: the parts of a query cancel each other out.
     """
-    terms = [weight * vectors / spread(vectors, sample)[:, None] for weight, vectors in wanted]
+    terms = [weight * vectors / cosine_deviation(vectors, sample)[:, None] for weight, vectors in wanted]
     if away is not None:
-        terms.append(-not_weight * np.mean(away / spread(away, sample)[:, None], axis=0, keepdims=True))
+        terms.append(-not_weight * np.mean(away / cosine_deviation(away, sample)[:, None], axis=0, keepdims=True))
     total = np.sum(np.broadcast_arrays(*terms), axis=0)
     norms = np.linalg.norm(total, axis=1, keepdims=True)
     if (norms <= MIN_NORM * sum(np.linalg.norm(term, axis=1, keepdims=True) for term in terms)).any():
@@ -53,7 +53,7 @@ def combine(wanted: Sequence[tuple[float, Floats]], away: Floats | None, not_wei
     return np.asarray(total / norms, np.float32)
 
 
-def spread(vectors: Floats, sample: Floats) -> np.ndarray[Any, np.dtype[np.float64]]:
+def cosine_deviation(vectors: Floats, sample: Floats) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Compute the standard deviation of each vector's cosines with a sample of the store, float64 (n,).
 
     Args:

@@ -33,7 +33,7 @@ def quoted_columns(where: str, columns: Collection[str]) -> str:
     if not words or len(words) > MAX_WORDS or nesting(where) > MAX_NESTING or _can_be_parsed(where):
         return where
     choices = [chosen for size in range(1, len(words) + 1) for chosen in combinations(words, size)]
-    tried = [_quoted(where, [place for word in chosen for place in words[word]]) for chosen in choices]
+    tried = [_quote(where, [place for word in chosen for place in words[word]]) for chosen in choices]
     parsed = [each for each in tried if _can_be_parsed(each)]
     return parsed[0] if len(parsed) == 1 else where
 
@@ -102,12 +102,12 @@ def list_columns(where: str, columns: Mapping[str, str]) -> str:
         where: the condition, whose own lists are the better example.
         columns: type of each column by its name.
     """
-    shown = [f"{_written(name)} {printable(kind, MAX_TYPE_CHARACTERS)}" for name, kind in columns.items()]
+    shown = [f"{_format_name(name)} {printable(kind, MAX_TYPE_CHARACTERS)}" for name, kind in columns.items()]
     more = f" and {len(shown) - MAX_LISTED:,} more" if len(shown) > MAX_LISTED else ""
     lists = [name for name, kind in columns.items() if kind.endswith("]") and not kind.startswith("STRUCT")]
     asked = [name for name in lists if name.lower() in where.lower()] or lists
     hints = [
-        f"; ask for a value of a list as list_contains({_written(name)}, {_value(columns[name])})" for name in asked
+        f"; ask for a value of a list as list_contains({_format_name(name)}, {_value(columns[name])})" for name in asked
     ]
     return f"{', '.join(shown[:MAX_LISTED])}{more}{''.join(hints[:1])}"
 
@@ -124,7 +124,7 @@ def unknown_column(name: str, where: str, columns: Mapping[str, str]) -> str:
     if name in VECTOR_COLUMNS:
         cure = "vectors are no part of a condition."
     elif near:
-        cure = f"did you mean {' or '.join(_written(each) for each in columns if each.lower() in near)}?"
+        cure = f"did you mean {' or '.join(_format_name(each) for each in columns if each.lower() in near)}?"
     elif _is_value(name, where):
         cure = f"a text stands in single quotes: '{printable(name, 100)}'."
     else:
@@ -138,7 +138,7 @@ def _is_value(name: str, where: str) -> bool:
     return re.search(behind, where, re.IGNORECASE) is not None
 
 
-def _written(name: str) -> str:
+def _format_name(name: str) -> str:
     """Name of a column as conditions have it; of another model's, both parts."""
     model, dot, column = name.rpartition(".")
     of_model = dot and PLAIN_NAME.fullmatch(model) and PLAIN_NAME.fullmatch(column)
@@ -151,7 +151,7 @@ def _value(kind: str) -> str:
     return "'cat'" if kind.startswith("VARCHAR") else "true" if kind.startswith("BOOL") else "1"
 
 
-def _quoted(where: str, places: list[tuple[int, int]]) -> str:
+def _quote(where: str, places: list[tuple[int, int]]) -> str:
     content = where.encode()
     for start, stop in sorted(places, reverse=True):
         content = content[:start] + b'"' + content[start:stop] + b'"' + content[stop:]

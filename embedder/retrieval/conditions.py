@@ -100,14 +100,14 @@ def check_condition(where: str, columns: Mapping[str, str]) -> str:
         raise ConfigError(f"where {readable(where)[:200]!r}: it is no UTF-8 text; {EXAMPLE}")
     if len(where) > MAX_CHARACTERS:
         raise ConfigError(f"where: it has {len(where):,} characters; at most {MAX_CHARACTERS:,} are taken; shorten it")
-    quoted, problem = _checked(where, tuple(columns.items()))
+    quoted, problem = _check_condition(where, tuple(columns.items()))
     if problem is not None:
         raise ConfigError(f"where {printable(where, 200)!r}: {problem}; {EXAMPLE}")
     return quoted
 
 
 @lru_cache(maxsize=1024)
-def _checked(where: str, columns: tuple[tuple[str, str], ...]) -> tuple[str, str | None]:
+def _check_condition(where: str, columns: tuple[tuple[str, str], ...]) -> tuple[str, str | None]:
     """Condition with its columns quoted, and its problem in words; None where there is none."""
     if nesting(where) > MAX_NESTING:
         return where, f"it has brackets inside more than {MAX_NESTING} others; leave some out"

@@ -157,7 +157,7 @@ class HttpClient:
         for tries in count(1):
             wait_s = min(FIRST_WAIT_S * 2 ** (tries - 1), MAX_WAIT_S)
             try:
-                answer = self._once(method, path, body, headers or {})
+                answer = self._ask_once(method, path, body, headers or {})
             except (OSError, HTTPException) as error:
                 failure: Exception = StoreError(
                     f"{self.url}: it can't be reached ({type(error).__name__}: {error}); check that `embedder serve` "
@@ -174,7 +174,7 @@ class HttpClient:
             time.sleep(wait_s)
         raise failure
 
-    def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> HttpAnswer:
+    def _ask_once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> HttpAnswer:
         """Ask once; a kept connection that the service has closed meanwhile is replaced by a new one."""
         with self._lock:
             kept = self._idle.pop() if self._idle else None

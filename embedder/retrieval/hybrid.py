@@ -62,7 +62,7 @@ class HybridRanker:
             among: the rows of vectors that are allowed; by default all that are live.
             min_score: the least cosine of either ranking's rows.
         """
-        allowed = self._allowed(among)
+        allowed = self._allowed_rows(among)
         found = [self._words.ranking(text, depth, allowed) for text in texts]
         return [
             self._fuse(ranking, query, rows, self._num_exact(text, rows), min_score)
@@ -74,7 +74,7 @@ class HybridRanker:
         captions = self._captions(rows[:EXACT_DEPTH]) if len(rows) else []
         return sum(1 for _ in takewhile(lambda caption: self._words.is_same(text, caption or ""), captions))
 
-    def _allowed(self, among: Among | None) -> Mask:
+    def _allowed_rows(self, among: Among | None) -> Mask:
         """Mask of the rows of the table that are allowed."""
         if among is None:
             return self._has_vector

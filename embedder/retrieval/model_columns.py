@@ -115,14 +115,14 @@ class ModelColumns:
             found |= {name: JoinedColumn(name, "", name) for name in carried}
         taken = {*self.own, *found}
         for model, (_, own) in self._models.items():
-            for name in self._given(model, own):
+            for name in self._other_columns(model, own):
                 shown = f"{model or MAIN}.{name}"
                 while shown in taken:
                     shown = TAKEN + shown
                 found[shown] = JoinedColumn(shown, model, name)
         return found
 
-    def _given(self, model: str, own: Current) -> Iterator[str]:
+    def _other_columns(self, model: str, own: Current) -> Iterator[str]:
         """Vectors of a model that is not the rows' own, and outputs of a further one."""
         names = _names(self.tables[model])
         if model != self._model and own.has_vectors is not False:
@@ -141,7 +141,7 @@ class ModelColumns:
             yield from table.pieces(list(columns))
             return
         wanted = [name for name in dict.fromkeys(columns) if name in self.own or name in self.joined]
-        beside = self._beside([self.joined[name] for name in wanted if name in self.joined])
+        beside = self._join_models([self.joined[name] for name in wanted if name in self.joined])
         own = list(dict.fromkeys([*(name for name in wanted if name in self.own), *(KEY if beside else ())]))
         start = 0
         for rows in chain(table.pieces(own), [table.read(own, [])]):  # empty ones have the columns, too
@@ -151,15 +151,15 @@ class ModelColumns:
             yield rows.select(wanted)
             start = end
 
-    def _beside(self, columns: Sequence[JoinedColumn]) -> list[BesideRows]:
+    def _join_models(self, columns: Sequence[JoinedColumn]) -> list[BesideRows]:
         """Columns of each other model, and where the rows have theirs."""
         by_model: dict[str, list[JoinedColumn]] = {}
         for column in columns:
             by_model.setdefault(column.model, []).append(column)
-        keys = _gathered(self.tables[self._model], KEY) if by_model else None
+        keys = _gather(self.tables[self._model], KEY) if by_model else None
         found = []
         for model, own in by_model.items():
-            rows = _gathered(self.tables[model], [*KEY, *(each.name for each in own)])
+            rows = _gather(self.tables[model], [*KEY, *(each.name for each in own)])
             found.append(BesideRows(own, GatheredRows(rows.drop_columns(KEY)), match_keys(keys, rows)))
         return found
 
@@ -174,7 +174,7 @@ class ModelColumns:
         return pa.concat_tables(self.pieces([*self.own, *self.joined] if columns is None else columns))
 
 
-def _gathered(table: RecordTable, columns: list[str]) -> pa.Table:
+def _gather(table: RecordTable, columns: list[str]) -> pa.Table:
     """Columns of a table, in memory or mapped."""
     empty = table.read(columns, [])
     return in_memory_or_mapped(table.pieces(columns), empty.schema)

@@ -224,13 +224,13 @@ def read_queries(query: "Query | None", image: "Images | None") -> QueryBatch:
                 "there is no query; search with a text, an image, a vector, or a text and an image together"
             )
         return _of_images(image, "image")
-    return _of_query(query) if image is None else _together(_of_query(query), _of_images(image, "image"))
+    return _of_query(query) if image is None else _join_queries(_of_query(query), _of_images(image, "image"))
 
 
 def _of_images(image: Any, name: str) -> QueryBatch:
     if _is_one_image(image):
         return QueryBatch("image", [file_or_content(image, name)], True)
-    return _image_batch(_listed(image, name, f"{EXPECTED}, or a list of these"), name)
+    return _image_batch(_to_list(image, name, f"{EXPECTED}, or a list of these"), name)
 
 
 def _of_query(query: Any) -> QueryBatch:
@@ -240,10 +240,10 @@ def _of_query(query: Any) -> QueryBatch:
         return _of_array(np.asarray(query))
     if _is_one_image(query):
         return QueryBatch("image", [file_or_content(query, "query")], True)
-    return _of_list(_listed(query, "query", QUERIES))
+    return _of_list(_to_list(query, "query", QUERIES))
 
 
-def _together(texts: QueryBatch, images: QueryBatch) -> QueryBatch:
+def _join_queries(texts: QueryBatch, images: QueryBatch) -> QueryBatch:
     if texts.kind != "text":
         raise ConfigError(f"image=... goes together with a text, and the query is a given {texts.kind}; leave one out")
     num_texts, num_images = len(texts.values), len(images.values)
@@ -265,7 +265,7 @@ def _examples(texts: str | Sequence[str] | None, images: "Images | None") -> Exa
         ArgumentTypeError: it is of another type.
     """
     given = [] if texts is None else texts
-    listed = [given] if isinstance(given, str) else _listed(given, "not_text", "a text, or a list of texts")
+    listed = [given] if isinstance(given, str) else _to_list(given, "not_text", "a text, or a list of texts")
     for text in listed:
         if not isinstance(text, str):
             raise ArgumentTypeError(f"not_text: found {type(text).__name__}; give a text, or a list of texts")
@@ -294,7 +294,7 @@ def _is_pixels(array: Any) -> bool:
     return bool(array.dtype == np.uint8 and array.ndim >= 2)
 
 
-def _listed(values: Any, name: str, expected: str) -> list[Any]:
+def _to_list(values: Any, name: str, expected: str) -> list[Any]:
     if isinstance(values, dict | set | frozenset) or not isinstance(values, Iterable):
         raise ArgumentTypeError(f"{name}: found {type(values).__name__}; give {expected}")
     return list(values)

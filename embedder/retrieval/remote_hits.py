@@ -119,7 +119,8 @@ class RemoteHits(Hits):
         """Image of each hit, or the frame in the middle of its segment; uint8 (160, 160, 3), None where it is gone."""
         with ThreadPoolExecutor(NUM_FETCHING) as threads, SandboxedDecoder() as decoder:
             return [
-                None if content is None else _decoded(decoder, content) for content in threads.map(_thumbnail, self)
+                None if content is None else _decode_content(decoder, content)
+                for content in threads.map(_thumbnail, self)
             ]
 
 
@@ -130,7 +131,7 @@ def _thumbnail(hit: Hit) -> bytes | None:
         return None
 
 
-def _decoded(decoder: SandboxedDecoder, content: bytes) -> Pixels | None:
+def _decode_content(decoder: SandboxedDecoder, content: bytes) -> Pixels | None:
     try:
         return decoder.image(content, THUMBNAIL)
     except DecodeError:

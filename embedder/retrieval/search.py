@@ -54,7 +54,7 @@ class Searcher:
             ConfigError: the condition in `options.where` is no condition over the table's columns.
             RetrievalError: a vector is not one of the model, or the index is damaged or of another model.
         """
-        among = self.snapshot.among(options.where)
+        among = self.snapshot.filter_rows(options.where)
         num_rows = len(self.snapshot.vectors) if among is None else count_among(among)
         if num_rows == 0:
             return [Hits(note=self._why_none(options)) for _ in queries]
@@ -187,9 +187,12 @@ def describe_hits(
     described = iter(metadata.describe(metadata_rows[wanted]))
     own = [next(described) for _ in hits.rows]
     segment_lists = [
-        [Segment(row["start_s"], row["end_s"], score) for row, score in _scored(described, each)] for each in segments
+        [Segment(row["start_s"], row["end_s"], score) for row, score in _with_scores(described, each)]
+        for each in segments
     ]
-    duplicate_lists = [[Duplicate(row["item_id"], score) for row, score in _scored(described, each)] for each in folded]
+    duplicate_lists = [
+        [Duplicate(row["item_id"], score) for row, score in _with_scores(described, each)] for each in folded
+    ]
     return [
         Hit(
             score=float(hits.scores[position]),
@@ -204,7 +207,7 @@ def describe_hits(
     ]
 
 
-def _scored(described: Iterator[dict[str, Any]], scored: Scored) -> Iterator[tuple[dict[str, Any], float]]:
+def _with_scores(described: Iterator[dict[str, Any]], scored: Scored) -> Iterator[tuple[dict[str, Any], float]]:
     """Next descriptions, one for each score."""
     for score in scored[1].tolist():
         yield next(described), score

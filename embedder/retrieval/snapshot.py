@@ -285,7 +285,7 @@ class Snapshot:
         words = open_words(self.files, self._table)
         return HybridRanker(words, self.vectors, self.vector_rows, self.metadata.captions)
 
-    def among(self, where: str | None) -> Among | None:
+    def filter_rows(self, where: str | None) -> Among | None:
         """Vectors that fulfil a condition: a mask, or row numbers where they are few; None for all that are live."""
         if where is None:
             return None

@@ -28,7 +28,7 @@ from embedder.store.history import check_readable, find_publication
 from embedder.store.layout import MAIN, Current, Published, is_model_name
 from embedder.store.models import check_has_vectors, find_model, model_names
 from embedder.store.query_towers import find_towers, has_towers
-from embedder.store.store_info import differing, published, read_store_info, served_info
+from embedder.store.store_info import differing, read_published, read_store_info, served_info
 from embedder.store.tables import RecordTable
 from embedder.store_index.versions import has_version
 from index.vectors import Floats
@@ -100,7 +100,7 @@ class Store:
             code: places that code of further models is taken from.
         """
         self._code = code
-        self.publication = published(files.main) if publication is None else publication
+        self.publication = read_published(files.main) if publication is None else publication
         if version is not None and version != self.publication.run_id:
             self.publication = find_publication(files.main, version)
             check_readable(files.main, self.publication)
@@ -223,7 +223,7 @@ class Store:
             TypeError: there is no option of that name.
         """
         queries, options = read_search(query, image, options, keywords, not_text=not_text, not_image=not_image)
-        vectors, away = self._combined(queries, options) if queries.is_combined else (self._vectors(queries), None)
+        vectors, away = self._combine(queries, options) if queries.is_combined else (self._vectors(queries), None)
         answers = self.searcher.search_batch(
             vectors,
             options,
@@ -252,7 +252,7 @@ class Store:
         vectors: Floats = queries.values
         return vectors
 
-    def _combined(self, queries: QueryBatch, options: SearchOptions) -> tuple[Floats, Floats | None]:
+    def _combine(self, queries: QueryBatch, options: SearchOptions) -> tuple[Floats, Floats | None]:
         """Vectors of queries with several parts, float32 (Q, E), and of the examples to stay away from, (N, E)."""
         wanted = [(1.0, self._vectors(queries))]
         if queries.images is not None:

@@ -16,7 +16,7 @@ from embedder.errors import check_argument
 from embedder.retrieval.store_api import Store
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
-from embedder.store.store_info import published
+from embedder.store.store_info import read_published
 
 if TYPE_CHECKING:
     from embedder.servables.base import Servable
@@ -136,7 +136,7 @@ class FollowingStore:
         self.close()
 
     def _open_newer(self) -> Store | None:
-        current = read_current(self._files) or published(self._files)  # which raises the reason
+        current = read_current(self._files) or read_published(self._files)  # which raises the reason
         held = current.model_copy(update={"hold": self.snapshot.publication.hold})
         if held == self.snapshot.publication:  # a hold that was released changes no row
             return None

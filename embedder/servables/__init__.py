@@ -45,11 +45,11 @@ def make_servable(settings: "Mapping[str, Any] | Servable") -> "Servable":
     try:
         found: Servable = servable_kind.model_validate(settings)
     except ValidationError as error:
-        raise ServableError(f"{where}: {_described(error)}") from None
+        raise ServableError(f"{where}: {_describe_rules(error)}") from None
     return found
 
 
-def _described(error: ValidationError) -> str:
+def _describe_rules(error: ValidationError) -> str:
     """Describe each broken rule in one clause: the key, the value, the rule."""
     return "; ".join(
         f"{'.'.join(map(str, item['loc'])) or 'section'} = {_short(item['input'])}: "

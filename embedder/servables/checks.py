@@ -47,7 +47,7 @@ def check_outputs(
     columns: dict[str, pa.Array] = {}
     problems: list[str | None] = [None] * num_rows
     for name, output in declared.items():
-        columns[name] = _converted(where, name, returned[name].combine_chunks(), output)
+        columns[name] = _convert(where, name, returned[name].combine_chunks(), output)
         for row, problem in _row_problems(columns[name], output, expected[name]).items():
             problems[row] = problems[row] or f"{where}: {name}: {problem}"
     if any(problems):
@@ -73,7 +73,7 @@ def _check_whole(where: str, returned: pa.Table, declared: Mapping[str, OutputCo
         )
 
 
-def _converted(where: str, name: str, column: pa.Array, output: OutputColumn) -> pa.Array:
+def _convert(where: str, name: str, column: pa.Array, output: OutputColumn) -> pa.Array:
     """Bring lists, strings and binaries of any layout to the declared one; no value changes."""
     expected = output.arrow_type()
     if column.type == expected:
@@ -82,8 +82,8 @@ def _converted(where: str, name: str, column: pa.Array, output: OutputColumn) ->
         column = column.storage
     if not _same_values(column.type, expected):
         raise ServableError(
-            f"{where}: {name}: it returned {column.type}, and declares {output.type} of shape {shown(output.shape)}; "
-            "return that type, or declare what it returns"
+            f"{where}: {name}: it returned {column.type}, and declares {output.type} of shape "
+            f"{format_shape(output.shape)}; return that type, or declare what it returns"
         )
     return column.cast(expected)
 
@@ -121,7 +121,9 @@ def _row_problems(column: pa.Array, output: OutputColumn, expected: Bools) -> di
         if size != "any":
             for number in np.nonzero(lengths != size)[0]:
                 found = f"found {lengths[number]} values in a list of {size}"
-                problems.setdefault(int(rows[number]), f"{found} (shape {shown(output.shape)}); return that shape")
+                problems.setdefault(
+                    int(rows[number]), f"{found} (shape {format_shape(output.shape)}); return that shape"
+                )
         values, rows = values.flatten(), np.repeat(rows, lengths)
         for row in rows[values.is_null().to_numpy(zero_copy_only=False)]:
             problems.setdefault(int(row), "found a null inside; return a value")
@@ -132,6 +134,6 @@ def _row_problems(column: pa.Array, output: OutputColumn, expected: Bools) -> di
     return problems
 
 
-def shown(shape: Shape) -> str:
+def format_shape(shape: Shape) -> str:
     """Write a shape as the configuration has it."""
     return f"[{', '.join(str(size) for size in shape)}]"

@@ -14,10 +14,10 @@ def one_line(error: BaseException, limit: int = 300) -> str:
         error: the error.
         limit: most characters; of a longer one both ends stay: some libraries say the cause last.
     """
-    return shortened(f"{type(error).__name__}: {error}", limit)
+    return shorten_line(f"{type(error).__name__}: {error}", limit)
 
 
-def shortened(text: str, limit: int = 300) -> str:
+def shorten_line(text: str, limit: int = 300) -> str:
     """Text in one line, without its middle where it is longer than the limit.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedder.servables import program as program_file
-from embedder.servables.errors import ServableError, shortened
+from embedder.servables.errors import ServableError, shorten_line
 from embedder.servables.interpreter_child import BATCH, FAILED, HELLO, PROTOCOL, READY, START, TABLE
 from embedder.servables.interpreter_process import (
     CALL_S,
@@ -72,7 +72,7 @@ class ChildProgram:
         self._command, self._start, self._where, self._limits = command, start, where, limits
         self._deaths: deque[bool] = deque(maxlen=limits.calls)
         self.versions: dict[str, Any] = {}
-        self._child: ChildProcess | None = self._started()
+        self._child: ChildProcess | None = self._start_child()
 
     @property
     def pid(self) -> int | None:
@@ -86,7 +86,7 @@ class ChildProgram:
             ServableError: the child has died too often, or can't be started again.
             ChildError: the program raised, or the child died or hung; it is started again with the next batch.
         """
-        child = self._child or self._started()
+        child = self._child or self._start_child()
         self._child = child
         try:
             child.send(BATCH, _stream(batch), self._limits.call_s)
@@ -94,10 +94,10 @@ class ChildProgram:
             if kind not in (TABLE, FAILED):
                 raise ChildDiedError(f"its process sent a message {kind!r} in the place of a table")
         except ChildDiedError as error:
-            self._lost(error)
+            self._note_loss(error)
         self._deaths.append(False)
         if kind == FAILED:
-            raise ChildError(_said(payload))
+            raise ChildError(_describe_error(payload))
         table = pa.ipc.open_stream(payload).read_all()
         table.validate(full=True)  # of another version, or of code that wrote past an array
         return table
@@ -108,7 +108,7 @@ class ChildProgram:
         if child is not None:
             child.close()
 
-    def _lost(self, error: ChildDiedError) -> None:
+    def _note_loss(self, error: ChildDiedError) -> None:
         """Free what is left of the child, and say whether another follows.
 
         Raises:
@@ -126,7 +126,7 @@ class ChildProgram:
             ) from None
         raise error
 
-    def _started(self) -> "ChildProcess":
+    def _start_child(self) -> "ChildProcess":
         """Start a child and load the program there.
 
         Raises:
@@ -134,7 +134,7 @@ class ChildProgram:
         """
         child = ChildProcess(self._command, self._start["num_threads"], self._where)
         try:
-            self.versions = self._greeted(child)
+            self.versions = self._greet(child)
             kind, payload = child.receive(self._limits.load_s)
         except ChildDiedError as error:
             child.kill()
@@ -147,7 +147,7 @@ class ChildProgram:
         child.kill()
         raise self._unloadable(payload)
 
-    def _greeted(self, child: "ChildProcess") -> dict[str, Any]:
+    def _greet(self, child: "ChildProcess") -> dict[str, Any]:
         """Exchange versions.
 
         Raises:
@@ -179,7 +179,7 @@ class ChildProgram:
                 f"{self._where}: it imports {missing!r}, which {interpreter} doesn't have; install it there"
             )
         return ServableError(
-            f"{self._where}: can't be loaded by {interpreter} ({_said(payload)}); check the file and "
+            f"{self._where}: can't be loaded by {interpreter} ({_describe_error(payload)}); check the file and "
             "the framework's version there"
         )
 
@@ -232,10 +232,10 @@ def _stream(batch: pa.RecordBatch) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _said(payload: bytearray) -> str:
+def _describe_error(payload: bytearray) -> str:
     """Type and message of the child's error in one line."""
     found = json.loads(bytes(payload))
-    return shortened(f"{found['type']}: {found['message']}")
+    return shorten_line(f"{found['type']}: {found['message']}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

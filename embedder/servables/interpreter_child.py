@@ -81,7 +81,7 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
         program = module.ServableProgram(start["place"], start["class_name"], start["settings"])
         loaded = module.LoadedProgram(program, start["device"], start["num_threads"])
     except Exception as error:  # noqa: BLE001 - of any framework, or of the user's own code
-        send(replies, FAILED, described(error))
+        send(replies, FAILED, describe_error(error))
         return
     send(replies, READY, {})
     while (payload := receive(requests)) is not None:
@@ -106,7 +106,7 @@ def answer(loaded: Any, payload: bytes, replies: BinaryIO) -> None:
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
     except Exception as error:  # noqa: BLE001 - of any framework, or of the user's own code
-        send(replies, FAILED, described(error))
+        send(replies, FAILED, describe_error(error))
     else:
         send(replies, TABLE, sink.getvalue())
 
@@ -128,7 +128,7 @@ def versions(pyarrow: str | None) -> dict[str, Any]:
     return {"protocol": PROTOCOL, "python": platform.python_version(), "pyarrow": pyarrow}
 
 
-def described(error: BaseException) -> dict[str, Any]:
+def describe_error(error: BaseException) -> dict[str, Any]:
     """Type and message of an error, and the module that it didn't find."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     return {"type": type(error).__name__, "message": str(error), "missing": missing}

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from embedder.servables.base import Servable
-from embedder.servables.checks import shown
+from embedder.servables.checks import format_shape
 from embedder.servables.columns import ColumnInput, InputColumn, OutputColumn
 from embedder.servables.errors import ServableError
 
@@ -86,13 +86,13 @@ def _check_fits(
         raise ServableError(f"{where}: that servable has no such output; it has {', '.join(given)}")
     if output.arrow_type() != column.arrow_type():
         raise ServableError(
-            f"{where}: it is {output.type} of shape {shown(output.shape)}, and the input takes {column.arrow_type()}; "
-            "change one of the two"
+            f"{where}: it is {output.type} of shape {format_shape(output.shape)}, and the input takes "
+            f"{column.arrow_type()}; change one of the two"
         )
     if isinstance(column, ColumnInput):
         pairs = zip(column.shape, output.shape, strict=True)
         if any(wanted not in ("any", found) for wanted, found in pairs):
             raise ServableError(
-                f"{where}: its shape is {shown(output.shape)}, and the input takes {shown(column.shape)}; "
-                "change one of the two"
+                f"{where}: its shape is {format_shape(output.shape)}, and the input takes "
+                f"{format_shape(column.shape)}; change one of the two"
             )

@@ -177,7 +177,7 @@ def decode_rows(
     preparer, fetcher = _preparer_for(limits, colour, web)
     with limit_deaths(lambda: f"decoding {table.num_rows} rows of the dataset", DECODE_CURE):
         for start in range(0, table.num_rows, ROWS):
-            yield _decoded(table.slice(start, ROWS), inputs, image, caption, preparer, fetcher)
+            yield _decode_rows(table.slice(start, ROWS), inputs, image, caption, preparer, fetcher)
 
 
 def _check_sources(inputs: Mapping[str, InputColumn], names: Sequence[str], image: str, caption: str) -> None:
@@ -190,7 +190,7 @@ def _check_sources(inputs: Mapping[str, InputColumn], names: Sequence[str], imag
         )
 
 
-def _decoded(
+def _decode_rows(
     part: pa.Table,
     inputs: Mapping[str, InputColumn],
     image: str,

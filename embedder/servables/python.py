@@ -21,7 +21,7 @@ class PythonServable(DeclaredServable):
     settings: dict[str, Any] = Field({}, description="keyword arguments of the class")
 
     @model_validator(mode="after")
-    def _named(self) -> Self:
+    def _check_name(self) -> Self:
         place, _, class_name = self.uri.rpartition(":")
         if not place or not class_name.isidentifier():
             raise ValueError(f"uri = {self.uri!r}: expected FILE.py:Class or package.module:Class")

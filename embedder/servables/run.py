@@ -153,7 +153,7 @@ class RunningServable:
         has_input = self._usable(present)
         (rows,) = np.nonzero(has_input & np.array([each is None for each in problems], bool))
         self._tell_lacking(table, problems, has_input)
-        found = self._computed(prepared, present, rows)
+        found = self._compute(prepared, present, rows)
         for row, problem in zip(rows.tolist(), found.problems, strict=True):
             problems[row] = problem
         places = np.full(table.num_rows, -1)
@@ -188,7 +188,7 @@ class RunningServable:
                     problems[row] = failed
                 elif failed and not declared.optional:
                     problems[row] = self._no_input(giver, failed)
-            column = _whole(table, address)
+            column = _to_array(table, address)
             if isinstance(declared, ColumnInput):
                 return PreparedInput(column)
             made = self._preparer.make(declared, column.to_pylist())
@@ -196,10 +196,10 @@ class RunningServable:
                 problems[row] = f"{self.servable.where()}: {address}: {problem}"
             return made
         if isinstance(declared, ColumnInput):
-            return PreparedInput(self._as_declared(_whole(table, CARRIED + address), declared))
+            return PreparedInput(self._as_declared(_to_array(table, CARRIED + address), declared))
         name = decoded_name(declared)
         return PreparedInput(
-            _whole(table, name), _whole(table, name + GRID) if name + GRID in table.column_names else None
+            _to_array(table, name), _to_array(table, name + GRID) if name + GRID in table.column_names else None
         )
 
     def _as_declared(self, column: pa.Array, declared: ColumnInput) -> pa.Array:
@@ -223,7 +223,7 @@ class RunningServable:
         usable: Bools = np.logical_and.reduce(required) if required else np.logical_or.reduce(optional)
         return usable
 
-    def _computed(
+    def _compute(
         self, prepared: Mapping[str, PreparedInput], present: Mapping[str, Bools], rows: Any
     ) -> CheckedOutputs:
         """Compute some rows, in batches of the servable's size."""
@@ -235,25 +235,25 @@ class RunningServable:
                 grid = each.grid.take(pa.array(chosen)) if each.grid is not None else None
                 columns |= bind(name, self.inputs[name], each.column.take(pa.array(chosen)), grid)
             batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
-            parts.append(self._checked(batch, {name: there[chosen] for name, there in present.items()}))
-        return _joined([*parts, self._nothing(0, [])])
+            parts.append(self._check(batch, {name: there[chosen] for name, there in present.items()}))
+        return _join([*parts, self._nothing(0, [])])
 
-    def _checked(self, batch: pa.RecordBatch, present: Mapping[str, Bools]) -> CheckedOutputs:
+    def _check(self, batch: pa.RecordBatch, present: Mapping[str, Bools]) -> CheckedOutputs:
         """Compute a batch; where that raises, its halves, until the rows that do are alone."""
         if self._lost is not None:
             return self._nothing(batch.num_rows, [self._lost] * batch.num_rows)
         returned, problem = self._try(batch)
         if returned is not None:
             try:
-                return check_outputs(self.servable.where(), returned, self.outputs, self._expected(present))
+                return check_outputs(self.servable.where(), returned, self.outputs, self._expect(present))
             except ServableError as error:
                 problem = str(error)
         elif self._lost is None and batch.num_rows > 1:
             half = batch.num_rows // 2
             pieces = (slice(0, half), slice(half, batch.num_rows))
-            return _joined(
+            return _join(
                 [
-                    self._checked(
+                    self._check(
                         batch.slice(piece.start, piece.stop - piece.start),
                         {name: there[piece] for name, there in present.items()},
                     )
@@ -275,7 +275,7 @@ class RunningServable:
         except Exception as error:  # noqa: BLE001 - a framework's, or the user's own code's, about rows it can't compute
             return None, f"{self.servable.where()}: {one_line(error)}"
 
-    def _expected(self, present: Mapping[str, Bools]) -> dict[str, Bools]:
+    def _expect(self, present: Mapping[str, Bools]) -> dict[str, Bools]:
         """Rows that an output must have: those with the inputs that it is made of."""
         required = [name for name, declared in self.inputs.items() if not declared.optional]
         everywhere = np.ones(len(next(iter(present.values()))), bool)
@@ -290,12 +290,12 @@ class RunningServable:
         )
 
 
-def _joined(parts: list[CheckedOutputs]) -> CheckedOutputs:
+def _join(parts: list[CheckedOutputs]) -> CheckedOutputs:
     columns = {name: pa.concat_arrays([part.columns[name] for part in parts]) for name in parts[0].columns}
     return CheckedOutputs(columns, [problem for part in parts for problem in part.problems])
 
 
-def _whole(table: pa.Table, name: str) -> pa.Array:
+def _to_array(table: pa.Table, name: str) -> pa.Array:
     column = table[name].combine_chunks()
     return column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
 

@@ -53,7 +53,7 @@ class TowersServable(Servable):
     UNHASHED: ClassVar[frozenset[str]] = Servable.UNHASHED | {"stages", "plan"}
 
     @model_validator(mode="after")
-    def _here(self) -> Self:
+    def _check_place(self) -> Self:
         if self.python is not None:
             raise ValueError("python is set; the kind towers runs in this interpreter alone, leave it out")
         for key in ("timeout_s", "load_timeout_s"):

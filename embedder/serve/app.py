@@ -28,10 +28,10 @@ def create_app(settings: ServeSettings) -> ASGIApp:
     Raises:
         ConfigError: the token file can't be used.
     """
-    return protected(create_routes(settings), settings)
+    return add_limits(create_routes(settings), settings)
 
 
-def protected(routes: FastAPI, settings: ServeSettings) -> ASGIApp:
+def add_limits(routes: FastAPI, settings: ServeSettings) -> ASGIApp:
     """Wrap the routes in limits and measurements.
 
     Raises:

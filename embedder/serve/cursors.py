@@ -78,10 +78,10 @@ def read_cursor(text: str, max_depth: int) -> Cursor:
         head, _, seen = base64.b64decode(text.encode(), altchars=b"-_", validate=True).partition(b"\0")
         version, digest = parse_json(head)
     except (binascii.Error, ValueError, TypeError):
-        raise _refused("it is not one that an answer gave") from None
+        raise _refusal("it is not one that an answer gave") from None
     is_whole = len(seen) % NAME_BYTES == 0 and 0 < count_seen(seen) <= max_depth
     if not (isinstance(version, str) and isinstance(digest, str) and is_whole):
-        raise _refused("it is not one that an answer gave")
+        raise _refusal("it is not one that an answer gave")
     return Cursor(version, digest, seen)
 
 
@@ -92,14 +92,14 @@ def check_cursor(cursor: Cursor, digest: str) -> None:
         RequestError: query or options differ from those that the cursor was made for.
     """
     if cursor.digest != digest:
-        raise _refused("it belongs to another query or to other options")
+        raise _refusal("it belongs to another query or to other options")
 
 
 def _name(item_id: str, segment: int) -> bytes:
     return blake2b(f"{segment} {item_id}".encode(errors="surrogatepass"), digest_size=NAME_BYTES).digest()
 
 
-def _refused(what: str) -> RequestError:
+def _refusal(what: str) -> RequestError:
     return RequestError(
         422, "body.cursor", what, "the cursor of an answer, with the query and options of that answer", "search anew"
     )

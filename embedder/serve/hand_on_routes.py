@@ -66,7 +66,7 @@ async def export(request: Request) -> Response:
     name, kind = TYPES[asked.format]
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     if asked.format == "zip":
-        return StreamingResponse(_streamed(service, hits), headers=headers, media_type=kind)
+        return StreamingResponse(_stream(service, hits), headers=headers, media_type=kind)
     if asked.format == "sheet":
         try:
             content = await service.clips.run(_sheet, hits)
@@ -147,7 +147,7 @@ def _sheet(hits: Hits) -> bytes:
         return path.read_bytes()
 
 
-async def _streamed(service: Service, hits: Hits) -> AsyncIterator[bytes]:
+async def _stream(service: Service, hits: Hits) -> AsyncIterator[bytes]:
     pieces = _archive(hits)
     try:
         while (piece := await service.clips.run(next, pieces, None)) is not None:
@@ -169,7 +169,7 @@ class _Pieces(io.RawIOBase):
         self._waiting.append(bytes(content))
         return len(content)
 
-    def taken(self) -> bytes:
+    def take(self) -> bytes:
         """Bytes since they were last taken."""
         found, self._waiting = b"".join(self._waiting), []
         return found
@@ -187,13 +187,13 @@ def _archive(hits: list[Hit]) -> Generator[bytes, None, None]:
                 name = file_name(hit.item_id, first[:64], f"{number:0{digits}}-")
                 with archive.open(name, "w", force_zip64=True) as member:
                     member.write(first)
-                    yield file.taken()
+                    yield file.take()
                     for piece in pieces:
                         member.write(piece)
-                        yield file.taken()
+                        yield file.take()
             except ItemError as error:
                 problems.append(f"{printable(hit.item_id, 500)}: {error.error_type}")
-            yield file.taken()
+            yield file.take()
         if problems:
             archive.writestr("not-in-here.txt", "".join(f"{line}\n" for line in problems))
-    yield file.taken()
+    yield file.take()

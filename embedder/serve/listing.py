@@ -27,7 +27,7 @@ def list_items(publication: ServedPublication, where: str | None, sort: Sort, se
         sort: their order; equal ones by id.
         seed: of the order at random.
     """
-    rows = _ordered(publication, sort, seed)
+    rows = _order_rows(publication, sort, seed)
     rows = rows[publication.store.searcher.snapshot.is_found[rows]]  # no reject that has a caption
     if where is not None:
         rows = rows[publication.store.searcher.snapshot.metadata.filter.matching(where)[rows]]
@@ -54,14 +54,14 @@ def sorted_hits(publication: ServedPublication, hits: list[Hit], sort: Sort) -> 
         hits: best first.
         sort: their order.
     """
-    rows = _ordered(publication, sort, 0)
+    rows = _order_rows(publication, sort, 0)
     numbers = {hit.item_id: int(publication.rows_of(hit.item_id)[0]) for hit in hits}
     places = np.empty(len(rows), np.int64)
     places[rows] = np.arange(len(rows))
     return sorted(hits, key=lambda hit: (places[numbers[hit.item_id]], hit.segment))
 
 
-def _ordered(publication: ServedPublication, sort: Sort, seed: int) -> RowNumbers:
+def _order_rows(publication: ServedPublication, sort: Sort, seed: int) -> RowNumbers:
     """All rows in an order, remembered."""
     key = (sort, seed if sort == "random" else 0)
     if key not in publication.orders:

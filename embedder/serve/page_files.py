@@ -68,8 +68,8 @@ def _read(path: Path) -> PageFile:
     content = path.read_bytes()
     media_type = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     is_large = len(content) > MIN_COMPRESSED_BYTES
-    return PageFile(media_type, _encoded(content), _encoded(gzip.compress(content, mtime=0)) if is_large else None)
+    return PageFile(media_type, _encode(content), _encode(gzip.compress(content, mtime=0)) if is_large else None)
 
 
-def _encoded(content: bytes) -> Encoded:
+def _encode(content: bytes) -> Encoded:
     return Encoded(content, f'"{blake2b(content, digest_size=12).hexdigest()}"')

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.redaction import mask
 from embedder.serve.errors import RequestError, busy
 from embedder.serve.rate_limit import RateLimit
@@ -127,7 +127,7 @@ class ProtectedApp:
             try:
                 await self._app(scope, receive, answer)
             finally:
-                answer.computed()
+                answer.mark_computed()
         finally:
             self._num_body_bytes -= num_bytes
 
@@ -235,7 +235,7 @@ class ProtectedApp:
             raise RequestError(
                 408,
                 "body",
-                f"{counted(num_bytes, 'byte')} came in time",
+                f"{plural(num_bytes, 'byte')} came in time",
                 f"the whole body within body_timeout_s = {self._settings.body_timeout_s:g}",
                 "send it faster, or less",
                 connection="close",
@@ -272,7 +272,7 @@ class _Answer:
         self.when_computed: Callable[[], None] | None = None
         self._is_replaced = False
 
-    def computed(self) -> None:
+    def mark_computed(self) -> None:
         """Tell that nothing is left but to send; only the first time."""
         done, self.when_computed = self.when_computed, None
         if done is not None:
@@ -280,7 +280,7 @@ class _Answer:
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.body":
-            self.computed()
+            self.mark_computed()
             if self._is_replaced:
                 return
         elif message["type"] == "http.response.start":

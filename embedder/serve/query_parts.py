@@ -129,7 +129,7 @@ class PartEncoder:
             RequestError: it can't be decoded, or the model has no tower for images.
         """
         if content not in self._images:
-            self._images[content] = asyncio.ensure_future(self._encoded(content))
+            self._images[content] = asyncio.ensure_future(self._encode(content))
         return await self._images[content]
 
     async def _vector(self, part: Part) -> Floats:
@@ -137,13 +137,13 @@ class PartEncoder:
             vector: Floats = await self._service.submit(Asked(self._publication, None, {}, text=part.content))
             return vector
         if part.kind == "vector":
-            return _checked(self._publication, part.content, part.where)
+            return _check(self._publication, part.content, part.where)
         if part.kind == "item":
             found: Floats = await self._service.lookups.run(self._publication.vector_of, *part.content)
             return found
         return await self.image(part.content)
 
-    async def _encoded(self, content: bytes) -> Floats:
+    async def _encode(self, content: bytes) -> Floats:
         publication = self._publication
         try:
             vectors = await self._service.uploads.run(
@@ -202,13 +202,13 @@ def image_content(query: ImageQuery, where: str, uploads: Uploads, service: Serv
     return content
 
 
-def shown(query: Query) -> dict[str, Any]:
+def describe_query(query: Query) -> dict[str, Any]:
     """Query as the answer repeats it, without bytes and numbers."""
-    also, away = ([_shown(example) for example in given] for given in (query.also, query.away))
-    return _shown(query) | ({"also": also} if also else {}) | ({"not": away} if away else {})
+    also, away = ([_describe_part(example) for example in given] for given in (query.also, query.away))
+    return _describe_part(query) | ({"also": also} if also else {}) | ({"not": away} if away else {})
 
 
-def _shown(query: Example) -> dict[str, Any]:
+def _describe_part(query: Example) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind in query.given:
         found[kind] = getattr(query, kind) if kind in ("text", "item", "upload") else None
@@ -228,7 +228,7 @@ def _part(kind: str, query: Example, where: str, uploads: Uploads, service: Serv
     return Part(kind, content, f"{where}.{kind}")
 
 
-def _checked(publication: ServedPublication, values: Sequence[float], where: str) -> Floats:
+def _check(publication: ServedPublication, values: Sequence[float], where: str) -> Floats:
     with np.errstate(over="ignore"):
         vector = np.asarray(values, np.float32)
     try:

@@ -19,7 +19,7 @@ from embedder.errors import RunFailedError
 from embedder.serve.app import create_app
 from embedder.serve.settings import ServeSettings
 from embedder.store.files import StoreFiles
-from embedder.store.store_info import published
+from embedder.store.store_info import read_published
 
 APPLICATION = "embedder"
 REQUESTS_PER_REPLICA = 16.0  # at once, from which on another replica is started: half of a batch waits
@@ -149,7 +149,7 @@ def serve_on_ray(
     from ray import serve
 
     files = StoreFiles(settings.store)
-    published(files)  # before Ray starts, whose replicas would try again and again
+    read_published(files)  # before Ray starts, whose replicas would try again and again
     settings = settings.model_copy(update={"store": files.address})  # replicas run in other folders
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     stopped = Event()

@@ -13,7 +13,7 @@ import uvicorn
 
 from embedder.engine.interrupts import handling
 from embedder.errors import ConfigError
-from embedder.serve.app import create_routes, protected
+from embedder.serve.app import add_limits, create_routes
 from embedder.serve.connections import uvicorn_options
 from embedder.serve.observed import ACCESS_LOG
 from embedder.serve.settings import ServeSettings
@@ -37,7 +37,7 @@ class DrainingServer(uvicorn.Server):
         self._settings, self.when_listening = settings, when_listening
         super().__init__(
             uvicorn.Config(
-                protected(self.routes, settings),
+                add_limits(self.routes, settings),
                 settings.host,
                 settings.port,
                 log_config=None,

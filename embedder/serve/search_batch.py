@@ -102,7 +102,9 @@ class BatchSearcher:
                 options = replace(asked.options, k=asked.depth)
                 groups[id(asked.publication), options, asked.text is None, asked.profile].append(number)
         for (_, options, *_), numbers in groups.items():
-            found = together(partial(self._search, options=options), [(batch[each], vectors[each]) for each in numbers])
+            found = compute_together(
+                partial(self._search, options=options), [(batch[each], vectors[each]) for each in numbers]
+            )
             for number, answer in zip(numbers, found, strict=True):
                 answers[number] = answer
         return [each if each is not None else RuntimeError("a query was not answered") for each in answers]
@@ -117,7 +119,7 @@ class BatchSearcher:
         for numbers in texts.values():
             began = time.perf_counter()
             publication = batch[numbers[0]].publication
-            encoded = together(publication.encode_texts, [batch[each].text or "" for each in numbers])
+            encoded = compute_together(publication.encode_texts, [batch[each].text or "" for each in numbers])
             self._metrics.encode_seconds.observe(time.perf_counter() - began)
             for number, vector in zip(numbers, encoded, strict=True):
                 if isinstance(vector, Exception):
@@ -142,7 +144,9 @@ class BatchSearcher:
         return [_page(asked, hits) for (asked, _), hits in zip(group, found, strict=True)]
 
 
-def together(compute: Callable[[Sequence[Given]], Iterable[Made]], given: Sequence[Given]) -> list[Made | Exception]:
+def compute_together(
+    compute: Callable[[Sequence[Given]], Iterable[Made]], given: Sequence[Given]
+) -> list[Made | Exception]:
     """Compute for all at once; where that fails, for each alone, so that nobody gets an error of another's query."""
     try:
         return list(compute(given))
@@ -154,7 +158,7 @@ def together(compute: Callable[[Sequence[Given]], Iterable[Made]], given: Sequen
         problem = error
     if len(given) == 1:
         return [problem]
-    return [made for each in given for made in together(compute, [each])]
+    return [made for each in given for made in compute_together(compute, [each])]
 
 
 def _page(asked: Asked, hits: Hits) -> bytes:

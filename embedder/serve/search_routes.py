@@ -15,7 +15,7 @@ from embedder.retrieval.queries import SearchOptions
 from embedder.serve.cursors import Cursor, check_cursor, query_digest, read_cursor
 from embedder.serve.errors import RequestError, invalid, mistake
 from embedder.serve.openapi import body_of, errors_of
-from embedder.serve.query_parts import PartEncoder, Uploads, image_content, read_content, shown
+from embedder.serve.query_parts import PartEncoder, Uploads, describe_query, image_content, read_content
 from embedder.serve.schema import (
     MAX_QUERIES,
     EmbedAnswer,
@@ -215,11 +215,11 @@ async def _page(
         check_cursor(cursor, digest)
     seen = cursor.seen if cursor is not None else b""
 
-    def asked(vector: Floats | None, away: Floats | None) -> Asked:
+    def with_vectors(vector: Floats | None, away: Floats | None) -> Asked:
         return Asked(
             publication,
             options,
-            shown(query),
+            describe_query(query),
             text=content.text,
             vector=vector,
             away=away,
@@ -233,14 +233,14 @@ async def _page(
         )
 
     async def ask_by_vector() -> bytes:
-        page: bytes = await service.submit(asked(*await encoder.vectors(content, options)))
+        page: bytes = await service.submit(with_vectors(*await encoder.vectors(content, options)))
         return page
 
     def ask() -> asyncio.Future[bytes]:
-        return service.submit(asked(None, None)) if content.is_text else asyncio.ensure_future(ask_by_vector())
+        return service.submit(with_vectors(None, None)) if content.is_text else asyncio.ensure_future(ask_by_vector())
 
     # The answer repeats the query: the same text with other spaces around it, or an upload of another name.
-    key = (publication.serial, digest, query_digest(seen), to_json(shown(query)))
+    key = (publication.serial, digest, query_digest(seen), to_json(describe_query(query)))
     return await service.answers.get(key, ask)
 
 

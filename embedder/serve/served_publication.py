@@ -66,7 +66,7 @@ class ServedPublication:
         self._opening, self._trying = threading.Lock(), threading.Lock()
         self.encodes_texts, self._text_problem, self._next_try_s = False, NOT_TRIED, 0.0
 
-    def opened(self, model: str | None) -> "ServedPublication | None":
+    def find_open(self, model: str | None) -> "ServedPublication | None":
         """Publication as a model's requests see it, where it is open: the main one's, None or `main`, always is."""
         return self if model in (None, "", MAIN) else self._further.get(model or "")
 

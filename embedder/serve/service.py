@@ -81,7 +81,7 @@ class Service:
         self._decoders = decoders
         cache = ThumbnailCache(self._cache_folder(), settings.cache_bytes)
         self.thumbnails = Thumbnails(cache, decoders, self.metrics, settings.max_image_bytes)
-        self.publications = Publications(settings, self._changed)  # last: it calls back from another thread
+        self.publications = Publications(settings, self._forget_earlier)  # last: it calls back from another thread
 
     async def start(self) -> None:
         """Load what the first requests need, and compare the thumbnails on disk with the store."""
@@ -128,7 +128,7 @@ class Service:
         Raises:
             RequestError: it has no such model, or that has no vectors.
         """
-        found = publication.opened(model)
+        found = publication.find_open(model)
         if found is not None:
             return found
         try:
@@ -158,7 +158,7 @@ class Service:
             raise mistake(error, "query.where") from None
         return publication
 
-    def _changed(self, publication: ServedPublication) -> None:
+    def _forget_earlier(self, publication: ServedPublication) -> None:
         """Forget what belongs to earlier publications; called on the following thread."""
         self._loop.call_soon_threadsafe(self.answers.clear)
         self._show_publication(publication)

@@ -140,7 +140,7 @@ class Thumbnails:
             return content
         if key not in self._making:
             self._making[key] = asyncio.create_task(self._make(frame, key, keep=keep))
-            self._making[key].add_done_callback(lambda done: self._made(key, done))
+            self._making[key].add_done_callback(lambda done: self._make_thumbnail(key, done))
         return await asyncio.shield(self._making[key])
 
     async def _make(self, frame: Frame, key: Key, *, keep: bool) -> bytes:
@@ -154,7 +154,7 @@ class Thumbnails:
 
         return await self._threads.run(make)
 
-    def _made(self, key: Key, done: "asyncio.Task[bytes]") -> None:
+    def _make_thumbnail(self, key: Key, done: "asyncio.Task[bytes]") -> None:
         del self._making[key]
         with suppress(asyncio.CancelledError):
             done.exception()  # read, though nobody may wait for it any more

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from embedder.errors import ConfigError
-from embedder.quantities import counted
+from embedder.quantities import plural
 
 LOG = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class TokenFile:
             if self._signature() == self._seen:
                 return
             self._read()
-            LOG.info("token file %s: read again, %s", self._path, counted(len(self._tokens), "token"))
+            LOG.info("token file %s: read again, %s", self._path, plural(len(self._tokens), "token"))
         except (ConfigError, OSError) as error:
             if self._tokens or self._seen is not None:
                 LOG.error("%s; nobody is let in meanwhile", error)

@@ -55,7 +55,7 @@ class EmbeddedFile(NamedTuple):
         if self.is_stale or (is_told and not (is_as_old and self.size_bytes in (None, status.st_size))):
             raise FetchError("Changed", f"{readable(path)}: it has changed since it was embedded; {REFRESH}")
 
-    def beside(self, path: str, root: str) -> Self:
+    def for_neighbour(self, path: str, root: str) -> Self:
         """What is known of a local file that a cell of this one, a table, names.
 
         Args:

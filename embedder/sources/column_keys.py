@@ -38,7 +38,7 @@ def setting(columns: Columns, values: Mapping[str, str]) -> str:
     return f"columns = {{ {inner} }}"
 
 
-def assigned(columns: Columns, name: str, value: str) -> str:
+def format_assignment(columns: Columns, name: str, value: str) -> str:
     """Spell a key with its value: `columns.id = "content"`, or `--id-column content`."""
     if isinstance(columns, ColumnOptions):
         return f"{key_of(columns, name)} {quote(value)}"

@@ -65,12 +65,12 @@ def id_columns(schema: pa.Schema) -> list[str]:
 def _image(schema: pa.Schema) -> str | None:
     cells = [field.name for field in schema if holds_images(field.type)]
     structs = [name for name in cells if not is_binary(plain_type(schema.field(name).type))]
-    addresses = [name for name, kind in _nested(schema) if is_text(kind) and _leaf(name) in _ADDRESSES]
+    addresses = [name for name, kind in _list_nested(schema) if is_text(kind) and _leaf(name) in _ADDRESSES]
     return _first(structs, _IMAGES) or _first(cells, _IMAGES) or _first(addresses, _ADDRESSES)
 
 
 def _caption(schema: pa.Schema, image: str | None) -> str | None:
-    texts = [name for name, kind in _nested(schema) if _is_caption(kind) and not _is_part(name, image)]
+    texts = [name for name, kind in _list_nested(schema) if _is_caption(kind) and not _is_part(name, image)]
     named = [name for name in texts if _leaf(name) in _CAPTIONS or "caption" in name.lower()]
     if named:
         return _first(named, _CAPTIONS)
@@ -102,7 +102,7 @@ def _id(
     return CONTENT if holds_images(field.type) else None
 
 
-def _nested(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+def _list_nested(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
     for name in column_names(schema):
         if (field := find_column(schema, name)) is not None:
             yield name, field.type

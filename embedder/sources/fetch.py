@@ -174,7 +174,7 @@ class Fetcher:
             reference = value["path"].as_py() if "path" in keys else None
             value = value["bytes"]
         if not value.is_valid:
-            return self._referenced(path, reference, max_bytes, embedded) if reference else Fetched(None, None, 0)
+            return self._fetch_referenced(path, reference, max_bytes, embedded) if reference else Fetched(None, None, 0)
         buffer = value.as_buffer()
         _check_size(buffer.size, max_bytes, f"{readable(path)}: row {cell.row} of {cell.column!r}")
         return Fetched(buffer.to_pybytes(), None, buffer.size)
@@ -190,7 +190,7 @@ class Fetcher:
         fetched = self._downloads.take(address) if self._downloads is not None else None
         return fetched or self._web_client().download(address, _size_limits(max_bytes, max_file_bytes))
 
-    def _referenced(self, table: str, reference: str, max_bytes: int, embedded: EmbeddedFile | None) -> Fetched:
+    def _fetch_referenced(self, table: str, reference: str, max_bytes: int, embedded: EmbeddedFile | None) -> Fetched:
         """Fetch the file that a struct's `path` names; a relative one lies beside the table's file."""
         if is_web(reference):
             return self._download(reference, max_bytes, None)
@@ -199,7 +199,7 @@ class Fetcher:
         path = reference if is_absolute else f"{folder}/{reference}"
         if is_remote(path):
             return _remote_file(path, max_bytes)
-        return _local_file(path, embedded=None if embedded is None else embedded.beside(path, folder))
+        return _local_file(path, embedded=None if embedded is None else embedded.for_neighbour(path, folder))
 
 
 def _size_limits(max_bytes: int, max_file_bytes: int | None) -> "SizeLimits":

@@ -58,7 +58,7 @@ def list_files(source: SourceConfig, path: str, selection: Selection) -> Listing
     if found.is_named:
         pairs = chain.from_iterable(pair_captions(group, found) for group in groups)
     else:
-        pairs = chain.from_iterable(_selected(group, found, selection, is_asked) for group in groups)
+        pairs = chain.from_iterable(_select(group, found, selection, is_asked) for group in groups)
     if not selection.captions.columns:
         return Listing(tables_of_rows(row for row, _ in pairs), unique_ids=True)
     rows = _with_values(pairs, selection.captions.columns)
@@ -88,7 +88,7 @@ def _check_named(path: str) -> None:
     )
 
 
-def _selected(group: list[Entry], found: GlobMatches, selection: Selection, is_asked: bool) -> Iterator[Pair]:
+def _select(group: list[Entry], found: GlobMatches, selection: Selection, is_asked: bool) -> Iterator[Pair]:
     """Make the rows of those files of one stem that are items; a caption is kept or left out with its image."""
     if len(group) == 1 and selection.judge(group[0].name) is MEDIA:
         yield _row(group[0], found, None), None

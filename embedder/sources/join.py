@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from embedder.batch_schema import CARRIED
 from embedder.config_toml.join_section import JoinConfig
 from embedder.errors import SourceError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.sources.columns import column_names, find_column, is_text, plain_type
 from embedder.sources.selection import LeftOut
 from embedder.sources.table_files import find_table
@@ -73,11 +73,12 @@ class OpenJoin:
                 num_missing += missing
                 found = table["item_id"].filter(is_missing).slice(0, NUM_EXAMPLES - len(self.examples))
                 self.examples.extend(found.to_pylist())
-            yield self._joined(table, place)
+            yield self._join(table, place)
         if num_missing and self.join.missing == "error":
             raise SourceError(
-                f"{self.join.path}: [[join]]: no row for {counted(num_missing, 'item')} (first: "
-                f'{_shown(self.examples)}); add rows for them, or write missing = "null" to leave their columns empty'
+                f"{self.join.path}: [[join]]: no row for {plural(num_missing, 'item')} (first: "
+                f'{_format_keys(self.examples)}); add rows for them, or write missing = "null" to leave their '
+                "columns empty"
             )
         if num_missing:
             self.left_out.unjoined[self.join.path] += num_missing
@@ -95,18 +96,18 @@ class OpenJoin:
         place = positions(ids, self.keys)
         return pc.if_else(is_meant, place, pa.scalar(None, place.type)), is_meant
 
-    def _joined(self, table: pa.Table, place: pa.ChunkedArray) -> pa.Table:
+    def _join(self, table: pa.Table, place: pa.ChunkedArray) -> pa.Table:
         for name in self.join.columns:
             table = table.append_column(CARRIED + name, self.values[name].take(place))
         if self.join.caption is not None:
             caption = self.values[CAPTION].take(place)
             is_given = pc.is_valid(caption)
             caption_uri = pc.if_else(is_given, pa.scalar(None, pa.string()), table["caption_uri"])
-            table = _replaced(table, "caption_uri", caption_uri)
-            table = _replaced(table, "caption", pc.if_else(is_given, caption, table["caption"]))
+            table = _replace_column(table, "caption_uri", caption_uri)
+            table = _replace_column(table, "caption", pc.if_else(is_given, caption, table["caption"]))
         digest = pa.chunked_array([self.digests]).take(place)
         with_row = pc.binary_join_element_wise(pc.fill_null(table["modified"], ""), digest, JOINED)
-        return _replaced(table, "modified", pc.if_else(pc.is_valid(digest), with_row, table["modified"]))
+        return _replace_column(table, "modified", pc.if_else(pc.is_valid(digest), with_row, table["modified"]))
 
 
 def open_joins(joins: Sequence[JoinConfig], carried: pa.Schema, left_out: LeftOut) -> list[OpenJoin]:
@@ -137,7 +138,7 @@ def _open(join: JoinConfig, carried: pa.Schema, left_out: LeftOut) -> OpenJoin:
     texts = frozenset({join.on.key, *([join.caption] if join.caption is not None else [])})
     table = find_table(normalise_source(join.path))
     schema = table.read_schema(texts)
-    key = _found(where, "on", join.on.key, schema)
+    key = _find_column(where, "on", join.on.key, schema)
     if not (is_text(key.type) or pa.types.is_integer(plain_type(key.type))):
         raise SourceError(
             f"{where} on: column {key.name!r} is {key.type}; keys are compared as text, so they must be "
@@ -145,10 +146,10 @@ def _open(join: JoinConfig, carried: pa.Schema, left_out: LeftOut) -> OpenJoin:
         )
     fields = {key.name: pa.field(key.name, pa.string())}
     for name in join.columns:
-        found = _found(where, "columns", name, schema)
+        found = _find_column(where, "columns", name, schema)
         fields.setdefault(name, pa.field(name, plain_type(found.type)))
     if join.caption is not None:
-        found = _found(where, "caption", join.caption, schema)
+        found = _find_column(where, "caption", join.caption, schema)
         if not (is_text(found.type) or pa.types.is_null(found.type)):
             raise SourceError(f"{where} caption: column {found.name!r} is {found.type}; captions are strings")
         fields[join.caption] = pa.field(join.caption, pa.string())
@@ -157,10 +158,10 @@ def _open(join: JoinConfig, carried: pa.Schema, left_out: LeftOut) -> OpenJoin:
         pa.table([chunk.columns[name] for name in wanted.names], wanted) for _, chunk in table.chunks(wanted, texts)
     ]
     rows = pa.concat_tables(chunks) if chunks else wanted.empty_table()
-    return _checked(join, where, rows, left_out)
+    return _check_keys(join, where, rows, left_out)
 
 
-def _checked(join: JoinConfig, where: str, rows: pa.Table, left_out: LeftOut) -> OpenJoin:
+def _check_keys(join: JoinConfig, where: str, rows: pa.Table, left_out: LeftOut) -> OpenJoin:
     """Leave out rows without a key, and refuse keys that stand twice."""
     has_key = pc.fill_null(pc.not_equal(rows[join.on.key], ""), False)
     if num_without := rows.num_rows - (pc.sum(has_key).as_py() or 0):
@@ -171,8 +172,8 @@ def _checked(join: JoinConfig, where: str, rows: pa.Table, left_out: LeftOut) ->
     twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")
     if len(twice):
         raise SourceError(
-            f"{where} on: column {join.on.key!r} has {counted(len(twice), 'key')} more than once (first: "
-            f"{_shown(twice.slice(0, NUM_EXAMPLES).to_pylist())}); an item has one row, so leave one of each"
+            f"{where} on: column {join.on.key!r} has {plural(len(twice), 'key')} more than once (first: "
+            f"{_format_keys(twice.slice(0, NUM_EXAMPLES).to_pylist())}); an item has one row, so leave one of each"
         )
     values = rows.select(list(join.columns))
     if join.caption is not None:
@@ -194,7 +195,7 @@ def _check_left(join: JoinConfig, where: str, carried: pa.Schema) -> None:
         raise SourceError(f"{where} on: the carried column {left!r} is {kind}; keys must be strings or integers")
 
 
-def _found(where: str, key: str, name: str, schema: pa.Schema) -> pa.Field:
+def _find_column(where: str, key: str, name: str, schema: pa.Schema) -> pa.Field:
     found = find_column(schema, name)
     if found is None:
         close = difflib.get_close_matches(name, list(column_names(schema)), n=1)
@@ -211,10 +212,10 @@ def _digests(values: pa.Table) -> pa.Array:
     )
 
 
-def _replaced(table: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
+def _replace_column(table: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
     number = table.schema.get_field_index(name)
     return table.set_column(number, table.schema.field(number), column)
 
 
-def _shown(names: Iterable[str]) -> str:
+def _format_keys(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)

@@ -10,7 +10,7 @@ from embedder.config import SourceConfig, WebConfig
 from embedder.config_toml.join_section import JoinConfig
 from embedder.errors import SourceError
 from embedder.sources.captions import ANY_CAPTION, CaptionRules
-from embedder.sources.column_keys import assigned, key_of, setting
+from embedder.sources.column_keys import format_assignment, key_of, setting
 from embedder.sources.join import OpenJoin, open_joins
 from embedder.sources.kinds import KINDS, detect_kind
 from embedder.sources.listing_schema import ROW_SCHEMA, Listing
@@ -60,10 +60,8 @@ def list_sources(
     listings = [(source, open_source(source, own, left_out, captions)) for source in sources]
     schema = pa.schema([*LISTING_SCHEMA, *_unified_carryover(listings)])
     opened = open_joins(joins, carried_schema(schema), left_out)
-    labelled = (
-        table for source, listing in listings for table in _labelled(source.name, listing, schema, unique=unique)
-    )
-    return rechunk(_completed(labelled, web, opened), rows_per_chunk)
+    labelled = (table for source, listing in listings for table in _label(source.name, listing, schema, unique=unique))
+    return rechunk(_complete(labelled, web, opened), rows_per_chunk)
 
 
 def list_given(
@@ -91,10 +89,10 @@ def list_given(
     """
     schema = pa.schema([*LISTING_SCHEMA, *(column.with_name(CARRIED + column.name) for column in listing.carryover)])
     opened = open_joins(joins, listing.carryover, left_out)
-    return _completed(_labelled(name, listing, schema), web, opened)
+    return _complete(_label(name, listing, schema), web, opened)
 
 
-def _completed(tables: Iterator[pa.Table], web: WebConfig | None, joins: Sequence[OpenJoin]) -> Iterator[pa.Table]:
+def _complete(tables: Iterator[pa.Table], web: WebConfig | None, joins: Sequence[OpenJoin]) -> Iterator[pa.Table]:
     """Add what isn't in a listing's own rows: states of addresses of the web, and the rows of joined tables."""
     tables = (with_states(table, web or WebConfig()) for table in tables)
     for join in joins:
@@ -125,13 +123,13 @@ def open_source(
         named = setting(source.columns, given)
         raise SourceError(
             f"{source.path}: {named} names columns of a table, and this is {kind}; take it out, or set "
-            f"{assigned(source.columns, 'kind', 'table')}"
+            f"{format_assignment(source.columns, 'kind', 'table')}"
         )
     if (source.include and "include" not in entry.keys) or (source.exclude and "exclude" not in entry.keys):
         include, exclude = (key_of(source.columns, key) for key in ("include", "exclude"))
         raise SourceError(
             f"{source.path}: `{include}` and `{exclude}` choose files of a folder, and this is {kind}; take them out, "
-            f"or set {assigned(source.columns, 'kind', 'files')}"
+            f"or set {format_assignment(source.columns, 'kind', 'files')}"
         )
     if source.carryover and "carryover" not in entry.keys:
         carryover = key_of(source.columns, "carryover")
@@ -168,7 +166,7 @@ def _unified_carryover(listings: Iterable[tuple[SourceConfig, Listing]]) -> list
     return [pa.field(CARRIED + field.name, field.type) for field, _ in fields.values()]
 
 
-def _labelled(name: str | None, listing: Listing, schema: pa.Schema, *, unique: bool = True) -> Iterator[pa.Table]:
+def _label(name: str | None, listing: Listing, schema: pa.Schema, *, unique: bool = True) -> Iterator[pa.Table]:
     """Bring a source's tables to the common schema, with its name and, unless that is left, with unique ids."""
     seen: set[str] = set()
     for rows in listing.tables:

@@ -96,12 +96,12 @@ def list_with_values(rows: Iterator[RowWithValues], names: Sequence[str], *, uni
 
 def _tables_with_values(rows: Iterator[RowWithValues], columns: pa.Schema) -> Iterator[pa.Table]:
     while chunk := list(islice(rows, ROWS_PER_TABLE)):
-        converted = [_converted(row, values, columns) for row, values in chunk]
+        converted = [_convert(row, values, columns) for row, values in chunk]
         arrays = arrow_columns([values for _, values in converted], columns)
         yield table_of_rows([row for row, _ in converted], arrays)
 
 
-def _converted(row: Row, values: dict[str, Any], columns: pa.Schema) -> RowWithValues:
+def _convert(row: Row, values: dict[str, Any], columns: pa.Schema) -> RowWithValues:
     """Convert what is carried over; a value of another type rejects its item alone."""
     try:
         return row, {column.name: json_value(values.get(column.name), column.type) for column in columns}

@@ -69,14 +69,14 @@ def walk_objects(uri: str) -> Iterator[Entry]:
     store, key = _locate(uri)
     marks = _Marks(key)
     with _named_errors(uri):
-        pages = (marks.note(_named(page)) for page in read_ahead(_folders_to_list(store, key)))
+        pages = (marks.note(_with_names(page)) for page in read_ahead(_folders_to_list(store, key)))
         names = SortedTables(pages, ("stem", "path"))
     marks.look(names)
     for piece in names.pieces():
         yield from _entries(marks.without_stores(piece), key, uri, marks.folders)
 
 
-def _named(page: pa.Table) -> pa.Table:
+def _with_names(page: pa.Table) -> pa.Table:
     table = page.select(["path", "size", "e_tag", "last_modified"])
     return table.append_column("stem", pc.replace_substring_regex(table["path"], r"\.[^./]*$", ""))
 
@@ -102,7 +102,7 @@ def _folders_to_list(store: Any, key: str) -> Iterator[Begin[pa.Table]]:
         if len(folders) < NUM_AHEAD:
             yield from _folders_to_list(store, folder)
         else:
-            yield partial(_whole, store, folder)
+            yield partial(_check_complete, store, folder)
 
 
 def _is_worth_parts(names: Sequence[str], key: str) -> bool:
@@ -112,7 +112,7 @@ def _is_worth_parts(names: Sequence[str], key: str) -> bool:
     return len(names) >= PAGE_NAMES and 2 * folders.total() > len(names) and len(folders) <= MAX_FOLDERS
 
 
-def _whole(store: Any, folder: str) -> Generator[pa.Table]:
+def _check_complete(store: Any, folder: str) -> Generator[pa.Table]:
     yield from _tables(store.list(folder, chunk_size=CHUNK_NAMES, return_arrow=True))
 
 

@@ -115,16 +115,16 @@ class LeftOut:
         """Lines for the user; junk, sidecars and files excluded on purpose are not worth one."""
         lines = []
         if self.others:
-            lines.append(f"{_files(self.others, 'other')} left out: {counted(self.others)}")
+            lines.append(f"{_files(self.others, 'other')} left out: {count_kinds(self.others)}")
         if missing := +self.missing_extra:
             lines.append(
-                f"{_files(missing)} left out for want of a decoder: {counted(missing)}; "
+                f"{_files(missing)} left out for want of a decoder: {count_kinds(missing)}; "
                 "pip install 'embedder[formats]': the next run embeds them"
             )
         if unreadable := self.unreadable - self.missing_extra:
             lines.append(
                 f"{_files(unreadable)} of kinds that this version can't read left out: "
-                f"{counted(unreadable)}; convert them (images to JPEG, videos to MP4): the next run embeds them"
+                f"{count_kinds(unreadable)}; convert them (images to JPEG, videos to MP4): the next run embeds them"
             )
         lines += self._caption_lines()
         for way_out, number in self.repeated.items():
@@ -148,14 +148,14 @@ class LeftOut:
         lines = []
         if number := self.num_orphans:
             lines.append(
-                f"{_orphans(number, 'left out')}: {_named(self.orphans, number)}; "
+                f"{_orphans(number, 'left out')}: {_format_kind(self.orphans, number)}; "
                 "set `[captions] alone = true` to embed such texts"
             )
         if number := self.num_kept_orphans:
             lines.append(
                 f"{_orphans(number, 'kept, as the store has it' if number == 1 else 'kept, as the store has them')}: "
-                f"{_named(self.kept_orphans, number)}; set `[captions] alone = true` to keep such texts without this "
-                "line, or false to take them out"
+                f"{_format_kind(self.kept_orphans, number)}; set `[captions] alone = true` to keep such texts "
+                "without this line, or false to take them out"
             )
         if number := self.num_json_without_caption:
             lines.append(
@@ -170,7 +170,7 @@ def _orphans(number: int, what: str) -> str:
     return f"{number:,} .txt or .json {files} that {verb} to no image or video {what}"
 
 
-def _named(names: Sequence[str], number: int) -> str:
+def _format_kind(names: Sequence[str], number: int) -> str:
     more = [f"{number - len(names):,} more"] if number > len(names) else []
     return ", ".join([*(printable(name, MAX_NAME_CHARACTERS) for name in names), *more])
 
@@ -180,7 +180,7 @@ def _files(counts: Counter[str], word: str = "") -> str:
     return " ".join(filter(None, (f"{total:,}", word, "file" if total == 1 else "files")))
 
 
-def counted(counts: Counter[str]) -> str:
+def count_kinds(counts: Counter[str]) -> str:
     """`9 .pdf, 3 .md`: the most frequent first, a long tail as one number."""
     ranked = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     shown = [f"{number:,} {name}" for name, number in ranked[:MAX_KINDS_SHOWN]]

@@ -37,7 +37,7 @@ class SortedTables:
         if waiting and self._runs:
             self._spill(waiting)
         elif waiting:
-            self._kept = self._sorted(waiting)
+            self._kept = self._sort(waiting)
 
     def pieces(self) -> Iterator[pa.Table]:
         """Yield all rows in their order; as often as they are asked for."""
@@ -49,14 +49,14 @@ class SortedTables:
         while left := [run for run in left if run.load()]:
             bounds = [self._key(run.rows, run.rows.num_rows - 1) for run in left if run.has_more]
             taken = [run.take(self._num_within(run.rows, min(bounds)) if bounds else None) for run in left]
-            yield self._sorted(taken)
+            yield self._sort(taken)
 
-    def _sorted(self, tables: Sequence[pa.Table]) -> pa.Table:
+    def _sort(self, tables: Sequence[pa.Table]) -> pa.Table:
         rows = pa.concat_tables(tables)
         return rows.sort_by([(name, "ascending") for name in self._by]) if rows.num_rows else rows
 
     def _spill(self, tables: Sequence[pa.Table]) -> None:
-        rows = self._sorted(tables)
+        rows = self._sort(tables)
         starts = range(0, rows.num_rows, PIECE_ROWS)
         self._runs.append([self._file.append([rows.slice(start, PIECE_ROWS)], rows.schema) for start in starts])
 

@@ -167,11 +167,11 @@ class TextFormat:
                 raise SourceError(f"{readable(uri)}: column {missing[0]!r} is missing, which the first file has")
             start = 0
             while lines := list(islice(rows, ROWS_PER_TABLE)):
-                values = [self._converted(f"{readable(uri)}:{line}", row, wanted, text_columns) for line, row in lines]
+                values = [self._convert(f"{readable(uri)}:{line}", row, wanted, text_columns) for line, row in lines]
                 yield Chunk(arrow_columns(values, wanted), len(lines), start)
                 start += len(lines)
 
-    def _converted(
+    def _convert(
         self, where: str, row: dict[str, Any], wanted: pa.Schema, text_columns: frozenset[str]
     ) -> dict[str, Any]:
         for name in text_columns:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from embedder.config import Columns, SourceConfig
 from embedder.errors import SourceError
-from embedder.sources.column_keys import CONTENT, FILE_AND_ROW, ROW_IDS, assigned, key_of, setting
+from embedder.sources.column_keys import CONTENT, FILE_AND_ROW, ROW_IDS, format_assignment, key_of, setting
 from embedder.sources.column_proposal import id_columns, propose_columns
 from embedder.sources.columns import (
     column_names,
@@ -83,7 +83,7 @@ def plan_columns(source: SourceConfig, path: str, schema: pa.Schema, is_unique: 
     if columns.image is None and columns.caption is None:
         raise table.nothing_named()
     has_rule = columns.id in ROW_IDS and find_column(schema, columns.id) is None
-    carryover = pa.schema(table.carried(name) for name in source.carryover)
+    carryover = pa.schema(table.carried_field(name) for name in source.carryover)
     fields = {field.name: field for field in carryover}
     image = None if columns.image is None else table.find("image", columns.image)
     cells = None if image is None else table.cells(image)
@@ -121,7 +121,7 @@ class _NamedTable:
             )
         return field
 
-    def carried(self, name: str) -> pa.Field:
+    def carried_field(self, name: str) -> pa.Field:
         """Take dictionaries apart: each file and row group has its own, and the values are what is carried."""
         return pa.field(name, plain_type(self.find("carryover", name).type))
 
@@ -174,7 +174,8 @@ class _NamedTable:
             return "address" if self.columns.id is None else "column"
         if self.columns.id == CONTENT and has_addresses:
             raise SourceError(
-                f"{self.path}: {assigned(self.columns, 'id', CONTENT)} hashes bytes, and {self.columns.image!r} holds "
+                f"{self.path}: {format_assignment(self.columns, 'id', CONTENT)} hashes bytes, and "
+                f"{self.columns.image!r} holds "
                 f"the addresses of files; leave {key_of(self.columns, 'id')} out: the addresses are the ids then"
             )
         return "content" if self.columns.id == CONTENT else "file+row"
@@ -202,7 +203,9 @@ class _NamedTable:
         )
 
     def _wrong(self, key: str, field: pa.Field, rule: str) -> SourceError:
-        return SourceError(f"{self.path}: {assigned(self.columns, key, field.name)} is {_short(field.type)}; {rule}")
+        return SourceError(
+            f"{self.path}: {format_assignment(self.columns, key, field.name)} is {_short(field.type)}; {rule}"
+        )
 
 
 def shown_columns(schema: pa.Schema) -> str:

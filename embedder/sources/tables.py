@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from embedder.batch_schema import CARRIED
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
-from embedder.sources.column_keys import FILE_AND_ROW, ROW_IDS, assigned
+from embedder.sources.column_keys import FILE_AND_ROW, ROW_IDS, format_assignment
 from embedder.sources.columns import is_list
 from embedder.sources.listing_schema import ROW_SCHEMA, Listing, Row, table_of_rows, time_text
 from embedder.sources.read_ahead import read_ahead
@@ -50,7 +50,7 @@ def list_table(source: SourceConfig, path: str, selection: Selection) -> Listing
     text_columns = frozenset(name for name in (columns.id, columns.image, columns.caption) if name)
     table = find_table(path, selection)
     plan = plan_columns(source, path, table.read_schema(text_columns), table.is_unique)
-    way_out = assigned(columns, "id", FILE_AND_ROW)
+    way_out = format_assignment(columns, "id", FILE_AND_ROW)
     hashes = ContentIds(selection.left_out, way_out) if plan.ids == "content" else None
     tables = _tables(table, plan, text_columns, hashes)
     return Listing(tables, carryover=plan.carryover, unique_ids=plan.ids in ROW_IDS)
@@ -71,7 +71,7 @@ def _tables(
 
         def tables_of(file: TableFile) -> Generator[pa.Table]:
             for chunk in table.chunks_of(file, plan.read, text_columns):
-                carried = _carried(chunk, plan)
+                carried = _carried_columns(chunk, plan)
                 plain = _plain_rows(chunk, plan, file, carried)
                 yield table_of_rows(list(_rows(chunk, plan, file, table.folder)), carried) if plain is None else plain
 
@@ -84,11 +84,11 @@ def _tables(
                 for index, row in enumerate(_rows(chunk, plan, file, table.folder))
             ]
             kept = pa.array([row is not None for row in rows], pa.bool_())
-            carried = {name: column.filter(kept) for name, column in _carried(chunk, plan).items()}
+            carried = {name: column.filter(kept) for name, column in _carried_columns(chunk, plan).items()}
             yield table_of_rows([row for row in rows if row is not None], carried)
 
 
-def _carried(chunk: Chunk, plan: TablePlan) -> dict[str, pa.Array]:
+def _carried_columns(chunk: Chunk, plan: TablePlan) -> dict[str, pa.Array]:
     return {field.name: chunk.columns[field.name].cast(field.type) for field in plan.carryover}
 
 
@@ -117,7 +117,7 @@ def _plain_rows(chunk: Chunk, plan: TablePlan, file: TableFile, carried: dict[st
         if ids.null_count or pc.any(pc.equal(ids, "")).as_py():
             return None
     elif plan.ids == "file+row":
-        ids = _joined(f"{file.name}#", numbers)
+        ids = _join(f"{file.name}#", numbers)
     else:
         return None
     captions = [text if text and not text.isspace() else None for text in _captions(chunk, names.caption, file)]
@@ -125,11 +125,11 @@ def _plain_rows(chunk: Chunk, plan: TablePlan, file: TableFile, carried: dict[st
         texts = [text for text in captions if text is not None]
         if len(texts) < chunk.num_rows:
             return None
-        uris = _joined(row_uri(file.uri, start).removesuffix(str(start)), numbers)
+        uris = _join(row_uri(file.uri, start).removesuffix(str(start)), numbers)
         modified = pa.array(map(_digest, texts), pa.string())
     else:
         in_group = pc.add(numbers, chunk.start_in_group - start)
-        uris = _joined(cell_prefix(file.uri, cells.name, chunk.row_group), in_group)
+        uris = _join(cell_prefix(file.uri, cells.name, chunk.row_group), in_group)
         modified = pa.repeat(pa.scalar(file.modified), chunk.num_rows)
     columns = {"item_id": ids, "uri": uris, "modified": modified, "caption": pa.array(captions, pa.string())}
     columns["is_media"] = pa.repeat(pa.scalar(True), chunk.num_rows)
@@ -141,7 +141,7 @@ def _plain_rows(chunk: Chunk, plan: TablePlan, file: TableFile, carried: dict[st
     )
 
 
-def _joined(prefix: str, numbers: pa.Array) -> pa.Array:
+def _join(prefix: str, numbers: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(prefix, numbers.cast(pa.string()), "")
 
 

@@ -63,7 +63,7 @@ def scan_members(ranges: ByteRanges) -> Iterator[Member]:
         data = offset + BLOCK_BYTES
         if header.type in (_GNU_LONG_NAME, _GNU_LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL):
             overrides |= _extension(ranges, header, data)
-            offset = data + _padded(header.size)
+            offset = data + _padded_size(header.size)
             continue
         if header.type == tarfile.GNUTYPE_SPARSE:
             data = _skip_sparse_map(ranges, block, data)
@@ -74,7 +74,7 @@ def scan_members(ranges: ByteRanges) -> Iterator[Member]:
             raise BrokenTarError(f"member {name!r} ends at byte {data + stored:,}, the file at {ranges.size:,}")
         is_sparse = any(key.startswith("GNU.sparse") for key in overrides)
         yield Member(name, data, stored, "a sparse file" if is_sparse else _kind(header))
-        offset = data + _padded(stored)
+        offset = data + _padded_size(stored)
         overrides = {}
     _check_tail(ranges, offset)
 
@@ -163,7 +163,7 @@ def _kind(header: tarfile.TarInfo) -> str | None:
     return None if header.isreg() else f"of the unknown type {header.type!r}"
 
 
-def _padded(size: int) -> int:
+def _padded_size(size: int) -> int:
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 

@@ -32,12 +32,12 @@ def infer_text_type(values: Iterable[str | None]) -> pa.DataType:
     """Infer the type of CSV fields, empty ones left out; `007` is no number but a code, and stays text."""
     texts = [value for value in values if value]
     for kind in (pa.bool_(), pa.int64(), pa.float64()) if texts else ():
-        if all(_parsed(text, kind) is not None for text in texts):
+        if all(_parse(text, kind) is not None for text in texts):
             return kind
     return pa.string()
 
 
-def _parsed(text: str, kind: pa.DataType) -> bool | int | float | None:
+def _parse(text: str, kind: pa.DataType) -> bool | int | float | None:
     """Parse a text as a type that is no text; None where it does not fit."""
     if kind == pa.bool_():
         return _BOOLEANS.get(text.lower())
@@ -73,7 +73,7 @@ def text_value(text: str | None, kind: pa.DataType) -> Any:
         return text
     if not text:
         return None
-    value = _parsed(text, kind)
+    value = _parse(text, kind)
     if value is None:
         raise ValueError(f"{text!r:.40} is no {kind}, which the first rows hold")
     return value

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.sources.byte_ranges import open_ranges
 from embedder.sources.captions import MAX_CAPTION_BYTES, caption_in, decode_text, json_object
 from embedder.sources.errors import FetchError, listing_errors
@@ -208,7 +208,7 @@ def _rows_of_tar(tar: Tar, wanted: tuple[str, ...]) -> Iterator[RowWithValues]:
         yield from ((row, {}) for row in _leftover_rows(tar, sample, wanted))
     yield from ((tar.member_reject(problem), {}) for problem in samples.problems)
     if broken:
-        kept = f"{counted(len(samples.by_key), 'item')} before it kept"
+        kept = f"{plural(len(samples.by_key), 'item')} before it kept"
         yield tar.reject(tar.entry.name, "BrokenTar", f"{broken}; {kept}"), {}
 
 

@@ -18,7 +18,7 @@ from embedder.installation import MISSING_EXTRA
 from embedder.media.errors import UNSUPPORTED_CAMERA
 from embedder.media.sandbox import MAX_BATCH_BYTES, MAX_BATCH_IMAGES
 from embedder.media.sniff import HEAD_BYTES, is_own_sheet, may_be_animated, other_kind, sniff, unreadable_kind
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.sources.errors import from_os_error
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
 from embedder.sources.file_names import RAW_SUFFIXES, UNREADABLE_SUFFIXES, suffix_of
@@ -82,7 +82,7 @@ def decode_at_low_priority(
         RunFailedError: the items have killed several processes.
     """
     _lower_priority()
-    work = f"decoding {counted(listing.num_rows, 'item')}, the first {listing['uri'][0]},"
+    work = f"decoding {plural(listing.num_rows, 'item')}, the first {listing['uri'][0]},"
     with limit_deaths(lambda: work, DECODE_CURE):
         yield from decode(listing, spec=spec, run=run, table_bytes=table_bytes or RAY_TABLE_BYTES)
 
@@ -148,7 +148,7 @@ class ItemReader:
         """
         rows = self._rows(listing, should_stop)
         rows = self.steps(listing, rows) if self.steps is not None else rows
-        size, ended = self.spec.rows_per_batch, _ended(listing)
+        size, ended = self.spec.rows_per_batch, _list_ended(listing)
         batches = (
             repeatable_tables(rows, self.spec, listing.num_rows, table_bytes)
             if table_bytes
@@ -172,7 +172,7 @@ class ItemReader:
     def _rows(self, listing: pa.Table, should_stop: Callable[[], bool]) -> Iterator[tuple[int, Values]]:
         per_model = (of_model(name, each) for each in self.spec.models for name in (REASON, "known_version"))
         of_steps = self.spec.steps.carried if self.spec.steps is not None else ()
-        columns = ["uri", *_known(listing, (*LISTING_ONLY, *VERSIONS, REASON, *per_model, *of_steps))]
+        columns = ["uri", *_list_known(listing, (*LISTING_ONLY, *VERSIONS, REASON, *per_model, *of_steps))]
         items, limits = listing.select(columns).to_pylist(), self.spec.limits
         uris = (item["uri"] for item in items if item["error_type"] is None)
         pending: list[PendingImage] = []
@@ -185,21 +185,21 @@ class ItemReader:
                         pending.append(row)
                         if not _is_full(pending):
                             continue
-                    yield from self._decoded(pending, should_stop)
+                    yield from self._decode(pending, should_stop)
                     pending = []
                     if isinstance(row, dict):
                         yield number, row
                         if row.get("segment") and should_stop():  # an hour of video; the rest is done again
                             return
-            yield from self._decoded(pending, should_stop)
+            yield from self._decode(pending, should_stop)
 
-    def _decoded(
+    def _decode(
         self, pending: Sequence["PendingImage"], should_stop: Callable[[], bool]
     ) -> Iterator[tuple[int, Values]]:
         """Rows of images that were read, decoded together."""
         rows = self.decoder.image_rows([(each.content, each.models) for each in pending])
         for each, row in zip(pending, rows, strict=True):
-            yield each.number, self._finished(row, each)
+            yield each.number, self._finish(row, each)
             if should_stop():
                 return
 
@@ -230,7 +230,7 @@ class ItemReader:
                     return
                 yield None
                 for row in self.decoder.rows(content, image.models):
-                    yield self._finished(row, image)
+                    yield self._finish(row, image)
         except FetchError as error:  # it can't be opened, or it or its disk went away since
             content = ItemContent(caption=caption, problem=_read_problem(error))
             yield from self._rows_for(self._needs(item), content)
@@ -250,7 +250,7 @@ class ItemReader:
     def _models(self, needs: Mapping[str, bool]) -> Collection[str]:
         return {name for name, is_needed in needs.items() if is_needed} if self.spec.models else MAIN_ALONE
 
-    def _finished(self, row: Values, image: "PendingImage") -> Values:
+    def _finish(self, row: Values, image: "PendingImage") -> Values:
         """Row of an item with what is known of it besides what was decoded."""
         known: Values = {"content_version": image.version}
         if self.spec.models and not image.needs[""]:
@@ -299,13 +299,13 @@ class ItemReader:
         return ItemContent(None, None, caption, no_media(item, head))
 
 
-def _ended(listing: pa.Table) -> list[str]:
+def _list_ended(listing: pa.Table) -> list[str]:
     """Columns of a listing that no later step takes; carried ones among them where write tasks join them again."""
     is_joined = ITEM_NUMBER in listing.column_names
     return [name for name in listing.column_names if name in LISTING_ONLY or (is_joined and name.startswith(CARRIED))]
 
 
-def _known(listing: pa.Table, names: Iterable[str]) -> list[str]:
+def _list_known(listing: pa.Table, names: Iterable[str]) -> list[str]:
     return [name for name in names if name in listing.schema.names]
 
 

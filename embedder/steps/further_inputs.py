@@ -116,7 +116,7 @@ class FurtherInputs:
             if each.tokenizer_json is not None
         }
 
-    def needed(self, models: Collection[str]) -> list[FurtherInput]:
+    def list_needed(self, models: Collection[str]) -> list[FurtherInput]:
         """Inputs that some models need."""
         return [each for each in self.inputs if not each.models.isdisjoint(models)]
 
@@ -131,7 +131,7 @@ class FurtherInputs:
             return {}
         return {
             each.column: caption if each.make == "text" else self._captions[each].encode(caption)
-            for each in self.needed(models)
+            for each in self.list_needed(models)
             if each.make in ("text", "token_ids")
         }
 
@@ -142,7 +142,7 @@ class FurtherInputs:
             content: of the item.
             models: that the item is for.
         """
-        wanted = [each for each in self.needed(models) if each.make == "bytes"]
+        wanted = [each for each in self.list_needed(models) if each.make == "bytes"]
         if content is None or not wanted:
             return {}
         data = content.read_bytes() if isinstance(content, Path) else content
@@ -155,7 +155,7 @@ class FurtherInputs:
             models: that the item is for.
         """
         found: dict[ResizeSpec, list[FurtherInput]] = {}
-        for each in self.needed(models):
+        for each in self.list_needed(models):
             if each.resize is not None:
                 found.setdefault(each.resize, []).append(each)
         return found

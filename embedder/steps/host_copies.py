@@ -36,7 +36,7 @@ class DeviceTimes(NamedTuple):
 class Movable(Protocol):
     """Something with tensors in host memory."""
 
-    def moved(self, move: Move) -> Any:
+    def move_to(self, move: Move) -> Any:
         """Move the tensors that the device needs."""
 
 
@@ -71,7 +71,7 @@ class OverlappedCopies:
         asked, arrived = (self._gpu.Event(enable_timing=True) for _ in range(2))
         with self._gpu.stream(self._inward):
             asked.record(self._inward)
-            moved = batch.moved(self._upload)
+            moved = batch.move_to(self._upload)
             arrived.record(self._inward)
         # Not kept by a name: where it fails, its error would hold itself, and with it the tensors of its frames.
         result, (before, started, ended), gone = self._launcher.submit(self._launch, run, moved, arrived).result()
@@ -82,7 +82,7 @@ class OverlappedCopies:
         """Put a batch's computation and the copy of its result on their streams."""
         stream = self._gpu.current_stream(self._device)
         stream.wait_event(arrived)
-        moved.moved(self._kept)
+        moved.move_to(self._keep)
         started, ended = (self._gpu.Event(enable_timing=True) for _ in range(2))
         started.record(stream)
         encoded = run(moved)
@@ -90,18 +90,18 @@ class OverlappedCopies:
         # Put in place here: behind the next batch's copy, it would wait for that one's computation.
         with self._gpu.stream(self._outward):
             self._outward.wait_event(ended)
-            result = encoded.moved(self._download)
+            result = encoded.move_to(self._download)
             gone = self._outward.record_event()
         before, self._last_ended = self._last_ended, ended
         return result, (before, started, ended), gone
 
-    def _kept(self, values: torch.Tensor) -> torch.Tensor:
+    def _keep(self, values: torch.Tensor) -> torch.Tensor:
         """Let the memory of an input go to the next one only when the stream that computes is done with it, too."""
         self._keep_for(self._gpu.current_stream(self._device), values)
         return values
 
     def _upload(self, values: torch.Tensor) -> torch.Tensor:
-        pinned = self._pinned(values).copy_(values)
+        pinned = self._pin(values).copy_(values)
         return self._copy(torch.empty_like(pinned, device=self._device), pinned)
 
     def _download(self, values: torch.Tensor) -> torch.Tensor:
@@ -110,9 +110,9 @@ class OverlappedCopies:
         Without that, a result of megabytes is written over while it goes: activations between stages became NaN.
         """
         self._keep_for(self._gpu.current_stream(self._device), values)
-        return self._copy(self._pinned(values), values)
+        return self._copy(self._pin(values), values)
 
-    def _pinned(self, like: torch.Tensor) -> torch.Tensor:
+    def _pin(self, like: torch.Tensor) -> torch.Tensor:
         """Host memory that the device can copy; torch keeps what is freed, and gives it out after the copy's event."""
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 

@@ -143,7 +143,7 @@ class Stage:
         """Run the shard; with the seconds of its device, where calls may overlap."""
         run = self._compiled or self.shard.compute
         if self._copies is None:
-            return run(arranged.moved(lambda values: values.to(self.spec.device))), None
+            return run(arranged.move_to(lambda values: values.to(self.spec.device))), None
         return self._copies(run, arranged)
 
     def _cpu_clock(self) -> Callable[[], float]:

@@ -12,7 +12,7 @@ from embedder.batch_schema import CARRIED
 from embedder.compat.light_transformers import sparing_imports
 from embedder.compat.ray_attempts import attempt_number
 from embedder.errors import USER_MISTAKES, RunFailedError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.steps.attempts import MAX_CAUSE_CHARACTERS, limit_deaths
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.runs import Run
@@ -74,7 +74,7 @@ class StageActor:
         if not self._is_restarted:
             return self._stage(table)
         index = self._spec.index
-        with limit_deaths(lambda: f"stage {index}: {_described(table)}", BLOCK_CURE, key=block_key(index, table)):
+        with limit_deaths(lambda: f"stage {index}: {_describe(table)}", BLOCK_CURE, key=block_key(index, table)):
             return self._stage(table)
 
 
@@ -99,6 +99,6 @@ def block_key(step: int | str, table: pa.Table) -> str:
     return hashlib.blake2b(first.encode(), digest_size=16).hexdigest()
 
 
-def _described(table: pa.Table) -> str:
+def _describe(table: pa.Table) -> str:
     first = f", the first of item {table['item_id'][0]}," if "item_id" in table.column_names and table.num_rows else ""
-    return f"a block of {counted(table.num_rows, 'row')}{first}"
+    return f"a block of {plural(table.num_rows, 'row')}{first}"

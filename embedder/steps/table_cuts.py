@@ -122,7 +122,7 @@ def repeatable_tables(rows: Iterable[Row], spec: DecodeSpec, num_items: int, tab
     notes = CutNotes()
     may_differ = False
 
-    def watched() -> Iterator[Row]:
+    def watch_rows() -> Iterator[Row]:
         nonlocal may_differ
         for number, values in rows:
             may_differ |= values.get("error_type") is not None
@@ -132,6 +132,6 @@ def repeatable_tables(rows: Iterable[Row], spec: DecodeSpec, num_items: int, tab
         return num_rows > 0 and num_rows % spec.rows_per_batch == 0 and num_bytes >= table_bytes
 
     cuts = fixed_cuts(num_items, spec, table_bytes) + notes.cuts
-    yield from divide(watched(), cuts, is_full, None if notes.is_complete else notes.add)
+    yield from divide(watch_rows(), cuts, is_full, None if notes.is_complete else notes.add)
     if notes.cuts or may_differ:  # another time, an item that could not be read may be a video
         notes.complete()

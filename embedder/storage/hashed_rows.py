@@ -93,7 +93,7 @@ class HashedRows:
             pieces = [self._file.read(*place) for place in self._places[number]]
             return pa.concat_tables([self._numbered_schema.empty_table(), *pieces])
         if not self._split:
-            rows = _numbered(self._in_memory(), 0)
+            rows = _number_rows(self._in_memory(), 0)
             self._split = list(_by_part(rows))
         return self._split[number]
 
@@ -113,7 +113,7 @@ class HashedRows:
         rows, self._kept = self._kept, []
         number = self.num_rows - sum(table.num_rows for table in rows)
         for run in _runs(rows):
-            for part, piece in enumerate(_by_part(_numbered(run, number))):
+            for part, piece in enumerate(_by_part(_number_rows(run, number))):
                 if piece.num_rows:
                     self._places[part].append(self._file.append([piece], self._numbered_schema))
             number += run.num_rows
@@ -146,8 +146,8 @@ class RowsInOrder:
         if self._size_bytes > self._limit and NUMBER in chosen.schema.names:
             if self._file is None:
                 self._file = SpillFile()
-                self._chosen = [_mapped(self._file, each) for each in self._chosen]
-            chosen = _mapped(self._file, chosen)
+                self._chosen = [_map_file(self._file, each) for each in self._chosen]
+            chosen = _map_file(self._file, chosen)
         self._chosen.append(chosen)
 
     def table(self) -> pa.Table:
@@ -159,14 +159,14 @@ class RowsInOrder:
             return _in_order(self._chosen)
         schema = first.schema.remove(first.schema.get_field_index(NUMBER))
         file = SpillFile()
-        return file.map(*file.append(_merged(self._chosen), schema))
+        return file.map(*file.append(_merge_tables(self._chosen), schema))
 
 
-def _mapped(file: SpillFile, rows: pa.Table) -> pa.Table:
+def _map_file(file: SpillFile, rows: pa.Table) -> pa.Table:
     return file.map(*file.append([rows], rows.schema))
 
 
-def _merged(chosen: Sequence[pa.Table]) -> Iterator[pa.Table]:
+def _merge_tables(chosen: Sequence[pa.Table]) -> Iterator[pa.Table]:
     """Merge tables, each in its order, window by window of their row numbers."""
     numbers = [table[NUMBER].to_numpy() for table in chosen]
     num_rows = sum(map(len, numbers))
@@ -203,7 +203,7 @@ def _runs(tables: Sequence[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
-def _numbered(rows: pa.Table, first: int) -> pa.Table:
+def _number_rows(rows: pa.Table, first: int) -> pa.Table:
     return rows.append_column(NUMBER, pa.array(np.arange(first, first + rows.num_rows, dtype=np.int64)))
 
 
@@ -218,15 +218,15 @@ def _by_part(rows: pa.Table) -> Iterator[pa.Table]:
 
 def parts_of(ids: pa.ChunkedArray) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     """Part of each id: uint8 (N,). An id and what a duplicate of it is named are in one part."""
-    return _computed(ids, f"(hash(split_part(id, '{DUPLICATE}', 1)) % {NUM_PARTS})::UTINYINT", np.uint8)
+    return _compute_values(ids, f"(hash(split_part(id, '{DUPLICATE}', 1)) % {NUM_PARTS})::UTINYINT", np.uint8)
 
 
 def hashes_of(ids: pa.ChunkedArray) -> "np.ndarray[Any, np.dtype[np.uint64]]":
     """Hash of each id: uint64 (N,)."""
-    return _computed(ids, "hash(id)", np.uint64)
+    return _compute_values(ids, "hash(id)", np.uint64)
 
 
-def _computed(ids: pa.ChunkedArray, expression: str, kind: type[Number]) -> "np.ndarray[Any, np.dtype[Number]]":
+def _compute_values(ids: pa.ChunkedArray, expression: str, kind: type[Number]) -> "np.ndarray[Any, np.dtype[Number]]":
     """Value of an expression of DuckDB for each `id`."""
     if not len(ids):
         return np.zeros(0, kind)

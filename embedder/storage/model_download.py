@@ -176,7 +176,7 @@ def download_model(store: Any, uri: str, cache: Path, allowed: Sequence[str] = A
     """
     objects = _list_objects(store, uri, allowed)
     folder = cache / _version_name(uri, objects)
-    with _locked(cache, folder.name):
+    with _lock(cache, folder.name):
         if not folder.is_dir():
             with staged_folder(folder) as stage:
                 for item in objects:
@@ -205,7 +205,7 @@ def download_shard(store: Any, uri: str, cache: Path, shard: ShardSpec) -> Path:
     by_name = {Path(item["path"]).name: item for item in objects}
     if whole.is_dir():
         return whole
-    with _locked(cache, folder.name):
+    with _lock(cache, folder.name):
         folder.mkdir(exist_ok=True)
         _download_missing(store, uri, [by_name[name] for name in SHARD_FILES if name in by_name], folder)
         config = load_model_config(folder)
@@ -237,7 +237,7 @@ def _version_name(uri: str, objects: Iterable[Any]) -> str:
 
 
 @contextmanager
-def _locked(cache: Path, name: str) -> Iterator[None]:
+def _lock(cache: Path, name: str) -> Iterator[None]:
     """Keep other processes of this machine from writing the same folder; the kernel ends it when the process dies."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{name}.lock").open("w") as lock:

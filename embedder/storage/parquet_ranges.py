@@ -26,7 +26,7 @@ def read_parquet(ranges: ByteRanges, columns: Sequence[str] | None = None) -> pa
     length = int.from_bytes(ranges.read_at(max(0, ranges.size - FOOTER_END_BYTES), 4), "little")
     _fill(memory, ranges, ranges.size - FOOTER_END_BYTES - length, ranges.size)
     file = pq.ParquetFile(pa.BufferReader(memory), pre_buffer=False)
-    for start, stop in _joined(_places(file.metadata, columns)):
+    for start, stop in _join(_places(file.metadata, columns)):
         _fill(memory, ranges, start, stop)
     return file.read(columns)
 
@@ -55,7 +55,7 @@ def _places(footer: pq.FileMetaData, columns: Sequence[str] | None) -> list[tupl
     return sorted(places)
 
 
-def _joined(places: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _join(places: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Join places that touch, in their order: each request waits for its answer."""
     joined: list[tuple[int, int]] = []
     for start, stop in places:

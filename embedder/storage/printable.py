@@ -38,10 +38,10 @@ def printable(text: str, max_characters: int | None = None) -> str:
     """
     if not (text.isascii() and text.isprintable()):
         text = _ESCAPED.sub(_escape, text)
-    return text if max_characters is None else shortened(text, max_characters)
+    return text if max_characters is None else shorten(text, max_characters)
 
 
-def shortened(text: str, max_characters: int) -> str:
+def shorten(text: str, max_characters: int) -> str:
     """Cut the middle out of a long text: names differ at their ends, messages end with the cure."""
     if len(text) <= max_characters:
         return text

@@ -46,7 +46,7 @@ class KnownIds:
         place = bisect_left(range(len(self._sorted)), least, key=lambda place: self._sorted[place].as_py())
         return place < len(self._sorted) and self._sorted[place].as_py() <= greatest
 
-    def among(self, ids: pa.ChunkedArray) -> pa.Array:
+    def find_among(self, ids: pa.ChunkedArray) -> pa.Array:
         """Find which of them are among other ids, as of the rows of a part file: their row numbers, ascending.
 
         Args:
@@ -64,13 +64,13 @@ class KnownIds:
         found = pc.indices_nonzero(pc.is_in(chosen, value_set=here))
         return found if candidates is None else pa.array(candidates).take(found)
 
-    def listed(self, ids: pa.ChunkedArray) -> pa.ChunkedArray:
+    def are_listed(self, ids: pa.ChunkedArray) -> pa.ChunkedArray:
         """Whether each of other ids, as of the rows of a part file, is among them.
 
         Args:
             ids: the others.
         """
-        return pc.is_in(ids, value_set=self.ids.take(self.among(ids)))
+        return pc.is_in(ids, value_set=self.ids.take(self.find_among(ids)))
 
     @locked_cached_property
     def _hashes(self) -> "tuple[np.ndarray[Any, np.dtype[np.uint64]], np.ndarray[Any, np.dtype[np.int64]]]":

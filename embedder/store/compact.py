@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from embedder.errors import StoreError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.store.current import IndexChoice, begin, parts_at, publish_files, versions_of, writable
 from embedder.store.files import StoreFiles
 from embedder.store.journal import PartFile
@@ -114,11 +114,11 @@ def compact(
             f"store {files.address}: run {run.run_id} is not finished, and compacting would give up what it embedded; "
             "finish it first, by the command that began it"
         )
-    LOG.info(f"compacting: {counted(num_saved, 'part file')} fewer")
+    LOG.info(f"compacting: {plural(num_saved, 'part file')} fewer")
     operation = begin(files, "compaction", current)
     wanted = {
         model: {
-            name: _merged(view, operation, own, name, parts[model][name], groups[model][name]) for name in parts[model]
+            name: _merge(view, operation, own, name, parts[model][name], groups[model][name]) for name in parts[model]
         }
         for model, (view, own) in versions_of(files, current).items()
     }
@@ -151,7 +151,7 @@ def _compaction(model: str, name: str, parts: list[PartFile], groups: list[list[
     )
 
 
-def _merged(
+def _merge(
     files: StoreFiles, run: RunInfo, current: Current, name: str, parts: list[PartFile], groups: list[list[PartFile]]
 ) -> list[PartFile]:
     table = RecordTable(files, name, getattr(current, name))

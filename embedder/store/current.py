@@ -38,7 +38,7 @@ from embedder.store.layout import (
 from embedder.store.models import MODELS_FOLDER, model_files
 from embedder.store.runs import new_run
 from embedder.store.schema import TABLES
-from embedder.store.store_info import MODEL_FIELDS, check_writable, published, read_store_info, served_info
+from embedder.store.store_info import MODEL_FIELDS, check_writable, read_published, read_store_info, served_info
 from embedder.store.tables import RecordTable
 
 ModelParts = Mapping[str, Mapping[str, Sequence[PartFile]]]
@@ -229,7 +229,7 @@ def writable(files: StoreFiles) -> Current:
         StoreError: there is no store, nothing is published, or the store is of an older format.
     """
     check_writable(files, read_store_info(files))
-    return published(files)
+    return read_published(files)
 
 
 def versions_of(files: StoreFiles, version: Current) -> dict[str, tuple[StoreFiles, Current]]:

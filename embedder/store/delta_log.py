@@ -43,10 +43,10 @@ def replay(
     entries = [f"{table}/{LOG_FOLDER}/{number:020d}.json" for number in range(max(wanted, default=-1) + 1)]
     if not {info.path for info in files.list(f"{table}/{LOG_FOLDER}")}.issuperset(entries):
         return None
-    return _replayed(files, entries, wanted, without)
+    return _replay(files, entries, wanted, without)
 
 
-def _replayed(
+def _replay(
     files: StoreFiles, entries: Sequence[str], wanted: Collection[int], without: Collection[str]
 ) -> Iterator[tuple[int, set[str]]]:
     held: set[str] = set()
@@ -97,15 +97,15 @@ def restate_parts(files: StoreFiles, log_path: str, parts: Mapping[str, PartFile
         parts: new entries by path.
     """
 
-    def restated(action: Action) -> Action:
+    def restate(action: Action) -> Action:
         add = action.get("add")
         if not add or add["path"] not in parts:
             return action
         part = parts[add["path"]]
         fields = {"size": part.size_bytes, "stats": part.stats, "modificationTime": int(time.time() * 1000)}
-        return action | {"add": add | fields | _unparsed(add)}
+        return action | {"add": add | fields | _clear_parsed(add)}
 
-    change_log(files, log_path, restated)
+    change_log(files, log_path, restate)
 
 
 def change_log(files: StoreFiles, log_path: str, change: Callable[[Action], Action]) -> None:
@@ -117,7 +117,7 @@ def change_log(files: StoreFiles, log_path: str, change: Callable[[Action], Acti
         change: function from an action to its replacement.
     """
 
-    def changed(content: bytes | None) -> bytes | None:
+    def rewrite(content: bytes | None) -> bytes | None:
         if content is None:
             return None
         actions, schema = parse_actions(log_path, content)
@@ -125,17 +125,17 @@ def change_log(files: StoreFiles, log_path: str, change: Callable[[Action], Acti
             return "\n".join(map(json.dumps, map(change, actions))).encode()
         return parquet_bytes(pa.Table.from_pylist(list(map(change, actions)), schema=schema))
 
-    swap_bytes(files, log_path, changed)
+    swap_bytes(files, log_path, rewrite)
 
 
 def without_bounds(action: Action) -> Action:
     """Copy of an action without the least and greatest values of its part file."""
     kind = "add" if action.get("add") else "remove"
     stats = parse_json(action[kind]["stats"]) | {"minValues": {}, "maxValues": {}}
-    return action | {kind: action[kind] | {"stats": json.dumps(stats)} | _unparsed(action[kind])}
+    return action | {kind: action[kind] | {"stats": json.dumps(stats)} | _clear_parsed(action[kind])}
 
 
-def _unparsed(file_action: Action) -> Action:
+def _clear_parsed(file_action: Action) -> Action:
     """Fields that clear the second copy of the statistics, which checkpoints of other programs may have as columns."""
     return {"stats_parsed": None} if "stats_parsed" in file_action else {}
 

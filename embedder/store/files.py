@@ -28,7 +28,7 @@ from embedder.store.backends import (
     WriteConflictError,
 )
 from embedder.store.environment import REAL_ENVIRONMENT, Environment, HeldLock
-from embedder.store.trace import traced
+from embedder.store.trace import trace_backend
 
 NUM_READERS = 16
 NUM_RECORD_READERS = 64  # of small files, each of which is one request: 10,000 of 20 ms are read in 3 s
@@ -63,7 +63,7 @@ class StoreFiles:
         self._seen: dict[str, tuple[float, bool]] = {}
         if is_remote(text):
             self.address = _bucket_address(text)
-            self.backend: Backend = traced(BucketBackend(self.address), self.address)
+            self.backend: Backend = trace_backend(BucketBackend(self.address), self.address)
             return
         if len(urlsplit(text).scheme) > 1:  # one letter would be a drive
             scheme = urlsplit(text).scheme
@@ -72,7 +72,7 @@ class StoreFiles:
             )
         self.folder = Path(text).expanduser().absolute()
         self.address = str(self.folder)
-        self.backend = traced(DiskBackend(self.folder), self.address)
+        self.backend = trace_backend(DiskBackend(self.folder), self.address)
         if file := next((each for each in (self.folder, *self.folder.parents) if each.is_file()), None):
             raise StoreError(f"store {self.address}: {file} is a file; give the folder that holds the results")
 

@@ -46,7 +46,7 @@ class Finished:
     whole: HashedRows
 
 
-def hashed(tables: Iterable[pa.Table], schema: pa.Schema) -> HashedRows:
+def hash_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> HashedRows:
     """Take rows, of which few stay in memory.
 
     Args:
@@ -66,12 +66,12 @@ def read_finished(files: StoreFiles, entries: Iterable[JournalEntry], columns: I
     """
     parts = tuple(part for entry in entries for part in entry.parts)
     records, vectors = (
-        hashed(stream_keys(files, parts, table, names), key_schema(table, names))
+        hash_rows(stream_keys(files, parts, table, names), key_schema(table, names))
         for table, names in (("items", ["item_id", "num_vectors", *columns]), ("embeddings", ["item_id", "segment"]))
     )
     num_parts = common_parts(records, vectors)
     found = (whole_items(records.part(each, num_parts), vectors.part(each, num_parts)) for each in range(num_parts))
-    return Finished(parts, records, vectors, hashed(found, WHOLE))
+    return Finished(parts, records, vectors, hash_rows(found, WHOLE))
 
 
 def whole_items(records: pa.Table, vectors: pa.Table) -> pa.Table:
@@ -123,10 +123,10 @@ def whole_without(whole: HashedRows, ids: pa.ChunkedArray) -> HashedRows:
     """
     if not len(ids):
         return whole
-    leaving = hashed([pa.table({"item_id": ids})], NO_PLACES.schema.remove(1))
+    leaving = hash_rows([pa.table({"item_id": ids})], NO_PLACES.schema.remove(1))
     num_parts = common_parts(whole, leaving)
     pairs = ((each.part(number, num_parts) for each in (whole, leaving)) for number in range(num_parts))
-    return hashed((without_items(items, gone["item_id"]) for items, gone in pairs), WHOLE)
+    return hash_rows((without_items(items, gone["item_id"]) for items, gone in pairs), WHOLE)
 
 
 def whole_among(whole: HashedRows, ids: pa.ChunkedArray) -> pa.Table:

@@ -149,7 +149,7 @@ def readable(files: StoreFiles, versions: Iterable[Current], without: Iterable[s
                 wanted.setdefault((model, name), set()).add(getattr(own, name))
     gone = {*without, *listed_files(files.main, read_current(files.main))}
     whole = {
-        (model, name): _whole(views[model], name, numbers, gone, model_folder(model))
+        (model, name): _list_readable(views[model], name, numbers, gone, model_folder(model))
         for (model, name), numbers in wanted.items()
     }
     return {
@@ -168,7 +168,7 @@ def part_files(files: StoreFiles, name: str) -> dict[str, int]:
     }
 
 
-def _whole(files: StoreFiles, name: str, numbers: set[int], gone: set[str], folder: str) -> set[int]:
+def _list_readable(files: StoreFiles, name: str, numbers: set[int], gone: set[str], folder: str) -> set[int]:
     """Versions of a table that can be read; `folder` is where it lies in the store whose files are gone."""
     there = {path for path in part_files(files, name) if f"{folder}{name}/{path}" not in gone}
     never = {number for number in numbers if number < 0}  # nothing was ever committed to the table

@@ -25,7 +25,7 @@ from embedder.errors import StoreError
 from embedder.storage.hashed_rows import HashedRows, common_parts
 from embedder.store.current import of_model
 from embedder.store.files import StoreFiles
-from embedder.store.finished import NO_PLACES, PLACE, WHOLE, Finished, hashed, read_finished
+from embedder.store.finished import NO_PLACES, PLACE, WHOLE, Finished, hash_rows, read_finished
 from embedder.store.journal import JournalEntry, read_entries
 from embedder.store.layout import (
     PUBLISHED_FILE,
@@ -182,12 +182,12 @@ def choose_batch(
         finished.records,
         finished.vectors,
         finished.whole,
-        hashed([state.waiting], NO_PLACES.schema),
-        hashed([pa.table({"item_id": in_work})], ids),
+        hash_rows([state.waiting], NO_PLACES.schema),
+        hash_rows([pa.table({"item_id": in_work})], ids),
     )
     num_parts = common_parts(*rows)
 
-    def chosen() -> Iterator[pa.Table]:
+    def choose() -> Iterator[pa.Table]:
         for number in range(num_parts):
             records, vectors, items, before, working = (each.part(number, num_parts) for each in rows)
             seen = pa.concat_tables([each.select([*PLACE, "file"]) for each in (records, vectors)])
@@ -202,7 +202,7 @@ def choose_batch(
             with_waiting.update(here["file"].unique().to_pylist())
             yield whole
 
-    whole = hashed(chosen(), WHOLE)
+    whole = hash_rows(choose(), WHOLE)
     paths = {finished.files[number].path for number in with_waiting}
     return InterimBatch(
         entries,
@@ -254,7 +254,7 @@ class UnpublishedWork:
         self._again = entries
         return batch
 
-    def published(self, batch: InterimBatch) -> None:
+    def note_published(self, batch: InterimBatch) -> None:
         """Note that the last batch is published."""
         self._state, self._again = batch.state, batch.unfinished
 

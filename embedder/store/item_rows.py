@@ -59,7 +59,7 @@ def compare(items: pa.Table, rows: pa.Table) -> pa.Table:
         [_or_zero(held["count_all"], place), without_record["count_all"]],
         [_or_zero(held["segment_count_distinct"], place), without_record["segment_count_distinct"]],
     ]
-    joined = [_joined(pieces, field.type) for pieces, field in zip(columns, MISMATCHES, strict=True)]
+    joined = [_join(pieces, field.type) for pieces, field in zip(columns, MISMATCHES, strict=True)]
     found = pa.Table.from_arrays(joined, schema=MISMATCHES)
     # A record of an older format may not tell how many vectors there are.
     is_embedded = pc.fill_null(pc.equal(found["state"], "embedded"), False)
@@ -74,6 +74,6 @@ def _or_zero(counts: pa.ChunkedArray, place: pa.ChunkedArray) -> pa.ChunkedArray
     return pc.fill_null(take_or_null(counts, place), 0)
 
 
-def _joined(pieces: list[pa.ChunkedArray | pa.Array], kind: pa.DataType) -> pa.ChunkedArray:
+def _join(pieces: list[pa.ChunkedArray | pa.Array], kind: pa.DataType) -> pa.ChunkedArray:
     chunked = [each if isinstance(each, pa.ChunkedArray) else pa.chunked_array([each]) for each in pieces]
     return pa.chunked_array([chunk.cast(kind) for each in chunked for chunk in each.chunks], kind)

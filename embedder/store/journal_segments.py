@@ -44,7 +44,7 @@ def list_journal(files: StoreFiles, run_id: str) -> JournalFiles:
     return JournalFiles(dict(sorted(entries.items())), [segments[number] for number in sorted(segments)])
 
 
-def _settled(files: StoreFiles, run_id: str) -> JournalFiles:
+def _list_settled(files: StoreFiles, run_id: str) -> JournalFiles:
     """List a journal in which no segment was made meanwhile: a listing may miss both it and files that it replaces."""
     before, there = list_journal(files, run_id), list_journal(files, run_id)
     while before.segments != there.segments:
@@ -83,7 +83,7 @@ def read_lines(files: StoreFiles, run_id: str, but: Collection[str] = ()) -> Ite
     """
     seen, is_whole = set(but), False
     while not is_whole:
-        is_whole, there = True, _settled(files, run_id)
+        is_whole, there = True, _list_settled(files, run_id)
         new = [(name, path) for name, path in there.entries.items() if name not in seen]
         contents = files.stream(lambda path: _read_if_there(files, path), [path for _, path in new])
         for (name, path), content in zip(new, contents, strict=True):
@@ -116,14 +116,14 @@ def find_entry(files: StoreFiles, run_id: str, name: str) -> str | None:
     path = f"{journal_folder(run_id)}/{name}.json"
     if files.exists(path):
         return path
-    there = _settled(files, run_id)
+    there = _list_settled(files, run_id)
     holding = (each for each in there.segments if any(found == name for found, _ in segment_lines(files.read(each))))
     return there.entries.get(name) or next(holding, None)
 
 
 def names_in_journal(files: StoreFiles, run_id: str) -> set[str]:
     """Names of all entries of a run."""
-    there = _settled(files, run_id)
+    there = _list_settled(files, run_id)
     sealed = (name for path in there.segments for name, _ in segment_lines(_read_if_there(files, path) or b""))
     return {*there.entries, *sealed}
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from embedder.errors import StoreError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.storage.printable import printable
 from embedder.store.backends import WriteConflictError
 from embedder.store.files import StoreFiles
@@ -256,8 +256,8 @@ def parse_record(files: StoreFiles, path: str, data: bytes, kind: type[RecordT])
         record = kind.model_validate_json(data)
     except ValidationError as error:
         raise StoreError(
-            f"{files.uri(path)}: not a valid {path.rsplit('/', maxsplit=1)[-1]}: {_described(error)}; restore the file "
-            "from a backup, or start a new store"
+            f"{files.uri(path)}: not a valid {path.rsplit('/', maxsplit=1)[-1]}: {_describe_mistake(error)}; restore "
+            "the file from a backup, or start a new store"
         ) from None
     if record.format_version not in READABLE_FORMATS:
         known = " and ".join(map(str, READABLE_FORMATS))
@@ -268,13 +268,13 @@ def parse_record(files: StoreFiles, path: str, data: bytes, kind: type[RecordT])
     return record
 
 
-def _described(error: ValidationError) -> str:
+def _describe_mistake(error: ValidationError) -> str:
     """First mistake of a record in one clause (the key, what was found, the rule), and how many there are."""
     first, *others = error.errors(include_url=False)
     key, rule = ".".join(map(str, first["loc"])).removesuffix(".[key]"), first["msg"].removeprefix("Value error, ")
     value = "" if first["type"] == "missing" else f" = {printable(repr(first['input']), _MAX_SHOWN)}"
     text = printable(f"{key}{value}: {rule}" if key else rule, 4 * _MAX_SHOWN)
-    return f"{text} (and {counted(len(others), 'more mistake')})" if others else text
+    return f"{text} (and {plural(len(others), 'more mistake')})" if others else text
 
 
 def swap_record(
@@ -297,13 +297,13 @@ def swap_record(
     """
     last: list[RecordT | None] = []
 
-    def changed(data: bytes | None) -> bytes | None:
+    def rewrite(data: bytes | None) -> bytes | None:
         before = None if data is None else parse_record(files, path, data, kind)
         after = change(before)
         last[:] = [before if after is None else after]
         return None if after is None or after == before else record_bytes(after)
 
-    swap_bytes(files, path, changed)
+    swap_bytes(files, path, rewrite)
     return last[0]
 
 

@@ -159,7 +159,7 @@ class BucketLease(Lease):
     def confirm(self) -> None:
         """Renew the lock; refused where another process has taken it."""
         with self._guard:
-            self.lost = self.lost or not self._renewed()
+            self.lost = self.lost or not self._renew()
         if self.lost:
             holder = read_holder(self.files)
             cause = (
@@ -173,7 +173,7 @@ class BucketLease(Lease):
                 "again"
             )
 
-    def _renewed(self) -> bool:
+    def _renew(self) -> bool:
         """Rewrite the lock; whether it still is this process's."""
         while True:
             self._holder["beat"] += 1
@@ -222,7 +222,7 @@ class BucketLease(Lease):
         try:
             return self.files.replace(LOCK_FILE, data, tag)
         except WriteConflictError:
-            raise _held(self.files, describe(read_holder(self.files))) from None
+            raise _held_error(self.files, describe(read_holder(self.files))) from None
 
     def _watch(self, holder: dict[str, Any], tag: Tag) -> Tag:
         """Wait until the holder has been silent for its lease, or has released the lock; return the version to replace.
@@ -242,7 +242,7 @@ class BucketLease(Lease):
             environment.sleep(watched_s / (4 * BEATS_PER_LEASE))
             found, now = self.files.read_tagged(LOCK_FILE)
             if now != tag and "released" not in _parse(found):
-                raise _held(self.files, describe(_parse(found)))
+                raise _held_error(self.files, describe(_parse(found)))
             if now != tag:
                 return now
         LOG.info("it does not; taking the store over")
@@ -325,7 +325,7 @@ def _flock(files: StoreFiles, handle: FileIO) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         handle.seek(0)
-        raise _held(files, describe(_parse(handle.read()))) from None
+        raise _held_error(files, describe(_parse(handle.read()))) from None
     except OSError as error:
         raise StoreError(
             f"store {files.address}: its file system has no locks ({error.strerror}), so two runs could write at once; "
@@ -349,7 +349,7 @@ def describe(holder: dict[str, Any]) -> str:
     return f"process {pid} on {host}, since {since}"
 
 
-def _held(files: StoreFiles, holder: str) -> StoreError:
+def _held_error(files: StoreFiles, holder: str) -> StoreError:
     return StoreError(f"store {files.address}: another run is writing to it ({holder}); wait for it to end, or stop it")
 
 

@@ -49,7 +49,7 @@ def read_moves(files: StoreFiles, run_id: str, entries: Iterable[JournalEntry], 
     return pa.concat_tables(tables)
 
 
-def moved(rows: pa.Table, moves: pa.Table) -> pa.Table:
+def move_rows(rows: pa.Table, moves: pa.Table) -> pa.Table:
     """Rows of embeddings with the current URI and carried columns of their items."""
     place = positions(rows["item_id"], moves["item_id"])
     for name in moves.schema.names:

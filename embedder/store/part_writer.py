@@ -141,7 +141,7 @@ def write_copies(
     return entry
 
 
-def gathered(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]:
+def gather_rows(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]:
     """Join small tables, whose columns may stand in different orders, to tables of at least `num_rows` rows."""
     waiting: list[pa.Table] = []
     for table in tables:

@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 from embedder.storage.hashed_rows import HashedRows, common_parts
 from embedder.store.arrow_lookup import KnownIds
 from embedder.store.files import StoreFiles
-from embedder.store.finished import KEYS, Finished, count_rows, hashed, ids_in
+from embedder.store.finished import KEYS, Finished, count_rows, hash_rows, ids_in
 from embedder.store.journal import JournalEntry, PartFile
 from embedder.store.layout import Current, Kind, Record, StoreInfo
-from embedder.store.metadata_updates import MOVED, moved
+from embedder.store.metadata_updates import MOVED, move_rows
 from embedder.store.part_writer import RunMetadata, rewrite_each, rewritten_name, store_part
 from embedder.store.runs import Run
 from embedder.store.schema import TABLES, with_carryover
@@ -163,15 +163,15 @@ def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile
     def replace(part: PartFile) -> tuple[bool, PartFile | None]:
         """Whether the part file leaves, and what has the rows of it that stay."""
         rows = table.read(["item_id", *moves.schema.names[1:]], [part.path])
-        stays = pc.invert(leaving.listed(rows["item_id"]))
-        moves_here = moves.take(moving.among(rows["item_id"]))
+        stays = pc.invert(leaving.are_listed(rows["item_id"]))
+        moves_here = moves.take(moving.find_among(rows["item_id"]))
         num_left = pc.sum(stays).as_py() or 0
-        if num_left == rows.num_rows and moved(rows, moves_here).equals(rows):
+        if num_left == rows.num_rows and move_rows(rows, moves_here).equals(rows):
             return False, None
         if not num_left:
             return True, None
         content = table.read(paths=[part.path]).filter(stays)
-        return True, _rewrite(work, table, part.path, moved(content, moves_here))
+        return True, _rewrite(work, table, part.path, move_rows(content, moves_here))
 
     touched = [each for each in parts if leaving.any_between(each.id_range) or moving.any_between(each.id_range)]
     for part, (leaves, rest) in zip(touched, rewrite_each(replace, touched), strict=True):
@@ -184,7 +184,7 @@ def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:
     """Ids of items whose rows in a table are replaced or removed; of many new ones, those alone that it holds."""
     whole, ids = work.whole, KEYS.remove(1)
     are_many = whole.num_rows > MANY_IDS
-    held = hashed(table.pieces(["item_id"]) if are_many else (), ids)
+    held = hash_rows(table.pieces(["item_id"]) if are_many else (), ids)
     num_parts = common_parts(whole, held)
     found = [work.retired]
     for number in range(num_parts):

@@ -211,7 +211,7 @@ def _open_intent(files: StoreFiles, last: RunInfo | None) -> PublishIntent | Non
         return None
     intent = read_record(files, run_file(last.run_id, INTENT_FILE), PublishIntent)
     views = [files, *(model_files(files, name) for name in (intent.models if intent is not None else ()))]
-    is_begun = any(RecordTable(view, name).committed(last.run_id) for view in views for name in TABLES)
+    is_begun = any(RecordTable(view, name).is_committed(last.run_id) for view in views for name in TABLES)
     return intent if is_begun else None
 
 
@@ -234,7 +234,7 @@ def _carry_out(
         session: that has decided it; None: whichever has.
     """
     known = entries or {}
-    work = _decided(files, run_id, known.get(""), session)
+    work = _read_decision(files, run_id, known.get(""), session)
     before = read_current(files)
     current = _commit_all(work, work.intent.column_schema, build_index)
     models = dict(before.models) if before is not None else {}
@@ -242,7 +242,7 @@ def _carry_out(
         models = {name: own for name, own in models.items() if name in kept}
     works = [work]
     for name in work.intent.models:
-        own = _decided(model_files(files, name), run_id, known.get(name), session)
+        own = _read_decision(model_files(files, name), run_id, known.get(name), session)
         view, info = own.files, own.intent.info
         build = partial(_index_of, build_model_index, view, info)
         models[name] = _commit_all(own, own.intent.column_schema, build)
@@ -261,7 +261,7 @@ def _index_of(build: ModelIndexBuilder, view: StoreFiles, info: StoreInfo | None
     return build(view, version, info)
 
 
-def _decided(
+def _read_decision(
     files: StoreFiles, run_id: str, entries: list[JournalEntry] | None = None, session: str | None = None
 ) -> Publication:
     """Read what was decided on a run's publication.

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from embedder.errors import StoreError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.storage.user_cache import cache_folder, mark_used
 from embedder.store.backends import FileInfo
 from embedder.store.files import StoreFiles
@@ -94,7 +94,7 @@ class QueryTowers:
             finally:
                 fetched.unlink(missing_ok=True)
         raise StoreError(
-            f"{uri}: it is missing, or not of the {counted(expected.size_bytes, 'byte')} and hash that the manifest "
+            f"{uri}: it is missing, or not of the {plural(expected.size_bytes, 'byte')} and hash that the manifest "
             f"beside it names; write it again with `embedder export-query-towers --force {self.files.option}`"
         )
 

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import StoreError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.storage.printable import printable
 from embedder.store.files import StoreFiles
-from embedder.store.finished import hashed, of_whole, read_finished
+from embedder.store.finished import hash_rows, of_whole, read_finished
 from embedder.store.history import check_readable, publications
 from embedder.store.interim import interim_state
 from embedder.store.journal import JournalEntry, read_entries, stream_keys
@@ -18,7 +18,7 @@ from embedder.store.layout import MAIN, Current, RunInfo, read_current, read_rec
 from embedder.store.models import find_model, model_files, model_folders
 from embedder.store.runs import RUN_FILE, is_published, unfinished_runs
 from embedder.store.schema import ITEMS, with_nulls
-from embedder.store.store_info import published, read_store_info
+from embedder.store.store_info import read_published, read_store_info
 from embedder.store.tables import RecordTable
 
 MAX_REASONS = 3  # in one line
@@ -65,7 +65,7 @@ def rejecting_model(files: StoreFiles, model: str) -> StoreFiles:
     if model in model_folders(files):
         return model_files(files, model)
     current = read_current(files)
-    return files if current is None and model in ("", MAIN) else find_model(files, published(files), model)[0]
+    return files if current is None and model in ("", MAIN) else find_model(files, read_published(files), model)[0]
 
 
 def find_rejects(
@@ -93,7 +93,7 @@ def _of_published(files: StoreFiles) -> Rejects:
     pending = next(reversed(unfinished_runs(files)), None)
     if read_current(files) is None and pending is not None:
         return _of_run(files, pending.run_id)
-    current = published(files)
+    current = read_published(files)
     num_pending = rejects_in(files, _unpublished_entries(files, pending.run_id)).num_rows if pending else 0
     return Rejects(
         items=_in_table(files, current),
@@ -142,7 +142,7 @@ def rejects_in(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:
 def _in_journal(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:
     finished = read_finished(files, entries)
     found = (_not_embedded(each, "session") for each in stream_keys(files, finished.files, "items", ITEMS.names))
-    records = hashed(found, pa.schema([*ITEMS, ("session", pa.string())]))
+    records = hash_rows(found, pa.schema([*ITEMS, ("session", pa.string())]))
     whole = of_whole(records, finished.whole)
     return pa.concat_tables([each.select(ITEMS.names) for each in whole]).sort_by("item_id")
 
@@ -172,7 +172,5 @@ def describe_reasons(rejects: pa.Table) -> str:
         error = printable(reason["error_first"], MAX_ERROR_CHARACTERS)
         parts.append(f"{reason['item_id_count']:,} x {reason['step']} {reason['error_type']} (as {item_id}: {error})")
     if others := reasons[MAX_REASONS:]:
-        parts.append(
-            f"{sum(reason['item_id_count'] for reason in others):,} for {counted(len(others), 'other reason')}"
-        )
+        parts.append(f"{sum(reason['item_id_count'] for reason in others):,} for {plural(len(others), 'other reason')}")
     return ", ".join(parts)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from embedder.storage.hashed_rows import HashedRows
 from embedder.store.backends import WriteConflictError
 from embedder.store.files import NUM_RECORD_READERS, StoreFiles
-from embedder.store.finished import hashed, of_whole, read_finished
+from embedder.store.finished import hash_rows, of_whole, read_finished
 from embedder.store.journal import JournalEntry, read_entries
 from embedder.store.journal_segments import names_in_journal
 from embedder.store.layout import (
@@ -100,12 +100,12 @@ def _begin_session(run: Run, names: Iterable[str]) -> Run:
     number = max((int(name.partition("-")[0]) for name in names), default=0)
     token = run.files.environment.token(4)
 
-    def adopted(found: RunInfo | None) -> RunInfo:
+    def adopt(found: RunInfo | None) -> RunInfo:
         info = found or run.info
         last = max(number, int(info.session.partition("-")[0] or 0))
         return info.model_copy(update={"session": f"{last + 1:04d}-{token}", "is_withdrawn": False})
 
-    info = swap_record(run.files, run_file(run.run_id, RUN_FILE), RunInfo, adopted)
+    info = swap_record(run.files, run_file(run.run_id, RUN_FILE), RunInfo, adopt)
     return Run(run.files, info, info.session) if info is not None else run
 
 
@@ -263,4 +263,4 @@ FINISHED_ITEMS = pa.schema([ITEMS.field(name) for name in ("item_id", *FINISHED)
 def finished_items(run: Run) -> HashedRows:
     """Items that earlier sessions of the run finished whole, embedded or rejected: `FINISHED_ITEMS`."""
     finished = read_finished(run.files, run.entries(), FINISHED)
-    return hashed(of_whole(finished.records, finished.whole), FINISHED_ITEMS)
+    return hash_rows(of_whole(finished.records, finished.whole), FINISHED_ITEMS)

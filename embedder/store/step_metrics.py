@@ -45,7 +45,7 @@ class Measurement:
     waited_launch_s: float = 0.0
     """The first kernel was yet to be launched."""
     num_calls: int = 1
-    """More than one where sums stand for several calls of a process (`embedder.report.step_sums.joined`)."""
+    """More than one where sums stand for several calls of a process (`embedder.report.step_sums.join_measurements`)."""
 
 
 @contextmanager

@@ -152,7 +152,7 @@ def read_store_info(files: StoreFiles) -> StoreInfo:
     return info
 
 
-def published(files: StoreFiles) -> Current:
+def read_published(files: StoreFiles) -> Current:
     """Read what is published.
 
     Raises:

@@ -102,7 +102,7 @@ class RecordTable:
 
     def _read_files(self, paths: list[str], columns: list[str] | None) -> pa.Table:
         """Read rows of some files; where many have few rows, as one piece: a table of one row takes 20 kB."""
-        schema = self._shown(columns)
+        schema = self._read_schema(columns)
         rows = pa.concat_tables(self.files.each(lambda path: self._read_file(path, columns, schema), paths))
         return rows.combine_chunks() if len(paths) == FILES_AT_ONCE and rows.num_rows < ROWS_PER_PIECE else rows
 
@@ -125,7 +125,7 @@ class RecordTable:
         if paths:
             yield self.read(columns, paths)
 
-    def _shown(self, columns: list[str] | None) -> pa.Schema:
+    def _read_schema(self, columns: list[str] | None) -> pa.Schema:
         """Types of columns, or of all, as they are read: also of those that a file lacks because it is older."""
         own, there = TABLES[self.name], self.schema if self.schema is not None else pa.schema([])
         wanted = [name for name in (there.names if columns is None else columns) if name in there.names]
@@ -173,7 +173,7 @@ class RecordTable:
                 "the same columns with the same types as before, or start another store"
             )
 
-    def committed(self, run_id: str) -> bool:
+    def is_committed(self, run_id: str) -> bool:
         """Whether that run's commit is already in the table."""
         return self._state is not None and run_id in self._state.transactions
 

@@ -42,7 +42,7 @@ _NAME = re.compile(rb'"name":\s*"([^"]+)"')
 _NUMBERS = itertools.count(1)
 
 
-def traced(backend: Backend, address: str) -> Backend:
+def trace_backend(backend: Backend, address: str) -> Backend:
     """Backend that records what it changes, where this process is asked to; else the backend itself.
 
     Args:

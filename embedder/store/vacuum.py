@@ -75,7 +75,7 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
     whole = readable(files, kept)
     versions: list[Current] = [current, *(record for record in kept if record.run_id in whole)]
     unfinished = {run.run_id for run in unfinished_runs(files)}
-    doomed = _unneeded(files, history, versions, unfinished, now - grace)
+    doomed = _list_unneeded(files, history, versions, unfinished, now - grace)
     models = model_folders(files)
     for model in models:
         doomed += _unneeded_of_model(files, model, history, versions, unfinished, now - grace)
@@ -99,7 +99,7 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
     return Vacuumed(tuple(doomed), tuple(sorted(left)), tuple(sorted(left - asked)))
 
 
-def _unneeded(
+def _list_unneeded(
     files: StoreFiles,
     history: Sequence[Published],
     versions: Sequence[Current],
@@ -128,7 +128,7 @@ def _unneeded_of_model(
     view, folder = model_files(files, model), model_folder(model)
     if own := _parts_of(versions, model):
         records = [record for each in history if (record := record_of(each, model)) is not None]
-        found = _unneeded(view, records, own, unfinished, since)
+        found = _list_unneeded(view, records, own, unfinished, since)
     else:
         found = list(view.list(""))
         if any(run_id in info.path for run_id in unfinished for info in found):

@@ -91,7 +91,7 @@ def _found_by(error: Exception) -> str:
     return _ADDRESS.sub("", str(error)).partition("; ")[0]
 
 
-def shown(names: Iterable[str], total: int | None = None) -> str:
+def format_names(names: Iterable[str], total: int | None = None) -> str:
     """Write the first few of some names, and how many more there are.
 
     Args:

@@ -5,13 +5,13 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from embedder.quantities import agree, counted
+from embedder.quantities import agree, plural
 from embedder.store.files import StoreFiles
 from embedder.store.history import latest_publications, same_rows
 from embedder.store.layout import StoreInfo
 from embedder.store.query_towers import MANIFEST_FILE, TowersManifest, towers_path
 from embedder.store.words import WORDS_FOLDER, words_path
-from embedder.store_check.findings import Finding, Unreadable, attempt, shown
+from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.parts import Counts
 from embedder.store_check.scope import CheckedModel
 from embedder.store_index.versions import INDEX_FOLDER, fetched_manifest
@@ -60,7 +60,7 @@ def _fitting(model: CheckedModel, folder: str, manifest: Manifest, num_valid: Co
     num_rows = num_valid.get(f"{searched}_embedding")
     if num_rows is not None and num_rows != manifest.num_vectors:
         built = f"built of embeddings version {manifest.embeddings_version}"
-        found = f"it finds {counted(manifest.num_vectors, 'vector')}, {built}"
+        found = f"it finds {plural(manifest.num_vectors, 'vector')}, {built}"
         rule = f"version {model.current.embeddings} is published, with {num_rows:,}"
         update = f"`embedder index update {model.files.option}` brings it up to the rows"
         findings.append(Finding("error", place, found, rule, update))
@@ -98,7 +98,7 @@ def check_words(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[F
         findings.append(Finding("error", model.place(folder), found, "its folder is named by its version", cure))
     num_captions = num_valid.get("caption")
     if num_captions is not None and num_captions != manifest.num_captions:
-        found = f"it has {counted(manifest.num_captions, 'caption')}"
+        found = f"it has {plural(manifest.num_captions, 'caption')}"
         rule = f"the published embeddings have {num_captions:,}"
         findings.append(Finding("error", model.place(folder), found, rule, cure))
     return findings
@@ -170,7 +170,7 @@ def check_hashes(
 
 
 def _of_files(model: CheckedModel, folder: str, names: list[str], what: str, cure: str) -> Finding:
-    found = f"{counted(len(names), 'file')} {agree(len(names), 'is', 'are')} {what}: {shown(names)}"
+    found = f"{plural(len(names), 'file')} {agree(len(names), 'is', 'are')} {what}: {format_names(names)}"
     return Finding("error", model.place(folder), found, "the files that a manifest names stay as they are", cure)
 
 
@@ -210,7 +210,7 @@ def unfinished_indexes(model: CheckedModel, *, is_writing: bool) -> list[Finding
         place = model.place(folder)
         if MANIFEST_NAME not in sizes:
             what = "a claim of its number alone" if set(sizes) == {"claim"} else "an index without a manifest"
-            found_text = f"{what}, {counted(len(sizes), 'file')} of {counted(sum(sizes.values()), 'byte')}"
+            found_text = f"{what}, {plural(len(sizes), 'file')} of {plural(sum(sizes.values()), 'byte')}"
             rule = "a manifest is written last, and makes an index of a folder"
             findings.append(Finding("note", place, found_text, rule, cure))
         elif folder.startswith(f"{INDEX_FOLDER}/"):

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from embedder.quantities import agree, counted, size_text
+from embedder.quantities import agree, plural, size_text
 from embedder.store.backends import is_unfinished
 from embedder.store.models import MODELS_FOLDER
 from embedder.store.schema import TABLES
-from embedder.store_check.findings import Finding, shown
+from embedder.store_check.findings import Finding, format_names
 from embedder.store_check.scope import Listing
 
 BUILDING = "/.building-"
@@ -55,10 +55,10 @@ def leftovers(
     for paths, noun, rule, cure in kinds:
         if paths:
             number, size = len(paths), size_text(sum(listing[path] for path in paths))
-            text = f"{counted(number, noun, noun.replace('file', 'files', 1))} that nothing needs, {size}"
+            text = f"{plural(number, noun, noun.replace('file', 'files', 1))} that nothing needs, {size}"
             place = paths[0] if number == 1 else _common_folder(paths)
             they = agree(number, "it", "them")
-            findings.append(Finding("note", place, f"{text}: {shown(sorted(paths))}", rule, cure.format(they)))
+            findings.append(Finding("note", place, f"{text}: {format_names(sorted(paths))}", rule, cure.format(they)))
     return findings
 
 

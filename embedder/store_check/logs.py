@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from embedder.store.delta_log import LOG_FOLDER, read_actions
 from embedder.store.files import StoreFiles
 from embedder.store.schema import TABLES
-from embedder.store_check.findings import Finding, Unreadable, attempt, shown
+from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.scope import CheckedModel
 
 LOG_FILE = re.compile(r"(?P<number>\d{20})(?P<checkpoint>\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet|\.json)")
@@ -48,7 +48,7 @@ def check_log(model: CheckedModel, table: str) -> LogContent:
     added, findings = set[str](), []
     is_readable = True
     order = sorted(names)
-    contents = model.files.stream(lambda name: attempt(lambda: _added(model.files, f"{folder}/{name}")), order)
+    contents = model.files.stream(lambda name: attempt(lambda: _list_added(model.files, f"{folder}/{name}")), order)
     for name, content in zip(order, contents, strict=True):
         if isinstance(content, Unreadable):
             is_readable = False
@@ -65,7 +65,7 @@ def check_log(model: CheckedModel, table: str) -> LogContent:
             Finding(
                 "error" if lost else "warning",
                 place,
-                f"lacks {shown(f'entry {number}' for number in missing)}",
+                f"lacks {format_names(f'entry {number}' for number in missing)}",
                 "each version has its entry, and what is published has them all from its last checkpoint on",
                 RESTORE if lost else "versions before the checkpoint can't be read any more; restore them, or go on",
             )
@@ -98,7 +98,7 @@ def missing_entries(entries: Iterable[int], checkpoints: Iterable[int], publishe
     return [number for number in range(first, max([published, *there], default=-1) + 1) if number not in there]
 
 
-def _added(files: StoreFiles, path: str) -> set[str]:
+def _list_added(files: StoreFiles, path: str) -> set[str]:
     """Part files that a file of the log adds."""
     actions = list(read_actions(files, path)[0])
     if not actions:

@@ -17,7 +17,7 @@ from embedder.store.journal import PartFile
 from embedder.store.part_writer import VECTOR_COLUMNS
 from embedder.store.schema import with_nulls
 from embedder.store.tables import RecordTable
-from embedder.store_check.findings import Finding, Unreadable, attempt, shown
+from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.scope import CheckedModel
 
 KEYS = {"items": RECORD_KEYS, "embeddings": ROW_KEYS}
@@ -158,7 +158,7 @@ def _of_parts(model: CheckedModel, parts: Sequence[PartFile], what: str, rule: s
     cure = way_back.cure(table, paths)
     if len(parts) == 1:
         return Finding("error", model.place(f"{table}/{paths[0]}"), what, rule, cure)
-    return Finding("error", model.place(table), f"{len(paths):,} part files {what}: {shown(paths)}", rule, cure)
+    return Finding("error", model.place(table), f"{len(paths):,} part files {what}: {format_names(paths)}", rule, cure)
 
 
 def _read(
@@ -206,7 +206,7 @@ def _read(
         rule = "each part file can be read, and has the rows that the log tells"
         found.findings.append(_of_parts(model, [part for part, _ in unreadable], what, rule, way_back))
     if len(widths) > 1:
-        told = ", ".join(f"{width} in {shown(paths)}" for width, paths in sorted(widths.items()))
+        told = ", ".join(f"{width} in {format_names(paths)}" for width, paths in sorted(widths.items()))
         rule = "all vectors of a model are of one width"
         cure = way_back.cure("embeddings", min(widths.values(), key=len))
         found.findings.append(Finding("error", model.place("embeddings"), f"widths {told}", rule, cure))

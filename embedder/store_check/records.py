@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from embedder.errors import StoreError
-from embedder.quantities import agree, counted
+from embedder.quantities import agree, plural
 from embedder.store.current import model_folder
 from embedder.store.deletions import DELETIONS_FOLDER
 from embedder.store.files import NUM_RECORD_READERS, StoreFiles
@@ -29,7 +29,7 @@ from embedder.store.purge.tombstones import PURGED_FILE, PurgedIds
 from embedder.store.runs import OPERATIONS, RUN_FILE
 from embedder.store.schema import FORMAT_VERSION
 from embedder.store.store_info import FINGERPRINTS, read_store_info, served_info
-from embedder.store_check.findings import Finding, Unreadable, attempt, shown
+from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.scope import Listing, own_files
 from shards.schema import parse_json
 
@@ -75,14 +75,14 @@ def check_bindings(files: StoreFiles, listing: Listing, current: Current | Unrea
         findings.append(Finding("error", CURRENT_FILE, current.reason, "it names what is published", cure))
         current = None
     elif current is None:
-        findings.append(_unpublished(listing))
-    infos = {"": _bound(files, current, "", findings)}
+        findings.append(_report_unpublished(listing))
+    infos = {"": _read_bound_model(files, current, "", findings)}
     for name, own in sorted(current.models.items()) if current is not None else ():
-        infos[name] = _bound(model_files(files, name), own, name, findings)
+        infos[name] = _read_bound_model(model_files(files, name), own, name, findings)
     return Bindings(current, infos, tuple(findings))
 
 
-def _unpublished(listing: Listing) -> Finding:
+def _report_unpublished(listing: Listing) -> Finding:
     """Finding on a store without CURRENT.json."""
     records = sorted(path for path in listing if path.startswith(f"{RUNS_FOLDER}/") and path.endswith(PUBLISHED_FILE))
     if not records:
@@ -91,13 +91,15 @@ def _unpublished(listing: Listing) -> Finding:
     return Finding(
         "error",
         CURRENT_FILE,
-        f"missing, though {counted(len(records), 'run')} published",
+        f"missing, though {plural(len(records), 'run')} published",
         "it names what is published",
         f"restore the file from a backup, or copy {records[-1]} to its place",
     )
 
 
-def _bound(files: StoreFiles, current: Current | None, model: str, findings: list[Finding]) -> StoreInfo | None:
+def _read_bound_model(
+    files: StoreFiles, current: Current | None, model: str, findings: list[Finding]
+) -> StoreInfo | None:
     """Model of a view's vectors, by store.json and what is published of it; adds what is wrong to the findings."""
     place = model_folder(model) + STORE_FILE
     bound = attempt(lambda: read_record(files, STORE_FILE, StoreInfo))
@@ -285,12 +287,12 @@ def check_runs(files: StoreFiles, chain: Chain, models: list[str], listing: List
             num_items += sum(entry.num_items for entry in entries) if not name else 0
             paths = (f"{part.table}/{part.path}" for entry in entries for part in entry.parts)
             if missing := sorted(path for path in paths if path not in own and not view.exists(path)):
-                number = f"{counted(len(missing), 'part file')} of it {agree(len(missing), 'is', 'are')}"
-                found = f"{number} missing: {shown(missing)}"
+                number = f"{plural(len(missing), 'part file')} of it {agree(len(missing), 'is', 'are')}"
+                found = f"{number} missing: {format_names(missing)}"
                 rule = "the part files of finished work are there"
                 cure = "delete the entries that name them: the same command embeds their items again"
                 findings.append(Finding("error", place, found, rule, cure))
-        found = f"not finished, with {counted(num_items, 'item')} in its journal"
+        found = f"not finished, with {plural(num_items, 'item')} in its journal"
         rule = "a run publishes at its end"
         cure = "the command that began it goes on with it"
         findings.append(Finding("note", f"{RUNS_FOLDER}/{info.run_id}", found, rule, cure))
@@ -310,7 +312,7 @@ def check_purges(files: StoreFiles, *, is_writing: bool) -> list[Finding]:
         return [Finding("error", PURGED_FILE, record.reason, rule, "restore the file from a backup")]
     if record is None or not record.unfinished:
         return []
-    found = f"a purge of {counted(len(record.unfinished), 'item')} has not ended"
+    found = f"a purge of {plural(len(record.unfinished), 'item')} has not ended"
     rule = "earlier versions may hold some of it, and none can be gone back to"
     if is_writing:
         return [Finding("note", PURGED_FILE, found, rule, "wait for the writer at work")]
@@ -339,7 +341,7 @@ def check_deletions(files: StoreFiles, current: Current, listing: Listing) -> tu
         elif is_named:
             doomed.update(found)
             left = (
-                f"{counted(len(found), 'file')} listed, {sum(each in listing for each in found):,} of them still there"
+                f"{plural(len(found), 'file')} listed, {sum(each in listing for each in found):,} of them still there"
             )
             rule = "what is listed counts as deleted"
             cure = f"the next writer deletes them, as `embedder vacuum {files.option}` does"

@@ -5,10 +5,10 @@ from collections import Counter
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.store.item_rows import mismatches
 from embedder.store.layout import PUBLISHED_FILE, Published, run_file
-from embedder.store_check.findings import NUM_SHOWN, Finding, Severity, shown
+from embedder.store_check.findings import NUM_SHOWN, Finding, Severity, format_names
 from embedder.store_check.parts import TableContent
 from embedder.store_check.scope import CheckedModel
 
@@ -84,7 +84,7 @@ def check_rows(model: CheckedModel, items: TableContent, embeddings: TableConten
         Finding(
             severity,
             model.place(table),
-            f"{counted(numbers[kind], 'item')} {what}: {shown(map(repr, first[kind]), numbers[kind])}",
+            f"{plural(numbers[kind], 'item')} {what}: {format_names(map(repr, first[kind]), numbers[kind])}",
             rule,
             cure,
         )

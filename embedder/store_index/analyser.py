@@ -46,14 +46,14 @@ class Analyser:
     def __init__(self, name: str = UNICODE) -> None:
         self.name = name
 
-    def asked(self, text: str) -> list[str]:
+    def query_terms(self, text: str) -> list[str]:
         """Terms of a query, in its order; one that stands there twice is there twice."""
         # The expression takes 5 ms to compile, each time.
         tokens = _ASCII_TOKEN.findall(text) if text.isascii() else split(pa.array([text])).to_pylist()[0]
         stem = self._stemmer()
         return [term for token in tokens for term in _terms(token, stem, is_query=True)]
 
-    def indexed(self, tokens: Sequence[str]) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Terms]:
+    def index_terms(self, tokens: Sequence[str]) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Terms]:
         """Terms by which captions with some tokens are found.
 
         Args:
@@ -75,12 +75,12 @@ class Analyser:
 
     def _stemmer(self) -> Callable[[str], str]:
         if self.name == UNICODE:
-            return _folded
+            return _fold
         import Stemmer  # type: ignore[import-not-found]
 
         stem = Stemmer.Stemmer(self.name, 0).stemWord  # one for each call: it has a state
         # English borrows its accents; other languages' stems depend on them.
-        return (lambda word: stem(_folded(word))) if self.name == "english" else (lambda word: _folded(stem(word)))
+        return (lambda word: stem(_fold(word))) if self.name == "english" else (lambda word: _fold(stem(word)))
 
 
 def split(captions: pa.Array) -> pa.ListArray:
@@ -111,7 +111,7 @@ def _terms(token: str, stem: Callable[[str], str], *, is_query: bool) -> list[st
     return [term for term in found if term]
 
 
-def _folded(word: str) -> str:
+def _fold(word: str) -> str:
     """Word without accents; empty where there is nothing else."""
     if word.isascii():
         return word

@@ -133,7 +133,7 @@ def make_index(job: IndexJob, *, may_update: bool = True) -> int | None:
     reasons: list[str] = []
     attempts: list[Callable[[IndexJob], tuple[int, str]]] = [_rebuilt, _exact]
     if may_update and job.previous is not None:
-        attempts.insert(0, _updated)
+        attempts.insert(0, _update)
     for attempt in attempts:
         try:
             number, description = attempt(job)
@@ -201,7 +201,7 @@ def build_anew(job: IndexJob, kind: str | None = None, *, measure_all: bool = Fa
     return job.add(build)
 
 
-def _updated(job: IndexJob) -> tuple[int, str]:
+def _update(job: IndexJob) -> tuple[int, str]:
     """Update the published version with the changes since: only the added rows' vectors are read."""
     if job.previous is None or job.last is None:
         raise RebuildNeededError("there is no index to go on from")

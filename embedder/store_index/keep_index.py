@@ -15,7 +15,7 @@ from embedder.store.layout import SEARCHED_NAMES, Current, StoreInfo, read_curre
 from embedder.store.lock import write_lock
 from embedder.store.models import check_has_vectors, find_model, model_files
 from embedder.store.publish import ModelIndexBuilder
-from embedder.store.store_info import published, read_store_info, served_info
+from embedder.store.store_info import read_published, read_store_info, served_info
 from embedder.store_index.build_or_update import IndexJob, build_anew, make_index
 from embedder.store_index.keep_words import keep_words, repair_words
 from embedder.store_index.versions import has_version, list_manifests, open_version
@@ -52,7 +52,7 @@ def build_index(
     """
     check_argument("embedder.build_index: config", config, RunConfig, "one of embedder.load_config")
     store, wanted = StoreFiles(config.required_store), config.index
-    find_model(store, published(store), model)  # before the lock makes a folder
+    find_model(store, read_published(store), model)  # before the lock makes a folder
     with write_lock(store):
         files, current = find_model(store, writable(store), model)
         check_has_vectors(files, current)
@@ -240,7 +240,9 @@ def rollback_index(files: StoreFiles, number: int | None = None) -> tuple[int, M
     versions = dict(list_manifests(files))
     fitting = _fitting(files, current, versions)
     chosen = (
-        _last_before(files, current, fitting) if number is None else _named(files, current, versions, fitting, number)
+        _last_before(files, current, fitting)
+        if number is None
+        else _find_named(files, current, versions, fitting, number)
     )
     open_version(files, chosen, served_info(read_store_info(files), current).model_fingerprint)
     swap_index(files, chosen)
@@ -266,7 +268,7 @@ def _last_before(files: StoreFiles, current: Current, fitting: Versions) -> int:
     return max(earlier)
 
 
-def _named(files: StoreFiles, current: Current, versions: Versions, fitting: Versions, number: int) -> int:
+def _find_named(files: StoreFiles, current: Current, versions: Versions, fitting: Versions, number: int) -> int:
     where = f"store {files.address}: index version {number}"
     if number not in versions:
         raise StoreError(f"{where} is not there; `embedder index status {files.option}` lists those that are")

@@ -55,14 +55,14 @@ def keep_words(files: StoreFiles, version: int, config: IndexConfig, *, may_upda
         return False
     if has_words(files, version):
         return True
-    before = _published(files, config.words) if may_update else None
+    before = _open_published(files, config.words) if may_update else None
     if before is None and not config.build:
         return False
     table = RecordTable(files, "embeddings", version)
     if table.schema is None or "caption" not in table.schema.names:
         return False
     try:
-        return _made(files, version, config.words, table, before)
+        return _make_words(files, version, config.words, table, before)
     except OSError as error:
         raise local_problem(error, f"{files.address}/{WORDS_FOLDER}") from error
 
@@ -127,7 +127,7 @@ def _copy(files: StoreFiles, version: int) -> tuple[Path, bool]:
         ) from None
 
 
-def _published(files: StoreFiles, analyser: str) -> WordIndex | None:
+def _open_published(files: StoreFiles, analyser: str) -> WordIndex | None:
     """Word index of what is published, where it can be gone on from."""
     current = read_current(files)
     if current is None or not has_words(files, current.embeddings):
@@ -140,7 +140,7 @@ def _published(files: StoreFiles, analyser: str) -> WordIndex | None:
     return found if (found.manifest.analyser, found.manifest.rules) == (analyser, RULES) else None
 
 
-def _made(files: StoreFiles, version: int, analyser: str, table: RecordTable, before: WordIndex | None) -> bool:
+def _make_words(files: StoreFiles, version: int, analyser: str, table: RecordTable, before: WordIndex | None) -> bool:
     if before is not None:
         last = before
 
@@ -149,13 +149,13 @@ def _made(files: StoreFiles, version: int, analyser: str, table: RecordTable, be
             return update_words(last, old, table, folder)
 
         try:
-            return _added(files, version, update)
+            return _add_words(files, version, update)
         except StoreError as error:  # a part file of the older version is gone
             LOG.info(f"words: built anew, as the last ones can't be updated: {error}")
-    return _added(files, version, lambda folder: build_words(table, folder, Analyser(analyser)))
+    return _add_words(files, version, lambda folder: build_words(table, folder, Analyser(analyser)))
 
 
-def _added(files: StoreFiles, version: int, make: Callable[[Path], WordsManifest]) -> bool:
+def _add_words(files: StoreFiles, version: int, make: Callable[[Path], WordsManifest]) -> bool:
     """Make a word index; one without any caption is not kept."""
     if files.folder is not None:
         root = files.folder / WORDS_FOLDER

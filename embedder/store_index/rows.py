@@ -89,7 +89,7 @@ class IndexRows:
         """
         share = -(-MAX_RECALL_QUERIES // min(NUM_QUERY_FILES, max(1, len(self._paths))))
         found: list[Floats] = []
-        for path in _spread(self._paths, NUM_QUERY_FILES):
+        for path in _evenly_spaced(self._paths, NUM_QUERY_FILES):
             column = self._table.read(["text_embedding"], [path])["text_embedding"].drop_null()
             if len(column):
                 found.append(unpack_vectors(column.slice(0, share)))
@@ -98,7 +98,7 @@ class IndexRows:
         return np.concatenate(found)[:MAX_RECALL_QUERIES] if found else None
 
 
-def _spread(paths: list[str], number: int) -> list[str]:
+def _evenly_spaced(paths: list[str], number: int) -> list[str]:
     """All paths, with `number` evenly spaced ones first."""
     step = max(1, len(paths) // number)
     return [path for start in range(step) for path in paths[start::step]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedder.quantities import counted, duration_text
+from embedder.quantities import duration_text, plural
 from embedder.steps.attempts import limit_deaths
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Searched
@@ -115,7 +115,7 @@ class ClusterFiller:
             done += groups[number].num_rows
             left_s = (time.monotonic() - started_s) * (num_rows - done) / max(1, done)
             left = f"about {duration_text(round(left_s))} left" if done < num_rows else "all built"
-            LOG.info(f"index: {done:,} of {counted(num_rows, 'vector')} in parts, {left}")
+            LOG.info(f"index: {done:,} of {plural(num_rows, 'vector')} in parts, {left}")
         return paths
 
     def _parts(self, groups: Sequence[ClusterGroup], template: bytes) -> Iterator[tuple[int, bytes]]:
@@ -140,7 +140,7 @@ def _make_part(template: bytes, files: StoreFiles, version: int, paths: Sequence
     Raises:
         RunFailedError: it has killed several processes.
     """
-    with limit_deaths(lambda: f"index: a part of {counted(len(paths), 'file')}", PART_CURE):
+    with limit_deaths(lambda: f"index: a part of {plural(len(paths), 'file')}", PART_CURE):
         return _built_part(template, IndexRows(files, version, paths, searched))
 
 

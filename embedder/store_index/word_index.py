@@ -154,7 +154,7 @@ def update_words(before: WordIndex, old: RecordTable, new: RecordTable, folder: 
     """
     started = time.monotonic()
     writer = _Writer(folder, Analyser(before.manifest.analyser))
-    rows, added = _moved(before, old, new)
+    rows, added = _move_captions(before, old, new)
     writer.take_over(before, rows)
     for captions, places in added:
         writer.add(captions, places)
@@ -163,7 +163,7 @@ def update_words(before: WordIndex, old: RecordTable, new: RecordTable, folder: 
     return writer.finish(new.version, started)
 
 
-def _moved(
+def _move_captions(
     before: WordIndex, old: RecordTable, new: RecordTable
 ) -> tuple[Numbers, Iterator[tuple[pa.ChunkedArray, Numbers]]]:
     """Row of each caption in the new version, and the captions that it has beside them, with their rows.
@@ -183,7 +183,7 @@ def _moved(
     by_row = np.full(old.num_rows() if gone else 0, NO_ROW, "<u4")
     by_row[before.rows[lost]] = lost
     hashes, docs = [np.empty(0, np.uint64)], [np.empty(0, "<u4")]
-    for keys, _, places in _hashed(old, gone):
+    for keys, _, places in _hash_captions(old, gone):
         own = by_row[places]
         hashes.append(keys[own != NO_ROW])
         docs.append(own[own != NO_ROW])
@@ -192,14 +192,14 @@ def _moved(
     order = np.argsort(known)
     known, known_docs = known[order], known_docs[order]
 
-    def added() -> Iterator[tuple[pa.ChunkedArray, Numbers]]:
-        for keys, captions, places in _hashed(new, fresh):
+    def list_added() -> Iterator[tuple[pa.ChunkedArray, Numbers]]:
+        for keys, captions, places in _hash_captions(new, fresh):
             found = np.minimum(np.searchsorted(known, keys), max(0, len(known) - 1))
             is_known = known[found] == keys if len(known) else np.zeros(len(keys), np.bool_)
             rows[known_docs[found[is_known]]] = places[is_known]
             yield captions.filter(pa.array(~is_known)), places[~is_known].astype("<u4")
 
-    return rows, added()
+    return rows, list_added()
 
 
 def _starts(table: RecordTable) -> dict[str, int]:
@@ -225,7 +225,7 @@ def _move(rows: Numbers, firsts: Numbers, shifts: Numbers, is_gone: Numbers) -> 
     return np.concatenate(lost)
 
 
-def _hashed(table: RecordTable, paths: Sequence[str]) -> Iterator[tuple[Numbers, pa.ChunkedArray, Numbers]]:
+def _hash_captions(table: RecordTable, paths: Sequence[str]) -> Iterator[tuple[Numbers, pa.ChunkedArray, Numbers]]:
     """Hashes of id, segment and caption of the rows of some files, the captions, and the rows; piece by piece."""
     import duckdb
 

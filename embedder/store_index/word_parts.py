@@ -103,7 +103,7 @@ def part_of(captions: pa.Array, analyser: Analyser) -> Part:
     """
     tokens = split(captions)
     encoded = tokens.flatten().dictionary_encode()
-    numbers, hashes = analyser.indexed(encoded.dictionary.to_pylist())
+    numbers, hashes = analyser.index_terms(encoded.dictionary.to_pylist())
     terms, term_numbers = np.unique(hashes, return_inverse=True)
     first = np.concatenate([[0], np.cumsum(numbers)])
     codes = encoded.indices.to_numpy()
@@ -149,7 +149,7 @@ def merge_parts(parts: Sequence[Part], kept: Sequence[Numbers | None], folder: P
         _write(opened["starts"], np.zeros(1, "<u8"))
         num_postings = 0
         for terms, spans in _cuts(parts):
-            found, docs, counts = _taken(parts, numbers, terms, spans)
+            found, docs, counts = _take_postings(parts, numbers, terms, spans)
             sizes = np.bincount(found, minlength=len(terms)) if len(terms) > 1 else np.array([len(docs)])
             is_left = sizes > 0
             starts = np.concatenate([[0], np.cumsum(sizes[is_left])])
@@ -206,7 +206,7 @@ def _cuts(parts: Sequence[Part]) -> Iterator[tuple[Terms, list[tuple[int, int]]]
         start = stop
 
 
-def _taken(
+def _take_postings(
     parts: Sequence[Part], numbers: Sequence[tuple[int, Numbers | None]], terms: Terms, spans: list[tuple[int, int]]
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Postings of some terms in all parts, list after list: number of the term among them, caption, count."""

@@ -82,7 +82,7 @@ class JobServer(HttpClient):
 
     def ray_version(self) -> str:
         """Version of the cluster's Ray."""
-        found = self._asked("GET", "/api/version")
+        found = self._read_json("GET", "/api/version")
         if not isinstance(found, dict) or not isinstance(version := found.get("ray_version"), str):
             raise self._unknown(json.dumps(found))
         return version
@@ -107,11 +107,11 @@ class JobServer(HttpClient):
             raise
         if answer.status < 300 or "already exists" in answer.body.decode(errors="replace"):
             return job_id
-        raise self._refused(answer)
+        raise self._refusal(answer)
 
     def jobs(self) -> list[JobInfo]:
         """List the submitted jobs, the newest first."""
-        found = self._asked("GET", "/api/jobs/")
+        found = self._read_json("GET", "/api/jobs/")
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
             raise self._unknown(json.dumps(found))
         infos = [_info(each) for each in found if each.get("submission_id")]
@@ -142,12 +142,12 @@ class JobServer(HttpClient):
         answer = self._answer(method, f"/api/jobs/{quote(job_id, safe='')}{path}", allowed=(404,))
         if answer.status == 404:
             raise ConfigError(f"{self.url}: it has no job {job_id}; `embedder jobs list` names those that it has")
-        return self._parsed(answer)
+        return self._parse(answer)
 
-    def _asked(self, method: str, path: str) -> Any:
-        return self._parsed(self._answer(method, path))
+    def _read_json(self, method: str, path: str) -> Any:
+        return self._parse(self._answer(method, path))
 
-    def _parsed(self, answer: HttpAnswer) -> Any:
+    def _parse(self, answer: HttpAnswer) -> Any:
         try:
             return parse_json(answer.body)
         except ValueError:
@@ -169,7 +169,7 @@ class JobServer(HttpClient):
         stop_s = time.monotonic() + PATIENCE_S
         while True:
             try:
-                answer = self._once(method, path, body, {})
+                answer = self._ask_once(method, path, body, {})
             except (OSError, HTTPException) as error:
                 if self._has_answered and time.monotonic() < stop_s:
                     time.sleep(PAUSE_S)
@@ -178,7 +178,7 @@ class JobServer(HttpClient):
             if answer.status < 300 or answer.status in allowed:
                 self._has_answered = True
                 return answer
-            raise self._refused(answer)
+            raise self._refusal(answer)
 
     def _unreachable(self, error: Exception) -> Exception:
         found = f"{type(error).__name__}: {error}"
@@ -191,7 +191,7 @@ class JobServer(HttpClient):
             f"{self.url}: it can't be reached ({found}); give the address of the cluster's dashboard, as {self.example}"
         )
 
-    def _refused(self, answer: HttpAnswer) -> Exception:
+    def _refusal(self, answer: HttpAnswer) -> Exception:
         """Error of an answer that is none that was asked for."""
         text = answer.body.decode(errors="replace").strip()
         if answer.status in (401, 403):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.training.batches import ExampleCache, epoch_batches, sampler_of
 from embedder.training.frozen_towers import feature_batches, run_towers
 from embedder.training.loop import PreparedTraining, Steps, TrainingSetup
@@ -45,7 +45,7 @@ def training_setup(
     from embedder.training.worker_group import start_workers
 
     resources = allocate_workers(prepared.config, cluster())
-    LOG.info(f"starting {counted(resources.num_workers, 'training worker')}")
+    LOG.info(f"starting {plural(resources.num_workers, 'training worker')}")
     with start_workers(prepared, resources) as group:
         if validation is not None:
             group.hold_out(validation)

@@ -93,7 +93,7 @@ class ExampleCache:
         """
         ids = items.listing["item_id"].to_pylist()
         missing = [number for number, item_id in enumerate(ids) if item_id not in self._cache]
-        with closing(self._decoded(items.listing, missing)) as decoded:
+        with closing(self._decode(items.listing, missing)) as decoded:
             for item_id in ids:
                 example = self._cache.get(item_id) or next(decoded, None)
                 if example is None or example.item_id != item_id:
@@ -103,7 +103,7 @@ class ExampleCache:
                     self.cached_bytes += example.num_bytes
                 yield example
 
-    def _decoded(self, listing: pa.Table, missing: list[int]) -> Generator[Example, None, None]:
+    def _decode(self, listing: pa.Table, missing: list[int]) -> Generator[Example, None, None]:
         if missing:
             tables = self.decode(listing.take(pa.array(missing)).combine_chunks())
             with closing(tables):

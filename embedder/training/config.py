@@ -74,7 +74,7 @@ class KeptLayers(ConfigSection):
 
     @field_validator("vision", "text")
     @classmethod
-    def _known(cls, value: LayerChoice) -> LayerChoice:
+    def _check_layers(cls, value: LayerChoice) -> LayerChoice:
         chosen_layers(value, None)
         return value
 

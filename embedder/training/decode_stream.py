@@ -15,7 +15,7 @@ from embedder.engine.block_size import FEW_ITEMS
 from embedder.engine.choose_engine import EngineChoice
 from embedder.engine.local import ahead
 from embedder.engine.resources import decode_cpus
-from embedder.quantities import counted, duration_text
+from embedder.quantities import duration_text, plural
 from embedder.steps.attempts import limit_deaths
 from embedder.steps.decode import DECODE_CURE
 from embedder.training.batches import Decode
@@ -48,7 +48,7 @@ def choose_decode_engine(config: TrainConfig, num_items: int, num_cpus: int, *, 
     if not has_ray:
         return EngineChoice("local", "Ray is not installed")
     decode_s = num_items * IMAGE_DECODE_S / num_cpus
-    work = f"{counted(num_items, 'image')}, about {duration_text(round(decode_s))} of decoding"
+    work = f"{plural(num_items, 'image')}, about {duration_text(round(decode_s))} of decoding"
     if decode_s < STARTUP_S:
         return EngineChoice("local", f"{work}, less than Ray's start ({STARTUP_S:.0f} s)")
     return EngineChoice("ray", f"{work}, more than Ray's start ({STARTUP_S:.0f} s)")
@@ -123,11 +123,13 @@ def _map_blocks(blocks: Iterable[pa.Table], decode: Callable[[pa.Table], Any], n
     context = dataset.context  # the dataset's own copy
     context.execution_options.preserve_order = True
     context.target_max_block_size = None
-    return dataset.map_batches(partial(_limited, decode), batch_format="pyarrow", batch_size=None, num_cpus=num_cpus)
+    return dataset.map_batches(
+        partial(_limit_attempts, decode), batch_format="pyarrow", batch_size=None, num_cpus=num_cpus
+    )
 
 
-def _limited(decode: Callable[[pa.Table], Any], block: pa.Table) -> Iterator[Any]:
+def _limit_attempts(decode: Callable[[pa.Table], Any], block: pa.Table) -> Iterator[Any]:
     """Run a decode task that may be begun again."""
-    with limit_deaths(lambda: f"decoding {counted(block.num_rows, 'item')} of the training data", DECODE_CURE):
+    with limit_deaths(lambda: f"decoding {plural(block.num_rows, 'item')} of the training data", DECODE_CURE):
         tables = decode(block)
         yield from [tables] if isinstance(tables, pa.Table) else tables

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED
 from embedder.errors import SourceError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.sources.listing import list_sources
 from embedder.sources.selection import LeftOut
 from embedder.training.config import TrainConfig
@@ -148,7 +148,7 @@ def split_items(items: Items, config: TrainConfig) -> tuple[Items, Items]:
     train, validation = items.take(np.flatnonzero(~held_out)), items.take(np.flatnonzero(held_out))
     if len(train) < 2:
         raise SourceError(
-            f"{counted(len(items), 'item')} listed, {len(validation):,} held out: too few are left to train on; "
+            f"{plural(len(items), 'item')} listed, {len(validation):,} held out: too few are left to train on; "
             "lower validation.fraction, or add a source"
         )
     order = epoch_order(validation.keys, config.train.seed, VALIDATION_EPOCH)[: config.validation.max_items]

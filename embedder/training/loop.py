@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from embedder.engine.choose_engine import EngineChoice
 from embedder.errors import RunFailedError, SourceError
 from embedder.observability.trackers import NoTracker, Tracker
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.training.config import TrainConfig
 from embedder.training.examples import ExampleSpec
 from embedder.training.items import Items
@@ -166,11 +166,11 @@ class Loop:
             self._check_rejects()
             if stale := self.progress.counts.stale:
                 raise SourceError(
-                    f"0 of {counted(len(self.prepared.train), 'item')} can be trained on: of {len(stale):,} the "
+                    f"0 of {plural(len(self.prepared.train), 'item')} can be trained on: of {len(stale):,} the "
                     "teacher's vectors are of another content; embed the same sources, with the same columns, again"
                 )
             raise SourceError(
-                f"0 of {counted(len(self.prepared.train), 'item')} with both an image and a caption; name "
+                f"0 of {plural(len(self.prepared.train), 'item')} with both an image and a caption; name "
                 "`columns.caption` or `texts`, or put .txt files beside the images"
             )
 
@@ -210,7 +210,7 @@ class Loop:
 
     def _draw(self) -> None:
         train, num_items = self.config.train, len(self.prepared.train)
-        title = f"{train.loss} loss, {train.what}, {counted(num_items, 'item')}, batches of {self.config.batch_size}"
+        title = f"{train.loss} loss, {train.what}, {plural(num_items, 'item')}, batches of {self.config.batch_size}"
         draw_curves(self.outputs.curves, self.outputs.read_metrics(), f"{self.outputs.root.name}: {title}")
         self._drawn_s = time.monotonic()
 
@@ -229,7 +229,7 @@ class Loop:
         if counts.reject_fraction > limit:
             self._save()
             raise RunFailedError(
-                f"{len(counts.rejects):,} of {counted(counts.num_seen, 'item')} rejected, more than "
+                f"{len(counts.rejects):,} of {plural(counts.num_seen, 'item')} rejected, more than "
                 f"max_reject_fraction = {limit:g} allows; see the reasons in {self.outputs.rejects}, then repair the "
                 "files, or allow more with --set max_reject_fraction=... --resume"
             )
@@ -246,5 +246,5 @@ def describe(found: dict[str, Any]) -> str:
     """Describe a measurement in one line."""
     return (
         f"R@1 {found['r_at_1']:.3f}, R@5 {found['r_at_5']:.3f}, R@10 {found['r_at_10']:.3f} on "
-        f"{counted(found['num_pictures'], 'held-out image')} by {counted(found['num_queries'], 'caption')}"
+        f"{plural(found['num_pictures'], 'held-out image')} by {plural(found['num_queries'], 'caption')}"
     )

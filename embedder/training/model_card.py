@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from importlib.metadata import version
 
 from embedder.observability.run_tracking import parameters_of
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.storage.printable import printable
 from embedder.training.config import TrainConfig
 from embedder.training.report import TrainReport
@@ -36,10 +36,10 @@ def model_card(report: TrainReport, config: TrainConfig, model: ModelConfig, num
         f"trained by `embedder train` with {made_with}.\n",
         _table(("tower", "layers", "kind"), towers),
         "## Data\n",
-        f"{counted(report.num_items, 'item')} to learn from, {report.num_held_out:,} held out; of these, "
+        f"{plural(report.num_items, 'item')} to learn from, {report.num_held_out:,} held out; of these, "
         f"{report.num_rejected:,} were broken, and {report.num_unpaired:,} lacked an image or a caption.\n",
         "## Training\n",
-        f"{_beginning(report)} {counted(report.num_steps, 'step')}, {report.num_epochs:.1f} epochs, "
+        f"{_beginning(report)} {plural(report.num_steps, 'step')}, {report.num_epochs:.1f} epochs, "
         f"{report.train_s / 60:,.1f} minutes on {report.device}.\n",
         _table(("key", "value"), parameters_of(config).items()),
         "## Figures\n",

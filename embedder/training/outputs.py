@@ -53,14 +53,14 @@ class Outputs:
         self.start, self.teacher = self.root / "start", self.root / "teacher"
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Make the folder and lock it for this process; a new one is removed where the run is refused before it trains.
 
         Raises:
             ConfigError: another process trains into it, or it can't be written.
         """
         is_new = not self.root.exists()
-        with no_empty_folders(self.root), self._locked():
+        with no_empty_folders(self.root), self._lock():
             try:
                 yield
             except USER_MISTAKES:
@@ -69,7 +69,7 @@ class Outputs:
                 raise
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             handle = (self.root / ".lock").open("a")
@@ -150,7 +150,7 @@ def draw_curves(path: Path, metrics: Metrics, title: str) -> None:
 def _draw_loss(axes: Any, lines: Metrics) -> None:
     steps, losses = [line["step"] for line in lines], [line["loss"] for line in lines]
     axes.plot(steps, losses, color="tab:blue", alpha=0.3, linewidth=1)
-    axes.plot(steps, smoothed(losses), color="tab:blue", linewidth=1.5)
+    axes.plot(steps, smooth(losses), color="tab:blue", linewidth=1.5)
     axes.set_ylabel("training loss")
     axes.grid(alpha=0.3)
 
@@ -166,7 +166,7 @@ def _draw_retrieval(axes: Any, lines: Metrics) -> None:
     axes.grid(alpha=0.3)
 
 
-def smoothed(values: Sequence[float]) -> list[float]:
+def smooth(values: Sequence[float]) -> list[float]:
     """Exponential mean that starts at the first value."""
     result: list[float] = []
     for value in values:

@@ -40,10 +40,10 @@ def cut_shares(
         for batch in range(first if number == epoch else 0, num_batches(len(items), sampler.batch_size)):
             for share in range(num_workers):
                 start = batch * sampler.batch_size + share * rows
-                yield _numbered(items.take(order[start : start + rows]), number, batch, share)
+                yield _number_items(items.take(order[start : start + rows]), number, batch, share)
 
 
-def _numbered(items: Items, *position: int) -> pa.Table:
+def _number_items(items: Items, *position: int) -> pa.Table:
     columns = [items.keys, items.concepts, *([number] * len(items) for number in position)]
     table = items.listing.combine_chunks()
     for name, values in zip(NUMBERS, columns, strict=True):

@@ -22,8 +22,8 @@ from embedder.engine.model_folder import Model, open_model
 from embedder.engine.signals import stop_on_signals
 from embedder.errors import ConfigError, SourceError, check_argument
 from embedder.observability.run_tracking import parameters_of
-from embedder.observability.trackers import tracked
-from embedder.quantities import counted
+from embedder.observability.trackers import track_run
+from embedder.quantities import plural
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.training.backends import training_setup
 from embedder.training.batches import Decode, ExampleCache, ExampleCounts, numbered_pairs
@@ -71,15 +71,15 @@ def train(config: TrainConfig, *, resume: bool = False, show_steps: ShowSteps = 
     _check_out(outputs, resume)
     config = config.model_copy(update={"ray_address": find_cluster(config.ray_address, config.engine)})
     train_items, held_out = split_items(list_items(config), config)
-    with outputs.locked():
+    with outputs.lock():
         taught = None
         if config.teacher is not None:
             taught = join_teacher(train_items, teacher_store(config, config.teacher, outputs), config.teacher)
             train_items = taught.items
         prepared = _prepare(config, outputs, train_items, held_out, resume)
-        LOG.info(f"{counted(len(train_items), 'item')} to train on, {len(held_out):,} held out")
+        LOG.info(f"{plural(len(train_items), 'item')} to train on, {len(held_out):,} held out")
         LOG.info(f"engine {prepared.choice.engine}: {prepared.choice.reason}")
-        with tracked(config.tracker, "embedder train") as tracker:
+        with track_run(config.tracker, "embedder train") as tracker:
             name = f"train {outputs.root.name}"
             tracker.begin(name, parameters_of(config), {"embedder.out": str(outputs.root)}, outputs.write_tracker)
             cache, device = _run(replace(prepared, tracker=tracker), show_steps)
@@ -127,7 +127,7 @@ def _check_workers(config: TrainConfig, num_items: int) -> None:
         return
     if num_items < config.batch_size:
         raise ConfigError(
-            f"num_workers = {config.num_workers}: {counted(num_items, 'item')} to train on fill no batch of "
+            f"num_workers = {config.num_workers}: {plural(num_items, 'item')} to train on fill no batch of "
             f"{config.batch_size}; lower batch_size, or train with one worker"
         )
     if config.ray_address is None:

@@ -17,7 +17,7 @@ from embedder.config import RunConfig
 from embedder.config_toml.index_section import IndexConfig
 from embedder.errors import SourceError, StoreError
 from embedder.ingest.embed import embed
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.retrieval.store_api import Store, open_store
 from embedder.store.models import check_has_vectors
 from embedder.training.config import TeacherConfig, TrainConfig
@@ -104,13 +104,13 @@ def join_teacher(items: Items, store: str, teacher: TeacherConfig) -> Teacher:
     known = np.flatnonzero(places >= 0)
     if not len(known):
         raise SourceError(
-            f"{where}: it has vectors of none of {counted(len(items), 'item')} to train on (it has "
+            f"{where}: it has vectors of none of {plural(len(items), 'item')} to train on (it has "
             f"{theirs[0].as_py()!r}, the sources list {items.listing['item_id'][0].as_py()!r}); {CURE}"
         )
     vectors = _vectors_of(rows.take(pa.array(places[known])), where)
     joined = replace(items.take(known), teacher=vectors)
     LOG.info(
-        f"{where}: {len(known):,} of {counted(len(items), 'item')} to train on are in it; "
+        f"{where}: {len(known):,} of {plural(len(items), 'item')} to train on are in it; "
         f"{len(items) - len(known):,} that it lacks are left out"
     )
     report = TeacherReport(

@@ -72,10 +72,10 @@ def learn_pieces(words: Mapping[str, int], num_pieces: int) -> Scores:
     wanted = max(num_pieces, len(characters))
     while True:
         for _ in range(NUM_EM_PASSES):
-            scores = _reestimated(scores, expected_counts(words, scores), characters)
+            scores = _reestimate(scores, expected_counts(words, scores), characters)
         if len(scores) <= wanted:
             return scores
-        scores = _pruned(scores, expected_counts(words, scores), characters, wanted)
+        scores = _prune(scores, expected_counts(words, scores), characters, wanted)
 
 
 def seed_pieces(words: Mapping[str, int], characters: set[str], num_seeds: int) -> Scores:
@@ -125,7 +125,7 @@ def _add_expected(word: str, count: int, probabilities: Mapping[str, float], exp
             expected[piece] += count * forward[start] * probability * backward[stop] / forward[size]
 
 
-def _reestimated(scores: Scores, expected: Mapping[str, float], characters: set[str]) -> Scores:
+def _reestimate(scores: Scores, expected: Mapping[str, float], characters: set[str]) -> Scores:
     """New scores; the digamma of a count, not its logarithm, takes from the rare and gives to the frequent."""
     counts = {
         piece: max(expected[piece], MIN_EXPECTED_COUNT)
@@ -136,7 +136,7 @@ def _reestimated(scores: Scores, expected: Mapping[str, float], characters: set[
     return {piece: _digamma(count) - total for piece, count in counts.items()}
 
 
-def _pruned(scores: Scores, expected: Mapping[str, float], characters: set[str], wanted: int) -> Scores:
+def _prune(scores: Scores, expected: Mapping[str, float], characters: set[str], wanted: int) -> Scores:
     """Drop up to a quarter of the pieces: those whose text the others would write at the least loss."""
     removable = [piece for piece in scores if piece not in characters]
     num_kept = max(wanted, int(len(scores) * KEPT_BY_PRUNING)) - (len(scores) - len(removable))

@@ -150,7 +150,7 @@ class TrainWorker:
         )
         self._group = ProcessGroup()
         self.trainer = Trainer(self.model, self.config.train, device=device, group=self._group, teacher=self.teacher)
-        self.trainer.load_state_dict(unpacked(state))
+        self.trainer.load_state_dict(unpack_state(state))
 
     def listen(self, share: Any) -> None:
         """Take batches from this share (a Ray Data iterator) of a stream of `decode_share` from now on."""
@@ -190,17 +190,17 @@ class TrainWorker:
 
     def state(self) -> bytes:
         """State of the trainer, which is the same on all workers."""
-        return packed(self.trainer.state_dict())
+        return pack_state(self.trainer.state_dict())
 
 
-def packed(state: dict[str, Any]) -> bytes:
+def pack_state(state: dict[str, Any]) -> bytes:
     """Serialise a trainer's state, from any device."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
 
 
-def unpacked(state: bytes) -> dict[str, Any]:
+def unpack_state(state: bytes) -> dict[str, Any]:
     """Read the bytes of `packed`, onto the CPU."""
     found: dict[str, Any] = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
     return found

@@ -37,7 +37,7 @@ class Validation:
     def measure(self, trainer: Trainer) -> ValidationRecall:
         """R@k with the averaged weights, which are the ones that are exported."""
         if trainer.settings.what == "projections":
-            images, captions = self._projected(trainer)
+            images, captions = self._project(trainer)
         else:
             images = trainer.encode_images(self.batch.pixels)
             captions = trainer.encode_captions(self.batch.token_ids, self.batch.token_lengths)
@@ -46,7 +46,7 @@ class Validation:
         return ValidationRecall(found[1], found[5], found[10], len(queries), len(targets))
 
     @torch.inference_mode()
-    def _projected(self, trainer: Trainer) -> tuple[torch.Tensor, torch.Tensor]:
+    def _project(self, trainer: Trainer) -> tuple[torch.Tensor, torch.Tensor]:
         """Frozen towers run once; only the projections differ from one measurement to the next."""
         towers, batch = trainer.averaged, self.batch
         if self._features is None:

@@ -19,13 +19,20 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from embedder.errors import RunFailedError
-from embedder.quantities import counted, duration_text
+from embedder.quantities import duration_text, plural
 from embedder.training.batches import sampler_of
 from embedder.training.decode_stream import share_stream
 from embedder.training.loop import PreparedTraining
 from embedder.training.rank_batches import cut_shares
 from embedder.training.sampler import num_batches
-from embedder.training.train_worker import START_TIMEOUT_S, THIS_MACHINE, TrainWorker, WorkerResources, packed, unpacked
+from embedder.training.train_worker import (
+    START_TIMEOUT_S,
+    THIS_MACHINE,
+    TrainWorker,
+    WorkerResources,
+    pack_state,
+    unpack_state,
+)
 from embedder.training.validation import Validation, ValidationRecall
 from shards.training.trainer import StepMetrics
 
@@ -87,7 +94,7 @@ class WorkerGroup:
         addresses = self._ask(self.workers, "address", timeout_s=START_TIMEOUT_S)
         host = THIS_MACHINE if len(set(addresses)) == 1 else addresses[0]
         (port,) = self._ask(self.workers[:1], "open_rendezvous", host)
-        self._ask(self.workers, "join", host, port, ray.put(packed(self.prepared.trainer.state_dict())))
+        self._ask(self.workers, "join", host, port, ray.put(pack_state(self.prepared.trainer.state_dict())))
 
     def hold_out(self, validation: Validation) -> None:
         """Keep the held-out items; the first worker measures for all."""
@@ -140,7 +147,7 @@ class WorkerGroup:
     def state_dict(self) -> dict[str, Any]:
         """State of the trainer, as a checkpoint holds it."""
         (state,) = self._ask(self.workers[:1], "state")
-        return unpacked(state)
+        return unpack_state(state)
 
     def export(self, folder: str | Path, name: str, *, replace: bool = False) -> Path:
         """Write the averaged weights as a model folder; see `Trainer.export`.
@@ -172,7 +179,7 @@ class WorkerGroup:
                 done, waiting = ray.wait(waiting, timeout=timeout_s)
                 if not done:
                     raise RunFailedError(
-                        f"{len(waiting)} of {counted(len(self.workers), 'training worker')} gave no answer for "
+                        f"{len(waiting)} of {plural(len(self.workers), 'training worker')} gave no answer for "
                         f"{duration_text(timeout_s)} after step {self.num_steps_done:,}: the cluster lacks CPUs or "
                         "GPUs for them, or decoding is stuck; the last checkpoint is whole, and the same command with "
                         "--resume goes on (slow items need a larger no_progress_timeout_s)"
@@ -183,7 +190,7 @@ class WorkerGroup:
             self._blame(asked)
             raise error.cause from error
         except RayError as error:
-            raise self._died(error) from None
+            raise self._death_error(error) from None
 
     def _blame(self, asked: list[Any]) -> None:
         """Name the worker that died, where another one fails because of it.
@@ -198,9 +205,9 @@ class WorkerGroup:
             except RayTaskError:
                 continue
             except RayError as error:
-                raise self._died(error) from None
+                raise self._death_error(error) from None
 
-    def _died(self, error: RayError) -> RunFailedError:
+    def _death_error(self, error: RayError) -> RunFailedError:
         reason = " ".join(str(error).split())[:200]
         return RunFailedError(
             f"{_one_of(len(self.workers))} died after step {self.num_steps_done:,} ({reason}); the last "

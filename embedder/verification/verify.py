@@ -27,7 +27,7 @@ from embedder.engine.job import decode_spec, make_plan, stage_threads, store_inf
 from embedder.engine.model_folder import Model, open_model
 from embedder.errors import SourceError, StoreError
 from embedder.installation import require
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
@@ -37,7 +37,7 @@ from embedder.store.arrow_lookup import KnownIds
 from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
-from embedder.store.store_info import differing, published, read_store_info, served_info
+from embedder.store.store_info import differing, read_published, read_store_info, served_info
 from embedder.store.tables import RecordTable
 from embedder.verification.compare import Limit, VectorComparison, Vectors, compare, cosines
 from index.vectors import Mask
@@ -156,8 +156,8 @@ def verify(
     model = open_model(config.required_model)
     plan = make_plan(config, model)
     planned = plan.dtype if config.plan is not None else None
-    config = choose_dtype(config, lambda: _gpus_of(device), planned=planned).applied(config)
-    rows = _decoded(config, model, num_items)
+    config = choose_dtype(config, lambda: _gpus_of(device), planned=planned).apply_to(config)
+    rows = _decode_items(config, model, num_items)
     runner = _Runner(config, model, device)
     whole = whole_model(model.config)
 
@@ -194,7 +194,7 @@ def verify(
 
 def _as_published(config: RunConfig, files: StoreFiles) -> RunConfig:
     """Take from a store what decides on vectors and the configuration leaves open, and how it cut videos."""
-    served = served_info(read_store_info(files), published(files))
+    served = served_info(read_store_info(files), read_published(files))
     decode = config.decode
     if decode.colour == "auto":
         decode = decode.model_copy(update={"colour": served.colour})
@@ -253,7 +253,7 @@ class _Runner:
         return _vectors(tables), _row_s(tables)
 
 
-def _decoded(config: RunConfig, model: Model, num_items: int) -> list[pa.Table]:
+def _decode_items(config: RunConfig, model: Model, num_items: int) -> list[pa.Table]:
     """Decode items into rows, as the decode step hands them to the first stage."""
     with shipped_source() as shipped:
         listing = _take(list_sources(config.source or (shipped,)), num_items)
@@ -262,7 +262,7 @@ def _decoded(config: RunConfig, model: Model, num_items: int) -> list[pa.Table]:
         reasons = {f"{row['error_type']}: {row['error']}" for table in rows for row in table.to_pylist()[:1]}
         paths = ", ".join(source.path for source in config.source)
         raise SourceError(
-            f"source {paths}: 0 of {counted(listing.num_rows, 'item')} can be embedded "
+            f"source {paths}: 0 of {plural(listing.num_rows, 'item')} can be embedded "
             f"({'; '.join(sorted(reasons)[:2])}); name a source with images, videos or captions"
         )
     return rows
@@ -307,7 +307,7 @@ def _compare_with_store(
     files: StoreFiles, info: StoreInfo, rows: Sequence[pa.Table], found: Embedded, limit: Limit
 ) -> list[VectorComparison]:
     """Compare with the vectors that a store has published of the same content."""
-    current = published(files)
+    current = read_published(files)
     served = served_info(read_store_info(files), current)
     if names := differing(served, info):
         raise StoreError(
@@ -318,7 +318,7 @@ def _compare_with_store(
     columns = {side: f"{side}_embedding" for side in SIDES}
     pieces = RecordTable(files, "embeddings", current.embeddings).pieces([*KEYS, *columns.values()])
     wanted = KnownIds(here["item_id"])
-    stored = pa.concat_tables([piece.take(wanted.among(piece["item_id"])) for piece in pieces])
+    stored = pa.concat_tables([piece.take(wanted.find_among(piece["item_id"])) for piece in pieces])
     place_of = {key: place for place, key in enumerate(_keys(stored))}
     places = [place_of.get(key) for key in _keys(here)]
     if not any(place is not None for place in places):
@@ -331,7 +331,7 @@ def _compare_with_store(
         vectors = stored[column].take(pa.array(places, pa.int64()))
         expected = Vectors(unpack_vectors(vectors.drop_null()), pc.is_valid(vectors).to_numpy())
         comparisons.append(
-            compare(side, _only(found[side], expected.present), f"the store ({made_with})", expected, limit)
+            compare(side, _select_rows(found[side], expected.present), f"the store ({made_with})", expected, limit)
         )
     return comparisons
 
@@ -340,7 +340,7 @@ def _keys(rows: pa.Table) -> list[tuple[object, ...]]:
     return list(zip(*(rows[name].to_pylist() for name in KEYS), strict=True))
 
 
-def _only(vectors: Vectors, wanted: Mask) -> Vectors:
+def _select_rows(vectors: Vectors, wanted: Mask) -> Vectors:
     """Vectors of some rows alone."""
     return Vectors(vectors.values[wanted[vectors.present]], vectors.present & wanted)
 

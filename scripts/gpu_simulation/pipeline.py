@@ -48,7 +48,7 @@ def forward_rate(config: ModelConfig, figures: DeviceFigures, num_rows: int, slo
     gpu, shard = SimulatedGpu(figures, slowness), shard_of_shapes(config, whole_model(config), DTYPE)
     states = sample_states(config, num_rows)
     arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(group_costs(config, [figures.name])))
-    arranged = arranged.moved(lambda values: torch.empty(values.shape, dtype=values.dtype, device="meta"))
+    arranged = arranged.move_to(lambda values: torch.empty(values.shape, dtype=values.dtype, device="meta"))
     with fused_attention(gpu), on_device(gpu):
         shard.compute(arranged)
         gpu.synchronize()

@@ -50,7 +50,7 @@ FAULTS = tuple(
             "a commit that bears the run's id is taken for what it was to contain",
             "tables:RecordTable.commit_files",
             "if held == kept:",
-            "if held == kept or self.committed(mark):",
+            "if held == kept or self.is_committed(mark):",
         ),
         (
             "commit-over-another",

@@ -84,7 +84,7 @@ def embed(
             if is_interim and task < num_tasks - 1:
                 batch = work.next()
                 publish_interim(InterimWork(run, batch, metadata, intent), no_index)
-                work.published(batch)
+                work.note_published(batch)
                 seal(files, run.run_id, sorted(names_in_journal(files, run.run_id)))
         ids = pa.chunked_array([pa.array(list(retired), pa.string())])
         models = [ModelWork(own, metadata, intent, ids) for own, _ in works]

@@ -123,7 +123,7 @@ def _importer(folder: Path) -> Importer:
         return Importer(import_tower, read_tower_config)
     if "architecture" in tree:
         return Importer(import_timm, read_timm_config)
-    raise ModelError(f"{folder}: {_found(folder, tree)}; {_taken()}")
+    raise ModelError(f"{folder}: {_describe_found(folder, tree)}; {_describe_taken()}")
 
 
 def _is_of_transformers(folder: Path) -> bool:
@@ -134,7 +134,7 @@ def _is_of_transformers(folder: Path) -> bool:
         return False
 
 
-def _found(folder: Path, tree: dict[str, Any]) -> str:
+def _describe_found(folder: Path, tree: dict[str, Any]) -> str:
     if "format_version" in tree:
         return "this is a model folder already, which commands take as it is"
     if (folder / DELTA_FILE).is_file():
@@ -149,7 +149,7 @@ def _found(folder: Path, tree: dict[str, Any]) -> str:
     return f"found no {CONFIG_FILE} and no {OPEN_CLIP_FILE}, but {', '.join(names) or 'nothing'}"
 
 
-def _taken() -> str:
+def _describe_taken() -> str:
     return (
         f"checkpoints with these are taken: model_type {', '.join(sorted({*CLASSES, *IMPORTS}))}; {OPEN_CLIP_FILE}; "
         "architecture, as timm saves it"

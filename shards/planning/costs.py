@@ -43,7 +43,7 @@ class TowerSeconds:
         head_s = self.head_s if layers.holds_head(depth) else 0.0
         return front_s + self.layer_s * len(layers) + head_s
 
-    def scaled(self, front: float, layer: float, head: float) -> "TowerSeconds":
+    def scale(self, front: float, layer: float, head: float) -> "TowerSeconds":
         """Multiply each part by a factor.
 
         Args:
@@ -54,7 +54,7 @@ class TowerSeconds:
         return TowerSeconds(self.front_s * front, self.layer_s * layer, self.head_s * head)
 
 
-def _written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+def _drop_defaults(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     """Leave out what most models don't have: their files are as they were before there was such a field."""
     return {name: value for name, value in fields if value is not None or name != "image_patches"}
 
@@ -72,7 +72,7 @@ class JsonText:
 
     def to_json(self) -> str:
         """Write the text of its file."""
-        return json.dumps(asdict(self, dict_factory=_written), indent=2) + "\n"  # type: ignore[call-overload]
+        return json.dumps(asdict(self, dict_factory=_drop_defaults), indent=2) + "\n"  # type: ignore[call-overload]
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -134,7 +134,7 @@ class ModelCosts(JsonText):
         return replace(
             self,
             caption_tokens=num_tokens,
-            text=self.text.scaled(tokens, new.layer / old.layer, 1.0),
+            text=self.text.scale(tokens, new.layer / old.layer, 1.0),
             workspace_bytes_per_caption=round(self.workspace_bytes_per_caption * tokens),
         )
 
@@ -147,7 +147,7 @@ class ModelCosts(JsonText):
         return replace(
             self,
             image_patches=num_patches,
-            vision=self.vision.scaled(tokens, new.layer / old.layer, tokens),
+            vision=self.vision.scale(tokens, new.layer / old.layer, tokens),
             workspace_bytes_per_image=round(self.workspace_bytes_per_image * tokens),
         )
 

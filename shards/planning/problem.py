@@ -66,7 +66,7 @@ class Pool:
         """Memory of all its devices."""
         return self.num * self.device.memory_bytes
 
-    def counted(self, cpu_seconds: float) -> float:
+    def to_counted_cores(self, cpu_seconds: float) -> float:
         """Convert seconds of its nodes' cores to seconds of the cores that `num_cores` counts."""
         return cpu_seconds * (1.0 if self.core_speed is None else self.core_speed)
 
@@ -257,7 +257,7 @@ def predict(problem: PlacementProblem, stages: Sequence[PlacedStage]) -> PlanPre
         stage.speed / load.seconds if load.seconds else float("inf") for stage, load in zip(stages, loads, strict=True)
     )
     cpu_seconds = {
-        f"stage {number}": stage.pool.counted(load.cpu_seconds)
+        f"stage {number}": stage.pool.to_counted_cores(load.cpu_seconds)
         for number, (stage, load) in enumerate(zip(stages, loads, strict=True))
     }
     cpu_seconds |= {"decode": problem.decode_seconds, "write and engine": problem.host_seconds - problem.decode_seconds}

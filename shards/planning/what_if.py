@@ -131,7 +131,7 @@ def _one_more_each(
         devices = stage.devices + 1 if stage.devices >= 1 else 1.0
         more, beside = problem, stages
         if stage.pool.shared and problem.num_cores is not None:
-            more = replace(problem, num_cores=problem.num_cores + stage.pool.counted(stage.pool.num_threads))
+            more = replace(problem, num_cores=problem.num_cores + stage.pool.to_counted_cores(stage.pool.num_threads))
             wider = replace(stage.pool, num=stage.pool.num + stage.pool.num_threads)
             beside = tuple(replace(each, pool=wider) if each.pool is stage.pool else each for each in stages)
         grown = [*beside[:number], replace(beside[number], devices=devices), *beside[number + 1 :]]
@@ -148,7 +148,7 @@ def _one_more_planned(problem: PlacementProblem, num_stages: int, prediction: Pl
         pools = (*problem.pools[:number], replace(pool, num=pool.num + 1), *problem.pools[number + 1 :])
         cores = problem.num_cores
         if pool.shared and cores is not None:
-            cores += pool.counted(1.0)
+            cores += pool.to_counted_cores(1.0)
         more = replace(problem, pools=pools, num_cores=cores)
         placement = best_placement(more, num_stages)
         rate = placement.items_per_s if placement is not None else 0.0

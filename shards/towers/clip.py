@@ -23,7 +23,7 @@ from shards.towers.base import (
     linear_shapes,
     norm_shapes,
 )
-from shards.towers.from_transformers import checked, one_side, vision_fields
+from shards.towers.from_transformers import check_settings, one_side, vision_fields
 from shards.towers.text_encoder import TextEncoderTower
 from shards.towers.vit import VitTower
 from shards.towers.vit_imports import vision_activation
@@ -102,7 +102,7 @@ class PreNormTextTower(TextEncoderTower):
     ) -> torch.Tensor:
         """Compute pooled features by transformers' own forward function, which masks no padding."""
         del grids
-        layout = self.layout(lengths).moved(lambda each: each.to(values.device))
+        layout = self.layout(lengths).move_to(lambda each: each.to(values.device))
         ids_RT = layout.pad(values, fill=self.pad_token_id)
         pooled: torch.Tensor = module(input_ids=ids_RT).pooler_output
         return pooled
@@ -152,7 +152,7 @@ def _read_text(theirs: Any, names: frozenset[str], where: Path) -> ClipTextTower
         # A mistake of older configurations, after which transformers pools at the highest id: of the end token.
         fields["eos_token_id"] = fields["vocab_size"] - 1
     fields["pad_token_id"] = fields["eos_token_id"]
-    return checked(ClipTextTower, where, theirs, {}, **fields)
+    return check_settings(ClipTextTower, where, theirs, {}, **fields)
 
 
 def clip_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ def clip_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
 def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
     """Read the configuration of a vision tower, which is a ViT with a norm in front."""
     del names
-    return checked(
+    return check_settings(
         VitTower,
         where,
         theirs,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shards.errors import ModelError
 from shards.towers.base import TowerImport
 from shards.towers.eva import EvaTower
-from shards.towers.from_transformers import checked, one_side, vision_fields
+from shards.towers.from_transformers import check_settings, one_side, vision_fields
 from shards.towers.vit import VitTower
 from shards.towers.vit_imports import vision_activation
 
@@ -75,7 +75,7 @@ def _read_dinov2(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
     if theirs.use_swiglu_ffn:
         # Two thirds, up to a multiple of 8; gate and value are one matrix in timm.
         hidden = 2 * ((int(hidden * 2 / 3) + 7) // 8 * 8)
-    return checked(
+    return check_settings(
         VitTower,
         where,
         theirs,
@@ -101,7 +101,7 @@ def _read_dinov3(theirs: Any, names: frozenset[str], where: Path) -> EvaTower:
             "only the same for all, or for queries and values, can be imported"
         )
     act = "silu" if theirs.use_gated_mlp else "gelu"
-    return checked(
+    return check_settings(
         EvaTower,
         where,
         theirs,

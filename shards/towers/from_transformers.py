@@ -59,7 +59,7 @@ def parse_config(config_class: str, tree: Mapping[str, Any], where: Path) -> Any
         raise ModelError(f"{where}: {' '.join(str(error).split())[:200]}") from None
 
 
-def checked(family: type[T], where: Path, theirs: Any, expected: Mapping[str, object], **fields: Any) -> T:
+def check_settings(family: type[T], where: Path, theirs: Any, expected: Mapping[str, object], **fields: Any) -> T:
     """Make a tower of a checkpoint's settings, after a look at those that it has no field for.
 
     Args:

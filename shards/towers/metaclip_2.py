@@ -14,7 +14,7 @@ from typing import Any, Literal
 from shards.towers import clip
 from shards.towers.base import ModelClass, TowerImport
 from shards.towers.clip import ClipTextTower, clip_text_names
-from shards.towers.from_transformers import checked
+from shards.towers.from_transformers import check_settings
 
 
 class MetaClip2TextTower(ClipTextTower):
@@ -31,7 +31,7 @@ def _read_text(theirs: Any, names: frozenset[str], where: Path) -> MetaClip2Text
     del names
     fields = {key: getattr(theirs, key) for key in MetaClip2TextTower.model_fields if key != "family"}
     fields["pad_token_id"] = fields["eos_token_id"]  # no token sees what is behind the end
-    return checked(MetaClip2TextTower, where, theirs, {}, **fields)
+    return check_settings(MetaClip2TextTower, where, theirs, {}, **fields)
 
 
 TOWERS = (MetaClip2TextTower,)

@@ -15,7 +15,7 @@ from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
 from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
-from shards.towers.from_transformers import checked
+from shards.towers.from_transformers import check_settings
 from shards.towers.text_encoder import TextActivation, TextEncoderTower, encoder_names
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _read(theirs: Any, names: frozenset[str], where: Path) -> ModernBertTower:
         if settings != {"rope_type": "default", "rope_theta": settings["rope_theta"]}:
             raise ModelError(f"{where}: modernbert: {kind} has rope_parameters {settings}; only a base can be imported")
     fields = {key: getattr(theirs, key) for key in ModernBertTower.model_fields if key not in _OWN_KEYS}
-    tower = checked(
+    tower = check_settings(
         ModernBertTower,
         where,
         theirs,

@@ -24,7 +24,7 @@ from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
 from shards.towers.base import Shape, Shapes, TowerImport, linear_shapes
-from shards.towers.from_transformers import checked, vision_fields
+from shards.towers.from_transformers import check_settings, vision_fields
 from shards.towers.siglip import IMPORTS as SIGLIP_IMPORTS
 from shards.towers.siglip import siglip_vision_names
 from shards.towers.timm_tower import TimmVisionTower, known_options
@@ -321,7 +321,7 @@ class NaFlexTower(TimmVisionTower):
         self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute pooled features by timm's own forward functions, with the mask that timm makes."""
-        layout = self.layout(lengths, grids).moved(lambda each: each.to(values.device))
+        layout = self.layout(lengths, grids).move_to(lambda each: each.to(values.device))
         patches, is_patch = layout.patches.pad(values), layout.is_patch
         features = module.forward_features(patches, patch_coord=layout.coordinates(), patch_valid=is_patch)
         pooled: torch.Tensor = module.forward_head(**features, pre_logits=True)
@@ -334,7 +334,7 @@ def _read_siglip2(theirs: Any, names: frozenset[str], where: Path) -> NaFlexTowe
     fields, side = vision_fields(theirs, where), isqrt(theirs.num_patches)
     if side**2 != theirs.num_patches:
         raise ModelError(f"{where}: vision_config.num_patches = {theirs.num_patches}; a position table is a square")
-    return checked(
+    return check_settings(
         NaFlexTower,
         where,
         theirs,

@@ -17,7 +17,7 @@ from pydantic import Field
 from shards.errors import ModelError
 from shards.towers.base import ModelClass, TowerImport
 from shards.towers.clip import PreNormTextTower, clip_vision_names
-from shards.towers.from_transformers import checked, one_side, vision_fields
+from shards.towers.from_transformers import check_settings, one_side, vision_fields
 from shards.towers.text_encoder import TextActivation
 from shards.towers.vit import VitTower
 from shards.towers.vit_imports import vision_activation
@@ -103,7 +103,7 @@ def _read_text(theirs: Any, names: frozenset[str], where: Path) -> SiglipTextTow
     del names
     fields = {key: getattr(theirs, key) for key in SiglipTextTower.model_fields if key != "family"}
     fields["pad_token_id"] = fields["pad_token_id"] or 0  # the tokeniser pads, with its own id
-    return checked(SiglipTextTower, where, theirs, {}, **fields)
+    return check_settings(SiglipTextTower, where, theirs, {}, **fields)
 
 
 def siglip_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def siglip_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
 def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
     """Read the configuration of a vision tower of one image size."""
     del names
-    return checked(
+    return check_settings(
         VitTower,
         where,
         theirs,

@@ -15,7 +15,7 @@ from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.schema import require_multiple
 from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
-from shards.towers.from_transformers import checked, without_token_id_warnings
+from shards.towers.from_transformers import check_settings, without_token_id_warnings
 from shards.towers.kinds import TextTower
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class TextEncoderTower(TextTower):
     ) -> torch.Tensor:
         """Compute pooled features by transformers' own forward function."""
         del grids
-        layout = self.layout(lengths).moved(lambda each: each.to(values.device))
+        layout = self.layout(lengths).move_to(lambda each: each.to(values.device))
         ids_RT = layout.pad(values, fill=self.pad_token_id)
         output = module(input_ids=ids_RT, attention_mask=layout.is_token.long())
         if self.pool == "pooler":
@@ -228,7 +228,7 @@ def encoder_import(
         if fields["pad_token_id"] is None and not family.positions_need_padding_id:
             fields["pad_token_id"] = 0  # only padding has this id, and it is masked
         found_pool = "pooler" if not names or any(name.startswith("pooler.") for name in names) else "mean"
-        return checked(family, where, theirs, expected or {}, **fields, pool=pool or found_pool)
+        return check_settings(family, where, theirs, expected or {}, **fields, pool=pool or found_pool)
 
     ignored = (*_IGNORED, *ignored)
     return TowerImport(config_class, read, encoder_names, ignored=ignored, has_pooled_output=has_pooled_output)

@@ -10,7 +10,7 @@ from typing import Any
 
 from shards.errors import ModelError
 from shards.towers.base import TowerImport
-from shards.towers.from_transformers import checked, one_side, vision_fields
+from shards.towers.from_transformers import check_settings, one_side, vision_fields
 from shards.towers.vit import VisionActivation, VitTower
 
 ACTIVATIONS: dict[str, VisionActivation] = {
@@ -52,7 +52,7 @@ _NEW_BLOCK = _OLD_BLOCK | {
 
 def _read(theirs: Any, names: frozenset[str], where: Path, *, num_reg_tokens: int = 0) -> VitTower:
     """Read the configuration of a ViT; a DeiT is one whose distillation token is a register with a position."""
-    return checked(
+    return check_settings(
         VitTower,
         where,
         theirs,

@@ -74,7 +74,7 @@ class Distillation(nn.Module):
         ]
         losses: dict[str, torch.Tensor] = {}
         if weights.vectors:
-            found = [vector_loss(self._mapped(student), teacher) for student, teacher in sides if len(student)]
+            found = [vector_loss(self._map(student), teacher) for student, teacher in sides if len(student)]
             losses["vector_loss"] = _mean(found, sides)
         if weights.similarities:
             losses["similarity_loss"] = _mean(similarity_losses(sides, weights.temperature), sides)
@@ -83,7 +83,7 @@ class Distillation(nn.Module):
         by_name = {"vector_loss": weights.vectors, "similarity_loss": weights.similarities, "pair_loss": weights.pairs}
         return torch.stack([by_name[name] * loss for name, loss in losses.items()]).sum(), losses
 
-    def _mapped(self, student_RE: torch.Tensor) -> torch.Tensor:
+    def _map(self, student_RE: torch.Tensor) -> torch.Tensor:
         """Student's vectors in the teacher's space, (R, F)."""
         if self.teacher_map is None:
             return student_RE

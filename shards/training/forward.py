@@ -52,7 +52,7 @@ def image_features(
     vision = towers.config.required_vision
     check_pixels(pixels_NHHC, vision.side_px)
     if batch is None or settings is None or batch.image_keys is None:
-        return _pooled(towers, towers.normalise(pixels_NHHC, torch.float32), None)
+        return _pool(towers, towers.normalise(pixels_NHHC, torch.float32), None)
     num_patches = vision.num_tokens - vision.num_prefix_tokens if settings.patch_dropout else 0
     draws = draw(batch.image_keys, settings.seed, batch.epoch, NUM_DRAWS + num_patches)
     device = towers.normalise.mean.device
@@ -60,10 +60,10 @@ def image_features(
     varied = augment(scaled, settings.augmentation, draws[:, :NUM_DRAWS])
     normalised = (varied - towers.normalise.mean) / towers.normalise.std
     kept = kept_tokens(draws[:, NUM_DRAWS:], settings.patch_dropout).to(device) if num_patches else None
-    return _pooled(towers, normalised, kept)
+    return _pool(towers, normalised, kept)
 
 
-def _pooled(towers: TwinTower, pixels_N3HH: torch.Tensor, kept_NK: torch.Tensor | None) -> torch.Tensor:
+def _pool(towers: TwinTower, pixels_N3HH: torch.Tensor, kept_NK: torch.Tensor | None) -> torch.Tensor:
     tower, module = towers.config.required_vision, towers.vision
     layout = tower.layout(torch.ones(len(pixels_N3HH), dtype=torch.int64))
     x_NLD = tower.front(module, pixels_N3HH, layout)
@@ -92,7 +92,7 @@ def caption_features(towers: TwinTower, token_ids: torch.Tensor, lengths: torch.
     towers.config.required_text.check_input(token_ids, lengths)
     captions = TowerState(token_ids, lengths)
     groups = [torch.from_numpy(group) for group in group_by_length(lengths.numpy())]
-    features = [towers.pooled("text", part.values, part.lengths) for part in map(captions.take, groups)]
+    features = [towers.pool("text", part.values, part.lengths) for part in map(captions.take, groups)]
     return torch.cat(features)[torch.cat(groups).argsort().to(features[0].device)]
 
 
@@ -110,13 +110,13 @@ def draw(keys: torch.Tensor, seed: int, epoch: int, num_draws: int) -> torch.Ten
 
     Source: SplitMix64 (Steele et al. 2014), run as a counter over draws from a state mixed of key, seed and epoch.
     """
-    start = np.uint64(_mixed(np.array([(seed * 0x9E3779B97F4A7C15 + epoch) & _UINT64], np.uint64))[0])
-    state = _mixed(keys.cpu().numpy().astype(np.int64).view(np.uint64) ^ start)
+    start = np.uint64(_mix(np.array([(seed * 0x9E3779B97F4A7C15 + epoch) & _UINT64], np.uint64))[0])
+    state = _mix(keys.cpu().numpy().astype(np.int64).view(np.uint64) ^ start)
     counters = state[:, None] + np.arange(1, num_draws + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return torch.from_numpy((_mixed(counters) >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24))
+    return torch.from_numpy((_mix(counters) >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24))
 
 
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -141,7 +141,7 @@ def augment(pixels_N3HH: torch.Tensor, settings: AugmentSettings, draws_NK: torc
     return _erase(pixels, settings, numbers)
 
 
-def _spread(numbers: Iterator[torch.Tensor], largest: float) -> torch.Tensor:
+def _to_range(numbers: Iterator[torch.Tensor], largest: float) -> torch.Tensor:
     """The next draw, as a number in [-largest, largest)."""
     return (next(numbers) * 2 - 1) * largest
 
@@ -149,11 +149,11 @@ def _spread(numbers: Iterator[torch.Tensor], largest: float) -> torch.Tensor:
 def _vary_colours(pixels: torch.Tensor, settings: AugmentSettings, numbers: Iterator[torch.Tensor]) -> torch.Tensor:
     """Turn the hue, then saturation, contrast about the middle grey, brightness and a ramp of light."""
     to_yiq = torch.tensor(_TO_YIQ, device=pixels.device)
-    angle = _spread(numbers, settings.hue) * 2 * math.pi
-    saturation = 1 + _spread(numbers, settings.saturation)
+    angle = _to_range(numbers, settings.hue) * 2 * math.pi
+    saturation = 1 + _to_range(numbers, settings.saturation)
     saturation = torch.where(next(numbers) < settings.grey, torch.zeros_like(saturation), saturation)
-    contrast = 1 + _spread(numbers, settings.contrast)
-    brightness = 1 + _spread(numbers, settings.brightness)
+    contrast = 1 + _to_range(numbers, settings.contrast)
+    brightness = 1 + _to_range(numbers, settings.brightness)
     cos, sin, zero, one = angle.cos() * saturation, angle.sin() * saturation, angle * 0, angle * 0 + 1
     turn = torch.stack([one, zero, zero, zero, cos, -sin, zero, sin, cos], 1).view(-1, 3, 3)
     colours = torch.linalg.inv(to_yiq) @ turn @ to_yiq * (contrast * brightness)[:, None, None]
@@ -166,7 +166,7 @@ def _vary_colours(pixels: torch.Tensor, settings: AugmentSettings, numbers: Iter
 
 def _light(settings: AugmentSettings, numbers: Iterator[torch.Tensor], side: int) -> torch.Tensor:
     """A ramp of light in any direction: a factor for each pixel; (N, 1, H, H)."""
-    strength, angle = _spread(numbers, settings.shade), next(numbers) * 2 * math.pi
+    strength, angle = _to_range(numbers, settings.shade), next(numbers) * 2 * math.pi
     ramp = torch.linspace(-1, 1, side, device=angle.device)
     slope = (strength * angle.cos())[:, None, None] * ramp + (strength * angle.sin())[:, None, None] * ramp[:, None]
     return 1 + slope[:, None]
@@ -174,10 +174,10 @@ def _light(settings: AugmentSettings, numbers: Iterator[torch.Tensor], side: int
 
 def _move(pixels: torch.Tensor, settings: AugmentSettings, numbers: Iterator[torch.Tensor]) -> torch.Tensor:
     """Turn, scale, shear, mirror and move, in one resampling."""
-    angle = _spread(numbers, math.radians(settings.rotate_deg))
-    scale_x, scale_y = (torch.exp(_spread(numbers, math.log1p(settings.scale))) for _ in range(2))
-    shear_x, shear_y = (_spread(numbers, settings.shear) for _ in range(2))
-    move_x, move_y = (_spread(numbers, 2 * settings.translate) for _ in range(2))
+    angle = _to_range(numbers, math.radians(settings.rotate_deg))
+    scale_x, scale_y = (torch.exp(_to_range(numbers, math.log1p(settings.scale))) for _ in range(2))
+    shear_x, shear_y = (_to_range(numbers, settings.shear) for _ in range(2))
+    move_x, move_y = (_to_range(numbers, 2 * settings.translate) for _ in range(2))
     mirror = torch.where(next(numbers) < settings.flip, -1.0, 1.0)
     cos, sin = angle.cos(), angle.sin()
     matrix = torch.stack(

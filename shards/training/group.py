@@ -116,20 +116,20 @@ def gather_batch(
     """
     images, captions = (group.gather(none_0E if rows is None else rows) for rows in (images_RE, captions_RE))
 
-    def whole(values: torch.Tensor) -> torch.Tensor:
+    def gather_whole(values: torch.Tensor) -> torch.Tensor:
         # Not every backend sends booleans.
         as_numbers = values.to(none_0E.device, torch.uint8 if values.dtype == torch.bool else values.dtype)
         return group.gather_values(as_numbers)[0].to(values.dtype)
 
     gathered = replace(
-        batch, image_concepts=whole(batch.image_concepts), caption_concepts=whole(batch.caption_concepts)
+        batch, image_concepts=gather_whole(batch.image_concepts), caption_concepts=gather_whole(batch.caption_concepts)
     )
     if batch.teacher_images is not None and batch.teacher_captions is not None:
         gathered = replace(
             gathered,
-            teacher_images=whole(batch.teacher_images),
-            teacher_captions=whole(batch.teacher_captions),
+            teacher_images=gather_whole(batch.teacher_images),
+            teacher_captions=gather_whole(batch.teacher_captions),
         )
     if isinstance(gathered, TrainBatch) and gathered.caption_positives is not None:
-        gathered = replace(gathered, caption_positives=whole(gathered.caption_positives))
+        gathered = replace(gathered, caption_positives=gather_whole(gathered.caption_positives))
     return (images if len(images) else None), (captions if len(captions) else None), gathered

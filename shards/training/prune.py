@@ -32,7 +32,7 @@ def prune_model(source: Path, folder: Path, layers: Mapping[str, LayerChoice]) -
     towers: dict[str, Tower] = {}
     origins: dict[str, str] = {}
     for side, tower in config.towers.items():
-        towers[side], of_side = _pruned(tower, layers[side], f"model {source}, {side} tower")
+        towers[side], of_side = _prune(tower, layers[side], f"model {source}, {side} tower")
         origins |= {f"{side}.{ours}": f"{side}.{theirs}" for ours, theirs in of_side.items()}
     pruned = config.model_copy(update=towers)
     files = find_weights(source)
@@ -45,7 +45,7 @@ def prune_model(source: Path, folder: Path, layers: Mapping[str, LayerChoice]) -
     return folder
 
 
-def _pruned(tower: Tower, choice: LayerChoice, where: str) -> tuple[Tower, dict[str, str]]:
+def _prune(tower: Tower, choice: LayerChoice, where: str) -> tuple[Tower, dict[str, str]]:
     """Tower of the chosen layers, and for each tensor of its layers the name in the larger tower."""
     try:
         chosen = chosen_layers(choice, tower.num_layers)

@@ -154,7 +154,7 @@ class Trainer:
             loss.backward()
         if self.group is not None:
             self._share_gradients(self.group)
-        grad_norm = nn.utils.clip_grad_norm_(self._trained(), self.settings.grad_clip or float("inf"))
+        grad_norm = nn.utils.clip_grad_norm_(self._trained_parameters(), self.settings.grad_clip or float("inf"))
         self._optimizer.step()
         self.objective.clip_scale()
         self._average()
@@ -313,7 +313,7 @@ class Trainer:
                 if parameter.grad is not None:
                     parameter.grad.zero_()
         statistics = [each for each in self.towers.vision.patch_embed.buffers() if each.is_floating_point()]
-        group.sum_gradients(self._trained(), statistics if self._learns("vision.patch_embed.") else ())
+        group.sum_gradients(self._trained_parameters(), statistics if self._learns("vision.patch_embed.") else ())
 
     def _compute_dtype(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16")
@@ -348,7 +348,7 @@ class Trainer:
     def _learns(self, prefix: str) -> bool:
         return any(parameter.requires_grad for name, parameter in self._named_parameters() if name.startswith(prefix))
 
-    def _trained(self) -> list[nn.Parameter]:
+    def _trained_parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in self._named_parameters() if parameter.requires_grad]
 
     def _make_optimizer(self) -> torch.optim.AdamW:

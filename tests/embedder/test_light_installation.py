@@ -14,7 +14,7 @@ from measure_light import install, package_bytes, sizes
 
 from embedder.config import load_config
 from embedder.ingest.embed import embed
-from embedder.installation import EXTRAS, InstallationError, describe, explained, missing
+from embedder.installation import EXTRAS, InstallationError, describe, explain_missing, missing
 from embedder.retrieval.store_api import open_store
 
 LACKS = "which this installation lacks; pip install 'embedder[embed]'"
@@ -141,8 +141,8 @@ def test_a_whole_installation_lacks_nothing_and_other_errors_stay_as_they_are():
     assert missing("embed") == missing("serve") == ()
     assert describe().startswith("embedder[embed,serve")
     other = ModuleNotFoundError("No module named 'nothing'", name="nothing")
-    assert explained(other, "here") is other
-    refusal = explained(ModuleNotFoundError("No module named 'ray.data'", name="ray.data"), "here")
+    assert explain_missing(other, "here") is other
+    refusal = explain_missing(ModuleNotFoundError("No module named 'ray.data'", name="ray.data"), "here")
     assert isinstance(refusal, InstallationError)
     assert str(refusal) == "here: needs ray, which this installation lacks; pip install 'embedder[embed]'"
 

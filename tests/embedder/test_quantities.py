@@ -2,22 +2,22 @@
 
 import pytest
 
-from embedder.quantities import agree, counted, duration_text, figure, money, percent, rate, size_text
+from embedder.quantities import agree, duration_text, figure, money, percent, plural, rate, size_text
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (counted(0, "item"), "0 items"),
-        (counted(1, "item"), "1 item"),
-        (counted(2, "item"), "2 items"),
-        (counted(1911, "item"), "1,911 items"),
-        (counted(1, "query", "queries"), "1 query"),
-        (counted(0, "query", "queries"), "0 queries"),
-        (counted(1.0, "image"), "1 image"),
-        (counted(0.9999, "image"), "1 image"),
-        (counted(1.25, "image"), "1.25 images"),
-        (counted(0.0, "image"), "0 images"),
+        (plural(0, "item"), "0 items"),
+        (plural(1, "item"), "1 item"),
+        (plural(2, "item"), "2 items"),
+        (plural(1911, "item"), "1,911 items"),
+        (plural(1, "query", "queries"), "1 query"),
+        (plural(0, "query", "queries"), "0 queries"),
+        (plural(1.0, "image"), "1 image"),
+        (plural(0.9999, "image"), "1 image"),
+        (plural(1.25, "image"), "1.25 images"),
+        (plural(0.0, "image"), "0 images"),
         (agree(1, "stays", "stay"), "stays"),
         (agree(0, "stays", "stay"), "stay"),
     ],

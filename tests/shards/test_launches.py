@@ -40,7 +40,7 @@ def compute_fake(config, spec, batch):
     with FakeTensorMode():
         make_fake(shard)
         shard.finish(GPU)
-        return shard.compute(arranged.moved(lambda values: torch.empty(values.shape, dtype=values.dtype, device=GPU)))
+        return shard.compute(arranged.move_to(lambda values: torch.empty(values.shape, dtype=values.dtype, device=GPU)))
 
 
 def can_move_fakes():
@@ -103,7 +103,7 @@ def operations_per_thousand_rows(num_rows, costs):
     pixels = torch.zeros(1, dtype=torch.uint8).expand(num_rows, 224, 224, 3)
     ids = torch.zeros(int(lengths[1].sum()), dtype=torch.int32)
     batch = Batch(TowerState(pixels, lengths[0]), TowerState(ids, lengths[1]))
-    arranged = shard.arrange(batch, costs).moved(lambda values: values.to("meta"))
+    arranged = shard.arrange(batch, costs).move_to(lambda values: values.to("meta"))
     with fused_attention(SimulatedGpu(H100, 1e-6)), Counting() as counting:
         shard.compute(arranged)
     return 1000 * counting.num / num_rows

@@ -16,7 +16,7 @@ from embedder.store.models import model_files
 from embedder.store.part_writer import RunMetadata, write_part
 from embedder.store.runs import new_run
 from embedder.store.schema import TABLES, with_carryover
-from embedder.store.store_info import FURTHER_FIELDS, MODEL_FIELDS, published
+from embedder.store.store_info import FURTHER_FIELDS, MODEL_FIELDS, read_published
 from embedder.store.tables import RecordTable
 from index.vectors import Floats
 
@@ -59,7 +59,7 @@ def add_model(
         section: of the model, whose files are there (`code_section`); else that of towers that are nowhere.
         outputs: columns beside the vectors, a value for each row.
     """
-    current, view = published(files), model_files(files, name)
+    current, view = read_published(files), model_files(files, name)
     schema = pa.schema({column: values.type for column, values in outputs.items()})
     served = {} if section is None else {"servable": section, "model_fingerprint": make_servable(section).fingerprint()}
     info = further_info(name, has_vectors=has_vectors, outputs=schema, **served)
@@ -110,7 +110,7 @@ class Upwards:
 
 def drop_model(files: StoreFiles, name: str) -> Published:
     """Publish what is published without a further model, as a refresh does whose configuration lacks it."""
-    current = published(files)
+    current = read_published(files)
     run = new_run(files, further_info(name), pa.schema([]), "refresh")
     models = {each: own for each, own in current.models.items() if each != name}
     changes = {"run_id": run.run_id, "published_at": utc_now(), "models": models}

@@ -19,7 +19,7 @@ from embedder.store.layout import Published
 from embedder.store.part_writer import RunMetadata, write_part
 from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import finished_items, start_run
-from embedder.store.store_info import bind_store, differing, published, read_store_info
+from embedder.store.store_info import bind_store, differing, read_published, read_store_info
 from embedder.store.tables import RecordTable
 from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, build_index
 from index.manifest import Manifest
@@ -48,7 +48,7 @@ def rows_at(files: StoreFiles, version, name: str = "embeddings") -> dict:
 
 def rows_now(files: StoreFiles, name: str = "embeddings") -> dict:
     """Rows of what is published."""
-    return rows_at(files, published(files), name)
+    return rows_at(files, read_published(files), name)
 
 
 def state_now(files: StoreFiles) -> dict:

@@ -46,7 +46,7 @@ def published_words(files: StoreFiles) -> CaptionWords:
 
 def by_formula(texts: list[str | None], query: str, among=None, analyser: str = "unicode") -> list[int]:
     """Rows of captions that share a term with a query, by their BM25, then by row."""
-    asked = Analyser(analyser).asked(query)
+    asked = Analyser(analyser).query_terms(query)
     documents = {row: terms_of(text, analyser) for row, text in enumerate(texts) if text is not None}
     mean = sum(map(len, documents.values())) / len(documents)
     scores = {}
@@ -64,7 +64,7 @@ def by_formula(texts: list[str | None], query: str, among=None, analyser: str = 
 @cache
 def terms_of(text: str, analyser: str) -> list[str]:
     """Terms by which a caption of `WORDS`, or of other words in Latin letters, is found."""
-    asked = Analyser(analyser).asked(text)
+    asked = Analyser(analyser).query_terms(text)
     return [*asked, *"".join(word for word in text.split() if "京" in word)]
 
 

@@ -94,7 +94,7 @@ class StepCalls:
         Raises:
             ServableError: it can't be called any more.
         """
-        found = self._called(batch, batch.num_rows)
+        found = self._call(batch, batch.num_rows)
         if not isinstance(found, ItemProblem):
             return list(found)
         if batch.num_rows == 1:
@@ -113,12 +113,12 @@ class StepCalls:
         Raises:
             ServableError: it can't be called any more.
         """
-        return self._called(batch, None)
+        return self._call(batch, None)
 
-    def _called(self, batch: pa.RecordBatch, num_rows: int | None) -> list[Values] | ItemProblem:
+    def _call(self, batch: pa.RecordBatch, num_rows: int | None) -> list[Values] | ItemProblem:
         child = self.start()
         try:
-            return self._checked(child(batch), num_rows)
+            return self._check(child(batch), num_rows)
         except ChildDiedError as error:
             hung = HUNG in str(error)
             return self._problem("StepTimeout" if hung else "StepDied", str(error), transient=hung)
@@ -134,7 +134,7 @@ class StepCalls:
         text = " ".join(f"{message}".split()) or error_type
         return ItemProblem(self.step.name, error_type, text[:MAX_ERROR_CHARACTERS], transient)
 
-    def _checked(self, table: pa.Table, num_rows: int | None) -> list[Values]:
+    def _check(self, table: pa.Table, num_rows: int | None) -> list[Values]:
         """Compare what was returned with what is declared, and bring it to the declared types.
 
         Raises:
@@ -153,7 +153,7 @@ class StepCalls:
             )
         if num_rows is None and table.num_rows > self.step.max_rows:
             raise _WrongOutputError(f"it returned {table.num_rows} rows for one, max_rows is {self.step.max_rows}")
-        columns = {name: _converted(name, table[name], kind) for name, kind in self._types.items()}
+        columns = {name: _convert(name, table[name], kind) for name, kind in self._types.items()}
         if not columns:
             return [{} for _ in range(table.num_rows)]
         rows: list[Values] = pa.table(columns).to_pylist()
@@ -164,7 +164,7 @@ class _WrongOutputError(Exception):
     """Something else was returned than declared."""
 
 
-def _converted(name: str, column: pa.ChunkedArray, expected: pa.DataType) -> pa.Array:
+def _convert(name: str, column: pa.ChunkedArray, expected: pa.DataType) -> pa.Array:
     """Bring a column to the declared type where that changes no kind of value: numbers stay numbers, texts texts."""
     if not _is_alike(column.type, expected):
         raise _WrongOutputError(f"{name}: it returned {column.type}, and declares {expected}")

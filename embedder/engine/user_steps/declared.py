@@ -104,7 +104,7 @@ def open_step(config: StepConfig) -> UserStep:
         ServableError: a file or module is missing.
     """
     where = f"step {config.name} ({config.callable})"
-    place, function = _named(where, config.callable)
+    place, function = _split_name(where, config.callable)
     files = [_file_of(where, place), *(find_file(where, each, "extra_files") for each in config.extra_files)]
     digest = digest_of(where, files)
     hashed = config.model_dump(mode="json", exclude=UNHASHED) | {"function": function}
@@ -210,7 +210,7 @@ def input_types(step: UserStep, made: Mapping[str, str], carried: pa.Schema) -> 
     return {name: known[name] for name in step.takes}
 
 
-def _named(where: str, text: str) -> tuple[str, str]:
+def _split_name(where: str, text: str) -> tuple[str, str]:
     """Place and name of the function, by a path, a module or an entry point."""
     if ":" in text:
         place, _, function = text.rpartition(":")

@@ -91,7 +91,7 @@ class StepRows:
             apply = self._many if step.one_to_many else self._each
             rows = apply(_Running(step, calls, types, items), rows)
         last = self._steps[-1][0].name if self._steps else ""
-        return recounted(map(self._finished, rows), last, renumbers=self._renumbers)
+        return recount(map(self._finish, rows), last, renumbers=self._renumbers)
 
     def _each(self, running: "_Running", rows: Iterable[Row]) -> Iterator[Row]:
         """Rows with what a function returned of each."""
@@ -114,7 +114,7 @@ class StepRows:
                 continue
             found = running.calls.many(_batch([given], running.types))
             if isinstance(found, ItemProblem):
-                yield number, _failed(values, found)
+                yield number, _fail(values, found)
                 continue
             children = [self._with(step, values, each, is_first=place == 0) for place, each in enumerate(found)]
             children = children or [_without_vector(values)]
@@ -125,7 +125,7 @@ class StepRows:
     def _with(self, step: UserStep, values: Values, result: Values | ItemProblem, *, is_first: bool) -> Values:
         """Values of a row with what a function returned of it; the second and later rows lack its image and caption."""
         if isinstance(result, ItemProblem):
-            return _failed(values, result)
+            return _fail(values, result)
         values = dict(values)
         if not is_first:
             for name in self._decoder.caption_columns | self._decoder.image_columns:
@@ -141,10 +141,10 @@ class StepRows:
             if "caption" in names:
                 values |= {"caption": result["caption"], "is_recaptioned": True}
         except _BadRowError as error:
-            return _failed(values, ItemProblem(step.name, "WrongOutput", str(error)))
+            return _fail(values, ItemProblem(step.name, "WrongOutput", str(error)))
         return values
 
-    def _finished(self, row: Row) -> Row:
+    def _finish(self, row: Row) -> Row:
         """Make the models' inputs of a row whose image or caption a step has replaced."""
         number, values = row
         image = values.pop(STEP_IMAGE, None)
@@ -161,11 +161,11 @@ class StepRows:
                 values |= self._decoder.of_caption(values["caption"], models)
         except DecodeError as error:
             problem = ItemProblem(self._steps[-1][0].name, error.error_type, error.message, error.transient)
-            return number, _failed(values, problem)
+            return number, _fail(values, problem)
         has_image = not values.keys().isdisjoint(self._decoder.image_columns)
         if not has_image and values.keys().isdisjoint(self._decoder.caption_columns):
             problem = ItemProblem(self._steps[-1][0].name, "Empty", "the steps left neither an image nor a caption")
-            return number, _failed(values, problem)
+            return number, _fail(values, problem)
         if values["modality"] != "video":
             values["modality"] = ("pair" if values.get("caption") else "image") if has_image else "text"
         return number, values
@@ -223,7 +223,7 @@ class _Items:
         return found
 
 
-def recounted(rows: Iterable[Row], step: str, *, renumbers: bool) -> Iterator[Row]:
+def recount(rows: Iterable[Row], step: str, *, renumbers: bool) -> Iterator[Row]:
     """Count each item's rows anew, and number them where one may have become several.
 
     A row that failed gives none; the item's last one says how many there are, and why one is missing. Pure.
@@ -245,7 +245,7 @@ def recounted(rows: Iterable[Row], step: str, *, renumbers: bool) -> Iterator[Ro
             if is_last:
                 yield number, values
             continue
-        row = _unmarked(values)
+        row = _unmark(values)
         if has_vector:
             row |= {"segment": count} if renumbers else {}
             count += 1
@@ -284,7 +284,7 @@ def _models_of(values: Values) -> Collection[str]:
     } or MAIN_ALONE
 
 
-def _unmarked(values: Values) -> Values:
+def _unmark(values: Values) -> Values:
     """Row without what only the last one of an item has."""
     return {name: value for name, value in values.items() if name not in ("num_vectors", *PROBLEM)}
 
@@ -296,7 +296,7 @@ def _without_vector(values: Values) -> Values:
     return {name: value for name, value in values.items() if name in kept or name.startswith(flags)}
 
 
-def _failed(values: Values, problem: ItemProblem) -> Values:
+def _fail(values: Values, problem: ItemProblem) -> Values:
     return _without_vector(values) | asdict(problem)
 
 

@@ -36,7 +36,7 @@ class WrittenSteps:
             ServableError: a function can't be called any more.
         """
         for step in self.steps:
-            rows = _applied(step, _calls_of(step), rows)
+            rows = _apply(step, _calls_of(step), rows)
         for name, kind in self.columns:
             if CARRIED + name not in rows.schema.names:
                 rows = rows.append_column(CARRIED + name, pa.nulls(rows.num_rows, step_type(kind)))
@@ -57,7 +57,7 @@ def forget_calls() -> None:
     _calls_of.cache_clear()
 
 
-def _applied(step: UserStep, calls: StepCalls, rows: pa.Table) -> pa.Table:
+def _apply(step: UserStep, calls: StepCalls, rows: pa.Table) -> pa.Table:
     given = rows.select([_place(name) for name in step.takes]).rename_columns(list(step.takes))
     chosen = pc.is_valid(rows["modality"])
     for name in step.inputs:
@@ -67,21 +67,21 @@ def _applied(step: UserStep, calls: StepCalls, rows: pa.Table) -> pa.Table:
     for start in range(0, len(numbers), step.batch_size):
         here = numbers[start : start + step.batch_size]
         table = given.take(pa.array(here, pa.int64())).combine_chunks()
-        batch = pa.RecordBatch.from_arrays([_whole(column) for column in table.columns], table.column_names)
+        batch = pa.RecordBatch.from_arrays([_to_array(column) for column in table.columns], table.column_names)
         results |= zip(here, calls.each(batch), strict=True)
     for name, kind in step.outputs:
         column = [_value(results.get(number), name) for number in range(rows.num_rows)]
         rows = rows.append_column(CARRIED + name, pa.array(column, step_type(kind)))
-    return _rejected(rows, {number: found for number, found in results.items() if isinstance(found, ItemProblem)})
+    return _reject_rows(rows, {number: found for number, found in results.items() if isinstance(found, ItemProblem)})
 
 
-def _rejected(rows: pa.Table, problems: dict[int, ItemProblem]) -> pa.Table:
+def _reject_rows(rows: pa.Table, problems: dict[int, ItemProblem]) -> pa.Table:
     """Remove the vectors of rows that a step could not take, and mark their items as rejected."""
     if not problems:
         return rows
     bad = pa.array([number in problems for number in range(rows.num_rows)])
     for name in VECTORS:
-        rows = _replaced(rows, name, pc.if_else(bad, pa.scalar(None, EMBEDDINGS.field(name).type), rows[name]))
+        rows = _replace_column(rows, name, pc.if_else(bad, pa.scalar(None, EMBEDDINGS.field(name).type), rows[name]))
     ids = rows["item_id"].to_pylist()
     of_items: dict[Any, ItemProblem] = {}
     for number, problem in problems.items():
@@ -90,7 +90,7 @@ def _rejected(rows: pa.Table, problems: dict[int, ItemProblem]) -> pa.Table:
     for name in ("step", "error_type", "error", "transient"):
         kind = rows.schema.field(name).type
         new = pa.array([each[name] if each else None for each in said], kind)
-        rows = _replaced(rows, name, pc.if_else(pa.array([each is not None for each in said]), new, rows[name]))
+        rows = _replace_column(rows, name, pc.if_else(pa.array([each is not None for each in said]), new, rows[name]))
     return rows
 
 
@@ -99,7 +99,7 @@ def _place(name: str) -> str:
     return name if name in ROW_COLUMNS or name in VECTORS else CARRIED + name
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def _to_array(column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
@@ -107,6 +107,6 @@ def _value(result: Values | ItemProblem | None, name: str) -> Any:
     return None if result is None or isinstance(result, ItemProblem) else result[name]
 
 
-def _replaced(rows: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
+def _replace_column(rows: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
     index = rows.schema.get_field_index(name)
     return rows.set_column(index, rows.schema.field(index), column)

@@ -38,7 +38,7 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
         try:
             raw.open_buffer(io.BytesIO(encoded))
             wanted = scaled_size(_upright_size(raw), resize)
-            return _preview(raw, wanted, resize, max_pixels) or _developed(raw, wanted, max_pixels)
+            return _preview(raw, wanted, resize, max_pixels) or _develop(raw, wanted, max_pixels)
         except (rawpy.LibRawUnsufficientMemoryError, rawpy.LibRawMemPoolOverflowError):
             raise MemoryError from None
         except rawpy.LibRawFileUnsupportedError:
@@ -83,7 +83,7 @@ def _alike(size: Size, other: Size) -> bool:
     return abs(width * other_height / (height * other_width) - 1) <= MAX_PROPORTIONS_OFF
 
 
-def _developed(raw: rawpy.RawPy, wanted: Size, max_pixels: int) -> LoadedImage:
+def _develop(raw: rawpy.RawPy, wanted: Size, max_pixels: int) -> LoadedImage:
     """The sensor's data as an image, which LibRaw puts upright."""
     sizes = raw.sizes
     is_half = all(have // 2 >= want for have, want in zip(_upright_size(raw), wanted, strict=True))

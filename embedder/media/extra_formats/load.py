@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from embedder.installation import MISSING_EXTRA, explained
+from embedder.installation import MISSING_EXTRA, explain_missing
 from embedder.media.errors import DecodeError
 from embedder.media.formats import HEIC, JPEG_XL
 from embedder.media.loaded_image import LoadedImage
@@ -27,6 +27,6 @@ def load_extra(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -
     try:
         module = import_module(f"{__package__}.{MODULES.get(kind, 'camera_raw')}")
     except ModuleNotFoundError as error:
-        raise DecodeError(MISSING_EXTRA, str(explained(error, kind))) from None
+        raise DecodeError(MISSING_EXTRA, str(explain_missing(error, kind))) from None
     loaded: LoadedImage = module.load(kind, encoded, resize, max_pixels)
     return loaded

@@ -53,7 +53,7 @@ class HfModel:
         """Load what the task needs."""
         raise NotImplementedError
 
-    def pretrained(self, class_name: str) -> Any:
+    def load_pretrained(self, class_name: str) -> Any:
         """Load the model by a class of transformers.
 
         Args:
@@ -100,7 +100,7 @@ class HfFeatures(HfModel):
     def open(self) -> None:
         """Load model and tokeniser or image processor."""
         self.is_text = self.settings["task"] == "feature-extraction"
-        self.model = self.pretrained("AutoModel")
+        self.model = self.load_pretrained("AutoModel")
         if self.is_text:
             self.tokenizer = self.prepared_by("AutoTokenizer")
         elif self.settings["preprocess"] is None:
@@ -158,7 +158,7 @@ class HfPipeline(HfModel):
         parts = {"tokenizer": self.tokenizer} if is_text or with_labels else {}
         if not is_text:
             self.processor = parts["image_processor"] = self.prepared_by("AutoImageProcessor")
-        self.pipeline = pipeline(task, model=self.pretrained(CLASSES[task]), device=self.device, **parts)
+        self.pipeline = pipeline(task, model=self.load_pretrained(CLASSES[task]), device=self.device, **parts)
         self.is_text = is_text
 
     def __call__(self, batch: pa.RecordBatch) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class HfPipeline(HfModel):
             found = self.pipeline(queries, threshold=self.settings["threshold"])
         else:
             found = self.pipeline(given, candidate_labels=labels)
-        rows = [_ranked(each, self.settings["top_k"] if "detection" not in task else None) for each in found]
+        rows = [_rank(each, self.settings["top_k"] if "detection" not in task else None) for each in found]
         sizes = None if "detection" not in task else [image.size for image in given]
         return _columns(rows, sizes)
 
@@ -209,13 +209,13 @@ class HfTexts(HfModel):
         self.is_text = self.settings["task"] == "text-generation"
         self.tokenizer = self.prepared_by("AutoTokenizer")
         if self.is_text:
-            self.model = self.pretrained("AutoModelForCausalLM")
+            self.model = self.load_pretrained("AutoModelForCausalLM")
             self.tokenizer.padding_side = "left"
             if self.tokenizer.pad_token is None:
                 self.tokenizer.pad_token = self.tokenizer.eos_token
         else:
             newer = hasattr(transformers, "AutoModelForImageTextToText")
-            self.model = self.pretrained("AutoModelForImageTextToText" if newer else "AutoModelForVision2Seq")
+            self.model = self.load_pretrained("AutoModelForImageTextToText" if newer else "AutoModelForVision2Seq")
             self.processor = self.prepared_by("AutoImageProcessor")
 
     def __call__(self, batch: pa.RecordBatch) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def _takes(model: Any, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
-def _ranked(found: Any, most: Any) -> list[dict[str, Any]]:
+def _rank(found: Any, most: Any) -> list[dict[str, Any]]:
     """One row's answer as a list with the best first, whatever form the task gives it."""
     if isinstance(found, Mapping) and "labels" in found:
         pairs = range(len(found["labels"]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .tensors import graph_inputs, in_pieces, joined
+from .tensors import graph_inputs, in_pieces, join_outputs
 
 TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY"
 """Variable without which ONNX Runtime keeps an id of this device, and sends events to its maker."""
@@ -74,4 +74,4 @@ class OnnxGraph:
         for count, arrays in in_pieces(graph_inputs(batch, self.inputs), self.least, self.most):
             values = self.session.run(list(self.outputs), arrays)
             found.append({name: value[:count] for name, value in zip(self.outputs, values)})  # noqa: B905 (Python 3.9)
-        return joined(found, self.outputs)
+        return join_outputs(found, self.outputs)

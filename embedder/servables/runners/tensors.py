@@ -111,7 +111,7 @@ def in_pieces(arrays: Mapping[str, Any], least: int, most: int | None) -> list[t
     return pieces
 
 
-def joined(pieces: list[dict[str, Any]], declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def join_outputs(pieces: list[dict[str, Any]], declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Join the outputs of all pieces.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .tensors import graph_inputs, in_pieces, joined, named_outputs
+from .tensors import graph_inputs, in_pieces, join_outputs, named_outputs
 
 ONLY_WEIGHTS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """Variable with which torch.load makes tensors and plain values whatever its caller asks for."""
@@ -63,7 +63,7 @@ class TorchGraph:
                 tensors = [self.torch.from_numpy(values).to(self.device) for values in arrays.values()]
                 values = named_outputs(self.graph(*tensors), self.outputs)
                 found.append({name: value[:count].cpu().numpy() for name, value in values.items()})
-        return joined(found, self.outputs)
+        return join_outputs(found, self.outputs)
 
 
 class ExportedGraph(TorchGraph):
@@ -90,9 +90,9 @@ class ExportedGraph(TorchGraph):
 
             module = move_to_device_pass(program, self.device).module()
         rows = self.settings["compiled_rows"]
-        return module if rows is None else self._compiled(module, rows)
+        return module if rows is None else self._compile(module, rows)
 
-    def _compiled(self, module: Any, rows: int) -> Any:
+    def _compile(self, module: Any, rows: int) -> Any:
         """Wrap the graph, whose first call then makes machine code for one number of rows.
 
         Args:

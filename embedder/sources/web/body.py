@@ -108,7 +108,7 @@ def _pieces(response: HTTPResponse, max_bytes: int, where: str) -> Iterator[byte
             yield chunk
             continue
         try:
-            yield from _expanded(expander, chunk)
+            yield from _expand(expander, chunk)
         except zlib.error:
             raise FetchError("BadEncoding", f"{where}: the answer is declared as {coding}, and is not") from None
         if expander.eof:
@@ -117,7 +117,7 @@ def _pieces(response: HTTPResponse, max_bytes: int, where: str) -> Iterator[byte
         raise FetchError("Truncated", f"{where}: the connection ended after {num_received:,} bytes", transient=True)
 
 
-def _expanded(expander: "zlib._Decompress", chunk: bytes) -> Iterator[bytes]:
+def _expand(expander: "zlib._Decompress", chunk: bytes) -> Iterator[bytes]:
     """Decompress a chunk in pieces of bounded size: one of a few kilobytes may hold gigabytes."""
     while True:
         piece = expander.decompress(chunk, CHUNK_BYTES)

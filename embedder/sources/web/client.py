@@ -164,7 +164,7 @@ class WebClient:
         """Ask, and follow redirects; each is checked as the first address is."""
         address = item.address
         for _ in range(self.settings.max_redirects + 1):
-            target = _checked(address, item)
+            target = _parse_address(address, item)
             with self._hosts.place(f"{target.host}:{target.port}", item.where, item.stop):
                 found = self._visit(target, item, read)
             if not isinstance(found, _Redirect):
@@ -182,7 +182,7 @@ class WebClient:
         try:
             found = self._exchange(target, item, read)
         except (OSError, http.client.HTTPException) as error:
-            failure = _named(error, item)
+            failure = _to_web_error(error, item)
         except WebError as error:
             failure = error
         except FetchError as error:  # of the body, or a refused address
@@ -255,7 +255,7 @@ def _as_text(location: str) -> str:
     return location
 
 
-def _checked(address: str, item: _Item) -> WebAddress:
+def _parse_address(address: str, item: _Item) -> WebAddress:
     """Take an address apart, the item's own or one that it is redirected to."""
     try:
         target = parse_address(address)
@@ -304,7 +304,7 @@ def _wait_s(after: str | None) -> float | None:
     return None
 
 
-def _named(error: OSError | http.client.HTTPException, item: _Item) -> WebError:
+def _to_web_error(error: OSError | http.client.HTTPException, item: _Item) -> WebError:
     """Name what went wrong on the way."""
     settings = item.settings
     match error:

@@ -29,7 +29,7 @@ COUNTS = ("num", "num_null", "num_invalid")
 class _Scored(Accumulator):
     """Accumulator of scores against labels that are 0 or 1."""
 
-    def scored(self, rows: pa.Table) -> tuple[Floats, Floats, State]:
+    def read_scores(self, rows: pa.Table) -> tuple[Floats, Floats, State]:
         """Scores and labels that can be judged, float64 (N,) each, and the counts.
 
         A label that is neither 0 nor 1, and a score that is out of the range, count in `num_invalid` alone.
@@ -50,7 +50,7 @@ class LogLoss(_Scored):
 
     def add(self, rows: pa.Table) -> State:
         """Sum the losses; each is rounded, their sum is not."""
-        values, truth, counts = self.scored(rows)
+        values, truth, counts = self.read_scores(rows)
         given = np.clip(np.where(truth == 1, values, 1 - values), LEAST, 1)
         losses = np.array([-math.log(each) for each in given.tolist()])  # NumPy's differs between machines
         return {**counts, "sum": power_sums(losses, 1)[0]}
@@ -75,7 +75,7 @@ class Auroc(_Scored):
 
     def add(self, rows: pa.Table) -> State:
         """Count the buckets of both labels."""
-        values, truth, counts = self.scored(rows)
+        values, truth, counts = self.read_scores(rows)
         return {**counts, "ones": count_buckets(values[truth == 1]), "zeros": count_buckets(values[truth == 0])}
 
     def merge(self, first: State, second: State) -> State:
@@ -106,7 +106,7 @@ class Confusion(Accumulator):
         names = [[str(value) for value in column.to_pylist()] for column in (truth, predicted)]
         counts = Counter(zip(*names, strict=True))
         cells = [[*pair, count] for pair, count in sorted(counts.items())]
-        return _bounded({"num": len(predicted), "num_null": num_null, "cells": cells})
+        return _bound({"num": len(predicted), "num_null": num_null, "cells": cells})
 
     def merge(self, first: State, second: State) -> State:
         """Add the counts."""
@@ -116,7 +116,7 @@ class Confusion(Accumulator):
         cells: Counter[tuple[str, str]] = Counter()
         for truth, predicted, count in (*first["cells"], *second["cells"]):
             cells[truth, predicted] += count
-        return _bounded({**counts, "cells": [[*pair, count] for pair, count in sorted(cells.items())]})
+        return _bound({**counts, "cells": [[*pair, count] for pair, count in sorted(cells.items())]})
 
     def figures(self, state: State) -> Figures:
         """Accuracy, mean F1 of the classes, and the matrix: counts by the true class, then the predicted one."""
@@ -135,6 +135,6 @@ class Confusion(Accumulator):
         return {**counts, "accuracy": share(right.total(), state["num"]), "mean_f1": mean_f1, "matrix": matrix}
 
 
-def _bounded(state: State) -> State:
+def _bound(state: State) -> State:
     """The state, without cells where there are too many; a sum of states has at least as many as each of them."""
     return {**state, "cells": None} if len(state["cells"]) > MAX_CELLS else state

@@ -87,7 +87,7 @@ def texts_in(value: Any) -> Iterator[str]:
     """All texts in a JSON value, keys included; a text that is JSON itself is parsed."""
     if isinstance(value, str):
         yield value
-        yield from texts_in(_parsed(value))
+        yield from texts_in(_parse(value))
     elif isinstance(value, dict):
         for key, each in value.items():
             yield str(key)
@@ -100,7 +100,7 @@ def texts_in(value: Any) -> Iterator[str]:
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     """Copy of the value with each text changed; one that is JSON itself stays JSON."""
     if isinstance(value, str):
-        inner = _parsed(value)
+        inner = _parse(value)
         changed = change(value)
         return changed if inner is None or changed == GONE else json.dumps(map_texts(inner, change))
     if isinstance(value, dict):
@@ -110,7 +110,7 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     """Parsed value of a text that is a JSON object or list, else None."""
     if not text.startswith(("{", "[")):
         return None

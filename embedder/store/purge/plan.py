@@ -183,7 +183,7 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
         rewritten=tuple(held[path].info for path in sorted(needed)),
         published=tuple(held[path].info for path in sorted(published)),
         deleted=tuple(deleted),
-        changed=tuple(_changed(files, infos, needed, named, set(deleted), names, held)),
+        changed=tuple(_select_changed(files, infos, needed, named, set(deleted), names, held)),
         indexes=indexes,
         versions=tuple(run_id for run_id, paths in needs.items() if paths),
         publishes=publishes,
@@ -329,7 +329,7 @@ def _entries(
     ]
 
 
-def _changed(
+def _select_changed(
     files: StoreFiles,
     infos: Sequence[FileInfo],
     needed: Collection[str],

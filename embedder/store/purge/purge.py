@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import RunFailedError, StoreError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.store.backends import FileInfo, WriteConflictError, is_unfinished
 from embedder.store.current import (
     IndexChoice,
@@ -90,7 +90,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     unfinished = [info.path for info in files.list("") if is_unfinished(info.path)]
     files.confirm_lease()
     files.delete_each(unfinished)  # by killed writers; nothing ever refers to them, and they may hold anything
-    plan = _settled(partial(plan_purge, files, item_ids))
+    plan = _repeat_until_settled(partial(plan_purge, files, item_ids))
     before = readable(files, publications(files))
     remember_purged(files, plan.ids)
     new = _publish_without(files, plan, choose_index) if plan.publishes else None
@@ -98,16 +98,16 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     _delete(files, [info for info in plan.deleted if not is_part(info)])
     _drop_sealed_entries(files, plan)
     redact_logs(files, plan.names)
-    _settled(partial(redact_texts, files, plan.names))
+    _repeat_until_settled(partial(redact_texts, files, plan.names))
     _delete(files, [info for info in plan.deleted if is_part(info)])
     for model in ["", *model_folders(files)]:
         for name in TABLES:
             _rewrite_in_place(files, model, name, plan.rewritten, plan.ids)
     _recount(files)
-    scan = _settled(partial(scan_store, files, plan.names))
+    scan = _repeat_until_settled(partial(scan_store, files, plan.names))
     if scan.found_in:
         raise RunFailedError(
-            f"purge: an item is still held or named in {len(scan.found_in):,} of {counted(scan.num_files, 'file')}: "
+            f"purge: an item is still held or named in {len(scan.found_in):,} of {plural(scan.num_files, 'file')}: "
             f"{', '.join(scan.found_in[:5])}; nothing that is published holds them; purge again, or delete these files"
         )
     finish_purge(files, plan.ids)
@@ -115,7 +115,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     return Purge(plan, tuple(sorted(lost)), new, scan)
 
 
-def _settled(work: Callable[[], Result]) -> Result:
+def _repeat_until_settled(work: Callable[[], Result]) -> Result:
     """Do something with all files, again where a run that was overtaken still joins or deletes those of its journal."""
     for _ in range(MAX_LOOKS - 1):
         with suppress(FileNotFoundError):
@@ -247,10 +247,10 @@ def redact_logs(files: StoreFiles, names: ItemNames) -> None:
     logs = [info for each in folders for name in TABLES for info in files.list(f"{each}{name}/{LOG_FOLDER}")]
     for info in logs:
         if names_in(files, info, names):
-            change_log(files, info.path, lambda action: _redacted(action, names))
+            change_log(files, info.path, lambda action: _redact(action, names))
 
 
-def _redacted(action: Action, names: ItemNames) -> Action:
+def _redact(action: Action, names: ItemNames) -> Action:
     """Redact one action of a log: drop bounds that are a purged id, as any other text would be a wrong bound."""
     if not names.found_in(row_values(action)):
         return action

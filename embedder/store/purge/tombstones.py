@@ -9,7 +9,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from embedder.errors import StoreError
-from embedder.quantities import counted
+from embedder.quantities import plural
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Record, read_record, swap_record
 
@@ -66,7 +66,7 @@ def check_purges(files: StoreFiles) -> None:
     """
     if num_unfinished := len(read_purged(files).unfinished):
         raise StoreError(
-            f"store {files.address}: a purge of {counted(num_unfinished, 'item')} was cut off, and earlier versions "
+            f"store {files.address}: a purge of {plural(num_unfinished, 'item')} was cut off, and earlier versions "
             "may hold some of it; run the same `embedder purge` again, then roll back"
         )
 

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from embedder.errors import StoreError
-from embedder.quantities import agree, counted
+from embedder.quantities import agree, plural
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.tables import RecordTable
@@ -37,7 +37,7 @@ def refuse_unknown(files: StoreFiles, unknown: Mapping[str, Sequence[str]], num_
     ]
     more = f" and {len(unknown) - len(listed):,} more" if len(unknown) > len(listed) else ""
     raise StoreError(
-        f"purge: {len(unknown):,} of {counted(num_asked, 'id')} {agree(len(unknown), 'is', 'are')} unknown to store "
+        f"purge: {len(unknown):,} of {plural(num_asked, 'id')} {agree(len(unknown), 'is', 'are')} unknown to store "
         f"{files.address}, in every version, and not purged before: {', '.join(texts)}{more}; nothing was purged: "
         "correct what is unknown, or leave it out"
     )

@@ -15,7 +15,7 @@ The bound. Let p be prices >= 0 of the resources, which sum to 1 for all capacit
 every capacity costs at most 1; so if the cheapest path costs more than 1, no path is feasible (Lagrangian relaxation,
 weak duality). `feasibility` raises the price of what the cheapest path overuses, a few times; most rates are decided
 there, with a path or with a proof. The same prices show which steps lie on no path of cost <= 1; these are dropped
-without loss (`feasibility.narrowed`, and on whole grids `bounds.GridAt.open_steps`).
+without loss (`feasibility.narrow_steps`, and on whole grids `bounds.GridAt.open_steps`).
 
 What is left is solved by labels (`label_setting`): beginnings of paths, of which one is dropped only where another at
 the same cut is as good in every resource, or where the least that the rest of the path uses no longer fits. Both rules

@@ -86,7 +86,7 @@ def path_at(steps: Steps, resources: Resources, rate: float, prices: Floats) -> 
         return None
     if solution.fits:
         return solution.path
-    left, numbers = narrowed(steps, uses, solution.prices)
+    left, numbers = narrow_steps(steps, uses, solution.prices)
     none = np.zeros(len(numbers))
     path = best_within(left, uses[:, numbers], solution.prices, none.astype(np.int64), none)
     return None if path is None else numbers[path]
@@ -106,10 +106,10 @@ def narrow_at(steps: Steps, resources: Resources, rate: float, prices: Floats) -
     """
     uses = resources.parts(steps.stages, rate)
     prices = _improve(steps, uses, prices, stop_when_decided=False).prices
-    return narrowed(steps, uses, prices)[0], prices
+    return narrow_steps(steps, uses, prices)[0], prices
 
 
-def narrowed(steps: Steps, uses: Floats, prices: Floats) -> tuple[Steps, Ints]:
+def narrow_steps(steps: Steps, uses: Floats, prices: Floats) -> tuple[Steps, Ints]:
     """Keep the steps that lie on a path of cost at most 1; no feasible path has any other.
 
     Args:

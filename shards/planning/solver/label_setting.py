@@ -50,7 +50,7 @@ class Steps:
             cut = int(self.stages.stop[best])
         return float(to_go[-1, 0]), np.array(path)
 
-    def preferred(self, rank: Ints, unevenness: Floats) -> Ints | None:
+    def find_preferred(self, rank: Ints, unevenness: Floats) -> Ints | None:
         """Find the path of the lowest rank, then unevenness, whatever it uses; None where there is none."""
         ranks = np.full((self.num_stages + 1, self.num_cuts), FAR)
         squares = np.full(ranks.shape, np.inf)
@@ -141,8 +141,8 @@ def best_within(steps: Steps, uses: Floats, prices: Floats, rank: Ints, unevenne
     labels = Labels(zero, np.zeros((1, len(uses))), zero, np.zeros(1), zero, zero)
     history = [labels]
     for num_left in reversed(range(steps.num_stages)):
-        labels = _extended(labels, steps.stages, first, uses, rank, unevenness, 1 + TIE - to_go[num_left])
-        labels = labels.take(_undominated(labels))
+        labels = _extend(labels, steps.stages, first, uses, rank, unevenness, 1 + TIE - to_go[num_left])
+        labels = labels.take(_drop_dominated(labels))
         history.append(labels)
     if not len(labels.cut):
         return None
@@ -154,7 +154,7 @@ def best_within(steps: Steps, uses: Floats, prices: Floats, rank: Ints, unevenne
     return np.array(path[::-1])
 
 
-def _extended(
+def _extend(
     labels: Labels, stages: Stages, first: Ints, uses: Floats, rank: Ints, unevenness: Floats, room: Floats
 ) -> Labels:
     """Extend every label by every step from its cut, but for those that leave too little for the rest.
@@ -185,7 +185,7 @@ def _extended(
     )
 
 
-def _undominated(labels: Labels) -> Ints:
+def _drop_dominated(labels: Labels) -> Ints:
     """Drop labels that a neighbour in sorted order, at the same cut, equals or beats in everything.
 
     Some that stay are dominated by labels further away; that costs time, and never the best path.

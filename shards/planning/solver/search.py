@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shards.planning.problem import PlacedStage, PlacementProblem
 from shards.planning.solver.bounds import GridAt
-from shards.planning.solver.feasibility import improve_prices, narrow_at, narrowed, path_at
+from shards.planning.solver.feasibility import improve_prices, narrow_at, narrow_steps, path_at
 from shards.planning.solver.grid import make_grid
 from shards.planning.solver.label_setting import Steps, best_within
 from shards.planning.solver.resources import TIE, Floats, Ints, Resources, Stages, replicas_for
@@ -175,9 +175,9 @@ def _preferable(resources: Resources, steps: Steps, best: Stages, rate: float, p
     """
     rate *= 1 - TIE
     uses = resources.parts(steps.stages, rate)
-    left, numbers = narrowed(steps, uses, prices)
+    left, numbers = narrow_steps(steps, uses, prices)
     rank, unevenness = _rank(resources.problem, left.stages), _unevenness(resources, left.stages, rate)
-    path = left.preferred(rank, unevenness)
+    path = left.find_preferred(rank, unevenness)
     if path is None or not np.all(uses[:, numbers[path]].sum(axis=1) <= 1 + TIE):
         path = best_within(left, uses[:, numbers], prices, rank, unevenness)
     return _placement(resources, best if path is None else left.stages.take(path), rate)

@@ -5,7 +5,7 @@ from datetime import date, datetime, time
 
 import pytest
 
-from embedder.config_toml.values import dotted, heading, named, shown, toml, without_secrets
+from embedder.config_toml.values import dotted_key, format_value, heading, toml, type_name, without_secrets
 
 VALUES = [
     True, 0, 100_000, -123_456_789, 2**62, 0.1, 1e-5, 1e16, -0.0, 5.0, float("inf"),
@@ -23,10 +23,10 @@ def test_a_value_is_read_again_as_it_was(value):
 
 
 def test_types_and_places_are_named_as_toml_does():
-    assert [named(value) for value in (True, 1, 1.5, "a", [], {}, date(2024, 1, 1))] == [
+    assert [type_name(value) for value in (True, 1, 1.5, "a", [], {}, date(2024, 1, 1))] == [
         *("a boolean", "an integer", "a number", "a string", "a list", "a table", "a date or time")
     ]
-    assert dotted(("source", 1, "columns", "a b")) == 'source.columns."a b"'
+    assert dotted_key(("source", 1, "columns", "a b")) == 'source.columns."a b"'
     assert [heading(("decode",)), heading(("source", 0)), heading(("source", 0, "columns"))] == [
         *("[decode]", "[[source]]", "[source.columns]")
     ]
@@ -51,7 +51,7 @@ SECRET = "T0PS3CRETvalue"
 )
 def test_secrets_are_masked_and_the_rest_stays(path, value):
     assert SECRET not in str(without_secrets(path, value)) and "***" in str(without_secrets(path, value))
-    assert SECRET not in shown(path, value)
+    assert SECRET not in format_value(path, value)
 
 
 def test_what_is_no_secret_stays():
@@ -60,4 +60,4 @@ def test_what_is_no_secret_stays():
 
 
 def test_a_long_value_is_shortened():
-    assert len(shown(("x",), "a" * 500)) == 80
+    assert len(format_value(("x",), "a" * 500)) == 80

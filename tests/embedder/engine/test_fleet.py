@@ -7,7 +7,7 @@ import pytest
 
 import embedder
 from embedder.config import ClusterConfig, load_config
-from embedder.engine.allocation import pinned, placed
+from embedder.engine.allocation import pin_replicas, place_replicas
 from embedder.engine.fleet import MAX_THREADS, PROCESS_BYTES, Available, cpu_nodes, share_of
 from embedder.engine.fleet_plan import plan_for_fleet
 from embedder.engine.placement import Node
@@ -49,9 +49,9 @@ def test_stages_of_a_mixed_fleet_go_to_the_types_of_the_plan():
     available = Available(64, 8, nodes)
     config, _, allocation = planned_for(available, dtype="bfloat16")
     assert {name for stage in allocation.stages for name in stage.device_types} == {"A100-80G", "L4"}
-    found = placed(allocation, nodes)
+    found = place_replicas(allocation, nodes)
     assert found is not None
-    on_nodes = pinned(config, allocation, nodes, found)
+    on_nodes = pin_replicas(config, allocation, nodes, found)
     types = {node.node_id: node.device_type for node in nodes}
     for stage in on_nodes.stages:
         assert len(stage.node_ids) == stage.min_replicas
@@ -92,17 +92,22 @@ def test_threads_are_those_of_the_node_that_a_replica_lands_on():
     available = fleet_of((4, 0), (16, 0))
     config = load_config()
     allocation = allocate(config, available)
-    stages = pinned(config, allocation, available.nodes, placed(allocation, available.nodes)).stages
+    stages = pin_replicas(config, allocation, available.nodes, place_replicas(allocation, available.nodes)).stages
     assert [stage.min_replicas for stage in stages] == [2] * 3
     assert dict(stages[0].node_threads) == {"id 0": 1, "id 1": 5}
     own = load_config(overrides={"stage": [{"num_threads": 2}] * 3})
-    assert pinned(own, allocation, available.nodes, placed(allocation, available.nodes)).stages[0].node_threads == ()
+    assert (
+        pin_replicas(own, allocation, available.nodes, place_replicas(allocation, available.nodes))
+        .stages[0]
+        .node_threads
+        == ()
+    )
 
 
 def test_every_node_keeps_room_for_a_task_where_it_can():
     available = fleet_of((2, 0), (2, 0))
     config = load_config(overrides={"num_stages": 2, "stage": [{"num_cpus": 0.5}, {"num_cpus": 0.5}]})
-    (first, second) = placed(allocate(config, available), available.nodes)
+    (first, second) = place_replicas(allocate(config, available), available.nodes)
     assert sorted(first) == sorted(second) == [0, 1]
 
 

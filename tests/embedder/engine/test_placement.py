@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from embedder.config import load_config
-from embedder.engine.allocation import placed
+from embedder.engine.allocation import place_replicas
 from embedder.engine.fleet import Available
 from embedder.engine.gpus import UNITS, part_of_device
 from embedder.engine.placement import Node, ReplicaRequest, explain_refusal, place
@@ -151,7 +151,7 @@ def test_a_run_starts_where_its_replicas_have_a_placement_and_nowhere_else(num_g
                 assert not brute_force(nodes, requests), (nodes, requests)
                 continue
             assert brute_force(nodes, requests), (nodes, requests)
-            assert is_held(nodes, requests[:-1], placed(allocation, nodes))
+            assert is_held(nodes, requests[:-1], place_replicas(allocation, nodes))
 
 
 def test_hundreds_of_nodes_are_placed_without_a_search():

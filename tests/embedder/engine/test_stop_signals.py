@@ -15,7 +15,7 @@ from command_runs import run_here
 from embedding_runs import assert_same, embedded
 from stop_runs import Listening, num_kept, once, press, wait_until
 
-from embedder.engine.interrupts import SAME_S, SignalInterrupt, held, interruptible
+from embedder.engine.interrupts import SAME_S, SignalInterrupt, delay_signals, interruptible
 from embedder.engine.job import decode_spec
 from embedder.engine.model_folder import open_model
 from embedder.errors import RunFailedError
@@ -208,7 +208,7 @@ def test_the_signals_are_whose_they_were_after_the_command(make_run, tmp_path):
 def test_a_signal_in_what_must_not_be_broken_off_is_heard_after_it(capfd):
     done = []
     with pytest.raises(SignalInterrupt) as interrupted, interruptible():
-        with held("the engine has started"):
+        with delay_signals("the engine has started"):
             press(times=2)
             done.append("it has")
         done.append("never")

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from embedder.ingest.diff import KNOWN, MODEL_CHANGED, diff, gone
+from embedder.ingest.diff import KNOWN, MODEL_CHANGED, diff, find_gone
 
 
 def listing(**items):
@@ -70,11 +70,11 @@ def test_a_limit_takes_what_is_new_before_what_was_rejected():
 
 def test_what_is_held_and_not_listed_is_gone():
     held = pa.table({"item_id": ["a", "b", "c"], "source": ["", "", "x"]})
-    assert gone(listing(b=(1, "t0")), held).sort_by("item_id").to_pylist() == [
+    assert find_gone(listing(b=(1, "t0")), held).sort_by("item_id").to_pylist() == [
         {"item_id": "a", "source": ""},
         {"item_id": "c", "source": "x"},
     ]
-    assert gone(listing(), held).num_rows == 3
+    assert find_gone(listing(), held).num_rows == 3
 
 
 def test_an_unknown_size_is_equal_to_an_unknown_size():

@@ -61,7 +61,7 @@ def test_nothing_is_kept_of_what_is_outdated():
 
 COMPARE = """
 import pyarrow as pa
-from embedder.ingest.diff import diff, gone
+from embedder.ingest.diff import diff, find_gone
 from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, known_items
 number = 200_000
 row = {"source": "", "size_bytes": 1, "modified": "2000-01-01T00:00:00.000000000Z", "attempts": 1, "state": "embedded",
@@ -71,7 +71,7 @@ table = pa.table({"item_id": [f"folder/{each:08d}.png" for each in range(number)
 listing = table.select(["item_id", "size_bytes", "modified"])
 before = pa.total_allocated_bytes()
 assert diff(listing, known_items(table, NOTHING_FINISHED)).num_unchanged == number
-assert gone(listing, table).num_rows == 0
+assert find_gone(listing, table).num_rows == 0
 print(pa.default_memory_pool().max_memory() / before)
 """
 

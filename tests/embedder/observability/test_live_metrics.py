@@ -97,9 +97,9 @@ def test_a_scrape_in_the_course_of_a_run_finds_its_counts_and_nothing_answers_af
 
 def test_journal_entries_add_up_and_peaks_stay():
     metrics = LiveMetrics("s3://key:secret@bucket/x", "refresh", NOW_S)
-    metrics.listed(20)
-    metrics.finished(entry(call("decode", wall_s=1.5, num_rows=8), call("stage 0", peak_gpu_bytes=9, peak_rss_bytes=5)))
-    metrics.finished(entry(call("decode", wall_s=0.5, num_rows=2), call("stage 0", peak_gpu_bytes=7, peak_rss_bytes=6)))
+    metrics.on_listed(20)
+    metrics.on_entry(entry(call("decode", wall_s=1.5, num_rows=8), call("stage 0", peak_gpu_bytes=9, peak_rss_bytes=5)))
+    metrics.on_entry(entry(call("decode", wall_s=0.5, num_rows=2), call("stage 0", peak_gpu_bytes=7, peak_rss_bytes=6)))
     found = {metric.name: samples for metric, samples in metrics.samples()}
     assert found["embedder_live_items"] == {"": 16} and found["embedder_live_rejects"] == {"": 2}
     assert found["embedder_live_vectors"] == {"": 14} and found["embedder_live_part_bytes"] == {"": 4000}
@@ -135,8 +135,8 @@ def test_operators_of_ray_are_shown_with_their_busy_share_and_the_bottleneck(mak
 def test_every_metric_of_the_list_can_come():
     metrics = LiveMetrics("s", "refresh", NOW_S)
     metrics._store = PublishedState("s", lambda store: Published(NOW_S, 0.97))
-    metrics.listed(1)
-    metrics.finished(entry(call("stage 0", peak_gpu_bytes=1)))
+    metrics.on_listed(1)
+    metrics.on_entry(entry(call("stage 0", peak_gpu_bytes=1)))
     history = OperatorHistory()
     for second in (0, 1):
         history.add(Sample(NOW_S + second, (OperatorState("stage 0", replicas=(Replica("a", "n"),)),)))
@@ -175,7 +175,7 @@ def test_many_scrapes_beside_a_feeding_thread_are_whole():
 
         def feed():
             for number in range(3000):
-                metrics.finished(entry(call(f"stage {number % 7}", wall_s=1.0)))
+                metrics.on_entry(entry(call(f"stage {number % 7}", wall_s=1.0)))
             done.set()
 
         feeder = threading.Thread(target=feed)

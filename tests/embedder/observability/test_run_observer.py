@@ -177,7 +177,7 @@ def test_the_log_is_read_once_while_the_run_goes_on_and_again_after_its_end(make
     read, reads = run.files.read, []
     monkeypatch.setattr(run.files, "read", lambda path: reads.append(path) or read(path))
     with observe_run(make_run(tmp_path), "embed") as observer:
-        observer.begun(run)
+        observer.on_run(run)
         observer.log.add("item-7 is odd")
         observer.log.add("the lock is free")
         assert reads.count(path) == 1
@@ -341,7 +341,7 @@ def test_only_a_run_that_has_begun_is_said_to_go_on(make_run, tmp_path):
     for error in (StoreUnavailableError(away), StoreUnwritableError(away), SignalInterrupt(signal.SIGINT)):
         before = str(error)
         with pytest.raises(type(error)) as caught, observe_run(config, "embed") as observer:
-            observer.begun(run_of(config))
+            observer.on_run(run_of(config))
             raise error
         assert str(caught.value) == f"{before}; what is finished is kept, and the same command goes on"
         assert lines_of(Path(config.store, "runs.jsonl"))[-1]["message"] == str(caught.value)

@@ -13,7 +13,7 @@ from embedder import installation
 from embedder.errors import RunFailedError
 from embedder.ingest.embed import embed, refresh
 from embedder.installation import InstallationError
-from embedder.observability.traces import NoTraces, exported, is_sampled, traced
+from embedder.observability.traces import NoTraces, export_traces, is_sampled, trace_run
 from embedder.store.journal import JournalEntry
 
 trace = pytest.importorskip("opentelemetry.sdk.trace", reason="traces are of the extra otel")
@@ -77,10 +77,10 @@ def test_batches_keep_their_own_times_and_an_error_its_type_alone():
     exporter = in_memory.InMemorySpanExporter()
     with (
         pytest.raises(RunFailedError),
-        exported(exporter, "refresh", "s3://key:secret@bucket/x") as traces,
+        export_traces(exporter, "refresh", "s3://key:secret@bucket/x") as traces,
         traces.span("embedding"),
     ):
-        traces.finished(entry("decode", "stage 0"))
+        traces.on_entry(entry("decode", "stage 0"))
         raise RunFailedError("of /home/ann/private.jpg")
     spans = {span.name: span for span in exporter.get_finished_spans()}
     assert spans["stage 0"].start_time == int((NOW_S + 10) * 1e9)
@@ -93,19 +93,19 @@ def test_batches_keep_their_own_times_and_an_error_its_type_alone():
 
 def test_of_many_batches_a_sample_has_spans():
     exporter = in_memory.InMemorySpanExporter()
-    with exported(exporter, "embed", None) as traces:
+    with export_traces(exporter, "embed", None) as traces:
         for number in range(1500):
-            traces.finished(entry("decode", number=number))
+            traces.on_entry(entry("decode", number=number))
             assert len(exporter.get_finished_spans()) < 300
     numbers = [span.attributes["embedder.batch"] for span in exporter.get_finished_spans() if span.name == "decode"]
     assert numbers == [number for number in range(1500) if is_sampled(number)] and len(numbers) == 100 + 90 + 5
 
 
 def test_without_the_key_nothing_of_opentelemetry_is_used():
-    with traced(None, "embed", "s") as traces:
+    with trace_run(None, "embed", "s") as traces:
         assert isinstance(traces, NoTraces)
         with traces.span("listing"):
-            traces.finished(entry("decode"))
+            traces.on_entry(entry("decode"))
             traces.describe(run_id="a")
 
 

@@ -27,7 +27,7 @@ from embedder.ingest.embed import embed
 from embedder.installation import InstallationError
 from embedder.observability import run_tracking, tracker_clients, trackers
 from embedder.observability.run_tracking import RunTracking, contact_sheet, parameters_of
-from embedder.observability.trackers import ThreadedTracker, tracked
+from embedder.observability.trackers import ThreadedTracker, track_run
 from embedder.store.files import StoreFiles
 from embedder.training.run import train
 
@@ -143,7 +143,7 @@ def test_a_missing_package_is_told_before_the_run(monkeypatch):
     monkeypatch.setitem(installation.EXTRAS, "wandb", ("no_package_of_this_name",))
     installation.missing.cache_clear()
     expected = r"embed with \[tracker\]: needs no_package_of_this_name.*pip install 'embedder\[wandb\]'"
-    with pytest.raises(InstallationError, match=expected), tracked(TrackerConfig(kind="wandb"), "embed"):
+    with pytest.raises(InstallationError, match=expected), track_run(TrackerConfig(kind="wandb"), "embed"):
         pass
 
 

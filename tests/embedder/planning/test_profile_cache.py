@@ -7,7 +7,7 @@ import samples
 
 from embedder.engine.model_folder import open_model
 from embedder.planning import profile
-from embedder.planning.cache import cached
+from embedder.planning.cache import read_or_make
 from embedder.planning.sample import sample_items
 from embedder.sources.listing import list_sources
 from embedder.storage.user_cache import cache_folder
@@ -28,26 +28,26 @@ def never():
 
 
 def test_a_measurement_is_taken_once_for_each_key():
-    assert cached(HostCosts, {"cpu": "a"}, lambda: COSTS) == COSTS
-    assert cached(HostCosts, {"cpu": "a"}, never) == COSTS
+    assert read_or_make(HostCosts, {"cpu": "a"}, lambda: COSTS) == COSTS
+    assert read_or_make(HostCosts, {"cpu": "a"}, never) == COSTS
     with pytest.raises(AssertionError):
-        cached(HostCosts, {"cpu": "b"}, never)
+        read_or_make(HostCosts, {"cpu": "b"}, never)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]", b'{"decode_s_per_image": "much"}'])
 def test_a_broken_file_is_measured_again_and_replaced(damage):
-    cached(HostCosts, {}, lambda: COSTS)
+    read_or_make(HostCosts, {}, lambda: COSTS)
     (path,) = cache_folder("costs").iterdir()
     path.write_bytes(damage)
-    assert cached(HostCosts, {}, lambda: COSTS) == COSTS
-    assert cached(HostCosts, {}, never) == COSTS
+    assert read_or_make(HostCosts, {}, lambda: COSTS) == COSTS
+    assert read_or_make(HostCosts, {}, never) == COSTS
     assert [entry.suffix for entry in cache_folder("costs").iterdir()] == [".json"]
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert cached(HostCosts, {}, lambda: COSTS) == COSTS
+    assert read_or_make(HostCosts, {}, lambda: COSTS) == COSTS
 
 
 def test_costs_are_measured_on_the_machine_and_kept(make_run, tiny_model, tmp_path, monkeypatch):

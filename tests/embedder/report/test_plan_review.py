@@ -21,7 +21,7 @@ from embedder.engine.model_folder import open_model
 from embedder.report.plan_review import review_run
 from embedder.report.prediction import Host, StageShape, predict, problem_of
 from embedder.report.schema import Expected, PlaceReport, Review, StepReport
-from embedder.report.step_sums import joined, step_reports
+from embedder.report.step_sums import join_measurements, step_reports
 from embedder.store.files import StoreFiles
 from embedder.store.runs import start_run
 from embedder.store.step_metrics import Measurement
@@ -212,7 +212,7 @@ def test_waits_of_a_gpu_are_summed_over_a_steps_calls():
     calls = [Measurement("stage 0", started_s=number, wall_s=0.5, num_rows=8, waited_copy_s=0.1) for number in range(4)]
     [step], _ = step_reports(calls, {"stage 0": 1})
     assert (step.waited_input_s, step.waited_copy_s) == (0, pytest.approx(0.4))
-    [step], _ = step_reports(joined(calls, 2), {"stage 0": 1})
+    [step], _ = step_reports(join_measurements(calls, 2), {"stage 0": 1})
     assert step.waited_copy_s == pytest.approx(0.4)
 
 

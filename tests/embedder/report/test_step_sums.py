@@ -5,7 +5,7 @@ import pytest
 from embedder.engine.monitor import CpuUse
 from embedder.report.step_sums import (
     cores_beside_steps,
-    joined,
+    join_measurements,
     replica_seconds,
     split_loads,
     steady_part,
@@ -99,9 +99,9 @@ def test_a_run_that_ended_before_all_stages_were_up_is_short():
 def test_calls_beyond_the_limit_are_joined_and_their_sums_stay():
     calls = [call(f"stage {number % 2}", number % 4, 100.0 + number, 0.75) for number in range(1000)]
     loads = [call(f"load {number}", number, 90.0, 8.0) for number in range(2)]
-    few = joined([*loads, *reversed(calls)], limit=100)
+    few = join_measurements([*loads, *reversed(calls)], limit=100)
     assert len(few) <= 100
-    assert joined([*loads, *calls]) == [*loads, *calls]
+    assert join_measurements([*loads, *calls]) == [*loads, *calls]
     for each in (few, [*loads, *calls]):
         own_loads, own_calls = split_loads(each)
         steps, window = step_reports(own_calls, {"stage 0": 2, "stage 1": 2})
@@ -117,4 +117,4 @@ def test_calls_beyond_the_limit_are_joined_and_their_sums_stay():
 
 def test_processes_that_are_many_are_told_apart_beyond_the_limit():
     calls = [call("decode", number, 100.0, 1.0) for number in range(50)]
-    assert len({each.pid for each in joined(calls, limit=10)}) == 50
+    assert len({each.pid for each in join_measurements(calls, limit=10)}) == 50

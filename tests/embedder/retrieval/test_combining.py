@@ -7,7 +7,7 @@ import pytest
 from search_stores import QUERY, ids, picture, searchable, towards, video
 
 from embedder.errors import ArgumentTypeError, ConfigError
-from embedder.retrieval.combining import EXAMPLE_COSINE, combine, is_apart, spread
+from embedder.retrieval.combining import EXAMPLE_COSINE, combine, cosine_deviation, is_apart
 from embedder.retrieval.queries import SearchOptions, read_search
 from index.errors import RetrievalError
 
@@ -36,7 +36,7 @@ def test_both_parts_move_the_ranking_across_a_modality_gap(apart):
     plain = unit(text + image)
     (query,) = combine([(0.5, text[None]), (0.5, image[None])], None, 0.5, images)
     assert np.linalg.norm(query) == pytest.approx(1, abs=1e-6)
-    assert spread(image[None], images)[0] > 2 * spread(text[None], images)[0]
+    assert cosine_deviation(image[None], images)[0] > 2 * cosine_deviation(text[None], images)[0]
 
     def followed(vector):
         return [np.corrcoef(images @ vector, images @ each)[0, 1] for each in (text, image)]
@@ -65,7 +65,9 @@ def test_examples_count_together_whatever_their_number(apart):
     one = combine([(1.0, text[None])], images[[3]], 0.5, images)
     twice = combine([(1.0, text[None])], images[[3, 3]], 0.5, images)
     np.testing.assert_allclose(one, twice, atol=1e-6)
-    by_hand = text / spread(text[None], images)[0] - 0.5 * images[3] / spread(images[[3]], images)[0]
+    by_hand = (
+        text / cosine_deviation(text[None], images)[0] - 0.5 * images[3] / cosine_deviation(images[[3]], images)[0]
+    )
     np.testing.assert_allclose(one[0], unit(by_hand), atol=1e-6)
     np.testing.assert_allclose(combine([(1.0, text[None])], images[[3]], 0.0, images)[0], text, atol=1e-6)
 

@@ -22,7 +22,7 @@ from embedder.observability.metrics import metrics_text
 from embedder.observability.run_observer import observe_run
 from embedder.retrieval.hit import Duplicate, Hit
 from embedder.retrieval.hits import Answers, Hits
-from embedder.storage.printable import printable, shortened
+from embedder.storage.printable import printable, shorten
 from embedder.store.files import StoreFiles
 from embedder.store.purge.id_matcher import ItemNames
 
@@ -90,8 +90,8 @@ def test_escapes_are_final():
 
 
 def test_what_is_long_keeps_its_both_ends():
-    assert shortened("a" * 10, 10) == "a" * 10
-    assert shortened("begin" + "-" * 10_000 + "end.jpg", 40) == "begin" + "-" * 24 + "…" + "---end.jpg"
+    assert shorten("a" * 10, 10) == "a" * 10
+    assert shorten("begin" + "-" * 10_000 + "end.jpg", 40) == "begin" + "-" * 24 + "…" + "---end.jpg"
     assert len(printable("\x1b" * 10_000, 100)) == 100
 
 

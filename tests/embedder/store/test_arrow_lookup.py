@@ -42,8 +42,8 @@ def test_rows_among_other_ids_are_those_of_a_scan(monkeypatch, few_ids, num_hash
     for _ in range(20):
         ids, others = chance.sample(NAMES, 6), chance.choices([*NAMES, "other"], k=chance.randrange(6))
         sought, there = known(ids), pa.chunked_array([others], pa.string())
-        assert sought.among(there).to_pylist() == [row for row, name in enumerate(ids) if name in others]
-        assert sought.listed(there).to_pylist() == [name in ids for name in others]
+        assert sought.find_among(there).to_pylist() == [row for row, name in enumerate(ids) if name in others]
+        assert sought.are_listed(there).to_pylist() == [name in ids for name in others]
 
 
 def test_many_ids_are_looked_for_without_a_set_of_them_all(monkeypatch):
@@ -52,7 +52,7 @@ def test_many_ids_are_looked_for_without_a_set_of_them_all(monkeypatch):
     sizes = []
     is_in = pc.is_in
     monkeypatch.setattr(pc, "is_in", lambda rows, value_set: (sizes.append(len(value_set)), is_in(rows, value_set))[1])
-    assert sought.among(there).to_pylist() == [0, 99_999, 199_999]
+    assert sought.find_among(there).to_pylist() == [0, 99_999, 199_999]
     assert max(sizes) == 3
 
 

@@ -60,7 +60,7 @@ class Session:
         if not batch.whole.num_rows:
             return None
         record = publish_interim(InterimWork(self.run, batch, self.metadata, INTENT), lambda version: None)
-        self.work.published(batch)
+        self.work.note_published(batch)
         return record
 
     def end(self, retired=()):

@@ -72,9 +72,9 @@ class TwoModels:
         main = InterimWork(self.run, batch, self.metadata[0], INTENTS[0])
         further = [InterimWork(self.own, tags, self.metadata[1], INTENTS[1])] if tags.whole.num_rows else []
         record = publish_interim(main, lambda version: None, further)
-        self.works[0].published(batch)
+        self.works[0].note_published(batch)
         if further:
-            self.works[1].published(tags)
+            self.works[1].note_published(tags)
         return record
 
     def end(self):

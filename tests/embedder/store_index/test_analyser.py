@@ -14,8 +14,8 @@ def finds(caption: str, query: str, name: str = "unicode") -> bool:
     """Whether a caption holds all terms of a query."""
     analyser = Analyser(name)
     (tokens,) = split(pa.array([caption])).to_pylist()
-    _, hashes = analyser.indexed(tokens)
-    asked = analyser.asked(query)
+    _, hashes = analyser.index_terms(tokens)
+    asked = analyser.query_terms(query)
     return bool(asked) and {hash_term(term) for term in asked} <= set(hashes.tolist())
 
 
@@ -87,11 +87,11 @@ def test_a_language_compares_stems(name, caption, query):
 def test_every_language_of_the_configuration_has_a_stemmer():
     for name in get_args(Analysis):
         if name != "none":
-            assert len(Analyser(name).asked("word слово λέξη")) == 3
+            assert len(Analyser(name).query_terms("word слово λέξη")) == 3
 
 
 def test_terms_of_a_token_stand_side_by_side():
-    numbers, hashes = Analyser().indexed(["日本語", "", "Cat"])
+    numbers, hashes = Analyser().index_terms(["日本語", "", "Cat"])
     assert numbers.tolist() == [5, 0, 1]
     assert hashes.tolist() == [hash_term(term) for term in ["日", "本", "語", "日本", "本語", "cat"]]
     assert hashes.dtype == np.uint64
@@ -104,5 +104,5 @@ def test_hashes_are_the_same_on_every_machine():
 def test_a_query_in_ascii_is_cut_as_captions_are():
     text = "".join(f"a{chr(code)}B{chr(code)}{chr(code)}7 " for code in range(128))
     (tokens,) = split(pa.array([text])).to_pylist()
-    assert Analyser().asked(text) == [token.lower() for token in tokens if token]
-    assert Analyser().asked("") == Analyser().asked(" ?!") == []
+    assert Analyser().query_terms(text) == [token.lower() for token in tokens if token]
+    assert Analyser().query_terms("") == Analyser().query_terms(" ?!") == []

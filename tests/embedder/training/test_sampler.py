@@ -49,8 +49,8 @@ def test_batches_are_whole_but_for_a_set_smaller_than_one():
 
 
 def test_one_number_is_scrambled_as_many_are():
-    from embedder.training.sampler import _mixed, _state, scrambled
+    from embedder.training.sampler import _mix, _state, scramble
 
-    many = scrambled(KEYS, 7, 3, 1)
+    many = scramble(KEYS, 7, 3, 1)
     state = _state(7, 3, 1)
-    assert [_mixed(state ^ (int(key) & (2**64 - 1))) for key in KEYS[:50]] == many[:50].tolist()
+    assert [_mix(state ^ (int(key) & (2**64 - 1))) for key in KEYS[:50]] == many[:50].tolist()

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from embedder.engine.user_steps.decoded_rows import _BadRowError, _image_of, _of_region, recounted
+from embedder.engine.user_steps.decoded_rows import _BadRowError, _image_of, _of_region, recount
 
 BAD = {"step": "crop", "error_type": "KeyError", "error": "no price", "transient": False}
 
 
 def counted(*rows, renumbers=False):
-    return list(recounted(rows, "crop", renumbers=renumbers))
+    return list(recount(rows, "crop", renumbers=renumbers))
 
 
 def row(segment=0, **values):
