@@ -106,7 +106,7 @@ class Confusion(Accumulator):
         names = [[str(value) for value in column.to_pylist()] for column in (truth, predicted)]
         counts = Counter(zip(*names, strict=True))
         cells = [[*pair, count] for pair, count in sorted(counts.items())]
-        return _bound({"num": len(predicted), "num_null": num_null, "cells": cells})
+        return _limit_cells({"num": len(predicted), "num_null": num_null, "cells": cells})
 
     def merge(self, first: State, second: State) -> State:
         """Add the counts."""
@@ -116,7 +116,7 @@ class Confusion(Accumulator):
         cells: Counter[tuple[str, str]] = Counter()
         for truth, predicted, count in (*first["cells"], *second["cells"]):
             cells[truth, predicted] += count
-        return _bound({**counts, "cells": [[*pair, count] for pair, count in sorted(cells.items())]})
+        return _limit_cells({**counts, "cells": [[*pair, count] for pair, count in sorted(cells.items())]})
 
     def figures(self, state: State) -> Figures:
         """Accuracy, mean F1 of the classes, and the matrix: counts by the true class, then the predicted one."""
@@ -135,6 +135,6 @@ class Confusion(Accumulator):
         return {**counts, "accuracy": share(right.total(), state["num"]), "mean_f1": mean_f1, "matrix": matrix}
 
 
-def _bound(state: State) -> State:
+def _limit_cells(state: State) -> State:
     """The state, without cells where there are too many; a sum of states has at least as many as each of them."""
     return {**state, "cells": None} if len(state["cells"]) > MAX_CELLS else state
