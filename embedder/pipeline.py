@@ -26,17 +26,17 @@ from embedder.compat.ray_attempts import delete_notes
 from embedder.compat.ray_data import ExecutionTimeoutError, actor_pool, map_blocks
 from embedder.engine.allocation import Allocation, StageResources
 from embedder.engine.block_size import cut_listing, fastest_item_s, items_per_block
-from embedder.engine.carried import PIECE_BYTES, put_aside
-from embedder.engine.datasink import PartSink, with_rows
+from embedder.engine.capacity import type_selector
+from embedder.engine.carried import PIECE_BYTES, detach_carried_columns
+from embedder.engine.datasink import PartSink, drop_empty_blocks
 from embedder.engine.device_settings import CPU_SETTINGS, settings_of
 from embedder.engine.job import Job, handed_on_bytes
 from embedder.engine.model_actor import ModelActor
 from embedder.engine.ray_session import TYPE_LABEL
-from embedder.engine.room import type_selector
 from embedder.engine.signals import StopRequest
 from embedder.errors import EmbedderError, RunFailedError
 from embedder.steps.decode import decode_at_low_priority
-from embedder.steps.further_inputs import of_main, without_vectors
+from embedder.steps.further_inputs import select_for_main_model, without_vectors
 from embedder.steps.stage_actor import StageActor
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.model_parts import write_parts
@@ -63,7 +63,9 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
             again, an actor could not start, or the journal is not what the write tasks returned.
         EmbedderError: as a task raised it.
     """
-    listing, carried = put_aside(listing, job.carried_inputs, keep=ray.put, fetch=ray.get, piece_bytes=PIECE_BYTES)
+    listing, carried = detach_carried_columns(
+        listing, job.carried_inputs, keep=ray.put, fetch=ray.get, piece_bytes=PIECE_BYTES
+    )
     embedded = embedding_graph(listing, job)
     write_args = {"num_cpus": job.allocation.write_cpus}
     sink = PartSink(job.run.files, job.stamp, job.config.rows_per_part, job.models, job.before_write, carried)
@@ -72,7 +74,7 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
             embedded.write_datasink(sink, ray_remote_args=write_args, concurrency=job.allocation.num_writers)
         delete_notes()
     except DrainedError as drained:
-        if rows := with_rows(ray.get(drained.finished)):
+        if rows := drop_empty_blocks(ray.get(drained.finished)):
             finished = job.before_write(carried.join(pa.concat_tables(rows)))
             write_parts(job.run.files, job.stamp, job.models, LAST_TASK, finished)
     except ExecutionTimeoutError:
@@ -82,10 +84,10 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
             "items need a larger no_progress_timeout_s)"
         ) from None
     except RayError as error:
-        raise as_ours(error) from None
+        raise translate_ray_error(error) from None
 
 
-def as_ours(error: Exception) -> Exception:
+def translate_ray_error(error: Exception) -> Exception:
     """Return the error that a task raised; a failed run where Ray lost a process; a bug keeps its traceback."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, EmbedderError | RunFailedError | ModelError):
@@ -156,7 +158,9 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
         num_cpus=job.allocation.decode_cpus,
     )
     dataset = through_models(dataset, job)
-    if job.groups and not any(of_main(table).num_rows for table in listing):  # its towers would load for nothing
+    if job.groups and not any(
+        select_for_main_model(table).num_rows for table in listing
+    ):  # its towers would load for nothing
         return dataset.map_batches(
             without_vectors, batch_format="pyarrow", batch_size=None, num_cpus=job.allocation.decode_cpus
         )

@@ -32,7 +32,7 @@ from embedder.store.history import rollback
 from embedder.store.layout import StoreInfo
 from embedder.store.lock import write_lock
 from embedder.store.vacuum import vacuum
-from embedder.store_index.keep_index import build_index, index_choice, keep_index
+from embedder.store_index.keep_index import build_index, ensure_index, index_choice
 
 DIM, NUM_ITEMS, NUM_QUERIES, K = 32, 300, 50, 10
 LOOK_EVERY_S = 0.02
@@ -189,7 +189,7 @@ def night(files: StoreFiles, number: int, items: range, retired: range = range(0
     rows = as_embedded(listed, pa.array(list(vectors), VECTOR), content_version=str(number))
     ids = pa.chunked_array([[name(item) for item in retired]], pa.string())
     with write_lock(files):
-        publish_rows(files, INFO, [rows], lambda version: keep_index(files, version, None), ids)
+        publish_rows(files, INFO, [rows], lambda version: ensure_index(files, version, None), ids)
 
 
 def name(item: int) -> str:

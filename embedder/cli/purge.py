@@ -112,7 +112,7 @@ def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
     from embedder.store.layout import read_current
     from embedder.store.purge.purge import purge as run_purge
     from embedder.store_index.keep_index import index_choice
-    from embedder.store_index.keep_words import keep_words
+    from embedder.store_index.keep_words import ensure_words
     from embedder.store_index.versions import drop_copies
 
     if confirm:
@@ -122,7 +122,7 @@ def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
     with write_access(config, commits="embedder purge") as files:
         done = run_purge(files, item_ids, index_choice(files, config.index, reuse=False))
         if (current := read_current(files)) is not None:
-            keep_words(files, current.embeddings, config.index, may_update=False)
+            ensure_words(files, current.embeddings, config.index, may_update=False)
     drop_copies()
     published = done.published.model_dump() if done.published else None
     data = _plan_data(done.plan) | {"published": published, "unreadable": done.unreadable, "scan": asdict(done.scan)}

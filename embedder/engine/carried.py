@@ -70,7 +70,7 @@ class CarriedColumns:
 NOTHING_CARRIED = CarriedColumns()
 
 
-def put_aside(
+def detach_carried_columns(
     listing: Iterable[pa.Table],
     needed: Iterable[str] = (),
     *,

@@ -54,7 +54,7 @@ class WrittenPart(NamedTuple):
     node: str
 
 
-def with_rows(blocks: Iterable[Block]) -> list[pa.Table]:
+def drop_empty_blocks(blocks: Iterable[Block]) -> list[pa.Table]:
     """Select the blocks that hold rows; of the others, some lack columns."""
     return [block for block in blocks if block.num_rows]
 
@@ -80,7 +80,7 @@ class PartSink(Datasink["WrittenPart | None"]):  # type: ignore[misc]  # Ray shi
         Raises:
             RunFailedError: the task has killed several processes.
         """
-        tables = with_rows(blocks)
+        tables = drop_empty_blocks(blocks)
         if not tables:
             return None
         with limit_deaths(lambda: f"write task {ctx.task_idx}", WRITE_CURE):

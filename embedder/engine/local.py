@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.engine import hardware
-from embedder.engine.carried import put_aside
+from embedder.engine.carried import detach_carried_columns
 from embedder.engine.job import Job
 from embedder.engine.local_threads import encode_all
 from embedder.engine.model_actor import LocalModels
 from embedder.engine.signals import StopRequest
 from embedder.steps.decode import VERSIONS, decode, forget_reader
-from embedder.steps.further_inputs import MAIN_INPUTS, of_main, without_vectors
+from embedder.steps.further_inputs import MAIN_INPUTS, select_for_main_model, without_vectors
 from embedder.store.model_parts import write_parts
 from embedder.store.part_writer import gather_rows
 
@@ -43,10 +43,10 @@ def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | Non
         job: model, plan, resources and run.
         stop: request to end early, if one may come.
     """
-    listing, carried = put_aside(listing, job.carried_inputs)
+    listing, carried = detach_carried_columns(listing, job.carried_inputs)
     stop = stop or StopRequest(job.run.request_stop, timeout_s=math.inf)
     stages = _Stages(job, stop)
-    if not all(may_be_equal(of_main(table)) for table in listing):
+    if not all(may_be_equal(select_for_main_model(table)) for table in listing):
         with stop.breakable():
             stages.load()
     if job.groups:

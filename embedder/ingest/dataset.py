@@ -174,7 +174,7 @@ class DatasetItems:
             SourceError: it can't be listed, or has no row and that may not be.
         """
         left_out = LeftOut()
-        with _errors_as_ours():
+        with _translate_ray_errors():
             tables = list(stream_listing(self.dataset, self.columns))
         if not tables and not may_be_empty:
             raise SourceError("dataset: it has no row, so there is nothing to embed; look at dataset.count()")
@@ -208,7 +208,7 @@ class DatasetItems:
         ids, versions = self._raw(chosen)
         wanted = pa.table({"item_id": ids, "modified": versions}).filter(is_here)
         LOG.info(f"dataset: {plural(wanted.num_rows, 'picture')} to be written below the store's run, until it ends")
-        with _errors_as_ours():
+        with _translate_ray_errors():
             placed = store_pictures(self.dataset, self.columns, wanted, run.files, input_folder(run.run_id))
         placed = _first_of_each(placed, LeftOut())  # equal rows are one item
         cells = take_or_null(placed["cell"], positions(ids, placed["item_id"]))
@@ -245,16 +245,16 @@ class DatasetItems:
 
 
 @contextmanager
-def _errors_as_ours() -> Iterator[None]:
+def _translate_ray_errors() -> Iterator[None]:
     """Raise what a task raised for the user to repair, without Ray's words around it."""
     from ray.exceptions import RayError
 
-    from embedder.pipeline import as_ours
+    from embedder.pipeline import translate_ray_error
 
     try:
         yield
     except RayError as error:
-        raise as_ours(error) from None
+        raise translate_ray_error(error) from None
 
 
 def _first_of_each(rows: pa.Table, left_out: LeftOut) -> pa.Table:

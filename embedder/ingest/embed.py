@@ -27,16 +27,23 @@ from embedder.ingest.build_report import idle_report
 from embedder.ingest.damage import damage_lines
 from embedder.ingest.execute import execute
 from embedder.ingest.guards import Verdict, check_forced, judge_earlier, judge_hold, judge_listing, refusal
-from embedder.ingest.inputs import Inputs, as_of_now, open_inputs, resumable, supply_contents, unfinished_run
+from embedder.ingest.inputs import (
+    Inputs,
+    list_again_if_published,
+    open_inputs,
+    resumable,
+    supply_contents,
+    unfinished_run,
+)
 from embedder.ingest.interim import interim_publications
 from embedder.ingest.known_items import left_out_before, published_items
 from embedder.ingest.model_work import (
     begin_models,
     check_models,
+    items_of_any_model,
     plan_models,
     removed_models,
-    tell_removed,
-    union_of,
+    report_removed,
 )
 from embedder.ingest.publish_or_refuse import end_run, log_left_out
 from embedder.ingest.takeover import RolledBackRecords, find_equal, find_held, take_over, with_held_versions
@@ -49,12 +56,12 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, RAW, STORE_FILE, Current, StoreInfo, read_current, read_record
 from embedder.store.lock import write_lock
 from embedder.store.publish import finish_publication
-from embedder.store.refusals import look, no_empty_folders, taken_back
+from embedder.store.refusals import remove_empty_folders, rollback_on_mistake, snapshot_files
 from embedder.store.runs import Run, finished_items, next_session, start_run
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.store_info import bind_store, check_binding, check_writable, other_libraries
 from embedder.store.tables import RecordTable
-from embedder.store_index.keep_index import keep_index, make_first_index, model_index_builder
+from embedder.store_index.keep_index import ensure_index, make_first_index, model_index_builder
 from shards.summary import untrained_reason
 
 LOG = logging.getLogger(__name__)
@@ -129,9 +136,9 @@ def ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgres
                 check_int8(inputs.config, inputs.model)  # before a store is made; a later run, once it has work to do
             check_binding(files, inputs.info, may_change=options.may_change)
             check_models(inputs)
-            before = look(files)
-            with no_empty_folders(files.folder), write_lock(files), taken_back(files, before):
-                report = _run_locked(as_of_now(inputs), observer, is_int8_checked=inputs.seen is None)
+            before = snapshot_files(files)
+            with remove_empty_folders(files.folder), write_lock(files), rollback_on_mistake(files, before):
+                report = _run_locked(list_again_if_published(inputs), observer, is_int8_checked=inputs.seen is None)
         observer.on_report(report)
         return report
 
@@ -159,7 +166,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     read_before = left_out_before(files, current, work.left_out_ids)
     goes_on = unfinished is not None and current is not None and current.interim_of == unfinished.run_id
     is_same = all(plan.is_nothing for plan in plans) and not (removed and options.may_change)
-    tell_removed(removed, may_change=options.may_change)
+    report_removed(removed, may_change=options.may_change)
     for line in damage_lines(files, current, work, plans, options):
         LOG.warning(line)
     if current is not None and work.is_nothing and not goes_on and is_same:
@@ -182,7 +189,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
         LOG.info(plan.describe())
     further = begin_models(inputs, plans, run)
     if plans:
-        chosen = union_of(listing, chosen, plans, options.limit)
+        chosen = items_of_any_model(listing, chosen, plans, options.limit)
     models = tuple(zip(plans, further, strict=True))
     stop_at_s = None if options.max_hours is None else observer.started_s + 3600 * options.max_hours
     with (
@@ -254,7 +261,7 @@ def _settle(inputs: Inputs) -> StoreInfo:
     if bound is not None:
         check_writable(files, bound)
         build = model_index_builder(index, inputs.config.ray_address)
-        finish_publication(files, lambda version, info: keep_index(files, version, info, index), build)
+        finish_publication(files, lambda version, info: ensure_index(files, version, info, index), build)
     return bind_store(files, inputs.info, may_change=inputs.options.may_change)
 
 

@@ -215,8 +215,8 @@ def _engine(
     )
     with session:
         from embedder.compat.operator_stats import sampled_to
+        from embedder.engine.capacity import StartClaim, limit_to_share, wait_for_capacity
         from embedder.engine.ray_session import cluster
-        from embedder.engine.room import StartClaim, held_to, take_room
         from embedder.pipeline import embed_on_ray
 
         there = cluster(config.cluster.type_label)
@@ -227,7 +227,7 @@ def _engine(
             def place(job: Job) -> Job:
                 if not on_cluster:
                     return job
-                allocation = take_room(config, job.allocation, available, claim)
+                allocation = wait_for_capacity(config, job.allocation, available, claim)
                 stages = stage_specs(config, job.model, job.plan, allocation, job.num_items)
                 return replace(job, allocation=allocation, stages=stages)
 
@@ -237,7 +237,7 @@ def _engine(
                     if is_up(sample) and not any(state.num_starting for state in sample.operators):
                         claim.release()
 
-                with sampled_to(watch), held_to(config, available):
+                with sampled_to(watch), limit_to_share(config, available):
                     embed_on_ray(listing, job, stop)
 
             yield ReadyEngine(available, run_job, place, on_cluster=on_cluster)

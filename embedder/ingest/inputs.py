@@ -196,7 +196,7 @@ def with_former_columns(info: StoreInfo, files: StoreFiles, current: Current | N
     return info.model_copy(update={"step_columns": former | info.step_columns})
 
 
-def as_of_now(inputs: Inputs) -> Inputs:
+def list_again_if_published(inputs: Inputs) -> Inputs:
     """Bring the inputs up to date under the store's lock: list again where another run has published since.
 
     What that run found new would look as if it had gone, were it compared with the listing of before.

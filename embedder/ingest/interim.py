@@ -26,7 +26,7 @@ from embedder.ingest.model_work import ModelPlan, ModelResult, judge_model
 from embedder.ingest.run_result import count_run
 from embedder.ingest.work import WorkPlan
 from embedder.quantities import plural
-from embedder.steps.further_inputs import REASON, of_main, of_model
+from embedder.steps.further_inputs import REASON, of_model, select_for_main_model
 from embedder.store.interim import NO_IDS, InterimBatch, UnpublishedWork
 from embedder.store.layout import StoreInfo, read_current
 from embedder.store.lock import LeaseLostError
@@ -34,7 +34,7 @@ from embedder.store.part_writer import RunMetadata
 from embedder.store.publication import PublishIntent
 from embedder.store.publish import InterimWork, publish_interim
 from embedder.store.runs import Run
-from embedder.store_index.keep_index import keep_index, model_index_builder
+from embedder.store_index.keep_index import ensure_index, model_index_builder
 
 LOG = logging.getLogger(__name__)
 PAUSE_SHARE = 10.0
@@ -101,7 +101,7 @@ class _Publisher:
         self, inputs: Inputs, run: Run, chosen: pa.Table, models: Sequence[tuple[ModelPlan, ModelRun]]
     ) -> None:
         self._inputs, self._run = inputs, run
-        self._work = UnpublishedWork(run, of_main(chosen)["item_id"])
+        self._work = UnpublishedWork(run, select_for_main_model(chosen)["item_id"])
         info = run.info
         self._stamp = RunMetadata(
             run.run_id,
@@ -129,7 +129,7 @@ class _Publisher:
         keep_query_towers(files, inputs.info, inputs.model)
         record = publish_interim(
             InterimWork(self._run, batch, self._stamp, _intent(self._run, inputs, inputs.info)),
-            lambda version: keep_index(files, version, inputs.info, config.index),  # the run has the cluster's CPUs
+            lambda version: ensure_index(files, version, inputs.info, config.index),  # the run has the cluster's CPUs
             [each.to_publish(own, inputs) for each, own in models],
             model_index_builder(config.index),
         )

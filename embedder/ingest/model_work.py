@@ -146,7 +146,7 @@ def removed_models(inputs: Inputs, current: Current | None) -> tuple[str, ...]:
     return tuple(sorted(current.models.keys() - names)) if current is not None else ()
 
 
-def tell_removed(removed: Sequence[str], *, may_change: bool) -> None:
+def report_removed(removed: Sequence[str], *, may_change: bool) -> None:
     """Log what becomes of models that the configuration has no more.
 
     Args:
@@ -162,7 +162,7 @@ def tell_removed(removed: Sequence[str], *, may_change: bool) -> None:
         LOG.info(f"model {name}: not in the configuration any more: {what}")
 
 
-def union_of(listing: ListedItems, main: pa.Table, plans: Sequence[ModelPlan], limit: int | None) -> pa.Table:
+def items_of_any_model(listing: ListedItems, main: pa.Table, plans: Sequence[ModelPlan], limit: int | None) -> pa.Table:
     """Items that any model needs, with each model's own reason, attempts and known content.
 
     Args:

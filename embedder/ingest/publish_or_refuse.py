@@ -44,7 +44,7 @@ from embedder.store.layout import Current, run_file
 from embedder.store.publication import PublishIntent
 from embedder.store.publish import publish
 from embedder.store.runs import REPORT_FILE
-from embedder.store_index.keep_index import keep_index, model_index_builder, same_index_and_words
+from embedder.store_index.keep_index import ensure_index, model_index_builder, same_index_and_words
 
 LOG = logging.getLogger(__name__)
 
@@ -247,7 +247,7 @@ def _publish(
     publish(
         result.run,
         outcome.job.stamp,
-        lambda version: keep_index(files, version, inputs.info, config.index, ray_address=config.ray_address),
+        lambda version: ensure_index(files, version, inputs.info, config.index, ray_address=config.ray_address),
         intent,
         result.retired,
         works_of(further, options.kind),

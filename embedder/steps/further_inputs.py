@@ -187,7 +187,7 @@ def for_main(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def of_main(listing: pa.Table) -> pa.Table:
+def select_for_main_model(listing: pa.Table) -> pa.Table:
     """Select the listed items that are for the main model."""
     if REASON not in listing.schema.names:
         return listing

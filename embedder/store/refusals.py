@@ -25,7 +25,7 @@ class StoreBefore:
     last_run: str | None
 
 
-def look(files: StoreFiles) -> StoreBefore:
+def snapshot_files(files: StoreFiles) -> StoreBefore:
     """Record the state of a store that is about to be locked."""
     has_store = files.exists(STORE_FILE)
     last = last_run(files) if has_store else None
@@ -33,7 +33,7 @@ def look(files: StoreFiles) -> StoreBefore:
 
 
 @contextmanager
-def taken_back(files: StoreFiles, before: StoreBefore) -> Iterator[None]:
+def rollback_on_mistake(files: StoreFiles, before: StoreBefore) -> Iterator[None]:
     """Remove what the block has created when it ends with a mistake of the user's; finished items stay.
 
     Args:
@@ -44,11 +44,11 @@ def taken_back(files: StoreFiles, before: StoreBefore) -> Iterator[None]:
         yield
     except USER_MISTAKES:
         with suppress(OSError, BaseError, StoreError):  # the mistake is to be reported
-            _take_back(files, before)
+            _roll_back(files, before)
         raise
 
 
-def _take_back(files: StoreFiles, before: StoreBefore) -> None:
+def _roll_back(files: StoreFiles, before: StoreBefore) -> None:
     last = last_run(files)
     if last is not None and last.run_id != before.last_run:
         if names_in_journal(files, last.run_id) or not withdraw_run(files, last.run_id):
@@ -70,7 +70,7 @@ def _take_back(files: StoreFiles, before: StoreBefore) -> None:
 
 
 @contextmanager
-def no_empty_folders(folder: Path | None) -> Iterator[None]:
+def remove_empty_folders(folder: Path | None) -> Iterator[None]:
     """Remove empty folders that the block has created when it ends with a mistake of the user's."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()] if folder is not None else []
     try:

@@ -17,7 +17,7 @@ from embedder.store.models import check_has_vectors, find_model, model_files
 from embedder.store.publish import ModelIndexBuilder
 from embedder.store.store_info import read_published, read_store_info, served_info
 from embedder.store_index.build_or_update import IndexJob, build_anew, make_index
-from embedder.store_index.keep_words import keep_words, repair_words
+from embedder.store_index.keep_words import ensure_words, repair_words
 from embedder.store_index.versions import has_version, list_manifests, open_version
 from index.manifest import Manifest
 
@@ -86,7 +86,7 @@ def update_store_index(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CO
         check_has_vectors(files, current)
         raise StoreError(f"store {files.address}: it has no index; `embedder index build {files.option}` makes one")
     info = served_info(read_store_info(files), current)
-    keep_words(files, current.embeddings, config)
+    ensure_words(files, current.embeddings, config)
     number = make_index(IndexJob(files, current.embeddings, info, current.index, config))
     if number is None:
         raise _empty(files, info)
@@ -101,7 +101,7 @@ def _empty(files: StoreFiles, info: StoreInfo) -> StoreError:
     )
 
 
-def keep_index(
+def ensure_index(
     files: StoreFiles,
     embeddings_version: int,
     info: StoreInfo | None,
@@ -127,7 +127,7 @@ def keep_index(
     Raises:
         RunFailedError: no index may be published.
     """
-    keep_words(files, embeddings_version, config, may_update=may_update)
+    ensure_words(files, embeddings_version, config, may_update=may_update)
     current = read_current(files)
     previous = current.index if current is not None else None
     if previous is None and not config.build:
@@ -152,7 +152,7 @@ def model_index_builder(
     """
 
     def build(view: StoreFiles, version: int, info: StoreInfo | None) -> int | None:
-        number = keep_index(view, version, info, config, ray_address=ray_address)
+        number = ensure_index(view, version, info, config, ray_address=ray_address)
         if info is not None and info.has_vectors:
             add_query_towers(view, info)
         return number
@@ -179,7 +179,7 @@ def make_first_index(
     current = read_current(files)
     if current is None or current.index is not None:
         return None
-    number = keep_index(files, current.embeddings, None, config, ray_address=ray_address)
+    number = ensure_index(files, current.embeddings, None, config, ray_address=ray_address)
     if number is not None:
         swap_index(files, number)
     return number
@@ -197,10 +197,10 @@ def index_choice(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG, 
     def choose(candidate: Current, model: str = "") -> int | None:
         view = model_files(files, model)
         if reuse and candidate.index is not None and has_version(view, candidate.index):
-            keep_words(view, candidate.embeddings, config)
+            ensure_words(view, candidate.embeddings, config)
             return candidate.index
         info = served_info(read_store_info(view), candidate)
-        return keep_index(view, candidate.embeddings, info, config, may_update=reuse)
+        return ensure_index(view, candidate.embeddings, info, config, may_update=reuse)
 
     return choose
 
@@ -214,7 +214,7 @@ def same_index_and_words(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_
     """
 
     def choose(candidate: Current, model: str = "") -> int | None:
-        keep_words(model_files(files, model), candidate.embeddings, config)
+        ensure_words(model_files(files, model), candidate.embeddings, config)
         return candidate.index
 
     return choose

@@ -36,7 +36,7 @@ LOG = logging.getLogger(__name__)
 NO_WORDS = "none"  # of `index.words`
 
 
-def keep_words(files: StoreFiles, version: int, config: IndexConfig, *, may_update: bool = True) -> bool:
+def ensure_words(files: StoreFiles, version: int, config: IndexConfig, *, may_update: bool = True) -> bool:
     """Make the word index of an embeddings version that is about to be published, or is; False where it has none.
 
     It is updated from that of the published version, else built; only of the main model, where captions are among what
@@ -85,7 +85,7 @@ def repair_words(files: StoreFiles, version: int, config: IndexConfig) -> None:
     files.confirm_lease()
     for info in sorted(files.list(words_path(version)), key=lambda info: not info.path.endswith(MANIFEST_NAME)):
         files.delete(info.path)
-    keep_words(files, version, config.model_copy(update={"build": True}), may_update=False)
+    ensure_words(files, version, config.model_copy(update={"build": True}), may_update=False)
 
 
 def _is_unaltered(files: StoreFiles, version: int, analyser: str) -> bool:

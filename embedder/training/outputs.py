@@ -25,7 +25,7 @@ from typing import Any
 from embedder.errors import USER_MISTAKES, ConfigError
 from embedder.storage.atomic_write import atomic_write
 from embedder.storage.printable import printable
-from embedder.store.refusals import no_empty_folders
+from embedder.store.refusals import remove_empty_folders
 
 Metrics = Sequence[dict[str, Any]]
 
@@ -60,7 +60,7 @@ class Outputs:
             ConfigError: another process trains into it, or it can't be written.
         """
         is_new = not self.root.exists()
-        with no_empty_folders(self.root), self._lock():
+        with remove_empty_folders(self.root), self._lock():
             try:
                 yield
             except USER_MISTAKES:

@@ -112,11 +112,11 @@ def build(root: Path, number: int) -> dict[str, Any]:
     from embedder.store.current import move_current
     from embedder.store.files import StoreFiles
     from embedder.store.layout import Current, utc_now
-    from embedder.store_index.keep_words import keep_words
+    from embedder.store_index.keep_words import ensure_words
 
     del number
     files = StoreFiles(str(root))
-    keep_words(files, FIRST, IndexConfig())
+    ensure_words(files, FIRST, IndexConfig())
     move_current(files, Current(run_id="first", embeddings=FIRST, items=-1, published_at=utc_now()))
     return {"index_mib": index_bytes(root, FIRST) / MIB}
 
@@ -125,10 +125,10 @@ def update(root: Path, number: int) -> dict[str, Any]:
     """Update it with the second version."""
     from embedder.config_toml.index_section import IndexConfig
     from embedder.store.files import StoreFiles
-    from embedder.store_index.keep_words import keep_words
+    from embedder.store_index.keep_words import ensure_words
 
     del number
-    keep_words(StoreFiles(str(root)), SECOND, IndexConfig())
+    ensure_words(StoreFiles(str(root)), SECOND, IndexConfig())
     return {"index_mib": index_bytes(root, SECOND) / MIB}
 
 

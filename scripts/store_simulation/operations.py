@@ -22,7 +22,7 @@ from embedder.store.publication import ModelWork, PublishIntent
 from embedder.store.publish import InterimWork, finish_publication, publish, publish_interim
 from embedder.store.purge.purge import purge
 from embedder.store.purge.tombstones import purged_before
-from embedder.store.refusals import look, taken_back
+from embedder.store.refusals import rollback_on_mistake, snapshot_files
 from embedder.store.runs import Run, start_run
 from embedder.store.store_info import bind_store
 from embedder.store.tables import RecordTable
@@ -102,8 +102,8 @@ def write_late(files: StoreFiles, process: Process) -> None:
 
 def refuse(files: StoreFiles, process: Process) -> None:
     """Begin a run that ends with a mistake of the user's, and take back what it has made."""
-    before = look(files)
-    with write_lock(files), taken_back(files, before):
+    before = snapshot_files(files)
+    with write_lock(files), rollback_on_mistake(files, before):
         bind_store(files, INFO)
         finish_publication(files, no_index)
         start_run(files, INFO, NO_COLUMNS)

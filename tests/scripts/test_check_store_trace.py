@@ -27,7 +27,7 @@ from embedder.store.models import model_files
 from embedder.store.part_writer import write_part
 from embedder.store.publish import finish_publication, publish
 from embedder.store.purge.purge import purge
-from embedder.store.refusals import look, taken_back
+from embedder.store.refusals import rollback_on_mistake, snapshot_files
 from embedder.store.store_info import bind_store
 from embedder.store.vacuum import vacuum
 
@@ -53,7 +53,7 @@ def fail_to_write(files):
 
 
 def be_refused(files):
-    with pytest.raises(StoreError, match="a mistake"), taken_back(files, look(files)):
+    with pytest.raises(StoreError, match="a mistake"), rollback_on_mistake(files, snapshot_files(files)):
         begin(files)
         raise StoreError("a mistake")
 

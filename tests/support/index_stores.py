@@ -13,7 +13,7 @@ from embedder.store.lock import write_lock
 from embedder.store.part_writer import RunMetadata, write_part
 from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import start_run
-from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, keep_index
+from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, ensure_index
 
 DIM = 16
 NO_FIRST_INDEX = IndexConfig(build=False)
@@ -57,7 +57,7 @@ def indexed_run(files: StoreFiles, *rows: dict, retired=(), config=DEFAULT_INDEX
         return publish(
             run,
             stamp,
-            lambda version: keep_index(files, version, info, config),
+            lambda version: ensure_index(files, version, info, config),
             PublishIntent(kind="refresh", info=info),
             pa.chunked_array([list(retired)], pa.string()),
         )

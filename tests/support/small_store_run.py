@@ -13,7 +13,7 @@ import numpy as np
 import ray
 
 from embedder import pipeline
-from embedder.compat import operator_stats
+from embedder.compat import operator_readings
 from embedder.config import load_config
 from embedder.engine.datasink import PartSink
 from embedder.errors import RunFailedError
@@ -58,7 +58,7 @@ def main(config_file, spill_folder, write_pause_s, held_mb):
             return super().write(blocks, ctx)
 
     pipeline.PartSink = SlowSink
-    operator_stats.INTERVAL_S = 0.2
+    operator_readings.INTERVAL_S = 0.2
     in_flight = InFlight()
     try:
         report = embed(load_config(Path(config_file)), show_progress=in_flight.show)

@@ -11,7 +11,7 @@ from embedding_runs import embedded
 from embedder import pipeline
 from embedder.batch_schema import CARRIED, ITEM_NUMBER
 from embedder.engine import local
-from embedder.engine.carried import NOTHING_CARRIED, put_aside
+from embedder.engine.carried import NOTHING_CARRIED, detach_carried_columns
 
 PAGE_BYTES = 10_000
 NUM_ITEMS = 24
@@ -128,7 +128,7 @@ def test_rows_get_the_values_of_their_items_whatever_pieces_these_lie_in():
         fetched.extend(references)
         return [kept[number] for number in references]
 
-    listing, carried = put_aside(tables, keep=keep, fetch=fetch, piece_bytes=3 * PAGE_BYTES)
+    listing, carried = detach_carried_columns(tables, keep=keep, fetch=fetch, piece_bytes=3 * PAGE_BYTES)
     assert [table.column_names for table in listing] == [["item_id", ITEM_NUMBER]] * 3
     assert max(piece.num_rows for piece in kept) == 2, "an offset or two more than the bytes of the pages"
     numbers = [shuffled.randrange(17) for _ in range(60)]
@@ -145,7 +145,7 @@ def test_rows_get_the_values_of_their_items_whatever_pieces_these_lie_in():
 
 def test_columns_that_a_step_takes_stay_in_the_listing_too():
     table = pa.table({"item_id": ["a"], CARRIED + "price": [3], CARRIED + "page": [b"x"]})
-    (listing,), carried = put_aside([table], [CARRIED + "price"])
+    (listing,), carried = detach_carried_columns([table], [CARRIED + "price"])
     assert listing.column_names == ["item_id", CARRIED + "price", ITEM_NUMBER]
     assert carried.join(pa.table({ITEM_NUMBER: [0], CARRIED + "price": [99]})).to_pylist() == [
         {CARRIED + "price": 3, CARRIED + "page": b"x"}
@@ -154,7 +154,7 @@ def test_columns_that_a_step_takes_stay_in_the_listing_too():
 
 def test_a_listing_that_carries_nothing_stays_as_it_is():
     table = pa.table({"item_id": ["a"]})
-    assert put_aside([table]) == ([table], NOTHING_CARRIED)
-    assert put_aside([]) == ([], NOTHING_CARRIED)
+    assert detach_carried_columns([table]) == ([table], NOTHING_CARRIED)
+    assert detach_carried_columns([]) == ([], NOTHING_CARRIED)
     rows = pa.table({"segment": [0]})
     assert NOTHING_CARRIED.join(rows) is rows

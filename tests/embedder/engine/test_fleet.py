@@ -8,11 +8,11 @@ import pytest
 import embedder
 from embedder.config import ClusterConfig, load_config
 from embedder.engine.allocation import pin_replicas, place_replicas
+from embedder.engine.capacity import type_selector
 from embedder.engine.fleet import MAX_THREADS, PROCESS_BYTES, Available, cpu_nodes, share_of
 from embedder.engine.fleet_plan import plan_for_fleet
 from embedder.engine.placement import Node
 from embedder.engine.resources import allocate
-from embedder.engine.room import type_selector
 from shards.config import load_model_config
 from shards.plan import plan_shards
 

@@ -13,7 +13,7 @@ from embedder.engine.job import make_plan, plan_job, store_info
 from embedder.engine.model_folder import open_model
 from embedder.engine.ray_session import ray_session
 from embedder.errors import RunFailedError, StoreError
-from embedder.pipeline import as_ours, embed_on_ray
+from embedder.pipeline import embed_on_ray, translate_ray_error
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
 from embedder.store.runs import start_run
@@ -25,7 +25,7 @@ def failure_of(run):
 
     with pytest.raises(RayError) as caught:
         run()
-    return as_ours(caught.value)
+    return translate_ray_error(caught.value)
 
 
 def test_a_mistake_that_a_write_task_finds_is_that_mistake(ray_cluster):

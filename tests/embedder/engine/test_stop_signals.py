@@ -185,7 +185,7 @@ def test_a_signal_in_any_other_command_is_one_line_too_that_promises_nothing(mak
         assert ended.stderr.strip().splitlines() == ["embedder: stopped by SIGINT"]
 
 
-@pytest.mark.parametrize("step", ["count_run", "publish", "keep_index"])
+@pytest.mark.parametrize("step", ["count_run", "publish", "ensure_index"])
 def test_a_signal_while_publishing_loses_nothing(make_run, tmp_path, monkeypatch, step):
     source = samples.folder(tmp_path / "in", num_images=12)
     _, undisturbed = embedded(make_run(source, store=str(tmp_path / "undisturbed")))

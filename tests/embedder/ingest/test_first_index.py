@@ -29,7 +29,7 @@ from embedder.store.layout import read_current
 from embedder.store.publish import finish_publication
 from embedder.store_index import build_or_update as index_making
 from embedder.store_index import recall_queries as queries_module
-from embedder.store_index.keep_index import keep_index
+from embedder.store_index.keep_index import ensure_index
 from embedder.store_index.versions import list_manifests, manifest_of
 
 
@@ -164,7 +164,7 @@ def test_memory_that_is_too_small_is_told_in_one_line_with_the_way_out(tmp_path,
         indexed_run(files, item(1))
     assert "\n" not in str(failure.value)
     assert read_current(files) is None
-    finish_publication(files, lambda version, info: keep_index(files, version, info, NO_FIRST_INDEX))
+    finish_publication(files, lambda version, info: ensure_index(files, version, info, NO_FIRST_INDEX))
     assert len(open_store(files.address).search(vector_of("query"), 5)) == 1
 
 
@@ -178,7 +178,7 @@ def test_a_first_publication_that_died_with_its_index_half_made_is_ended_with_on
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(publish_or_refuse, "keep_index", dying)
+        patch.setattr(publish_or_refuse, "ensure_index", dying)
         embedded(config)
     assert read_current(StoreFiles(config.store)) is None
     report, rows = embedded(config)
@@ -207,6 +207,6 @@ def test_the_new_model_of_a_refresh_has_its_own_index(tmp_path, said):
     files = new_store(tmp_path / "store")
     indexed_run(files, *(item(number) for number in range(20)), config=NO_FIRST_INDEX)
     other = INFO.model_copy(update={"model_fingerprint": "another"})
-    number = keep_index(files, read_current(files).embeddings, other, IndexConfig())
+    number = ensure_index(files, read_current(files).embeddings, other, IndexConfig())
     assert manifest_of(files, number).model_fingerprint == "another"
     assert said[-1].startswith("index 1: built as Flat")

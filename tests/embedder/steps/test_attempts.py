@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embedder.compat import ray_attempts
-from embedder.pipeline import as_ours
+from embedder.pipeline import translate_ray_error
 from embedder.steps.attempts import MAX_DEATHS, Attempt, DeadlyWorkError, deaths, limit_deaths
 from embedder.steps.table_cuts import CutNotes
 
@@ -38,7 +38,7 @@ def test_work_that_always_kills_its_process_is_refused(ray_cluster, tmp_path):
 
     with pytest.raises(RayError) as caught:
         ray_cluster.get(dies.remote())
-    error = as_ours(caught.value)
+    error = translate_ray_error(caught.value)
     assert type(error) is DeadlyWorkError and error.is_resumable and "\n" not in str(error)
     assert str(error).startswith("stage 7: a block of 3 rows killed its process each time that it was tried again, 3 ")
     assert str(error).endswith("); take a smaller one")

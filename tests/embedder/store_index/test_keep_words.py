@@ -21,7 +21,7 @@ from embedder.store.vacuum import vacuum
 from embedder.store_index import word_index
 from embedder.store_index.analyser import hash_term
 from embedder.store_index.keep_index import index_choice, same_index_and_words
-from embedder.store_index.keep_words import has_words, keep_words, open_words
+from embedder.store_index.keep_words import ensure_words, has_words, open_words
 from embedder.store_index.versions import COPIES_FOLDER
 
 
@@ -98,7 +98,7 @@ def test_a_purge_leaves_no_word_of_a_caption(files, is_published):
     assert holds(files, "xylophone"), "so that the test can fail"
     run_purge(files, ["0007.jpg"], index_choice(files, reuse=False))
     assert not holds(files, "xylophone")
-    keep_words(files, read_current(files).embeddings, IndexConfig(), may_update=False)
+    ensure_words(files, read_current(files).embeddings, IndexConfig(), may_update=False)
     assert not holds(files, "xylophone")
     assert_ranks(files)
 

@@ -48,7 +48,7 @@ class StartClaim:
             ray_claim.release()
 
 
-def take_room(config: RunConfig, allocation: Allocation, available: Available, claim: StartClaim) -> Allocation:
+def wait_for_capacity(config: RunConfig, allocation: Allocation, available: Available, claim: StartClaim) -> Allocation:
     """Wait until all replicas that start with the run find their nodes, and note these.
 
     Args:
@@ -155,7 +155,7 @@ def type_selector(device_types: frozenset[str], type_label: str) -> dict[str, st
 
 
 @contextmanager
-def held_to(config: RunConfig, available: Available) -> Iterator[None]:
+def limit_to_share(config: RunConfig, available: Available) -> Iterator[None]:
     """Let Ray Data use no more than the run's share while the block lasts, where the configuration says so.
 
     Args:
