@@ -16,7 +16,7 @@ from embedder.config_toml.join_section import JoinConfig, check_joins
 from embedder.config_toml.load import load
 from embedder.config_toml.metric_section import MetricConfig, check_metrics
 from embedder.config_toml.model_section import (
-    ModelConfig,
+    FurtherModelConfig,
     ModelTables,
     ModelUri,
     check_models,
@@ -403,7 +403,7 @@ class RunConfig(ConfigSection):
         return self.model[0].uri if isinstance(self.model, tuple) else self.model
 
     @property
-    def further_models(self) -> tuple[ModelConfig, ...]:
+    def further_models(self) -> tuple[FurtherModelConfig, ...]:
         """Models beside the main one."""
         return self.model[1:] if isinstance(self.model, tuple) else ()
 

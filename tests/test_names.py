@@ -1,4 +1,4 @@
-"""Functions are verbs, or nouns that say what they return; none is a bare participle (`shown`) or adverb (`apart`)."""
+"""Functions are verbs, or nouns that say what they return, no bare participles; each class has a name of its own."""
 
 import ast
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("embedder", "shards", "index")
 PARTICIPLE = re.compile(
     "(?!embed|exceed|feed|need|proceed|seed|speed).{2,}ed|begun|bound|broken|brought|built|caught|chosen|done|drawn|driven"
     "|forgotten|found|given|gone|grown|held|hidden|kept|known|left|lost|made|met|said|seen|sent|shown|sold|spoken|spread"
@@ -31,7 +32,7 @@ def functions(tree: ast.AST) -> Iterator[str]:
                 yield node.name
 
 
-@pytest.mark.parametrize("package", ["embedder", "shards", "index"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_function_is_a_bare_participle_or_adverb(package: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}: {name}"
@@ -54,3 +55,12 @@ def test_no_function_is_a_bare_participle_or_adverb(package: str) -> None:
 )
 def test_the_rule_finds_them(code: str, names: list[str]) -> None:
     assert [name for name in functions(ast.parse(code)) if is_bare(name)] == names
+
+
+def test_no_two_classes_have_one_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

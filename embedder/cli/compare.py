@@ -16,7 +16,7 @@ from embedder.storage.atomic_write import atomic_write
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from embedder.evaluation.comparison_report import ComparedQuery, ComparedSide, Comparison, Difference
+    from embedder.evaluation.comparison_report import ComparedQuery, ComparedSide, Comparison, FigureDifference
 
 SIDE_HELP = "A store, a publication STORE@RUN_ID, or a further model STORE#NAME."
 FILE_HELP = "Table with query and item_id, relevance if graded, or position and clicked; by default, own captions."
@@ -92,7 +92,7 @@ def comparison_parts(found: "Comparison") -> list[RenderableType]:
     return [*parts, "", *found.notes, f"{'passed' if found.passed else 'REFUSED'}: {found.verdict}"]
 
 
-def _differences(rows: "Sequence[Difference]", what: str) -> Table:
+def _differences(rows: "Sequence[FigureDifference]", what: str) -> Table:
     table = new_table(
         what, "queries", "first", "second", "difference", "interval", "verdict", "power", left=(what, "verdict")
     )

@@ -15,7 +15,7 @@ from embedder.cli.results import Result, new_table
 from embedder.quantities import HOUR_S, KIB, MIB, duration_text, figure, money, percent, plural, rate
 
 if TYPE_CHECKING:
-    from embedder.planning.answer import Answer
+    from embedder.planning.answer import PlanAnswer
     from shards.plan import PlannedStage, ShardPlan
     from shards.planning.explain import Alternative
     from shards.planning.problem import PlacementProblem
@@ -99,13 +99,13 @@ def plan(
     return Result(found, shown)
 
 
-def _dtype_lines(answer: "Answer") -> list[RenderableType]:
+def _dtype_lines(answer: "PlanAnswer") -> list[RenderableType]:
     """Dtype that `auto` has become, and why; nothing where it was asked for."""
     return [] if answer.dtype.was_asked else [f"dtype {answer.dtype}"]
 
 
 def _answer_parts(
-    answer: "Answer", currency: str | None, *, fixed_by: str | None, explain: bool
+    answer: "PlanAnswer", currency: str | None, *, fixed_by: str | None, explain: bool
 ) -> list[RenderableType]:
     """Everything that was asked, part by part.
 

@@ -82,10 +82,10 @@ def serve(
 
     if on_ray:
         from embedder.engine.cluster_address import find_cluster
-        from embedder.serve.ray_serve import Replicas, serve_on_ray
+        from embedder.serve.ray_serve import ServeReplicas, serve_on_ray
 
         address = find_cluster(run.ray_address, run.engine)
-        serve_on_ray(settings, Replicas(replicas, max_replicas), address, tell)
+        serve_on_ray(settings, ServeReplicas(replicas, max_replicas), address, tell)
     else:
         run_server(settings, tell)
     return Result({"store": settings.store}, ["stopped"])

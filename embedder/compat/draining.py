@@ -99,7 +99,7 @@ STATES = Private(
 )
 
 
-class Stop(Protocol):
+class RunStop(Protocol):
     """Request to stop, as the scheduling loop sees it."""
 
     @property
@@ -112,7 +112,7 @@ class Stop(Protocol):
 
 
 # Ray makes the callback itself, and sends its settings to every process; this one stays here.
-STOP: ContextVar[Stop | None] = ContextVar("stop", default=None)
+STOP: ContextVar[RunStop | None] = ContextVar("stop", default=None)
 
 
 class DrainedError(ExecutionTimeoutError):  # type: ignore[misc]  # Ray prints the trace of any other as a bug of its own
@@ -128,7 +128,7 @@ class DrainedError(ExecutionTimeoutError):  # type: ignore[misc]  # Ray prints t
 
 
 @contextmanager
-def draining(stop: Stop | None) -> Iterator[None]:
+def draining(stop: RunStop | None) -> Iterator[None]:
     """Let a dataset that is executed in the block end by `DrainedError` when the stop is requested."""
     token = STOP.set(stop)
     try:

@@ -32,7 +32,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Table:
+class TomlTable:
     """One table, its own values before the tables in it.
 
     Attributes:
@@ -43,10 +43,12 @@ class Table:
 
     path: Path
     values: tuple[Value, ...]
-    tables: tuple["Table", ...]
+    tables: tuple["TomlTable", ...]
 
 
-def effective(config: BaseModel, origins: Origins, environment: Mapping[str, tuple[Any, str]] | None = None) -> Table:
+def effective(
+    config: BaseModel, origins: Origins, environment: Mapping[str, tuple[Any, str]] | None = None
+) -> TomlTable:
     """Collect the values of a configuration.
 
     Args:
@@ -58,9 +60,9 @@ def effective(config: BaseModel, origins: Origins, environment: Mapping[str, tup
     return _table(config, (), origins, environment or {})
 
 
-def _table(config: BaseModel, path: Path, origins: Origins, environment: Mapping[str, tuple[Any, str]]) -> Table:
+def _table(config: BaseModel, path: Path, origins: Origins, environment: Mapping[str, tuple[Any, str]]) -> TomlTable:
     values: list[Value] = []
-    tables: list[Table] = []
+    tables: list[TomlTable] = []
     for key in type(config).model_fields:
         value, inner = getattr(config, key), (*path, key)
         if not path and key in environment:
@@ -72,12 +74,12 @@ def _table(config: BaseModel, path: Path, origins: Origins, environment: Mapping
             tables += [_table(each, (*inner, number), origins, {}) for number, each in enumerate(value)]
         elif isinstance(value, Mapping):
             entries = (_value((*inner, name), each, origins.of((*inner, name))) for name, each in value.items())
-            tables.append(Table(inner, tuple(entries), ()))
+            tables.append(TomlTable(inner, tuple(entries), ()))
         else:
             values.append(_value(inner, plain(value), origins.of(inner)))
     for key, value in (config.model_extra or {}).items():  # keys that another layer checks
         values.append(_value((*path, key), value, origins.of((*path, key))))
-    return Table(path, tuple(values), tuple(tables))
+    return TomlTable(path, tuple(values), tuple(tables))
 
 
 def _value(path: Path, value: Any, origin: str) -> Value:
@@ -85,14 +87,14 @@ def _value(path: Path, value: Any, origin: str) -> Value:
     return Value(path, masked, origin, is_masked=masked != (list(value) if isinstance(value, tuple) else value))
 
 
-def values_of(table: Table) -> Iterator[Value]:
+def values_of(table: TomlTable) -> Iterator[Value]:
     """All values of a table and of those within it."""
     yield from table.values
     for inner in table.tables:
         yield from values_of(inner)
 
 
-def lines_of(table: Table) -> Iterator[str]:
+def lines_of(table: TomlTable) -> Iterator[str]:
     """Write a table as TOML; a comment says where each value is from."""
     if table.path:
         yield ""
@@ -119,7 +121,7 @@ def _can_be_written(value: Any) -> bool:
     return True
 
 
-def as_data(table: Table) -> dict[str, dict[str, Any]]:
+def as_data(table: TomlTable) -> dict[str, dict[str, Any]]:
     """Values for JSON by dotted key, each with its origin; entries of lists are numbered from 0."""
     return {
         ".".join(str(part) if isinstance(part, int) else dotted_key((part,)) for part in value.path): {

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, Tag
 from embedder.config_toml.section import ConfigSection
 
 
-class ModelConfig(ConfigSection):
+class FurtherModelConfig(ConfigSection):
     """Model of a run, the first one the store's main model; further ones take the keys of their kind, too."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
@@ -33,7 +33,7 @@ class ModelConfig(ConfigSection):
         return {"name": self.name, "uri": self.uri, "kind": self.kind, **cut, **(self.model_extra or {})}
 
 
-def check_models(models: tuple[ModelConfig, ...], given: Collection[str]) -> None:
+def check_models(models: tuple[FurtherModelConfig, ...], given: Collection[str]) -> None:
     """Raise ValueError where the entries of [[model]] don't fit together.
 
     Args:
@@ -67,7 +67,7 @@ def check_models(models: tuple[ModelConfig, ...], given: Collection[str]) -> Non
 
 
 ModelUri = Annotated[str, Tag("uri")]
-ModelTables = Annotated[tuple[ModelConfig, ...], Tag("tables")]
+ModelTables = Annotated[tuple[FurtherModelConfig, ...], Tag("tables")]
 
 
 def stages_of(model: Any) -> int | None:

@@ -26,7 +26,7 @@ SEVERAL = "one of several families of towers"
 
 
 @dataclass(frozen=True)
-class Key:
+class ReferenceKey:
     """One key.
 
     Attributes:
@@ -62,7 +62,7 @@ class Section:
     family: str
     is_default: bool
     summary: str
-    keys: tuple[Key, ...]
+    keys: tuple[ReferenceKey, ...]
 
 
 def sections_of(kind: type[BaseModel], known: Collection[type[BaseModel]] = ()) -> list[Section]:
@@ -101,14 +101,14 @@ def _default_of(root: type[BaseModel], keys: tuple[str, ...]) -> Any:
     return root.model_fields[last].get_default()
 
 
-def _keys(table: TableType) -> Iterator[Key]:
+def _keys(table: TableType) -> Iterator[ReferenceKey]:
     for name, field in table.kind.model_fields.items():
         taken = key_type(field.annotation)
         inner = taken.items.tables if taken.items else taken.tables
         heading = TableType((*table.keys, name), taken.is_list_of_tables, table.kind).heading if inner else ""
         summary = "" if not inner else SEVERAL if len(inner) > 1 else _summary(inner[0]).rstrip(".")
         bounds = [f"{sign} {toml_number(bound)}" for sign, _, bound in bounds_of(field)]
-        yield Key(
+        yield ReferenceKey(
             name=name,
             type=", ".join([taken.name, *bounds]),
             default=_default(field, is_table=bool(inner)),

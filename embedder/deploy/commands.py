@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from embedder.config import RunConfig
-from embedder.deploy.worker_groups import WorkerGroup
+from embedder.deploy.worker_groups import DeployGroup
 
 CONFIG_FOLDER = "/etc/embedder"
 CONFIG_FILE, PLAN_FILE = "run.toml", "plan.json"
@@ -11,7 +11,7 @@ TOKEN_FOLDER, TOKEN_FILE = "/etc/embedder-tokens", "tokens"
 STOP_MARGIN_S = 30  # for the journal, after `stop_timeout_s`
 
 
-def embed_command(config: RunConfig, groups: Sequence[WorkerGroup], *, config_path: str, plan_path: str) -> list[str]:
+def embed_command(config: RunConfig, groups: Sequence[DeployGroup], *, config_path: str, plan_path: str) -> list[str]:
     """Words of the command that embeds, once.
 
     Args:
@@ -24,7 +24,7 @@ def embed_command(config: RunConfig, groups: Sequence[WorkerGroup], *, config_pa
     return [*words, "--ray-address", "auto", *_bounds(config, groups)]
 
 
-def refresh_command(config: RunConfig, groups: Sequence[WorkerGroup], *, config_path: str, plan_path: str) -> list[str]:
+def refresh_command(config: RunConfig, groups: Sequence[DeployGroup], *, config_path: str, plan_path: str) -> list[str]:
     """Words of the command that brings the store to what the sources hold.
 
     Args:
@@ -53,7 +53,7 @@ def stop_seconds(config: RunConfig) -> int:
     return int(config.stop_timeout_s) + STOP_MARGIN_S
 
 
-def _bounds(config: RunConfig, groups: Sequence[WorkerGroup]) -> list[str]:
+def _bounds(config: RunConfig, groups: Sequence[DeployGroup]) -> list[str]:
     """Settings by which the run waits for nodes that are yet to come; the configuration's own go first."""
     found = {
         "max_cpus": sum(group.max_pods * group.num_cpus for group in groups),

@@ -19,7 +19,7 @@ from embedder.deploy.pods import (
     template,
 )
 from embedder.deploy.shipped_config import check_shippable
-from embedder.deploy.worker_groups import RAY_SHARE_OF_SHM, WorkerGroup, check_types_are_told_apart, worker_groups
+from embedder.deploy.worker_groups import RAY_SHARE_OF_SHM, DeployGroup, check_types_are_told_apart, worker_groups
 
 API = "ray.io/v1"
 CONFIG_PATH = f"{commands.CONFIG_FOLDER}/{commands.CONFIG_FILE}"
@@ -67,7 +67,7 @@ def _config_map(deployment: Deployment) -> Tree:
     }
 
 
-def _job(deployment: Deployment, groups: Sequence[WorkerGroup]) -> Tree:
+def _job(deployment: Deployment, groups: Sequence[DeployGroup]) -> Tree:
     words = commands.embed_command(deployment.shipped.config, groups, config_path=CONFIG_PATH, plan_path=PLAN_PATH)
     return {
         "apiVersion": API,
@@ -77,7 +77,7 @@ def _job(deployment: Deployment, groups: Sequence[WorkerGroup]) -> Tree:
     }
 
 
-def _cron_job(deployment: Deployment, groups: Sequence[WorkerGroup]) -> Tree:
+def _cron_job(deployment: Deployment, groups: Sequence[DeployGroup]) -> Tree:
     deploy = deployment.shipped.config.deploy
     words = commands.refresh_command(deployment.shipped.config, groups, config_path=CONFIG_PATH, plan_path=PLAN_PATH)
     return {
@@ -94,7 +94,7 @@ def _cron_job(deployment: Deployment, groups: Sequence[WorkerGroup]) -> Tree:
     }
 
 
-def _job_spec(deployment: Deployment, component: str, words: Sequence[str], groups: Sequence[WorkerGroup]) -> Tree:
+def _job_spec(deployment: Deployment, component: str, words: Sequence[str], groups: Sequence[DeployGroup]) -> Tree:
     deploy = deployment.shipped.config.deploy
     submitter = container(deployment, "ray-job-submitter", resources(1, GIB), computes=False)
     return {
@@ -115,7 +115,7 @@ def _job_spec(deployment: Deployment, component: str, words: Sequence[str], grou
     }
 
 
-def _cluster(deployment: Deployment, groups: Sequence[WorkerGroup]) -> Tree:
+def _cluster(deployment: Deployment, groups: Sequence[DeployGroup]) -> Tree:
     return {
         "apiVersion": API,
         "kind": "RayCluster",
@@ -125,7 +125,7 @@ def _cluster(deployment: Deployment, groups: Sequence[WorkerGroup]) -> Tree:
 
 
 def _cluster_spec(
-    deployment: Deployment, component: str, groups: Sequence[WorkerGroup], *, with_notebook: bool = False
+    deployment: Deployment, component: str, groups: Sequence[DeployGroup], *, with_notebook: bool = False
 ) -> Tree:
     deploy = deployment.shipped.config.deploy
     return {
@@ -195,7 +195,7 @@ def _ports(deployment: Deployment, component: str) -> list[tuple[str, int]]:
     return ports
 
 
-def _group(deployment: Deployment, component: str, group: WorkerGroup) -> Tree:
+def _group(deployment: Deployment, component: str, group: DeployGroup) -> Tree:
     deploy, settings = deployment.shipped.config.deploy, group.settings
     gpus = {settings.gpu_resource: group.num_gpus} if group.num_gpus else {}
     disk = settings.spill_bytes + deploy.home_bytes + TMP_BYTES

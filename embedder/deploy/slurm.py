@@ -6,7 +6,7 @@ from pathlib import Path
 
 from embedder.deploy import commands
 from embedder.deploy.shipped_config import ShippedConfig
-from embedder.deploy.worker_groups import WorkerGroup, check_types_are_told_apart, worker_groups
+from embedder.deploy.worker_groups import DeployGroup, check_types_are_told_apart, worker_groups
 from embedder.errors import ConfigError
 from embedder.quantities import DAY_S, HOUR_S, MIB, MINUTE_S
 
@@ -122,7 +122,7 @@ def _absolute(path: Path) -> str:
     return str(path.absolute())
 
 
-def _options(shipped: ShippedConfig, groups: Sequence[WorkerGroup]) -> str:
+def _options(shipped: ShippedConfig, groups: Sequence[DeployGroup]) -> str:
     """Lines that `sbatch` reads: those of the job, then those of each group."""
     deploy, slurm = shipped.config.deploy, shipped.config.deploy.slurm
     stop_s = commands.stop_seconds(shipped.config) + KILL_MARGIN_S
@@ -146,7 +146,7 @@ def _options(shipped: ShippedConfig, groups: Sequence[WorkerGroup]) -> str:
     return "#SBATCH hetjob\n".join(lines) + "\n"
 
 
-def _of_nodes(group: WorkerGroup, partition: str | None) -> list[str]:
+def _of_nodes(group: DeployGroup, partition: str | None) -> list[str]:
     options = [
         f"--nodes={group.num_pods}",
         "--ntasks-per-node=1",
@@ -160,7 +160,7 @@ def _of_nodes(group: WorkerGroup, partition: str | None) -> list[str]:
     return options
 
 
-def _start(number: int, group: WorkerGroup, shipped: ShippedConfig, *, is_mixed: bool) -> str:
+def _start(number: int, group: DeployGroup, shipped: ShippedConfig, *, is_mixed: bool) -> str:
     """Step that starts Ray on the nodes of a group."""
     options = [f"--num-cpus={group.num_cpus}", f"--num-gpus={group.num_gpus}"]
     options.append(f"--object-store-memory={group.object_store_bytes}")

@@ -23,7 +23,7 @@ MIN_SHARE_OF_MEMORY = 2  # a pod has at least this many times its shared memory
 
 
 @dataclass(frozen=True)
-class WorkerGroup:
+class DeployGroup:
     """Nodes of one device type.
 
     Attributes:
@@ -56,7 +56,7 @@ class WorkerGroup:
         return int(self.settings.shm_bytes * RAY_SHARE_OF_SHM)
 
 
-def worker_groups(plan: ShardPlan, settings: DeployConfig) -> tuple[WorkerGroup, ...]:
+def worker_groups(plan: ShardPlan, settings: DeployConfig) -> tuple[DeployGroup, ...]:
     """Make a group of each device type of a plan, in the order of its stages.
 
     Raises:
@@ -83,7 +83,7 @@ def worker_groups(plan: ShardPlan, settings: DeployConfig) -> tuple[WorkerGroup,
     return groups
 
 
-def _group(device: str, stages: Sequence[PlannedStage], section: GroupConfig, settings: DeployConfig) -> WorkerGroup:
+def _group(device: str, stages: Sequence[PlannedStage], section: GroupConfig, settings: DeployConfig) -> DeployGroup:
     num_gpus = devices_needed((stage.num_gpus or 0.0, stage.num_replicas) for stage in stages)
     if num_gpus and section.replicas is not None:
         raise ConfigError(
@@ -102,7 +102,7 @@ def _group(device: str, stages: Sequence[PlannedStage], section: GroupConfig, se
             f"[[deploy.group]] {device}: min_replicas = {least}, max_replicas = {most}, and the plan has "
             f"{plural(num_pods, 'pod')}; it has to lie between them"
         )
-    return WorkerGroup(
+    return DeployGroup(
         name=re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-"),
         device=device,
         label="" if device == CPU else ray_label(device),
@@ -178,7 +178,7 @@ def _memory_bytes(
     return found
 
 
-def _check_names(groups: Sequence[WorkerGroup]) -> None:
+def _check_names(groups: Sequence[DeployGroup]) -> None:
     """Refuse two types whose groups would have one name.
 
     Raises:
@@ -194,7 +194,7 @@ def _check_names(groups: Sequence[WorkerGroup]) -> None:
 
 
 def check_types_are_told_apart(
-    groups: Sequence[WorkerGroup], key: Literal["node_selector", "gres"], example: str
+    groups: Sequence[DeployGroup], key: Literal["node_selector", "gres"], example: str
 ) -> None:
     """Refuse GPUs of several types whose pods or tasks any node with a GPU would take.
 

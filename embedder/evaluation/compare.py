@@ -19,7 +19,7 @@ import pyarrow as pa
 from embedder.config_toml.compare_section import CompareConfig
 from embedder.errors import ConfigError
 from embedder.evaluation.common_images import CommonImages, Values, best_items, common_ids, ndcg
-from embedder.evaluation.comparison_report import Answer, ComparedQuery, Comparison, Difference, Finding
+from embedder.evaluation.comparison_report import ComparedAnswer, ComparedQuery, Comparison, FigureDifference, Finding
 from embedder.evaluation.exact import Ints, RelevantPairs, right_rows, search_exactly
 from embedder.evaluation.images import ImageTable
 from embedder.evaluation.query_sets import QuerySet, file_query_set, own_captions, read_query_file
@@ -279,8 +279,8 @@ def _share_kept(before: Ints, after: Ints) -> float:
     return float((before[:, :, None] == after[:, None, :]).any(axis=2).mean())
 
 
-def _to_difference(found: PairedDifference, *, fails: bool = False) -> Difference:
-    return Difference(
+def _to_difference(found: PairedDifference, *, fails: bool = False) -> FigureDifference:
+    return FigureDifference(
         name=found.name,
         num_queries=found.num_queries,
         before=found.before,
@@ -351,7 +351,7 @@ class _Shown:
             after=after,
         )
 
-    def _best(self, side: _Results, number: int) -> list[Answer]:
+    def _best(self, side: _Results, number: int) -> list[ComparedAnswer]:
         items = side.items[number, :NUM_SHOWN_BEST]
         right = self.questions.right[1][self.questions.right[0] == number]
         return [
@@ -359,7 +359,7 @@ class _Shown:
             for item, score in zip(items.tolist(), side.scores[number].tolist(), strict=False)
         ]
 
-    def _item(self, item: int, score: float | None, *, is_right: bool) -> Answer:
+    def _item(self, item: int, score: float | None, *, is_right: bool) -> ComparedAnswer:
         item_id = self.item_ids[item].as_py()
         uri, at_s = self.addresses.get(item_id, ("", None))
-        return Answer(item_id=item_id, uri=uri, at_s=at_s, score=score, is_right=is_right)
+        return ComparedAnswer(item_id=item_id, uri=uri, at_s=at_s, score=score, is_right=is_right)

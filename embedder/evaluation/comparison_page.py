@@ -5,7 +5,13 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from embedder.evaluation.comparison_report import Answer, ComparedQuery, ComparedSide, Comparison, Difference
+from embedder.evaluation.comparison_report import (
+    ComparedAnswer,
+    ComparedQuery,
+    ComparedSide,
+    Comparison,
+    FigureDifference,
+)
 from embedder.media.contact_sheet import encode_webp
 from embedder.quantities import money, percent, rate, size_text
 from embedder.retrieval.hit import Hit
@@ -169,7 +175,7 @@ def _table(name: str, note: str, heads: Sequence[str], body: Iterable[Sequence[s
     )
 
 
-def _differences(rows: Sequence[Difference], what: str, note: str) -> str:
+def _differences(rows: Sequence[FigureDifference], what: str, note: str) -> str:
     heads = (what, "queries", "first", "second", "difference", "interval", "finding", "power", "loss seen at 80 %")
     body = []
     for row in rows:
@@ -191,7 +197,7 @@ def _differences(rows: Sequence[Difference], what: str, note: str) -> str:
     return _table(what, note, heads, body)
 
 
-def _plot(rows: Sequence[Difference], max_drop: float) -> str:
+def _plot(rows: Sequence[FigureDifference], max_drop: float) -> str:
     """Interval of each group on one axis, as SVG, with the loss that is allowed."""
     told = [row for row in rows if row.verdict != "too few"]
     reach = max([max_drop, *(abs(end) for row in told for end in (row.low, row.high))]) * 1.05 or 1.0
@@ -296,7 +302,7 @@ def _queries(title: str, queries: Sequence[ComparedQuery], images: dict[str, str
     return parts
 
 
-def _image(answer: Answer, images: dict[str, str]) -> str:
+def _image(answer: ComparedAnswer, images: dict[str, str]) -> str:
     data = images.get(answer.item_id)
     name = _text(answer.item_id, 60)
     image = "<div class=none></div>" if data is None else f'<img alt="{name}" src="{data}">'

@@ -32,7 +32,7 @@ class ComparedSide(ReportSection):
     index_memory_bytes: int | None
 
 
-class Difference(ReportSection):
+class FigureDifference(ReportSection):
     """Difference of a metric over the same queries; its interval is of the confidence asked for."""
 
     name: str = Field(description="of the group; `(all)` for all queries")
@@ -48,7 +48,7 @@ class Difference(ReportSection):
     detectable: float = Field(description="loss that would be shown with a probability of 0.8")
 
 
-class Answer(ReportSection):
+class ComparedAnswer(ReportSection):
     """Item among the best of one side."""
 
     item_id: str
@@ -62,11 +62,11 @@ class ComparedQuery(ReportSection):
     """Query, and where its right item stands by either side."""
 
     query: str
-    right: list[Answer] = Field(description="right items, the first few")
+    right: list[ComparedAnswer] = Field(description="right items, the first few")
     rank_before: int = Field(description="place of the best right item, from 1")
     rank_after: int
-    before: list[Answer] = Field(description="the best items of the first side")
-    after: list[Answer]
+    before: list[ComparedAnswer] = Field(description="the best items of the first side")
+    after: list[ComparedAnswer]
 
 
 class Comparison(ReportSection):
@@ -84,8 +84,8 @@ class Comparison(ReportSection):
     max_drop: float
     confidence: float
     prove: bool
-    metrics: list[Difference] = Field(description="of all queries, by metric; each interval holds for itself")
-    groups: list[Difference] = Field(description="by group, all queries first; the intervals hold together")
+    metrics: list[FigureDifference] = Field(description="of all queries, by metric; each interval holds for itself")
+    groups: list[FigureDifference] = Field(description="by group, all queries first; the intervals hold together")
     kept_of_top_ten: float = Field(description="share of the first side's best ten that are among the second's")
     same_first: float = Field(description="share of queries whose best item is the same")
     wins: list[ComparedQuery] = Field(description="queries that gained most")

@@ -213,7 +213,7 @@ OF_STATE: Mapping[str, str] = {
 class PublishedState:
     """What readers see of a store, read again from time to time."""
 
-    def __init__(self, store: str | None, read: "Callable[[str], Published | None] | None" = None) -> None:
+    def __init__(self, store: str | None, read: "Callable[[str], PublishedFigures | None] | None" = None) -> None:
         """Begin without a reading.
 
         Args:
@@ -222,7 +222,7 @@ class PublishedState:
         """
         self._address, self._read = store, read or read_published
         self._next_s = 0.0
-        self._found: Published | None = None
+        self._found: PublishedFigures | None = None
 
     def values(self, now_s: float) -> dict[str, float]:
         """Metrics at a Unix time; none where nothing is published, or the store doesn't answer now."""
@@ -242,14 +242,14 @@ class PublishedState:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedFigures:
     """Time of a publication as Unix time, and recall@10 of its index, where it has one."""
 
     at_s: float
     recall: float | None
 
 
-def read_published(store: str) -> Published | None:
+def read_published(store: str) -> PublishedFigures | None:
     """Read what is published; None where nothing is.
 
     Raises:
@@ -264,7 +264,7 @@ def read_published(store: str) -> Published | None:
     if current is None:
         return None
     manifest = manifest_of(files, current.index) if current.index is not None else None
-    return Published(current.published_at.timestamp(), manifest.recall_at_10 if manifest is not None else None)
+    return PublishedFigures(current.published_at.timestamp(), manifest.recall_at_10 if manifest is not None else None)
 
 
 @contextmanager

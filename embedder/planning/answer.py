@@ -30,7 +30,7 @@ DEFAULT_OPTIONS = PlanOptions()
 
 
 @dataclass(frozen=True)
-class Answer:
+class PlanAnswer:
     """Plan, with the optional comparisons.
 
     Attributes:
@@ -72,7 +72,7 @@ class _Setting:
 
 
 @with_fast_start
-def plan(config: RunConfig, options: PlanOptions = DEFAULT_OPTIONS, **keywords: Any) -> Answer:
+def plan(config: RunConfig, options: PlanOptions = DEFAULT_OPTIONS, **keywords: Any) -> PlanAnswer:
     """Plan the cut of the model and the placement of its stages.
 
     The number of stages is that of `num_stages` or of the `[[stage]]` entries where the configuration has either. Else
@@ -95,7 +95,7 @@ def plan(config: RunConfig, options: PlanOptions = DEFAULT_OPTIONS, **keywords: 
     if fixed_by is None and (found := find_num_stages(problem)) != num_stages:
         num_stages, problem = found, setting.problem(found)
     placed = place(problem, num_stages, model_fingerprint=_fingerprint(folder, options))
-    return Answer(
+    return PlanAnswer(
         placed.plan,
         problem,
         placed.alternatives,

@@ -28,7 +28,7 @@ from embedder.store_index import keep_words
 from embedder.store_index.analyser import RULES, UNICODE, Analyser, hash_term
 from embedder.store_index.versions import COPIES_FOLDER, MAX_KEPT_COPIES, drop_copies
 from embedder.store_index.word_index import CURE, NO_ROW, WordIndex, build_words, open_word_index
-from embedder.store_index.word_parts import Numbers, Part
+from embedder.store_index.word_parts import Numbers, WordPart
 from index.atomic_folder import whole_folder
 from index.errors import RetrievalError
 from index.vectors import Mask, Rows, distinct
@@ -126,7 +126,7 @@ class CaptionWords:
 
     def _score(
         self,
-        part: Part,
+        part: WordPart,
         rows: Numbers,
         start: int,
         stop: int,
@@ -189,7 +189,7 @@ class _Best:
             self.least = float(self._scores[-1])
 
 
-def _list(part: Part, number: int, start: int, stop: int) -> tuple[Numbers, Numbers]:
+def _list(part: WordPart, number: int, start: int, stop: int) -> tuple[Numbers, Numbers]:
     """Captions of a part from `start` to `stop` that hold a term, and how often each does."""
     first, last = part.span(number)
     docs = part.docs[first:last]

@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 Uploads = dict[str, bytes]
 
 
-class Part(NamedTuple):
+class QueryPart(NamedTuple):
     """One part of a query, or an example that it stays away from.
 
     Attributes:
@@ -49,8 +49,8 @@ class QueryContent:
         away: examples to stay away from.
     """
 
-    wanted: tuple[Part, ...]
-    away: tuple[Part, ...]
+    wanted: tuple[QueryPart, ...]
+    away: tuple[QueryPart, ...]
 
     @property
     def text(self) -> str | None:
@@ -132,7 +132,7 @@ class PartEncoder:
             self._images[content] = asyncio.ensure_future(self._encode(content))
         return await self._images[content]
 
-    async def _vector(self, part: Part) -> Floats:
+    async def _vector(self, part: QueryPart) -> Floats:
         if part.kind == "text":
             vector: Floats = await self._service.submit(Asked(self._publication, None, {}, text=part.content))
             return vector
@@ -217,7 +217,7 @@ def _describe_part(query: Example) -> dict[str, Any]:
     return found
 
 
-def _part(kind: str, query: Example, where: str, uploads: Uploads, service: Service) -> Part:
+def _part(kind: str, query: Example, where: str, uploads: Uploads, service: Service) -> QueryPart:
     content: Any = {
         "text": (query.text or "").strip(),
         "vector": query.vector,
@@ -225,7 +225,7 @@ def _part(kind: str, query: Example, where: str, uploads: Uploads, service: Serv
     }.get(kind)
     if kind in ("image", "upload"):
         content = image_content(query, where, uploads, service)
-    return Part(kind, content, f"{where}.{kind}")
+    return QueryPart(kind, content, f"{where}.{kind}")
 
 
 def _check(publication: ServedPublication, values: Sequence[float], where: str) -> Floats:

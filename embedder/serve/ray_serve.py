@@ -27,7 +27,7 @@ HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 15.0
 
 
 @dataclass(frozen=True)
-class Replicas:
+class ServeReplicas:
     """Replicas of the service.
 
     Attributes:
@@ -41,7 +41,7 @@ class Replicas:
     num_cpus: float = 1.0
 
 
-def application(settings: ServeSettings, replicas: Replicas) -> Any:
+def application(settings: ServeSettings, replicas: ServeReplicas) -> Any:
     """Make the application of Ray Serve, for `ray.serve.run`.
 
     Args:
@@ -90,7 +90,7 @@ def application_of_manifest(arguments: dict[str, Any]) -> Any:
     numbers = {"replicas": 1, "max_replicas": 1, "num_cpus": 1.0}
     settings = ServeSettings.model_validate({name: each for name, each in arguments.items() if name not in numbers})
     least, most, num_cpus = (arguments.get(name, default) for name, default in numbers.items())
-    return application(settings, Replicas(int(least), int(most), float(num_cpus)))
+    return application(settings, ServeReplicas(int(least), int(most), float(num_cpus)))
 
 
 async def status_of(app: ASGIApp, path: str) -> int:
@@ -130,7 +130,7 @@ async def status_of(app: ASGIApp, path: str) -> int:
 
 
 def serve_on_ray(
-    settings: ServeSettings, replicas: Replicas, address: str | None, when_listening: Callable[[str], object]
+    settings: ServeSettings, replicas: ServeReplicas, address: str | None, when_listening: Callable[[str], object]
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; then the replicas drain.
 

@@ -15,7 +15,7 @@ from embedder.storage.atomic_write import atomic_write
 LOG = logging.getLogger(__name__)
 
 
-class Key(NamedTuple):
+class ThumbnailKey(NamedTuple):
     """Name of a thumbnail: the item, and the digest of content, segment and size."""
 
     item_id: str
@@ -39,14 +39,14 @@ class ThumbnailCache:
             max_bytes: of all files.
         """
         self._folder, self._max_bytes = folder, max_bytes
-        self._sizes: OrderedDict[Key, int] = OrderedDict()
+        self._sizes: OrderedDict[ThumbnailKey, int] = OrderedDict()
         self._ids: IdRows | None = None
         self._is_read = False
         self.num_bytes = 0
         # Who writes a file holds the first, so that a publication can't pass between the check and the file.
         self._writing, self._lock = threading.Lock(), threading.Lock()
 
-    def get(self, key: Key) -> bytes | None:
+    def get(self, key: ThumbnailKey) -> bytes | None:
         """Read a thumbnail; None where there is none."""
         with self._lock:
             if key not in self._sizes:
@@ -58,7 +58,7 @@ class ThumbnailCache:
             self._forget(key)
             return None
 
-    def put(self, key: Key, content: bytes) -> None:
+    def put(self, key: ThumbnailKey, content: bytes) -> None:
         """Keep a thumbnail, unless its item has left the store meanwhile."""
         with self._writing:
             if self._ids is None or not len(self._ids.rows(key.item_id)) or len(content) > self._max_bytes:
@@ -101,24 +101,24 @@ class ThumbnailCache:
                 shutil.rmtree(path, ignore_errors=True)
                 continue
             for file in path.iterdir():
-                self._add(Key(known[name], file.name), file.stat().st_size)
+                self._add(ThumbnailKey(known[name], file.name), file.stat().st_size)
 
-    def _add(self, key: Key, size: int) -> None:
+    def _add(self, key: ThumbnailKey, size: int) -> None:
         self.num_bytes += size - self._sizes.pop(key, 0)
         self._sizes[key] = size
         while self.num_bytes > self._max_bytes:
             self._drop(next(iter(self._sizes)))
 
-    def _drop(self, key: Key) -> None:
+    def _drop(self, key: ThumbnailKey) -> None:
         self.num_bytes -= self._sizes.pop(key)
         with suppress(OSError):
             self._path(key).unlink()
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: ThumbnailKey) -> None:
         with self._lock:
             self.num_bytes -= self._sizes.pop(key, 0)
 
-    def _path(self, key: Key) -> Path:
+    def _path(self, key: ThumbnailKey) -> Path:
         return self._item_folder(key.item_id) / key.name
 
     def _item_folder(self, item_id: str) -> Path:

@@ -17,7 +17,7 @@ from embedder.media.sandbox import Pixels, SandboxedDecoder
 from embedder.retrieval.snapshot import EmbeddedFiles
 from embedder.serve.errors import RequestError, busy
 from embedder.serve.metrics import Metrics
-from embedder.serve.thumbnail_cache import Key, ThumbnailCache
+from embedder.serve.thumbnail_cache import ThumbnailCache, ThumbnailKey
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.sources.uris import split_uri
 from embedder.storage.item_error import ItemError
@@ -120,7 +120,7 @@ class Thumbnails:
             max_bytes: of an item's file that are held in memory.
         """
         self.cache, self._threads, self._metrics, self._max_bytes = cache, threads, metrics, max_bytes
-        self._making: dict[Key, asyncio.Task[bytes]] = {}
+        self._making: dict[ThumbnailKey, asyncio.Task[bytes]] = {}
 
     async def get(self, frame: Frame, *, keep: bool) -> bytes:
         """Give a thumbnail, as a WebP file.
@@ -132,7 +132,7 @@ class Thumbnails:
         Raises:
             RequestError: the file is gone, can't be decoded, or too many wait.
         """
-        key = Key(frame.item_id, f"{frame.digest}.webp")
+        key = ThumbnailKey(frame.item_id, f"{frame.digest}.webp")
         content = await asyncio.to_thread(self.cache.get, key) if keep else None
         kind = "hits" if content is not None else "misses"
         getattr(self._metrics, f"cache_{kind}").labels("thumbnails").inc()
@@ -143,7 +143,7 @@ class Thumbnails:
             self._making[key].add_done_callback(lambda done: self._make_thumbnail(key, done))
         return await asyncio.shield(self._making[key])
 
-    async def _make(self, frame: Frame, key: Key, *, keep: bool) -> bytes:
+    async def _make(self, frame: Frame, key: ThumbnailKey, *, keep: bool) -> bytes:
         def make(decoder: SandboxedDecoder, fetcher: Fetcher) -> bytes:
             began = time.perf_counter()
             content = _encode(_decode(frame, decoder, fetcher, self._max_bytes))
@@ -154,7 +154,7 @@ class Thumbnails:
 
         return await self._threads.run(make)
 
-    def _make_thumbnail(self, key: Key, done: "asyncio.Task[bytes]") -> None:
+    def _make_thumbnail(self, key: ThumbnailKey, done: "asyncio.Task[bytes]") -> None:
         del self._making[key]
         with suppress(asyncio.CancelledError):
             done.exception()  # read, though nobody may wait for it any more

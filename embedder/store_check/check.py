@@ -37,7 +37,7 @@ NUM_EARLIER = 5
 
 
 @dataclass(frozen=True)
-class ModelFigures:
+class ModelCounts:
     """What was checked of a model's tables: items, rejects, vectors, part files and their bytes."""
 
     num_items: int
@@ -65,7 +65,7 @@ class StoreCheck:
 
     run_id: str | None
     findings: tuple[Finding, ...]
-    models: Mapping[str, ModelFigures]
+    models: Mapping[str, ModelCounts]
     publications: tuple[str, ...]
     readable: tuple[str, ...]
     num_files: int
@@ -105,7 +105,7 @@ def _look(files: StoreFiles, *, deep: bool, started: float) -> StoreCheck:
     listing = {info.path: info.size_bytes for info in files.list("")}
     bindings = check_bindings(files, listing, early)
     findings = [*bindings.findings, *lock, *check_purges(files, is_writing=is_writing)]
-    chain, models, whole = None, dict[str, ModelFigures](), set[str]()
+    chain, models, whole = None, dict[str, ModelCounts](), set[str]()
     if (current := bindings.current) is not None:
         chain = check_chain(files, current)
         deletions, doomed = check_deletions(files, current, listing)
@@ -143,7 +143,7 @@ class _ModelLook:
     """What was found of a model; `added` has the part files of all versions by table, where the log is whole."""
 
     findings: tuple[Finding, ...]
-    figures: ModelFigures
+    figures: ModelCounts
     added: Mapping[str, frozenset[str]]
 
 
@@ -177,7 +177,7 @@ def _look_at_model(model: CheckedModel, chain: Chain, whole: set[str], *, deep: 
         *check_words(model, counts, deep=deep),
         *check_towers(model, deep=deep),
     ]
-    figures = ModelFigures(
+    figures = ModelCounts(
         num_items=items.states.total() - items.states["left_out"],
         num_rejected=items.states["rejected"],
         num_vectors=embeddings.num_rows,

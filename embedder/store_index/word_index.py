@@ -24,7 +24,7 @@ from embedder.store.tables import ROWS_PER_PIECE, RecordTable
 from embedder.store_index.analyser import RULES, Analyser
 from embedder.store_index.word_parts import (
     Numbers,
-    Part,
+    WordPart,
     map_numbers,
     merge_parts,
     open_part,
@@ -78,7 +78,7 @@ class WordIndex:
     """
 
     manifest: WordsManifest
-    parts: Sequence[Part]
+    parts: Sequence[WordPart]
     rows: Numbers
     folder: Path
 

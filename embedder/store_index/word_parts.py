@@ -32,7 +32,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
-class Part:
+class WordPart:
     """Lists of some captions: T terms, P postings, D captions.
 
     Attributes:
@@ -80,9 +80,9 @@ def part_names(number: int) -> list[str]:
     return [f"{name}-{number:06d}.{kind}" for name, kind in DTYPES.items()]
 
 
-def open_part(folder: Path, number: int) -> Part:
+def open_part(folder: Path, number: int) -> WordPart:
     """Map the files of a part."""
-    return Part(*(map_numbers(folder / name) for name in part_names(number)))
+    return WordPart(*(map_numbers(folder / name) for name in part_names(number)))
 
 
 def map_numbers(path: Path) -> Numbers:
@@ -94,7 +94,7 @@ def map_numbers(path: Path) -> Numbers:
     return numbers
 
 
-def part_of(captions: pa.Array, analyser: Analyser) -> Part:
+def part_of(captions: pa.Array, analyser: Analyser) -> WordPart:
     """Make the part of some captions in memory.
 
     Args:
@@ -117,12 +117,12 @@ def part_of(captions: pa.Array, analyser: Analyser) -> Part:
     keys, counts = np.unique(found.astype(np.uint64) << np.uint64(32) | docs.astype(np.uint64), return_counts=True)
     starts = np.searchsorted(keys >> np.uint64(32), np.arange(len(terms) + 1))
     lists = (keys & np.uint64(0xFFFFFFFF)).astype("<u4"), np.minimum(counts, 255).astype("u1")
-    return Part(
+    return WordPart(
         terms, starts.astype("<u8"), *lists, sums_of(terms, starts, *lists), np.minimum(lengths, 65535).astype("<u2")
     )
 
 
-def write_part(folder: Path, number: int, part: Part) -> None:
+def write_part(folder: Path, number: int, part: WordPart) -> None:
     """Write a part that is in memory."""
     for name, path in zip(DTYPES, part_names(number), strict=True):
         write_numbers(folder / path, getattr(part, name).astype(NUMPY[DTYPES[name]], copy=False))
@@ -134,7 +134,7 @@ def write_numbers(path: Path, values: Numbers) -> None:
         _write(file, values)
 
 
-def merge_parts(parts: Sequence[Part], kept: Sequence[Numbers | None], folder: Path, number: int) -> None:
+def merge_parts(parts: Sequence[WordPart], kept: Sequence[Numbers | None], folder: Path, number: int) -> None:
     """Write a part with the captions of others, one after the other.
 
     Args:
@@ -170,7 +170,7 @@ def merge_parts(parts: Sequence[Part], kept: Sequence[Numbers | None], folder: P
             file.close()
 
 
-def _new_numbers(parts: Sequence[Part], kept: Sequence[Numbers | None]) -> list[tuple[int, Numbers | None]]:
+def _new_numbers(parts: Sequence[WordPart], kept: Sequence[Numbers | None]) -> list[tuple[int, Numbers | None]]:
     """Of each part what is added to its captions' numbers, and the numbers themselves, -1 for one that is left out."""
     found: list[tuple[int, Numbers | None]] = []
     first = 0
@@ -185,7 +185,7 @@ def _new_numbers(parts: Sequence[Part], kept: Sequence[Numbers | None]) -> list[
     return found
 
 
-def _cuts(parts: Sequence[Part]) -> Iterator[tuple[Terms, list[tuple[int, int]]]]:
+def _cuts(parts: Sequence[WordPart]) -> Iterator[tuple[Terms, list[tuple[int, int]]]]:
     """Neighbouring terms with about as many postings as a merge may hold, and the place of their lists in each part."""
     terms = np.empty(0, np.uint64)
     for part in parts:
@@ -207,7 +207,7 @@ def _cuts(parts: Sequence[Part]) -> Iterator[tuple[Terms, list[tuple[int, int]]]
 
 
 def _take_postings(
-    parts: Sequence[Part], numbers: Sequence[tuple[int, Numbers | None]], terms: Terms, spans: list[tuple[int, int]]
+    parts: Sequence[WordPart], numbers: Sequence[tuple[int, Numbers | None]], terms: Terms, spans: list[tuple[int, int]]
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Postings of some terms in all parts, list after list: number of the term among them, caption, count."""
     found, docs, counts = [], [], []

@@ -15,7 +15,7 @@ import torch
 
 from embedder.batch_schema import LEFT_OUT
 from embedder.training.config import TrainConfig
-from embedder.training.examples import Example, Tokens, examples_of
+from embedder.training.examples import Tokens, TrainExample, examples_of
 from embedder.training.items import Items, TeacherRow
 from embedder.training.sampler import drawn_captions, epoch_order, num_batches
 from shards.training.batch import TrainBatch
@@ -37,7 +37,7 @@ class ExampleCounts:
     unpaired: set[str] = field(default_factory=set)
     stale: set[str] = field(default_factory=set)
 
-    def count(self, example: Example) -> None:
+    def count(self, example: TrainExample) -> None:
         """Count one example; each item once."""
         self.num_seen = min(self.num_items, self.num_seen + 1)
         if example.problem == STALE:
@@ -78,14 +78,14 @@ class ExampleCache:
     image_size: int
     cache_bytes: int
     cached_bytes: int = 0
-    _cache: dict[str, Example] = field(default_factory=dict)
+    _cache: dict[str, TrainExample] = field(default_factory=dict)
 
     @property
     def num_cached(self) -> int:
         """Examples in memory."""
         return len(self._cache)
 
-    def examples(self, items: Items) -> Generator[Example, None, None]:
+    def examples(self, items: Items) -> Generator[TrainExample, None, None]:
         """One example for each item, in their order.
 
         Raises:
@@ -103,7 +103,7 @@ class ExampleCache:
                     self.cached_bytes += example.num_bytes
                 yield example
 
-    def _decode(self, listing: pa.Table, missing: list[int]) -> Generator[Example, None, None]:
+    def _decode(self, listing: pa.Table, missing: list[int]) -> Generator[TrainExample, None, None]:
         if missing:
             tables = self.decode(listing.take(pa.array(missing)).combine_chunks())
             with closing(tables):
@@ -114,7 +114,7 @@ class ExampleCache:
 class Pair(NamedTuple):
     """An example with its item's numbers."""
 
-    example: Example
+    example: TrainExample
     key: int
     concept: int
     teacher: TeacherRow | None = None
@@ -181,7 +181,7 @@ def numbered_pairs(items: Items, cache: ExampleCache, counts: ExampleCounts) -> 
             yield pair
 
 
-def checked_pair(example: Example, key: int, concept: int, teacher: TeacherRow | None) -> Pair:
+def checked_pair(example: TrainExample, key: int, concept: int, teacher: TeacherRow | None) -> Pair:
     """Pair of an example; where the teacher's vectors are of another content, one that can't be trained on.
 
     Args:

@@ -52,7 +52,7 @@ class ExampleSpec:
 
 
 @dataclass(frozen=True)
-class Example:
+class TrainExample:
     """One item as the batches take it.
 
     Attributes:
@@ -125,13 +125,13 @@ def as_texts(value: Any) -> list[str]:
     return [text for each in values if each is not None and (text := str(each).strip())]
 
 
-def examples_of(table: pa.Table, image_size: int) -> Iterator[Example]:
+def examples_of(table: pa.Table, image_size: int) -> Iterator[TrainExample]:
     """Rows of EXAMPLES as arrays; captions that read alike count once."""
     for row in table.to_pylist():
         pixels = row["pixels"]
         captions = dict.fromkeys(tuple(caption) for caption in row["captions"])
         problem = None if row["error_type"] is None else (row["step"], row["error_type"], row["error"])
-        yield Example(
+        yield TrainExample(
             item_id=row["item_id"],
             pixels=None if pixels is None else np.frombuffer(pixels, np.uint8).reshape(image_size, image_size, 3),
             captions=tuple(np.array(caption, np.int32) for caption in captions),

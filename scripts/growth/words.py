@@ -136,7 +136,7 @@ def draw_lists(root: Path, number: int) -> dict[str, Any]:
     """Write the word index of the second version with drawn lists, and ask it."""
     from embedder.store_index.analyser import RULES, hash_term
     from embedder.store_index.word_index import ROWS_NAME, WordsManifest
-    from embedder.store_index.word_parts import Part, part_names, sums_of, write_part
+    from embedder.store_index.word_parts import WordPart, part_names, sums_of, write_part
     from index.atomic_folder import hash_files
 
     folder = root / "words" / f"{SECOND:06d}"
@@ -154,7 +154,7 @@ def draw_lists(root: Path, number: int) -> dict[str, Any]:
     docs = np.concatenate([lists.pop(term) for term in terms.tolist()])
     counts = np.ones(len(docs), "u1")
     lengths = rng.integers(5, 16, number).astype("<u2")
-    write_part(folder, 1, Part(terms, starts, docs, counts, sums_of(terms, starts, docs, counts), lengths))
+    write_part(folder, 1, WordPart(terms, starts, docs, counts, sums_of(terms, starts, docs, counts), lengths))
     np.arange(number, dtype="<u4").tofile(folder / ROWS_NAME)
     names = [*part_names(1), ROWS_NAME]
     manifest = WordsManifest(

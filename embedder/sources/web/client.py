@@ -80,7 +80,7 @@ class WebError(FetchError):
 
 
 @dataclass
-class _Item:
+class _WebItem:
     """One item that is asked for, over all of its attempts; its time begins with the first that may go out."""
 
     method: str
@@ -146,7 +146,7 @@ class WebClient:
 
     def _ask(self, method: str, address: str, stop: Stop, read: Read[T]) -> T:
         """Ask until there is an answer, a few times at most."""
-        item = _Item(method, address, stop, self.settings, shown_address(address))
+        item = _WebItem(method, address, stop, self.settings, shown_address(address))
         tries = 0
         while True:
             tries += 1
@@ -160,7 +160,7 @@ class WebClient:
                     raise FetchError(error.error_type, told, error.transient) from None
                 stop.sleep(wait_s)
 
-    def _follow(self, item: _Item, read: Read[T]) -> T:
+    def _follow(self, item: _WebItem, read: Read[T]) -> T:
         """Ask, and follow redirects; each is checked as the first address is."""
         address = item.address
         for _ in range(self.settings.max_redirects + 1):
@@ -176,7 +176,7 @@ class WebClient:
         most = self.settings.max_redirects
         raise WebError("TooManyRedirects", f"{item.where}: more redirects than web.max_redirects = {most} allows")
 
-    def _visit(self, target: WebAddress, item: _Item, read: "Read[T]") -> "T | _Redirect":
+    def _visit(self, target: WebAddress, item: _WebItem, read: "Read[T]") -> "T | _Redirect":
         """Ask one server once, and note whether it is in order."""
         host = f"{target.host}:{target.port}"
         try:
@@ -194,7 +194,7 @@ class WebClient:
         self._hosts.note(host, failed=failure.transient, wait_s=wait_s)
         raise failure from None
 
-    def _exchange(self, target: WebAddress, item: _Item, read: "Read[T]") -> "T | _Redirect":
+    def _exchange(self, target: WebAddress, item: _WebItem, read: "Read[T]") -> "T | _Redirect":
         """Send the request on a kept connection, or on a new one where that has been closed meanwhile."""
         kept = self._take(target)
         if kept is not None:
@@ -203,7 +203,7 @@ class WebClient:
         proxy = proxy_for(target) if self.settings.use_proxy else None
         return self._over(open_connection(target, self._context, proxy), target, item, read)
 
-    def _over(self, connection: WebConnection, target: WebAddress, item: _Item, read: "Read[T]") -> "T | _Redirect":
+    def _over(self, connection: WebConnection, target: WebAddress, item: _WebItem, read: "Read[T]") -> "T | _Redirect":
         """Send the request on one connection, which is kept where it can be used again."""
         wanted = {"User-Agent": self.settings.user_agent, "Accept": "image/*, video/*", "Accept-Encoding": "identity"}
         is_kept = False
@@ -255,7 +255,7 @@ def _as_text(location: str) -> str:
     return location
 
 
-def _parse_address(address: str, item: _Item) -> WebAddress:
+def _parse_address(address: str, item: _WebItem) -> WebAddress:
     """Take an address apart, the item's own or one that it is redirected to."""
     try:
         target = parse_address(address)
@@ -277,7 +277,7 @@ def _validator(response: http.client.HTTPResponse) -> str:
     return f"{time_text or ''}|{size or ''}"[:MAX_VALIDATOR_CHARACTERS] if time_text or size else ""
 
 
-def _refusal(response: http.client.HTTPResponse, item: _Item) -> WebError:
+def _refusal(response: http.client.HTTPResponse, item: _WebItem) -> WebError:
     """Error for an answer without content."""
     status = response.status
     try:
@@ -304,7 +304,7 @@ def _wait_s(after: str | None) -> float | None:
     return None
 
 
-def _to_web_error(error: OSError | http.client.HTTPException, item: _Item) -> WebError:
+def _to_web_error(error: OSError | http.client.HTTPException, item: _WebItem) -> WebError:
     """Name what went wrong on the way."""
     settings = item.settings
     match error:

@@ -8,7 +8,7 @@ import pytest
 from embedder.config import RunConfig, load_config
 from embedder.config_toml.effective import as_data, effective
 from embedder.config_toml.load import load
-from embedder.config_toml.model_section import ModelConfig
+from embedder.config_toml.model_section import FurtherModelConfig
 from embedder.errors import ConfigError
 
 BOTH = """
@@ -102,5 +102,5 @@ def test_an_option_beside_the_section_is_refused(tmp_path):
 
 
 def test_models_are_plain_values_that_other_processes_get():
-    model = ModelConfig(name="a", uri="b", kind="onnx", inputs={"x": {"make": "pixels"}})
+    model = FurtherModelConfig(name="a", uri="b", kind="onnx", inputs={"x": {"make": "pixels"}})
     assert pickle.loads(pickle.dumps(model)).settings() == model.settings()

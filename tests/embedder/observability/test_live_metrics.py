@@ -20,7 +20,7 @@ from embedder.observability import live_metrics
 from embedder.observability.live_metrics import (
     LIVE_METRICS,
     LiveMetrics,
-    Published,
+    PublishedFigures,
     PublishedState,
     answering,
     read_published,
@@ -134,7 +134,7 @@ def test_operators_of_ray_are_shown_with_their_busy_share_and_the_bottleneck(mak
 
 def test_every_metric_of_the_list_can_come():
     metrics = LiveMetrics("s", "refresh", NOW_S)
-    metrics._store = PublishedState("s", lambda store: Published(NOW_S, 0.97))
+    metrics._store = PublishedState("s", lambda store: PublishedFigures(NOW_S, 0.97))
     metrics.on_listed(1)
     metrics.on_entry(entry(call("stage 0", peak_gpu_bytes=1)))
     history = OperatorHistory()
@@ -145,7 +145,10 @@ def test_every_metric_of_the_list_can_come():
 
 
 def test_the_store_is_asked_now_and_then_and_its_failure_is_a_gap(monkeypatch):
-    asked, answers = [], [Published(NOW_S - 100, 0.9), StoreError("the lease is lost"), None, Published(NOW_S, None)]
+    asked, answers = (
+        [],
+        [PublishedFigures(NOW_S - 100, 0.9), StoreError("the lease is lost"), None, PublishedFigures(NOW_S, None)],
+    )
 
     def read(store):
         asked.append(store)
@@ -224,4 +227,4 @@ def test_a_time_of_the_store_is_unix_time(monkeypatch, tmp_path):
 
     monkeypatch.setattr(live_metrics, "read_current", lambda files: Current)
     monkeypatch.setattr(live_metrics.StoreFiles, "exists", lambda self, path: True)
-    assert read_published(str(tmp_path)) == Published(moment.timestamp(), None)
+    assert read_published(str(tmp_path)) == PublishedFigures(moment.timestamp(), None)
