@@ -25,6 +25,33 @@ argument). Unknown keys are errors. Options of a command override the file, and 
 key may be dotted (`--set decode.timeout_s=5`). Relative paths in a file follow the file's folder; those of options and
 of `--set` follow the working directory. The folder `examples` of the repository holds files to copy.
 
+## The keys that people set
+
+Most files hold some of these twelve, and nothing else:
+
+```toml
+model = "models/mine"               # a folder, s3:// or an id of the hub
+store = "runs/mine"                 # a folder or s3://
+dtype = "auto"                      # bfloat16 on GPUs that compute in it, else float32
+segment_s = 5.0                     # a vector for so many seconds of a video
+max_reject_fraction = 0.01          # with more broken files, nothing is published
+max_retire_fraction = 0.05          # a listing that lost more is refused
+
+[[source]]
+path = "archive"                    # a folder, a table, tars; on disk or in a bucket
+exclude = ["private/"]              # as in a .gitignore
+carryover = []                      # columns of a table to search by, as ["price"]
+
+[captions]
+columns = []                        # keys of caption files to search by, as ["rating"]
+
+[index]
+recall = 0.95                       # of the ten right answers, so many are to be found
+latency_ms = 10.0                   # in so many milliseconds
+```
+
+## The file
+
 No default means that the key is not set; its meaning says what happens then. `embedder config --reference` prints the
 same in a terminal, and `embedder config FILE.toml` the values of one file:
 

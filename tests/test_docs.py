@@ -260,6 +260,14 @@ def test_each_script_takes_the_options_that_it_is_given(line):
     assert [option for option in own if f'"{option}"' not in text + libraries] == []
 
 
+def test_the_twelve_keys_that_people_set_are_a_configuration(tmp_path):
+    block, *_ = re.findall(r"```toml\n(.*?)```", PAGES["docs/configuration.md"], re.DOTALL)
+    (tmp_path / "run.toml").write_text(block)
+    config = load_config(tmp_path / "run.toml")
+    assert len(re.findall(r"^\w+ = ", block, re.MULTILINE)) == 12
+    assert config.index.recall == 0.95
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
 def test_each_example_configuration_is_valid(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
