@@ -1,6 +1,7 @@
 """How large checkouts are: lines of code by Python's tokenizer, documented public functions, the longest file.
 
-    python scripts/count_code.py DIR...      # the first may be compared with others: the last column is its ratio
+    python scripts/count_code.py DIR...            # the first may be compared with others: the last column is its ratio
+    python scripts/count_code.py --structure DIR   # how its parts hang together, by what the house is judged by
 
 Comments, docstrings and blank lines do not count. Public are functions of modules and of classes without a leading
 underscore; the longest file is that with the most lines of all kinds.
@@ -10,21 +11,38 @@ import argparse
 import ast
 import io
 import tokenize
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+
+import networkx
 
 from harness import show
 
 PACKAGES = ("embedder", "shards", "index", "scripts")
 NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+PRODUCT = ("embedder", "shards", "index")
+BELOW_INGEST = (
+    "observability", "report", "predictor.py", "planning", "pipeline.py", "retrieval", "store_check", "store_index",
+    "engine", "servables", "steps", "sources", "media", "store", "storage", "compat",
+)  # fmt: skip
+LONG_LINES = 40
 COLUMNS = {"checkout": "{checkout}", **{name: f"{{{name}:,}}" for name in PACKAGES}, "all": "{all:,}"}
 COLUMNS |= {"documented": "{documented:.1%}", "longest file": "{longest}", "of the first": "{ratio:.3f}"}
+FIGURES = ("files", "in circles", "RunConfig below ingest", "functions over 40 lines", "class names twice")
+STRUCTURE = {name: f"{{{name}}}" for name in ("checkout", *FIGURES, "file names twice")}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", type=Path, nargs="+", metavar="DIR")
-    counts = [count(checkout) for checkout in parser.parse_args().checkouts]
+    parser.add_argument("--structure", action="store_true", help="figures of the structure instead")
+    options = parser.parse_args()
+    if options.structure:
+        show([{"checkout": each.resolve().name} | structure(each) for each in options.checkouts], STRUCTURE)
+        return
+    counts = [count(checkout) for checkout in options.checkouts]
     show([each | {"ratio": each["all"] / max(1, counts[0]["all"])} for each in counts], COLUMNS)
 
 
@@ -44,6 +62,52 @@ def count(checkout: Path) -> dict:
     share = sum(documented) / max(1, len(documented))
     about = {"checkout": checkout.resolve().name, "documented": share, "longest": f"{longest} ({lengths[longest]})"}
     return lines | about | {"all": sum(lines.values())}
+
+
+def structure(checkout: Path) -> dict[str, int]:
+    """Figures of how the files of the product hang together, each of which should be small."""
+    trees = {
+        path: ast.parse(path.read_text(encoding="utf-8"))
+        for package in PRODUCT
+        for path in sorted((checkout / package).rglob("*.py"))
+    }
+    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    functions = [node for _, node in nodes if isinstance(node, FUNCTIONS)]
+    classes = Counter(node.name for _, node in nodes if isinstance(node, ast.ClassDef))
+    names = Counter(path.name for path in trees if path.name != "__init__.py")
+    readers = {path for path, node in nodes if isinstance(node, ast.ImportFrom) and _imports_configuration(node)}
+    return {
+        "files": len(trees),
+        "in circles": sum(map(len, file_circles(checkout, list(trees)))),
+        "RunConfig below ingest": sum(path.relative_to(checkout).parts[1] in BELOW_INGEST for path in readers),
+        "functions over 40 lines": sum(each.end_lineno - each.lineno + 1 > LONG_LINES for each in functions),
+        "class names twice": sum(number > 1 for number in classes.values()),
+        "file names twice": sum(number > 1 for number in names.values()),
+    }
+
+
+def _imports_configuration(node: ast.ImportFrom) -> bool:
+    return node.module == "embedder.config" and any(each.name == "RunConfig" for each in node.names)
+
+
+def file_circles(checkout: Path, paths: Sequence[Path]) -> list[list[str]]:
+    """Files that import each other, by whatever way: imports in functions, and for types, count."""
+    modules = {_module_of(path.relative_to(checkout)): path for path in paths}
+    graph = networkx.DiGraph()
+    for name, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                inner = {f"{node.module}.{each.name}" for each in node.names}
+                graph.add_edges_from(
+                    (name, each) for each in (inner & modules.keys()) or {node.module} & modules.keys()
+                )
+            elif isinstance(node, ast.Import):
+                graph.add_edges_from((name, each.name) for each in node.names if each.name in modules)
+    return [sorted(each) for each in networkx.strongly_connected_components(graph) if len(each) > 1]
+
+
+def _module_of(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
 def code_lines(text: str, nodes: list[ast.AST]) -> set[int]:

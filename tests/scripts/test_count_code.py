@@ -41,3 +41,20 @@ def test_code_lines_documented_functions_and_the_longest_file_are_counted(tmp_pa
     assert heading[:6] == ["checkout", "embedder", "shards", "index", "scripts", "all"]
     assert one == ["one", "11", "0", "1", "0", "12", "50.0%", "embedder/module.py", "(24)", "1.000"]
     assert two == ["two", "23", "0", "1", "0", "24", "50.0%", "embedder/module.py", "(36)", "2.000"]
+
+
+def test_the_figures_of_the_structure_are_those_of_the_files(tmp_path):
+    files = {
+        "ingest/embed.py": "from embedder.config import RunConfig\nfrom embedder.store.files import A\n",
+        "store/files.py": "def f():\n    from embedder.store import lock\nclass A: ...\n",
+        "store/lock.py": "import embedder.store.files\nfrom embedder.config import RunConfig\nclass A: ...\n",
+        "serve/lock.py": "def f():\n" + "    x = 1\n" * 40,
+        "config.py": "class RunConfig: ...\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "one" / "embedder" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    done = run_script("count_code.py", "--structure", tmp_path / "one", timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split() == ["one", "5", "2", "1", "1", "1", "1"]
