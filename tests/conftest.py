@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from rotation import left_out
+from rotation import left_out, left_to_leg
 from xdist.scheduler import LoadFileScheduling
 
 from embedder.engine import hardware
@@ -98,12 +98,14 @@ def pytest_xdist_auto_num_workers(config):
 def pytest_collection_modifyitems(config, items):
     """What takes one process longest begins first; of it, the tests with a Ray of their own, while no other is up.
 
-    TEST_ROTATION, which CI sets, chooses among the slow tests that rotate.
+    CI sets TEST_ROTATION, which chooses among the slow tests that rotate, and TEST_LEFT_TO_LEG, the paths of tests that it
+    runs with other versions.
     """
+    left = set(left_to_leg(items, os.environ.get("TEST_LEFT_TO_LEG", "").split()))
     if rotation := os.environ.get("TEST_ROTATION"):
-        left = set(left_out(items, int(rotation)))
-        config.hook.pytest_deselected(items=list(left))
-        items[:] = [item for item in items if item not in left]
+        left.update(left_out(items, int(rotation)))
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [item for item in items if item not in left]
     items.sort(key=lambda item: (ONE_RAY not in item.nodeid, "ray_cluster" in item.fixturenames))
 
 
