@@ -98,8 +98,8 @@ def pytest_xdist_auto_num_workers(config):
 def pytest_collection_modifyitems(config, items):
     """What takes one process longest begins first; of it, the tests with a Ray of their own, while no other is up.
 
-    CI sets TEST_ROTATION, which chooses among the slow tests that rotate, and TEST_LEFT_TO_LEG, the paths of tests that it
-    runs with other versions.
+    CI sets TEST_ROTATION, which chooses among the slow tests that rotate, and TEST_LEFT_TO_LEG, the paths of tests that
+    it runs with other versions.
     """
     left = set(left_to_leg(items, os.environ.get("TEST_LEFT_TO_LEG", "").split()))
     if rotation := os.environ.get("TEST_ROTATION"):

@@ -1,5 +1,4 @@
-"""Tests that CI leaves out in turn: slow ones of minutes each, of which it runs an eighth with each commit, and those that
-it runs with other versions of libraries."""
+"""Tests that CI leaves out in turn: seven of eight that take minutes each, and those that a leg of versions runs."""
 
 from collections.abc import Sequence
 
