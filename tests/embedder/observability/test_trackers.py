@@ -267,7 +267,7 @@ def test_an_mlflow_server_that_is_killed_in_mid_run_costs_one_warning(make_run, 
     with mlflow_server(tmp_path) as (uri, process):
         report, client, run = tracked_by_mlflow(make_run, source, uri, store=str(tmp_path / "whole"))
         assert run.info.status == "FINISHED" and "report.json" in artifacts(client, run)
-        finished, told = RunTracking.finished, threading.Event()
+        on_entry, told = RunTracking.on_entry, threading.Event()
         log = tracker_clients.MlflowClient.log
 
         def logged(self, values, step):
@@ -275,14 +275,14 @@ def test_an_mlflow_server_that_is_killed_in_mid_run_costs_one_warning(make_run, 
             told.set()
 
         def killed_after_the_first_point(self, entry):
-            finished(self, entry)
+            on_entry(self, entry)
             if process.poll() is None:
                 assert told.wait(60), "MLflow has a point of this run"
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(30)
 
         monkeypatch.setattr(tracker_clients.MlflowClient, "log", logged)
-        monkeypatch.setattr(RunTracking, "finished", killed_after_the_first_point)
+        monkeypatch.setattr(RunTracking, "on_entry", killed_after_the_first_point)
         caplog.clear()
         tracker = {"kind": "mlflow", "uri": uri, "experiment": "tests"}
         settings = {"rows_per_part": 2, "batch_size": 2, "decode": {"items_per_task": 2}}
