@@ -374,7 +374,7 @@ class SimulatedCopies(OverlappedCopies):
         self._gpu.copy(values.nbytes)
         return torch.empty(values.shape, dtype=values.dtype, device="meta")
 
-    def _pinned(self, like: torch.Tensor) -> torch.Tensor:
+    def _pin(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty(like.shape, dtype=like.dtype)
 
     def _keep_for(self, stream: Any, values: torch.Tensor) -> None:

@@ -42,8 +42,8 @@ FAULTS = tuple(
             "lost-lease-unnoticed",
             "a refused renewal of the lock is not taken for its loss",
             "lock:BucketLease.confirm",
-            "self.lost = self.lost or not self._renewed()",
-            "self._renewed()",
+            "self.lost = self.lost or not self._renew()",
+            "self._renew()",
         ),
         (
             "commit-by-mark",
@@ -169,8 +169,8 @@ FAULTS = tuple(
             "resumption-not-written",
             "a session resumes a run and does not write down that it has",
             "runs:_begin_session",
-            "info = swap_record(run.files, run_file(run.run_id, RUN_FILE), RunInfo, adopted)",
-            "info = adopted(None)",
+            "info = swap_record(run.files, run_file(run.run_id, RUN_FILE), RunInfo, adopt)",
+            "info = adopt(None)",
         ),
         (
             "published-run-resumed",

@@ -103,7 +103,7 @@ class SimulatedCopies(OverlappedCopies):
         """Do this on the stream that computes."""
         self._gpu.current_stream().put(work, name)
 
-    def _pinned(self, like):
+    def _pin(self, like):
         return self._held(torch.full(like.shape, 99, dtype=like.dtype))
 
     def _keep_for(self, stream, values):
