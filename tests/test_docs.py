@@ -260,7 +260,8 @@ def test_each_script_takes_the_options_that_it_is_given(line):
     assert [option for option in own if f'"{option}"' not in text + libraries] == []
 
 
-def test_the_twelve_keys_that_people_set_are_a_configuration(tmp_path):
+def test_the_twelve_keys_that_people_set_are_a_configuration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     block, *_ = re.findall(r"```toml\n(.*?)```", PAGES["docs/configuration.md"], re.DOTALL)
     (tmp_path / "run.toml").write_text(block)
     config = load_config(tmp_path / "run.toml")
