@@ -3,6 +3,8 @@
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.sources import uris
+
 ID, MODIFIED, SIZE = "item_id", "__modified", "__size_bytes"  # the last two of the items table, beside each row
 
 OF_IDS = {
@@ -11,9 +13,8 @@ OF_IDS = {
 }
 """Columns made of ids: that of a file is its path below the folder of its source."""
 SUFFIX = r"nullif(lower(regexp_extract({}, '\.([A-Za-z0-9]{{1,5}})$', 1, 's')), '')"
-PLACE = r"""CASE WHEN ends_with(uri, item_id) THEN item_id
-    WHEN regexp_matches(uri, '#(column=[^#&]*&row_group=\d+&)?row=\d+$') THEN item_id
-    WHEN regexp_matches(uri, '#member=[^#&]*&offset=\d+&size=\d+$') THEN regexp_extract(uri, '#member=([^#&]*)&', 1)
+PLACE = rf"""CASE WHEN ends_with(uri, item_id) OR regexp_matches(uri, '({uris.CELL}|{uris.ROW})$') THEN item_id
+    WHEN regexp_matches(uri, '{uris.MEMBER}$') THEN regexp_extract(uri, '{uris.MEMBER}$', 1)
     WHEN regexp_matches(uri, '^https?://') THEN regexp_extract(uri, '^[^?#]*')
     ELSE coalesce(uri, item_id) END"""
 OF_ITEMS = {

@@ -15,9 +15,11 @@ from embedder.storage.object_stores import ObjectStoreError, is_remote, split_pl
 from embedder.storage.web_address import is_web
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_MEMBER = re.compile(r"#member=([^#&]*)&offset=(\d+)&size=(\d+)\Z")
-_CELL = re.compile(r"#column=([^#&]*)&row_group=(\d+)&row=(\d+)\Z")
-_ROW = re.compile(r"#row=(\d+)\Z")
+MEMBER = r"#member=([^#&]*)&offset=(\d+)&size=(\d+)"
+CELL = r"#column=([^#&]*)&row_group=(\d+)&row=(\d+)"
+ROW = r"#row=(\d+)"
+"""Fragments of a member of a tar, a cell of a table and a row of one, at the end of a uri."""
+_MEMBER, _CELL, _ROW = (re.compile(rf"{fragment}\Z") for fragment in (MEMBER, CELL, ROW))
 
 
 class TarMember(NamedTuple):
