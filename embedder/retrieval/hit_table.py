@@ -50,13 +50,13 @@ def hit_table(
         else of the type of its values, or the values as JSON where these have none in common.
     """
     rows = [(number, rank, hit) for number, hits in enumerate(answers) for rank, hit in enumerate(hits, 1)]
-    fields = [*QUERY, *HIT] if queries is not None else [*HIT]
+    fields, names_of_queries = ([*HIT], []) if queries is None else ([*QUERY, *HIT], list(map(readable, queries)))
     columns: dict[str, pa.Array] = {}
     for field in fields:
         if field.name == "query_number":
             values: list[Any] = [number for number, _, _ in rows]
         elif field.name == "query":
-            values = [readable((queries or ())[number]) for number, _, _ in rows]
+            values = [names_of_queries[number] for number, _, _ in rows]
         elif field.name == "rank":
             values = [rank for _, rank, _ in rows]
         else:
