@@ -12,7 +12,7 @@ import ast
 import io
 import tokenize
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import networkx
@@ -66,11 +66,7 @@ def count(checkout: Path) -> dict:
 
 def structure(checkout: Path) -> dict[str, int]:
     """Figures of how the files of the product hang together, each of which should be small."""
-    trees = {
-        path: ast.parse(path.read_text(encoding="utf-8"))
-        for package in PRODUCT
-        for path in sorted((checkout / package).rglob("*.py"))
-    }
+    trees = product_trees(checkout)
     nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
     functions = [node for _, node in nodes if isinstance(node, FUNCTIONS)]
     classes = Counter(node.name for _, node in nodes if isinstance(node, ast.ClassDef))
@@ -78,7 +74,7 @@ def structure(checkout: Path) -> dict[str, int]:
     readers = {path for path, node in nodes if isinstance(node, ast.ImportFrom) and _imports_configuration(node)}
     return {
         "files": len(trees),
-        "in circles": sum(map(len, file_circles(checkout, list(trees)))),
+        "in circles": sum(map(len, file_circles(import_graph(checkout, trees)))),
         "RunConfig below ingest": sum(path.relative_to(checkout).parts[1] in BELOW_INGEST for path in readers),
         "functions over 40 lines": sum(each.end_lineno - each.lineno + 1 > LONG_LINES for each in functions),
         "class names twice": sum(number > 1 for number in classes.values()),
@@ -86,16 +82,22 @@ def structure(checkout: Path) -> dict[str, int]:
     }
 
 
+def product_trees(checkout: Path) -> dict[Path, ast.Module]:
+    """Every file of the product, parsed."""
+    paths = (path for package in PRODUCT for path in sorted((checkout / package).rglob("*.py")))
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
 def _imports_configuration(node: ast.ImportFrom) -> bool:
     return node.module == "embedder.config" and any(each.name == "RunConfig" for each in node.names)
 
 
-def file_circles(checkout: Path, paths: Sequence[Path]) -> list[list[str]]:
-    """Files that import each other, by whatever way: imports in functions, and for types, count."""
-    modules = {_module_of(path.relative_to(checkout)): path for path in paths}
+def import_graph(checkout: Path, trees: Mapping[Path, ast.Module]) -> networkx.DiGraph:
+    """Modules with an edge to each one that they import; imports in functions, and for types, count."""
+    modules = {_module_of(path.relative_to(checkout)): tree for path, tree in trees.items()}
     graph = networkx.DiGraph()
-    for name, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for name, tree in modules.items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 inner = {f"{node.module}.{each.name}" for each in node.names}
                 graph.add_edges_from(
@@ -103,6 +105,11 @@ def file_circles(checkout: Path, paths: Sequence[Path]) -> list[list[str]]:
                 )
             elif isinstance(node, ast.Import):
                 graph.add_edges_from((name, each.name) for each in node.names if each.name in modules)
+    return graph
+
+
+def file_circles(graph: networkx.DiGraph) -> list[list[str]]:
+    """Modules that import each other, by whatever way."""
     return [sorted(each) for each in networkx.strongly_connected_components(graph) if len(each) > 1]
 
 
