@@ -369,7 +369,7 @@ class RunConfig(ConfigSection):
 
     @property
     def compute_dtype(self) -> ComputeDtype:
-        """Dtype to compute in; float32, as on CPUs, until `embedder.engine.compute_dtype` has resolved `auto`."""
+        """Dtype to compute in; float32, as on CPUs, until `embedder.placement.compute_dtype` has resolved `auto`."""
         return "float32" if self.dtype == "auto" else self.dtype
 
     @property

@@ -17,9 +17,9 @@ import embedder
 from embedder.ingest import known_items
 from embedder.installation import MISSING_EXTRA
 from embedder.media.errors import DecodeError
-from embedder.serve.thumbnails import unreadable
+from embedder.plugins.serve.thumbnails import unreadable
+from embedder.plugins.train.tokenizer import train_tokenizer
 from embedder.steps.decode import forget_reader
-from embedder.training.tokenizer import train_tokenizer
 from hostile.camera_raws import dng
 from shards.fresh import init_model
 

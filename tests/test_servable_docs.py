@@ -17,9 +17,9 @@ import torch
 from servable_runs import png
 from tiny_models import tiny_config
 
+from embedder.plugins.train.tokenizer import train_tokenizer
 from embedder.servables import KINDS
 from embedder.servables.predict import ServablePredictor
-from embedder.training.tokenizer import train_tokenizer
 from shards.fresh import init_model
 
 PAGE = (Path(__file__).parents[1] / "docs/servables.md").read_text(encoding="utf-8")

@@ -52,7 +52,7 @@ def plan(
     weights_cap: Annotated[str | None, typer.Option(help="The most weights of one replica, as 2GiB.")] = None,
 ) -> Result:
     """Plan the cut and where its stages run, and say why."""
-    from embedder.engine import hardware
+    from embedder.placement import hardware
     from embedder.planning import answer as planning
     from embedder.planning.options import PlanOptions, items_in, parse_size
     from shards.planning.costs import DataMix

@@ -11,27 +11,27 @@ import pyarrow as pa
 from embedder.batch_schema import carried_schema
 from embedder.config import RunConfig
 from embedder.config_toml.values import toml
-from embedder.engine import hardware
-from embedder.engine.bottleneck import OperatorHistory, is_up
-from embedder.engine.choose_engine import EngineChoice, choose_engine
-from embedder.engine.device_settings import settings_of
-from embedder.engine.fleet import Available, share_of
-from embedder.engine.fleet_plan import plan_for_fleet
-from embedder.engine.fleet_watch import FleetWatch
-from embedder.engine.job import Job, ModelRun, plan_job, ray_store_bytes, stage_specs
-from embedder.engine.model_folder import Model
-from embedder.engine.monitor import RunMonitor
-from embedder.engine.progress import ShowProgress, no_progress
-from embedder.engine.resources import describe_devices, describe_limits
-from embedder.engine.signals import StopRequest, stop_at, stop_on_signals
+from embedder.executors.bottleneck import OperatorHistory, is_up
+from embedder.executors.choose_engine import EngineChoice, choose_engine
+from embedder.executors.fleet_watch import FleetWatch
+from embedder.executors.job import Job, ModelRun, plan_job, ray_store_bytes, stage_specs
+from embedder.executors.monitor import RunMonitor
+from embedder.executors.progress import ShowProgress, no_progress
+from embedder.executors.signals import StopRequest, stop_at, stop_on_signals
 from embedder.ingest.run_times import measured_times
+from embedder.models.model_folder import Model
+from embedder.placement import hardware
+from embedder.placement.device_settings import settings_of
+from embedder.placement.fleet import Available, share_of
+from embedder.placement.fleet_plan import plan_for_fleet
+from embedder.placement.resources import describe_devices, describe_limits
+from embedder.store.journal.runs import Run
 from embedder.store.layout import run_file
-from embedder.store.runs import Run
 from shards.plan import ShardPlan
 
 if TYPE_CHECKING:
     from embedder.compat.operator_stats import Sample
-    from embedder.engine.preflight import Access
+    from embedder.placement.preflight import Access
 
 LOG = logging.getLogger(__name__)
 NUM_PROBED = 7  # items that each node opens before a run on a cluster, evenly spread over the sources, and the last
@@ -175,7 +175,7 @@ def access_of(config: RunConfig, model: Model, run: Run, to_embed: pa.Table) -> 
     """
     if config.ray_address is None or not to_embed.num_rows:
         return None
-    from embedder.engine.preflight import Access
+    from embedder.placement.preflight import Access
 
     rows = sorted({round(step * (to_embed.num_rows - 1) / NUM_PROBED) for step in range(NUM_PROBED + 1)})
     uris = to_embed["uri"].take(rows).to_pylist()
@@ -196,13 +196,13 @@ def _engine(
         before_exit: see `execute`.
     """
     if name == "local":
-        from embedder.engine.local import embed_locally
+        from embedder.executors.local import embed_locally
 
         yield ReadyEngine(
             Available(num_cpus=hardware.num_cpus()), lambda listing, job, stop, _: embed_locally(listing, job, stop)
         )
         return
-    from embedder.engine.ray_session import ray_session
+    from embedder.executors.ray_session import ray_session
 
     ship = config.cluster.ship_package
     session = ray_session(
@@ -215,8 +215,8 @@ def _engine(
     )
     with session:
         from embedder.compat.operator_stats import sampled_to
-        from embedder.engine.capacity import StartClaim, limit_to_share, wait_for_capacity
-        from embedder.engine.ray_session import cluster
+        from embedder.executors.capacity import StartClaim, limit_to_share, wait_for_capacity
+        from embedder.executors.ray_session import cluster
         from embedder.pipeline import embed_on_ray
 
         there = cluster(config.cluster.type_label)

@@ -9,7 +9,7 @@ from command_runs import run_apart, run_here
 from tiny_models import tiny_config
 
 from embedder.config import RunConfig, load_config
-from embedder.training.tokenizer import train_tokenizer
+from embedder.plugins.train.tokenizer import train_tokenizer
 from shards.fresh import init_model
 
 

@@ -7,8 +7,8 @@ from script_runs import last_json, run_script
 from served import make_store
 from tiny_models import tiny_config
 
-from embedder.serve.publications import Publications
-from embedder.training.tokenizer import train_tokenizer
+from embedder.plugins.serve.publications import Publications
+from embedder.plugins.train.tokenizer import train_tokenizer
 from shards.fresh import init_model
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from PIL import Image
 from script_runs import run_script
 from tiny_models import tiny_config
 
-from embedder.training.tokenizer import train_tokenizer
+from embedder.plugins.train.tokenizer import train_tokenizer
 from shards.fresh import init_model
 
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import samples
 
-from embedder.training.tokenizer import train_tokenizer
+from embedder.plugins.train.tokenizer import train_tokenizer
 from shards.config import ModelConfig
 from shards.fresh import init_model
 from shards.plan import plan_specs

@@ -13,11 +13,11 @@ from command_runs import run_here
 from safetensors.torch import load_file, save_file
 
 from embedder.config import load_config
-from embedder.engine.job import check_int8
-from embedder.engine.model_folder import open_model
 from embedder.errors import ConfigError, SourceError, StoreError
+from embedder.executors.job import check_int8
 from embedder.ingest.embed import embed
-from embedder.training.tokenizer import train_tokenizer
+from embedder.models.model_folder import open_model
+from embedder.plugins.train.tokenizer import train_tokenizer
 from embedder.verification.compare import Limit, Vectors, compare
 from embedder.verification.verify import verify
 from shards.config import ModelConfig

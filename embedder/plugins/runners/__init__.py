@@ -1,0 +1,1 @@
+"""Models of other frameworks, each kind with the program that runs it."""

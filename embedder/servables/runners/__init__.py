@@ -1,1 +1,0 @@
-"""Programs of the kinds; run by their paths, so they import pyarrow, NumPy and their framework, and one another."""
