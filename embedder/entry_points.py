@@ -12,7 +12,7 @@ are read from the file, as code that was copied to a node has no metadata.
 import configparser
 import logging
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,14 +31,16 @@ TARGETS = "embedder.targets"
 TRACKERS = "embedder.trackers"
 """Classes of `embedder.observability.trackers.TrackerClient`, by the `kind` of `[tracker]`."""
 
+GROUPS = (COMMANDS, CONFIGURATIONS, RUNNERS, TARGETS, TRACKERS)
 OWN_FILE = Path(__file__).parent / "plugins" / "entry_points.txt"
 PACKAGE = "embedder"
 
 
 @cache
-def _installed() -> EntryPoints:
-    """Entry points of all packages; to read them takes some 30 ms."""
-    return entry_points()
+def _read_entry_points() -> tuple[EntryPoint, ...]:
+    """Entry points of all packages for this one; to find them takes some 30 ms."""
+    found = entry_points()
+    return tuple(point for group in GROUPS for point in found.select(group=group))
 
 
 @cache
@@ -49,8 +51,8 @@ def find_plugins(group: str) -> MappingProxyType[str, EntryPoint]:
     parser.read(OWN_FILE, encoding="utf-8")
     section = parser[group] if parser.has_section(group) else {}
     found = {name: EntryPoint(name, value, group) for name, value in section.items()}
-    for point in sorted(_installed().select(group=group), key=lambda each: each.name):
-        if point.dist is not None and point.dist.name == PACKAGE:
+    for point in sorted(_read_entry_points(), key=lambda each: each.name):
+        if point.group != group or (point.dist is not None and point.dist.name == PACKAGE):
             continue
         if point.name in found:
             LOG.warning(

@@ -1,6 +1,6 @@
 """Section `[tracker]`: where a team keeps its experiments."""
 
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -12,7 +12,7 @@ class TrackerConfig(ConfigSection):
     """Tracker of experiments that a run is told to."""
 
     kind: str = Field(
-        description="mlflow (the extra `mlflow`), wandb: Weights & Biases (the extra `wandb`), or one of another package"
+        description="mlflow (the extra `mlflow`), wandb: Weights & Biases (the extra `wandb`), or another package's"
     )
     uri: str | None = Field(
         None,
@@ -25,7 +25,7 @@ class TrackerConfig(ConfigSection):
         True, description="whether `embed` and `refresh` add a contact sheet of up to 20 items that they embedded"
     )
     folder: str | None = Field(None, min_length=1, description="wandb: folder for its files; left out: ./wandb")
-    options: dict[str, Any] = Field({}, description="settings of a tracker of another package, as it names them")
+    options: dict[str, str] = Field({}, description="settings of a tracker of another package, as it names them")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

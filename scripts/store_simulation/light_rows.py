@@ -18,13 +18,15 @@ import pyarrow as pa
 from embedder.store import layout, lock
 from embedder.store.backends import is_unfinished
 from embedder.store.files import StoreFiles
-from embedder.store.journal.journal import JournalEntry, part_writer
+from embedder.store.journal import part_writer
+from embedder.store.journal.journal import JournalEntry
 from embedder.store.maintenance import compact
 from embedder.store.maintenance.purge import audit, plan, purge, unknown_ids
 from embedder.store.part_file import PartFile
+from embedder.store.publish import current, history, interim, publication, publish
 from embedder.store.publish.interim import InterimBatch, InterimState
-from embedder.store.publish.publish import current, history, interim, publication, publish
-from embedder.store.tables.tables import RecordTable, delta_log, delta_state, tables
+from embedder.store.tables import delta_log, delta_state, tables
+from embedder.store.tables.tables import RecordTable
 
 
 class Rows(list[dict[str, Any]]):

@@ -169,7 +169,9 @@ def test_nothing_on_any_path_unpickles_evaluates_or_asks_a_shell():
         assert options.get("allow_pickle", "False") == "False", where
     for where, _, call in calls("torch.load"):
         if keywords(call).get("weights_only") != "True":
-            assert where.startswith("embedder/plugins/runners/torch_graph.py"), where  # behind allow_pickle = true
+            assert where.startswith("embedder/plugins/runners/programs/torch_graph.py"), (
+                where
+            )  # behind allow_pickle = true
 
 
 def test_no_code_comes_with_a_model():

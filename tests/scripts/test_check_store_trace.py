@@ -16,7 +16,7 @@ from embedder.compat import STORE_TRACE_VARIABLE, worker_options
 from embedder.errors import StoreError
 from embedder.store.backends import DiskBackend
 from embedder.store.files import StoreFiles
-from embedder.store.journal.journal import part_writer
+from embedder.store.journal import part_writer
 from embedder.store.journal.journal_segments import names_in_journal, seal
 from embedder.store.journal.part_writer import write_part
 from embedder.store.journal.refusals import rollback_on_mistake, snapshot_files

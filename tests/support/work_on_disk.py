@@ -3,8 +3,8 @@
 import pytest
 
 from embedder.storage import hashed_rows
-from embedder.store.journal.journal import finished
-from embedder.store.publish.publish import publication
+from embedder.store.journal import finished
+from embedder.store.publish import publication
 
 
 @pytest.fixture(params=["memory", "disk"], autouse=True)

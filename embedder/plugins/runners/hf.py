@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from embedder.plugins.runners import PROGRAMS
 from embedder.servables.base import Servable
 from embedder.servables.columns import ADDRESS, ImageInput, InputColumn, OutputColumn, PixelsInput, TextInput
 from embedder.servables.errors import ServableError
@@ -130,7 +131,7 @@ class HfServable(Servable):
         keys |= {"max_new_tokens", "max_tokens", "padding", "allow_pickle", "batch_size"}
         settings = {"folder": str(self._folder()), **self.model_dump(mode="json", include=keys)}
         name = "HfFeatures" if self.task in FEATURES else "HfTexts" if self.task in GENERATED else "HfPipeline"
-        return ServableProgram(str(Path(__file__).with_name("hf_model.py")), name, settings)
+        return ServableProgram(str(PROGRAMS / "hf_model.py"), name, settings)
 
     def _folder(self) -> Path:
         folder = local_checkpoint(self.uri)

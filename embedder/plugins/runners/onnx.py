@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from embedder.plugins.runners import PROGRAMS
 from embedder.servables.declared import SAID, DeclaredServable, find_file, kind_of_file
 from embedder.servables.errors import ServableError
 from embedder.servables.program import ServableProgram
@@ -29,4 +30,4 @@ class OnnxServable(DeclaredServable):
     def program(self) -> ServableProgram:
         """Return the program that runs the graph."""
         settings = {"path": str(self.files()[0]), **self.column_settings()}
-        return ServableProgram(str(Path(__file__).with_name("onnx_graph.py")), "OnnxGraph", settings)
+        return ServableProgram(str(PROGRAMS / "onnx_graph.py"), "OnnxGraph", settings)

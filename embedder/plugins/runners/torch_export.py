@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from embedder.plugins.runners import PROGRAMS
 from embedder.servables.declared import DeclaredServable, check_kind
 from embedder.servables.program import ServableProgram
 
@@ -29,4 +30,4 @@ class TorchExportServable(DeclaredServable):
         """Return the program that runs it."""
         settings = {"path": str(self.files()[0]), "allow_pickle": self.allow_pickle, **self.column_settings()}
         settings["compiled_rows"] = self.batch_size if self.compiled else None
-        return ServableProgram(str(Path(__file__).with_name("torch_graph.py")), "ExportedGraph", settings)
+        return ServableProgram(str(PROGRAMS / "torch_graph.py"), "ExportedGraph", settings)

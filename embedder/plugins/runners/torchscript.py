@@ -7,6 +7,7 @@ else; who names this kind asks for that.
 from pathlib import Path
 from typing import Literal
 
+from embedder.plugins.runners import PROGRAMS
 from embedder.servables.declared import DeclaredServable, check_kind
 from embedder.servables.program import ServableProgram
 
@@ -27,4 +28,4 @@ class TorchScriptServable(DeclaredServable):
         path = self.files()[0]
         is_pickle = check_kind(self.where(), path, ("torchscript", "pickle")) == "pickle"
         settings = {"path": str(path), "is_pickle": is_pickle, **self.column_settings()}
-        return ServableProgram(str(Path(__file__).with_name("torch_graph.py")), "ScriptedGraph", settings)
+        return ServableProgram(str(PROGRAMS / "torch_graph.py"), "ScriptedGraph", settings)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from embedder.plugins.runners import PROGRAMS
 from embedder.plugins.runners.hf import local_checkpoint
 from embedder.servables.base import Servable
 from embedder.servables.columns import ADDRESS, ImageInput, InputColumn, OutputColumn, TextInput
@@ -100,7 +101,7 @@ class VllmServable(Servable):
         keys = {"task", "prompt", "max_new_tokens", "temperature", "top_p", "top_k", "stop", "seed", "max_tokens"}
         keys |= {"dtype", "gpu_memory", "cache_gib", "eager"}
         settings = {"folder": str(self._folder()), **self.model_dump(mode="json", include=keys)}
-        return ServableProgram(str(Path(__file__).with_name("vllm_engine.py")), "VllmEngine", settings)
+        return ServableProgram(str(PROGRAMS / "vllm_engine.py"), "VllmEngine", settings)
 
     def _folder(self) -> Path:
         folder = local_checkpoint(self.uri)

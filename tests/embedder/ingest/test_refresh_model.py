@@ -154,7 +154,7 @@ def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
     make_run, tmp_path, new_model, monkeypatch, moment
 ):
     from embedder.ingest import publish_or_refuse
-    from embedder.store.publish.publish import current
+    from embedder.store.publish import current
 
     source = samples.folder(tmp_path / "in", num_images=4)
     refreshed(make_run(source))

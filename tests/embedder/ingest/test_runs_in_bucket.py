@@ -19,7 +19,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
-from embedder.store.publish.publish import current as swap_module
+from embedder.store.publish import current as swap_module
 from embedder.store.publish.publish import publish
 from embedder.store.store_info import bind_store
 from embedder.store.tables.tables import RecordTable

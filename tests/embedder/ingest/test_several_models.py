@@ -25,8 +25,8 @@ from embedder.sources.fetch import Fetcher
 from embedder.store.backends import DiskBackend
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, PAIRS_FILE, read_current
+from embedder.store.publish import publish as publishing
 from embedder.store.publish.publication import INTENT_FILE
-from embedder.store.publish.publish import publish as publishing
 
 REFRESH = IngestOptions(kind="refresh")
 

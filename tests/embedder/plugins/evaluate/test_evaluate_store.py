@@ -167,7 +167,7 @@ def test_grades_of_a_file_weigh_in_ndcg(make_store, tmp_path):
 def test_a_tracker_is_told_the_figures_the_curve_and_both_files(make_store, tmp_path, monkeypatch):
     client = NotedRun()
     monkeypatch.setattr(trackers, "require", lambda extra, where: None)
-    monkeypatch.setattr(trackers, "open_client", lambda config: client)
+    monkeypatch.setattr(trackers, "load_plugin", lambda *_: lambda config: client)
     store = make_store(pictures())
     config = RunConfig(store=str(tmp_path / "store"), tracker={"kind": "mlflow", "uri": "sqlite:///nowhere.db"})
     found = evaluate_tracked(store, config, EvaluationOptions(num_queries=30), tmp_path / "out")

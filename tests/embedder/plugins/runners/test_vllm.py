@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from embedder.plugins.runners.vllm_engine import requests
+from embedder.plugins.runners.programs.vllm_engine import requests
 from embedder.servables import make_servable
 from embedder.servables.errors import ServableError
 from embedder.servables.order import order_servables

@@ -28,7 +28,7 @@ from embedder.installation import InstallationError
 from embedder.observability import run_tracking, trackers
 from embedder.observability.run_tracking import RunTracking, contact_sheet, parameters_of
 from embedder.observability.trackers import ThreadedTracker, track_run
-from embedder.plugins.trackers import tracker_clients
+from embedder.plugins.trackers import clients
 from embedder.plugins.train.run import train
 from embedder.store.files import StoreFiles
 
@@ -151,7 +151,7 @@ def test_a_missing_package_is_told_before_the_run(monkeypatch):
 def noted_run(make_run, source, monkeypatch, client, **changes):
     """A run whose tracker is a client of this file."""
     monkeypatch.setattr(trackers, "require", lambda extra, where: None)
-    monkeypatch.setattr(trackers, "open_client", lambda config: client)
+    monkeypatch.setattr(trackers, "load_plugin", lambda *_: lambda config: client)
     monkeypatch.setattr(run_tracking, "LOG_EVERY_S", 0.0)
     tracker = {"kind": "mlflow", "uri": "sqlite:///nowhere.db"}
     return make_run(source, tracker=tracker, rows_per_part=2, batch_size=2, decode={"items_per_task": 2}, **changes)
@@ -179,7 +179,7 @@ def test_a_run_that_is_refused_leaves_no_trace_at_the_tracker(make_run, tmp_path
 def test_a_training_tells_its_tracker_of_each_logged_step(tiny_model, tmp_path, monkeypatch):
     client = Notes()
     monkeypatch.setattr(trackers, "require", lambda extra, where: None)
-    monkeypatch.setattr(trackers, "open_client", lambda config: client)
+    monkeypatch.setattr(trackers, "load_plugin", lambda *_: lambda config: client)
     pairs = train_samples.table(tmp_path / "pairs.parquet", 24)
     tracker = {"kind": "wandb", "offline": True}
     train(train_samples.training(pairs, tmp_path / "out", model=str(tiny_model), tracker=tracker))
@@ -269,7 +269,7 @@ def test_an_mlflow_server_that_is_killed_in_mid_run_costs_one_warning(make_run, 
         report, client, run = tracked_by_mlflow(make_run, source, uri, store=str(tmp_path / "whole"))
         assert run.info.status == "FINISHED" and "report.json" in artifacts(client, run)
         on_entry, told = RunTracking.on_entry, threading.Event()
-        log = tracker_clients.MlflowClient.log
+        log = clients.MlflowClient.log
 
         def logged(self, values, step):
             log(self, values, step)
@@ -282,7 +282,7 @@ def test_an_mlflow_server_that_is_killed_in_mid_run_costs_one_warning(make_run, 
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(30)
 
-        monkeypatch.setattr(tracker_clients.MlflowClient, "log", logged)
+        monkeypatch.setattr(clients.MlflowClient, "log", logged)
         monkeypatch.setattr(RunTracking, "on_entry", killed_after_the_first_point)
         caplog.clear()
         tracker = {"kind": "mlflow", "uri": uri, "experiment": "tests"}

@@ -31,9 +31,10 @@ from embedder.store.layout import (
     write_record,
 )
 from embedder.store.lock import write_lock
+from embedder.store.publish import current as swap_module
+from embedder.store.publish import publication
 from embedder.store.publish.current import PROTOCOL_FIELDS
-from embedder.store.publish.publish import PublishIntent, finish_publication, publication, publish
-from embedder.store.publish.publish import current as swap_module
+from embedder.store.publish.publish import PublishIntent, finish_publication, publish
 from embedder.store.store_info import bind_store, read_store_info
 from embedder.store.tables.tables import RecordTable
 

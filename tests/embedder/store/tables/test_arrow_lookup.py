@@ -9,8 +9,8 @@ import pytest
 
 from embedder.storage.hashed_rows import hashes_of
 from embedder.store.part_file import PartFile
+from embedder.store.tables import arrow_lookup
 from embedder.store.tables.arrow_lookup import KnownIds
-from embedder.store.tables.tables import arrow_lookup
 
 NAMES = ["", "a", "a#1", "ab", "b", "z", "ä", "日本", "\U0001f600", "~"]
 
