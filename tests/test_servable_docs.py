@@ -17,10 +17,10 @@ import torch
 from servable_runs import png
 from tiny_models import tiny_config
 
-from embedder.plugins.train.tokenizer import train_tokenizer
 from embedder.servables import find_kinds
 from embedder.servables.predict import ServablePredictor
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 PAGE = (Path(__file__).parents[1] / "docs/servables.md").read_text(encoding="utf-8")
 SECTIONS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)

@@ -8,8 +8,8 @@ from served import make_store
 from tiny_models import tiny_config
 
 from embedder.plugins.serve.publications import Publications
-from embedder.plugins.train.tokenizer import train_tokenizer
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import samples
 from tiny_models import tiny_config
 
-from embedder.plugins.train.tokenizer import train_tokenizer
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.tables.models import model_files
 from embedder.store.tables.tables import RecordTable
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 CLASSIFIER = '''
 import time

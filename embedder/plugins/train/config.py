@@ -18,12 +18,12 @@ from embedder.config_toml.load import load
 from embedder.config_toml.section import ConfigSection
 from embedder.config_toml.tracker_section import TrackerConfig
 from embedder.config_toml.values import toml
-from embedder.plugins.train.tokenizer import SPECIAL_TOKENS
 from embedder.plugins.train.trainer.settings import DistillSettings, LayerChoice, TrainSettings, chosen_layers
 from shards.config import ModelConfig
 from shards.preprocess import PreprocessConfig
 from shards.ranges import LayerRange
 from shards.towers.registry import DEFAULT_TEXT, DEFAULT_VISION, AnyTextTower, AnyVisionTower
+from shards.train_tokenizer import SPECIAL_TOKENS
 
 LAYER_KEYS = ("vision_layers", "text_layers")
 MIN_VOCABULARY = len(SPECIAL_TOKENS) + 2

@@ -36,7 +36,6 @@ from embedder.plugins.train.progress import TrainProgress, check_identity, from_
 from embedder.plugins.train.report import TrainReport
 from embedder.plugins.train.sampler import num_batches
 from embedder.plugins.train.teacher import Teacher, join_teacher, teacher_store
-from embedder.plugins.train.tokenizer import train_tokenizer
 from embedder.plugins.train.train_worker import allocate_workers
 from embedder.plugins.train.trainer.checkpoint import load_checkpoint
 from embedder.plugins.train.trainer.prune import prune_model
@@ -46,6 +45,7 @@ from embedder.quantities import plural
 from embedder.sources.fetch import Fetcher, FetchError
 from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.towers.kinds import TextTower
+from shards.train_tokenizer import train_tokenizer
 
 LOG = logging.getLogger(__name__)
 

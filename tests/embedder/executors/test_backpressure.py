@@ -11,8 +11,8 @@ import samples
 from tiny_models import tiny_config
 
 import embedder
-from embedder.plugins.train.tokenizer import train_tokenizer
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 PROGRAM = Path(__file__).parents[2] / "support" / "small_store_run.py"
 STORE_BYTES = 80 << 20

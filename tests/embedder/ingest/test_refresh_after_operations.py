@@ -12,7 +12,6 @@ import embedder
 from embedder.errors import StoreError
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.work import IngestOptions
-from embedder.plugins.train.tokenizer import train_tokenizer
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
@@ -23,6 +22,7 @@ from embedder.store.publish.history import publications
 from embedder.store.publish.tombstones import allow_again
 from embedder.store_index.keep_index import index_choice
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture

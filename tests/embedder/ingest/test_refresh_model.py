@@ -18,12 +18,12 @@ import embedder
 from embedder.errors import StoreError
 from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
-from embedder.plugins.train.tokenizer import train_tokenizer
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, read_current
 from embedder.store.tables.tables import RecordTable
 from index.manifest import read_manifest
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from tiny_models import tiny_config
 from work_on_disk import finished_items_in  # noqa: F401 - runs each test in memory and on disk
 
 import embedder
-from embedder.plugins.train.tokenizer import train_tokenizer
 from embedder.steps import decode as decode_module
 from embedder.steps.stage import Stage
 from embedder.store.files import StoreFiles
@@ -30,6 +29,7 @@ from embedder.store.publish.publish import finish_publication
 from embedder.store.publish.tombstones import allow_again
 from embedder.store_index.keep_index import index_choice
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from embedder.config import load_config
 from embedder.encoders.query_encoder import QueryEncoder
 from embedder.ingest.embed import embed
 from embedder.models.model_folder import open_model
-from embedder.plugins.train.tokenizer import train_tokenizer
 from embedder.steps.captions import CaptionEncoder
+from shards.train_tokenizer import train_tokenizer
 
 DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
 UNKNOWN = "снег 猫"

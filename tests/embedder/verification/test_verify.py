@@ -17,7 +17,6 @@ from embedder.errors import ConfigError, SourceError, StoreError
 from embedder.executors.job import check_int8
 from embedder.ingest.embed import embed
 from embedder.models.model_folder import open_model
-from embedder.plugins.train.tokenizer import train_tokenizer
 from embedder.verification.compare import Limit, Vectors, compare
 from embedder.verification.verify import verify
 from shards.config import ModelConfig
@@ -27,6 +26,7 @@ from shards.plan import LayerRange, ShardSpec, plan_specs
 from shards.preprocess import PreprocessConfig
 from shards.towers.albert import AlbertTower
 from shards.towers.vit import VitTower
+from shards.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture

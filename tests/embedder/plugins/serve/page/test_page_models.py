@@ -15,8 +15,8 @@ from search_stores import picture, searchable, towards
 from tiny_models import tiny_config
 
 import embedder
-from embedder.plugins.train.tokenizer import train_tokenizer
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 PAGE = 40  # results that are asked for at once
 WORDS = "a red car"

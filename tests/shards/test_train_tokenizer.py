@@ -7,12 +7,9 @@ import sys
 import samples
 from tokenizers import Tokenizer
 
-from embedder.plugins.train.tokenizer import SPECIAL_TOKENS, learn_pieces, train_tokenizer
+from shards.train_tokenizer import SPECIAL_TOKENS, learn_pieces, train_tokenizer
 
-PRINT = (
-    "import sys, json; from embedder.plugins.train.tokenizer import train_tokenizer as t; "
-    "print(t(json.load(sys.stdin), 90))"
-)
+PRINT = "import sys, json; from shards.train_tokenizer import train_tokenizer as t; print(t(json.load(sys.stdin), 90))"
 
 
 def test_another_process_and_another_order_give_the_same_bytes():
