@@ -1,0 +1,105 @@
+"""Plug-ins of another package, of one file, as docs/plugins.md has them; and the core without those of this package."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import samples
+
+import embedder
+from embedder.entry_points import GROUPS, OWN_FILE, find_plugins
+
+ROOT = Path(embedder.__file__).parents[1]
+PAGE = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+(PYTHON,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PROJECT, RUN = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with the package of the page and its metadata, as an installation leaves them."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "our_plugins.py").write_text(PYTHON)
+    points = re.sub(r'\[project\.entry-points\."(.*?)"\]', r"[\1]", PROJECT.partition("\n\n")[2]).replace('"', "")
+    metadata = folder / "our_plugins-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: our-plugins\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(points)
+    return folder
+
+
+def run(*words, path=(), cwd=None):
+    """Run a command line of this checkout, with further folders before it on the path."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT)))}
+    command = [sys.executable, "-m", "embedder", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, cwd=cwd, check=False)
+
+
+def test_each_entry_of_this_package_is_there_and_can_be_imported():
+    for group in GROUPS:
+        for name, point in find_plugins(group).items():
+            assert point.load() is not None, (group, name)
+    assert OWN_FILE.is_file()
+
+
+def test_a_command_and_a_target_of_another_package_are_commands(installed, tmp_path):
+    assert run("greet", "Ada", path=[installed]).stdout == "hello Ada\n"
+    assert run("deploy", "nomad", "runs/x", tmp_path / "job.hcl", path=[installed]).returncode == 0
+    assert "embedder refresh --store runs/x" in (tmp_path / "job.hcl").read_text()
+    assert "No such command 'greet'" in run("greet", "Ada").stderr
+
+
+def test_a_command_that_breaks_costs_a_warning_and_no_other_command(tmp_path):
+    metadata = tmp_path / "broken-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[embedder.commands]\nbroken = broken:main\nserve = broken:serve\n")
+    (tmp_path / "broken.py").write_text("raise RuntimeError('out of order')\n")
+    done = run("config", "--help", path=[tmp_path])
+    assert done.returncode == 0
+    assert "command broken (broken:main) can't be loaded: out of order; reinstall its package" in done.stderr
+    assert "serve" in done.stderr and "has the name already" in done.stderr
+
+
+def test_a_tracker_and_a_kind_of_model_of_another_package_take_part_in_a_run(installed, tiny_model, tmp_path):
+    (tmp_path / "models").mkdir()
+    shutil.copytree(tiny_model, tmp_path / "models/tower")
+    (tmp_path / "runs").mkdir()
+    samples.folder(tmp_path / "pictures", 3)
+    (tmp_path / "run.toml").write_text(f'engine = "local"\nstore = "runs/store"\n{RUN}')
+    done = run("embed", "pictures", "--config", "run.toml", path=[installed], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "runs/lines.jsonl").read_text().splitlines()]
+    assert lines[0]["begin"].startswith("embed ") and lines[-1] == {"succeeded": True}
+    rows = embedder.open_store(tmp_path / "runs/store").to_arrow()
+    assert rows.num_rows == 3
+    assert (tmp_path / "runs/store/models/light").is_dir()
+    refused = run("embed", "pictures", "--config", "run.toml", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "lines" in refused.stderr and "mlflow, wandb" in refused.stderr
+
+
+@pytest.mark.slow
+def test_without_the_folder_of_plugins_the_core_works_and_its_tests_pass(tmp_path):
+    for name in ("embedder", "shards", "index", "tests", "docs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "plugins"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{tmp_path / 'scripts'}"}
+    check = "import embedder, pathlib; assert pathlib.Path(embedder.__file__).is_relative_to(pathlib.Path.cwd())"
+    subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment, check=True, timeout=60)
+    tests = [
+        "tests/embedder/ingest/test_refresh_changes.py", "tests/embedder/store_index/test_keep_index.py",
+        "tests/embedder/retrieval/test_search_rows.py", "tests/embedder/cli/test_search_command.py",
+        "tests/embedder/cli/test_index_cli.py", "tests/embedder/cli/test_embed_dry_run.py",
+        "tests/embedder/test_pipeline_steps.py", "tests/embedder/store/publish", "tests/index/test_index_search.py",
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
