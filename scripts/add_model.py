@@ -47,12 +47,7 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 
 class Addition:
-    """Store, models and source in a folder.
-
-    Args:
-        root: an empty folder.
-        num_items: of the source.
-    """
+    """Store, models and source in a folder."""
 
     def __init__(self, root: Path, num_items: int) -> None:
         self.root, self.store, self.num_items = root, root / "store", num_items

@@ -85,23 +85,14 @@ Call = tuple[float, float, int]
 
 @dataclass(frozen=True)
 class Used:
-    """One number of stages on the device; shares are of 1.
+    """One number of stages on the device; shares are of 1."""
 
-    Attributes:
-        num_stages: processes on the device.
-        rows_per_s: rows that left the last stage.
-        of_unsplit: the same over the forward rate of the whole model.
-        idle_share: of the time, no stage computed.
-        memory_share: of the device's memory; None on the CPU.
-        hidden_share: of the time of copies; None where a call takes no longer than its computation.
-    """
-
-    num_stages: int
-    rows_per_s: float
-    of_unsplit: float
-    idle_share: float
-    memory_share: float | None
-    hidden_share: float | None
+    num_stages: int  # processes on the device
+    rows_per_s: float  # rows that left the last stage
+    of_unsplit: float  # the same over the forward rate of the whole model
+    idle_share: float  # of the time, no stage computed
+    memory_share: float | None  # of the device's memory; None on the CPU
+    hidden_share: float | None  # of the time of copies; None where a call takes no longer than its computation
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -77,13 +77,7 @@ def size_bytes(text: str) -> int:
 
 
 def measure(kind: str, num_images: int, arguments: argparse.Namespace) -> dict:
-    """Make vectors, and measure each step.
-
-    Args:
-        kind: generator of the vectors.
-        num_images: of them.
-        arguments: of the command.
-    """
+    """Make vectors, and measure each step."""
     build_bytes = arguments.build_memory or BUILD_BYTES + num_images * BUILD_ROW_BYTES
     serve_bytes = arguments.serve_memory or SERVE_BYTES + num_images * SERVE_ROW_BYTES
     parent = None if arguments.cgroup == "none" else Path(arguments.cgroup or own_group())
@@ -119,13 +113,7 @@ def measure(kind: str, num_images: int, arguments: argparse.Namespace) -> dict:
 
 
 def interpreters(python: str, parent: Path | None, asked: list[str]) -> dict[str, str]:
-    """Interpreter of each rival that takes part; this one has FAISS, and no other.
-
-    Args:
-        python: one that has the others, or `-`.
-        parent: folder of groups, in which only those take part that may fit; None for no limit.
-        asked: names of rivals.
-    """
+    """Interpreter of each rival that takes part; this one has FAISS, and no other."""
     own = {"ivfpq", "hnsw"}
     taking_part = [name for name in asked if name in names(parent) and (name in own or python != "-")]
     return {name: sys.executable if name in own else python for name in taking_part}
@@ -133,12 +121,7 @@ def interpreters(python: str, parent: Path | None, asked: list[str]) -> dict[str
 
 @contextmanager
 def work_folder(arguments: argparse.Namespace, name: str) -> Iterator[Path]:
-    """Folder of one size and generator: one that stays, or a temporary one.
-
-    Args:
-        arguments: of the command.
-        name: of a folder that stays.
-    """
+    """Folder of one size and generator: one that stays, or a temporary one."""
     if arguments.keep is None:
         with tempfile.TemporaryDirectory(prefix="large-index-", dir=arguments.folder) as folder:
             yield Path(folder)
@@ -149,14 +132,7 @@ def work_folder(arguments: argparse.Namespace, name: str) -> Iterator[Path]:
 
 
 def make_vectors(folder: Path, kind: str, num_images: int, arguments: argparse.Namespace) -> None:
-    """Make vectors and exact answers, where the folder has none.
-
-    Args:
-        folder: to fill.
-        kind: generator of the vectors.
-        num_images: of them.
-        arguments: of the command.
-    """
+    """Make vectors and exact answers, where the folder has none."""
     if not (folder / "captions.npy").exists():  # the last file that is written
         write_vectors(folder, kind, num_images, NUM_ASKED + NUM_HELD_OUT, arguments.seed, arguments.width)
     if not (folder / "exact.npy").exists():

@@ -139,13 +139,7 @@ def trace_classifier(path: Path) -> Path:
 
 
 def run(root: Path, name: str, path: Path) -> dict:
-    """Embed into a new store, in a process of its own; gives a row of the table.
-
-    Args:
-        root: folder for all files.
-        name: of the run.
-        path: file with its configuration.
-    """
+    """Embed into a new store, in a process of its own; gives a row of the table."""
     shutil.rmtree(root / f"store-{name}", ignore_errors=True)
     watched = run_watched([sys.executable, __file__, "--drive", path], root, TIMEOUT_S)
     return {"run": name, "wall_s": watched.wall_s, **json.loads(watched.last_line)}

@@ -141,11 +141,7 @@ def workloads(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, Ta
 
 
 def read_photographs(folder: Path, limit: int) -> list[Pair]:
-    """The JPEGs of a folder; a caption is what stands in the file's name behind the first underscore.
-
-    Raises:
-        SystemExit: there are none.
-    """
+    """The JPEGs of a folder; a caption is what stands in the file's name behind the first underscore."""
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in PHOTO_SUFFIXES)[:limit]
     if not paths:
         raise SystemExit(f"{folder}: no JPEG; give another folder with --photographs, or leave out the model vit-s")
@@ -168,28 +164,12 @@ def with_long_captions(pairs: list[Pair]) -> list[Pair]:
 
 
 def task_of(model: Path, folder: Path, num_items: int, pairs: list[Pair], dtype: str) -> Task:
-    """Write the pairs, repeated up to the number asked for; the task of embedding them.
-
-    Args:
-        model: model folder.
-        folder: of the items, to make.
-        num_items: pairs to write.
-        pairs: their contents.
-        dtype: compute dtype.
-    """
+    """Write the pairs, repeated up to the number asked for; the task of embedding them."""
     return Task(str(model), str(write_pairs(folder, num_items, pairs)), num_items, len(pairs), dtype)
 
 
 def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace, num_cores: int) -> dict:
-    """Tune, hold the contest, and show it.
-
-    Args:
-        workload: its name.
-        task: model and items.
-        folder: for the results.
-        options: the command line.
-        num_cores: of this machine.
-    """
+    """Tune, hold the contest, and show it."""
     print(f"{workload}: {task.num_items:,} pairs, {task.num_distinct:,} of them distinct", flush=True)
     settings = settings_of((options.batch_size, num_cores), (num_cores, num_cores), {})
     if task.checkpoint:

@@ -33,13 +33,7 @@ class Items:
 
 
 def write_items(folder: Path, num_items: int, items: Items) -> Path:
-    """Write images with captions, or captions alone, from the shipped emoji.
-
-    Args:
-        folder: to make.
-        num_items: captions to write.
-        items: what each has.
-    """
+    """Write images with captions, or captions alone, from the shipped emoji."""
     folder.mkdir(parents=True)
     images, captions = read_shipped()
     for number in range(num_items):
@@ -67,14 +61,7 @@ def warm_ray() -> Iterator[None]:
 
 
 def configured(model: Path, source: Path, store: Path, **settings: object) -> tuple[RunConfig, Model]:
-    """A run on Ray.
-
-    Args:
-        model: model folder.
-        source: folder of the items.
-        store: folder of the store.
-        settings: other keys of the configuration.
-    """
+    """A run on Ray."""
     overrides = {
         "model": str(model),
         "store": str(store),

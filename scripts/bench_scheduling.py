@@ -56,35 +56,20 @@ CALLBACKS = "custom_execution_callback_classes"
 
 @dataclass(frozen=True)
 class Paced:
-    """What one number of replicas did in its window.
+    """What one number of replicas did in its window."""
 
-    Attributes:
-        num_actors: replicas of the stage.
-        calls_per_s: finished calls of the stage.
-        rows_per_s: rows in them.
-        turns_per_call: turns of the loop for each.
-        loop_ms_per_call: CPU of the loop's thread.
-        loop_ms_per_turn: likewise.
-        driver_ms_per_call: CPU of the driver's process, other threads included.
-        actors_ms_per_call: CPU of the replicas' processes.
-        tasks_ms_per_call: CPU of processes that decode and write.
-        ray_ms_per_call: CPU of Ray's own processes.
-        in_flight: most calls that one replica could hold unfinished.
-        seconds: turns, calls and the loop's CPU seconds of each second.
-    """
-
-    num_actors: int
-    calls_per_s: float
-    rows_per_s: float
-    turns_per_call: float
-    loop_ms_per_call: float
-    loop_ms_per_turn: float
-    driver_ms_per_call: float
-    actors_ms_per_call: float
-    tasks_ms_per_call: float
-    ray_ms_per_call: float
-    in_flight: int
-    seconds: list[tuple[float, float, float]]
+    num_actors: int  # replicas of the stage
+    calls_per_s: float  # finished calls of the stage
+    rows_per_s: float  # rows in them
+    turns_per_call: float  # turns of the loop for each
+    loop_ms_per_call: float  # CPU of the loop's thread
+    loop_ms_per_turn: float  # likewise
+    driver_ms_per_call: float  # CPU of the driver's process, other threads included
+    actors_ms_per_call: float  # CPU of the replicas' processes
+    tasks_ms_per_call: float  # CPU of processes that decode and write
+    ray_ms_per_call: float  # CPU of Ray's own processes
+    in_flight: int  # most calls that one replica could hold unfinished
+    seconds: list[tuple[float, float, float]]  # turns, calls and the loop's CPU seconds of each second
 
 
 class Sleeping:
@@ -130,13 +115,7 @@ class CountingSink(Datasink[int]):
 
 
 class Window:
-    """Turns of the loop, calls and CPU between two moments; also the request to stop at the second.
-
-    Attributes:
-        warm_s: seconds from the first call, with all replicas up, to the first moment.
-        seconds: least from there to the second.
-        num_calls: least calls that end between them.
-    """
+    """Turns of the loop, calls and CPU between two moments; also the request to stop at the second."""
 
     def __init__(self, warm_s: float, seconds: float, num_calls: int = 1) -> None:
         self.warm_s, self.seconds, self.num_calls = warm_s, seconds, num_calls
@@ -202,12 +181,7 @@ class Watching(ExecutionCallback):
 
 
 def pace(num_actors: int, options: argparse.Namespace) -> Paced:
-    """Run the graph with a number of replicas in a Ray of its own.
-
-    Args:
-        num_actors: replicas.
-        options: of the command.
-    """
+    """Run the graph with a number of replicas in a Ray of its own."""
     start_ray(num_cpus=NUM_CPUS)
     try:
         row_bytes = (options.row_kib if num_actors == 1 else options.law_row_kib) * KIB
@@ -217,15 +191,7 @@ def pace(num_actors: int, options: argparse.Namespace) -> Paced:
 
 
 def measure(num_actors: int, num_calls: int, num_rows: int, row_bytes: int, window: Window) -> Paced:
-    """Run the graph on the Ray that is up, until its window is over.
-
-    Args:
-        num_actors: replicas of the stage.
-        num_calls: blocks that there are.
-        num_rows: rows of each.
-        row_bytes: bytes of a row.
-        window: what is counted.
-    """
+    """Run the graph on the Ray that is up, until its window is over."""
     WINDOW.append(window)
     with ray_session(None, no_progress_timeout_s=300.0):
         context = ray.data.DataContext.get_current()
@@ -268,21 +234,13 @@ def measure(num_actors: int, num_calls: int, num_rows: int, row_bytes: int, wind
 
 @dataclass(frozen=True)
 class Law:
-    """Fit of the loop's CPU, and what it allows a fleet.
+    """Fit of the loop's CPU, and what it allows a fleet."""
 
-    Attributes:
-        turn_ms: of a turn, whatever it does.
-        replica_ms: more in each turn for each replica.
-        call_ms: of each call.
-        miss: root of the mean squared relative miss of a second's CPU.
-        calls_per_s: of a loop that does nothing else, with `NUM_NODES` replicas of two calls a turn.
-    """
-
-    turn_ms: float
-    replica_ms: float
-    call_ms: float
-    miss: float
-    calls_per_s: float
+    turn_ms: float  # of a turn, whatever it does
+    replica_ms: float  # more in each turn for each replica
+    call_ms: float  # of each call
+    miss: float  # root of the mean squared relative miss of a second's CPU
+    calls_per_s: float  # of a loop that does nothing else, with `NUM_NODES` replicas of two calls a turn
 
 
 def law_of(runs: Sequence[Paced]) -> Law:

@@ -51,29 +51,17 @@ Sections = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Form:
-    """One form of the tower; ratios are against the eager one.
+    """One form of the tower; ratios are against the eager one."""
 
-    Attributes:
-        form: kind of the servable, or `compiled`.
-        cosine: least cosine against the cut tower.
-        centred_cosine: likewise, without the mean of the cut tower's vectors.
-        items_per_s: through the pipeline.
-        ratio: of it.
-        alone_items_per_s: of the loaded servable.
-        alone_ratio: of it.
-        cpu_ms: CPU of an item then.
-        gflop_per_s: operations of the latter.
-    """
-
-    form: str
-    cosine: float
-    centred_cosine: float
-    items_per_s: float
-    ratio: float
-    alone_items_per_s: float
-    alone_ratio: float
-    cpu_ms: float
-    gflop_per_s: float
+    form: str  # kind of the servable, or `compiled`
+    cosine: float  # least cosine against the cut tower
+    centred_cosine: float  # likewise, without the mean of the cut tower's vectors
+    items_per_s: float  # through the pipeline
+    ratio: float  # of it
+    alone_items_per_s: float  # of the loaded servable
+    alone_ratio: float  # of it
+    cpu_ms: float  # CPU of an item then
+    gflop_per_s: float  # operations of the latter
 
 
 class UnitVectors(torch.nn.Module):
@@ -89,12 +77,7 @@ class UnitVectors(torch.nn.Module):
 
 
 def save_forms(folder: Path, side_px: int) -> Sections:
-    """Save a checkpoint of transformers in all other forms; gives the section of each kind but for its name.
-
-    Args:
-        folder: holds `checkpoint`, a ViT with its image processor; gets the other forms.
-        side_px: side of its images.
-    """
+    """Save a checkpoint of transformers in all other forms; gives the section of each kind but for its name."""
     from transformers import AutoModel
 
     from shards.convert import import_checkpoint
@@ -126,14 +109,7 @@ def preprocess_of(side_px: int) -> dict[str, Any]:
 
 
 def export(module: torch.nn.Module, folder: Path, side_px: int, outputs: Sequence[str] = ("image_embedding",)) -> None:
-    """Save a module of pixels as .pt2, TorchScript and ONNX, for any number of rows.
-
-    Args:
-        module: in evaluation mode.
-        folder: gets tower.pt2, tower.pt and tower.onnx.
-        side_px: side of the images.
-        outputs: their names in ONNX.
-    """
+    """Save a module of pixels as .pt2, TorchScript and ONNX, for any number of rows."""
     pixels = torch.rand(2, 3, side_px, side_px)
     batch = {0: torch.export.Dim("batch", max=MOST_BATCH)}
     program = torch.export.export(module, (pixels,), dynamic_shapes=(batch,))
@@ -146,14 +122,7 @@ def export(module: torch.nn.Module, folder: Path, side_px: int, outputs: Sequenc
 
 
 def save_checkpoint(folder: Path, sizes: Mapping[str, int], side_px: int, patch_px: int) -> None:
-    """Save a ViT of transformers with random weights and its image processor.
-
-    Args:
-        folder: of the checkpoint.
-        sizes: of its layers, by transformers' names.
-        side_px: side of its images.
-        patch_px: side of its patches.
-    """
+    """Save a ViT of transformers with random weights and its image processor."""
     from transformers import ViTConfig, ViTImageProcessor, ViTModel
 
     torch.manual_seed(0)
@@ -302,12 +271,7 @@ def one_run(dataset: Any, section: Mapping[str, Any]) -> tuple[np.ndarray, float
 
 
 def steady_rate(num_rows: Sequence[int], seen_s: Sequence[float]) -> float:
-    """Rows a second after the first block: starting and loading are no part of it.
-
-    Args:
-        num_rows: of each block.
-        seen_s: moments at which they came.
-    """
+    """Rows a second after the first block: starting and loading are no part of it."""
     return sum(num_rows[1:]) / (seen_s[-1] - seen_s[0])
 
 
@@ -326,14 +290,7 @@ def matrix_gflop_per_s(num_threads: int) -> float:
 
 
 def form_of(form: str, alone: Mapping[str, Alone], through: Mapping[str, Passed], flop: float) -> Form:
-    """Medians of one form.
-
-    Args:
-        form: of the tower.
-        alone: the loaded servables.
-        through: what went through the pipeline.
-        flop: operations of an image.
-    """
+    """Medians of one form."""
     cut = through["towers"].vectors
     rate = statistics.median(alone[form].items_per_s)
     return Form(

@@ -85,14 +85,7 @@ def stores(folder: Path, options: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def measure(name: str, store: str, folder: Path, options: argparse.Namespace) -> dict:
-    """Measure one store: in process, at full load, and at half of what that sustained.
-
-    Args:
-        name: of the store in the table.
-        store: its address.
-        folder: for the service's log.
-        options: of the command line.
-    """
+    """Measure one store: in process, at full load, and at half of what that sustained."""
     process = json_of([sys.executable, "-m", "serve_bench.in_process", store, str(options.queries)], TIMEOUT_S)
     with serving(store, folder / "serve.log", options.serve_option) as server:
         load(server, options, 0, seconds=WARM_UP_S)
@@ -116,15 +109,7 @@ def measure(name: str, store: str, folder: Path, options: argparse.Namespace) ->
 def load(
     server: Server, options: argparse.Namespace, number: int, *, seconds: float | None = None, rate: float | None = None
 ) -> dict:
-    """Let the clients ask; gives their figures, and the CPU that the service took for each answer.
-
-    Args:
-        server: that is asked.
-        options: of the command line.
-        number: of the load; each asks other texts.
-        seconds: that it lasts.
-        rate: queries a second; None for as many as are answered.
-    """
+    """Let the clients ask; gives their figures, and the CPU that the service took for each answer."""
     before_s = server.cpu_s
     arguments = [server.url, options.clients, seconds or options.seconds, number * TEXTS_PER_LOAD]
     arguments += [] if rate is None else [rate]

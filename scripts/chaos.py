@@ -58,15 +58,7 @@ class Chaos:
     def __init__(
         self, root: Path, seed: int, publish_every_s: float | None = None, place: str | None = None, **world: int
     ) -> None:
-        """Make the world.
-
-        Args:
-            root: folder.
-            seed: of all that is by chance.
-            publish_every_s: seconds between two publications of a run.
-            place: URI of a bucket for the disturbed store.
-            world: arguments of `World`.
-        """
+        """Make the world."""
         self.rng = Random(seed)
         self.world = World(root, Random(seed + 1), **world)
         self.world.build()

@@ -89,15 +89,7 @@ def run_rounds(
     known: Sequence[Outcome],
     options: argparse.Namespace,
 ) -> list[Outcome]:
-    """Make the rounds that are left; gives all that were planned.
-
-    Args:
-        world: an empty one.
-        cluster: where the nodes are.
-        plan: kind and number of each round.
-        known: those that were made before, by seed.
-        options: seed, number of images, and the file for what is finished.
-    """
+    """Make the rounds that are left; gives all that were planned."""
     done = {(each.kind, each.number): each for each in known if each.seed == options.seed}
     left = [key for key in plan if key not in done]
     if left and not (world.store("undisturbed") / "CURRENT.json").exists():

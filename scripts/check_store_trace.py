@@ -26,15 +26,10 @@ MAX_SHOWN = 30
 
 @dataclass(frozen=True)
 class Checked:
-    """Result of a check.
+    """Result of a check."""
 
-    Attributes:
-        num_effects: changes that were made, each deleted file for itself.
-        deviations: what did not hold.
-    """
-
-    num_effects: int
-    deviations: list[str]
+    num_effects: int  # changes that were made, each deleted file for itself
+    deviations: list[str]  # what did not hold
 
 
 def read_changes(lines: Iterable[str]) -> tuple[dict[str, list[Change]], list[str]]:
@@ -72,13 +67,7 @@ def _change(found: dict[str, Any]) -> Change:
 
 
 def judge(changes: Sequence[Change], address: str, files: StoreFiles | None = None) -> Checked:
-    """Judge the changes of one store.
-
-    Args:
-        changes: of its processes.
-        address: of the store.
-        files: the store, if its files are to be compared.
-    """
+    """Judge the changes of one store."""
     firsts = [each for each in changes if each.what == "put" and each.path in ("store.json", "CURRENT.json")]
     is_whole = bool(firsts) and firsts[0].condition == "absent"
     earlier = None if files is None else lambda path: _read(files, path)
@@ -102,12 +91,7 @@ def _read(files: StoreFiles, path: str) -> bytes | None:
 
 
 def check(trace: Path, store: str | Path | None = None) -> Checked:
-    """Check a trace.
-
-    Args:
-        trace: the file.
-        store: folder or URI of the store whose files are compared.
-    """
+    """Check a trace."""
     files = None if store is None else StoreFiles(store)
     with trace.open(encoding="utf-8") as lines:
         stores, deviations = read_changes(lines)

@@ -66,14 +66,7 @@ def main() -> None:
 
 
 def compare(cluster: NodeCluster, root: Path, seconds: float, depth: int) -> list[dict]:
-    """Plan, and run both plans.
-
-    Args:
-        cluster: the nodes.
-        root: folder for all files.
-        seconds: of each run, as predicted.
-        depth: layers of each tower.
-    """
+    """Plan, and run both plans."""
     square = {"width": 384, "num_heads": 6}
     text = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "embedding_size": 128}
     vision = {"image_size": 224, "patch_size": 16, "depth": depth, **square}

@@ -108,14 +108,7 @@ def limited_actor(shares: Sequence[float]) -> type[StageActor]:
 
 
 def compare(setting: Setting, root: Path, seconds: float, num_turns: int) -> dict[str, object]:
-    """Measure the costs, cut twice, run each cut in turn.
-
-    Args:
-        setting: model, items, and the part of a core that each stage may use.
-        root: to work in.
-        seconds: of a run, as predicted.
-        num_turns: runs of each cut.
-    """
+    """Measure the costs, cut twice, run each cut in turn."""
     folder = make_model(root / "model", setting.vision, TEXT)
     sample = write_items(root / "sample", 100, setting.items)
     config, model = configured(folder, sample, root / "store-sample", batch_size=8)

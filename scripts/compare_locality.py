@@ -55,15 +55,7 @@ def main() -> None:
 
 
 def run(cluster: NodeCluster, root: Path, source: Path, address: str, locality: str) -> dict:
-    """Embed once; gives a row of the table.
-
-    Args:
-        cluster: the nodes.
-        root: folder for all files.
-        source: folder of the items.
-        address: of the cluster.
-        locality: "on" or "off".
-    """
+    """Embed once; gives a row of the table."""
     settings = {"engine": "ray", "ray_address": address, "num_stages": NUM_STAGES, "batch_size": 16}
     settings |= {"decode.items_per_task": 16, "rows_per_part": 256, "index.build": False}
     config = write_config(root / f"{locality}.toml", DEMO_MODEL, root / f"store-{locality}", source, **settings)

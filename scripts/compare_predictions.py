@@ -83,12 +83,7 @@ def cases(root: Path) -> list[Case]:
     small = {"image_size": 64, "patch_size": 8, "depth": 4, "width": 192, "num_heads": 3, "stem": "conv"}
     return [
         Case("demo: conv stem, 6 + 4", DEMO_MODEL, Items(), 32),
-        Case(
-            "ViT-S/16, 12 + 12",
-            make_model(root / "vit-s", vit_s, text | {"num_hidden_layers": 12}),
-            Items(),
-            8,
-        ),
+        Case("ViT-S/16, 12 + 12", make_model(root / "vit-s", vit_s, text | {"num_hidden_layers": 12}), Items(), 8),
         Case(
             "captions: small ViT, 4 + 18",
             make_model(root / "captions", small, text | {"num_hidden_layers": 18}),

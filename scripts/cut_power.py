@@ -64,12 +64,7 @@ class Writer:
     """Writer that publishes one change after another, and knows what is published then."""
 
     def __init__(self, folder: Path, random: Random) -> None:
-        """Name the store.
-
-        Args:
-            folder: of the store.
-            random: chooses the changes.
-        """
+        """Name the store."""
         self.files, self.random, self.rows, self._num = StoreFiles(folder), random, dict[str, str](), 0
 
     def change(self) -> Iterator[Rows]:
@@ -210,11 +205,7 @@ def _extents(file: int) -> Iterator[tuple[int, int]]:
 
 
 def published_rows(files: StoreFiles) -> Rows:
-    """What both tables hold.
-
-    Raises:
-        ValueError: they differ, or hold an item twice.
-    """
+    """What both tables hold."""
     current = read_current(files)
     if current is None:
         return {}

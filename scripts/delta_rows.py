@@ -12,11 +12,6 @@ def delta_rows(folder: str | Path, version: int | None = None, columns: list[str
 
     deltalake's own file system is a Python object: threads of Arrow that still let go of its buffers while the
     interpreter ends abort the process. Arrow's local one is none.
-
-    Args:
-        folder: the table's.
-        version: which, or the newest.
-        columns: which, or all.
     """
     files = SubTreeFileSystem(str(folder), LocalFileSystem())
     return DeltaTable(folder, version=version).to_pyarrow_table(columns=columns, filesystem=files)

@@ -108,13 +108,7 @@ def main() -> None:
 
 
 def with_captions(data: Path, styles: Path, work: Path) -> Path:
-    """Write one table of the drawings of all further styles, each with its concept's caption, unless it is there.
-
-    Args:
-        data: folder of the styles' tables.
-        styles: folder of the further styles' tables.
-        work: folder to write into.
-    """
+    """Write one table of the drawings of all further styles, each with its concept's caption, unless it is there."""
     table, unfinished = work / "more-styles.parquet", work / "more-styles.part"
     if table.exists():
         return table

@@ -73,13 +73,7 @@ def main() -> None:
 
 
 def follow(files: StoreFiles, num_searches: int, num_threads: int) -> dict:
-    """Search and publish at the same time; gives the counts.
-
-    Args:
-        files: an empty store.
-        num_searches: at least.
-        num_threads: that search.
-    """
+    """Search and publish at the same time; gives the counts."""
     night(files, 0, range(NUM_ITEMS))
     build_index(RunConfig(store=files.address), kind="flat")
     queries = unit(np.random.default_rng(1).standard_normal((NUM_QUERIES, DIM)))
@@ -171,14 +165,7 @@ def is_of_its_version(version: str, query: int, found: Answer, expected: dict[st
 
 
 def night(files: StoreFiles, number: int, items: range, retired: range = range(0)) -> None:
-    """Publish new vectors and captions of some items as a refresh does, and retire others; the index is kept.
-
-    Args:
-        files: the store.
-        number: of the night; vectors and captions follow from it.
-        items: that are new or changed.
-        retired: that leave.
-    """
+    """Publish new vectors and captions of some items as a refresh does, and retire others; the index is kept."""
     vectors = unit(np.random.default_rng(number).standard_normal((len(items), DIM)))
     same = {"source": "", "modified": str(number), "caption": f"night {number}"}
     listed = pa.table(

@@ -26,23 +26,14 @@ EVERY = "$__rate_interval"
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel.
+    """One panel."""
 
-    Attributes:
-        title: its question.
-        queries: PromQL by what stands in the legend.
-        unit: Grafana's name of it.
-        meaning: shown where the mouse rests on the title.
-        kind: lines over time, one number, or a dial from 0 to 1.
-        width: columns.
-    """
-
-    title: str
-    queries: dict[str, str]
-    unit: str = "short"
-    meaning: str = ""
-    kind: Literal["lines", "number", "dial"] = "lines"
-    width: int = 8
+    title: str  # its question
+    queries: dict[str, str]  # PromQL by what stands in the legend
+    unit: str = "short"  # Grafana's name of it
+    meaning: str = ""  # shown where the mouse rests on the title
+    kind: Literal["lines", "number", "dial"] = "lines"  # lines over time, one number, or a dial from 0 to 1
+    width: int = 8  # columns
 
 
 RUN = (

@@ -30,23 +30,14 @@ class CommandFailedError(Exception):
 
 @dataclass(frozen=True)
 class Watched:
-    """One process with all that it started.
+    """One process with all that it started."""
 
-    Attributes:
-        pid: its process id.
-        started_s: Unix time of its start.
-        wall_s: from its start to its end.
-        cpu_use: CPU seconds over time.
-        peak_bytes: memory, each shared page counted once (PSS).
-        last_line: of its standard output.
-    """
-
-    pid: int
-    started_s: float
-    wall_s: float
-    cpu_use: CpuUse
-    peak_bytes: int
-    last_line: str
+    pid: int  # its process id
+    started_s: float  # Unix time of its start
+    wall_s: float  # from its start to its end
+    cpu_use: CpuUse  # CPU seconds over time
+    peak_bytes: int  # memory, each shared page counted once (PSS)
+    last_line: str  # of its standard output
 
 
 def run_watched(
@@ -57,18 +48,7 @@ def run_watched(
     peak_memory: PeakMemory | None = None,
     checkout: Path | None = None,
 ) -> Watched:
-    """Run a command to its end, and watch the cores and the memory that its processes take.
-
-    Args:
-        command: the command line.
-        folder: what the command prints goes into files there.
-        timeout_s: after which it is ended, with all that it started.
-        peak_memory: reader of the memory, where more than its peak is asked for.
-        checkout: in which it runs, by the code that is there; by default the scripts' own code, from here.
-
-    Raises:
-        CommandFailedError: it took too long, or failed; with the end of its messages.
-    """
+    """Run a command to its end, and watch the cores and the memory that its processes take."""
     out, err = folder / "stdout.txt", folder / "stderr.txt"
     cpu_use, peak_memory, ended = CpuUse(), peak_memory or PeakMemory(), threading.Event()
     started_s = time.time()

@@ -33,19 +33,13 @@ RAY = ("--ray", "--replicas", "2", "--max-replicas", "2")
 
 @dataclass
 class Found:
-    """What the clients found.
+    """What the clients found."""
 
-    Attributes:
-        answered: when those began that were answered.
-        failed: of those that were asked once, when they began and why.
-        failed_for_good: of those that `embedder.connect` asked again.
-        is_over: whether the clients end.
-    """
-
-    answered: list[float] = field(default_factory=list)
+    answered: list[float] = field(default_factory=list)  # when those began that were answered
+    # failed: of those that were asked once, when they began and why
     failed: list[tuple[float, str]] = field(default_factory=list)
-    failed_for_good: list[str] = field(default_factory=list)
-    is_over: bool = False
+    failed_for_good: list[str] = field(default_factory=list)  # of those that `embedder.connect` asked again
+    is_over: bool = False  # whether the clients end
 
     @property
     def number(self) -> int:
@@ -64,14 +58,7 @@ def main() -> None:
 
 
 def kill_one(store: str, folder: Path, num_requests: int, num_clients: int) -> dict:
-    """Ask, kill a replica when half of the requests are answered, and ask on.
-
-    Args:
-        store: address of the store.
-        folder: for what the service prints.
-        num_requests: at least.
-        num_clients: that ask at the same time.
-    """
+    """Ask, kill a replica when half of the requests are answered, and ask on."""
     with serving(store, folder / "serve.log", RAY) as server:
         until(lambda: len(replicas_of(server)) >= 2)
         found, numbers = Found(), itertools.count()
@@ -112,13 +99,7 @@ def replicas_of(server: Server) -> list[psutil.Process]:
 
 
 def ask_once(url: str, found: Found, numbers: "itertools.count[int]") -> None:
-    """Ask one text after another; what fails has failed.
-
-    Args:
-        url: of the service.
-        found: where it is noted.
-        numbers: of the texts, shared by all clients.
-    """
+    """Ask one text after another; what fails has failed."""
     address, texts = urlsplit(url), Texts()
     connection = HTTPConnection(address.hostname or "", address.port, timeout=60)
     while not found.is_over:
@@ -140,13 +121,7 @@ def ask_once(url: str, found: Found, numbers: "itertools.count[int]") -> None:
 
 
 def ask_again(url: str, found: Found, numbers: "itertools.count[int]") -> None:
-    """Ask one text after another by the Python client.
-
-    Args:
-        url: of the service.
-        found: where it is noted.
-        numbers: of the texts, shared by all clients.
-    """
+    """Ask one text after another by the Python client."""
     texts = Texts()
     with embedder.connect(url) as remote:
         while not found.is_over:

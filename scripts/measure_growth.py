@@ -110,13 +110,7 @@ def main() -> None:
 
 
 def measure_items(root: Path, numbers: list[int], timeout_s: float) -> dict:
-    """Embed each number of items, and show what it took; gives all figures.
-
-    Args:
-        root: to work in.
-        numbers: of items, one run each.
-        timeout_s: of a run.
-    """
+    """Embed each number of items, and show what it took; gives all figures."""
     runs = []
     for num_items in numbers:
         runs.append(embed_items(root / str(num_items), num_items, timeout_s))

@@ -75,11 +75,7 @@ def main() -> None:
 
 @contextmanager
 def environment(python: Path | None) -> Iterator[tuple[Path, dict]]:
-    """Give the interpreter of an environment, and its sizes.
-
-    Args:
-        python: interpreter of one that is there; None makes one, for the length of the block.
-    """
+    """Give the interpreter of an environment, and its sizes."""
     if python is not None:
         yield python, sizes(python)
         return
@@ -97,13 +93,7 @@ def environment(python: Path | None) -> Iterator[tuple[Path, dict]]:
 
 
 def install(python: Path, source: Path, extras: str = "") -> None:
-    """Install the light installation from a copy of this checkout, in which pip may write.
-
-    Args:
-        python: interpreter of the environment.
-        source: folder for the copy.
-        extras: as `[serve]`.
-    """
+    """Install the light installation from a copy of this checkout, in which pip may write."""
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir()
     for name in INSTALLED:
@@ -127,12 +117,7 @@ def package_bytes(python: Path) -> dict[str, int]:
 
 
 def sizes(python: Path, before_bytes: int = 0) -> dict:
-    """Size of the installation and its largest packages, in MiB.
-
-    Args:
-        python: interpreter of the environment.
-        before_bytes: of it, what the environment brought itself.
-    """
+    """Size of the installation and its largest packages, in MiB."""
     packages = package_bytes(python)
     largest = sorted(packages, key=lambda name: -packages[name])[:NUM_SHOWN]
     total = sum(packages.values())
@@ -144,12 +129,7 @@ def sizes(python: Path, before_bytes: int = 0) -> dict:
 
 
 def measure(run: Callable[[], dict], num_runs: int) -> dict:
-    """Medians of what a command reports, after a run that warms the page cache.
-
-    Args:
-        run: runs the command, and gives its figures.
-        num_runs: times to run it.
-    """
+    """Medians of what a command reports, after a run that warms the page cache."""
     run()
     runs = [run() for _ in range(num_runs)]
     numbers = [name for name in runs[0] if name.endswith(("_s", "_mib"))]
@@ -191,12 +171,7 @@ def has_serve(python: Path) -> bool:
 
 
 def start_serving(python: Path, store: Path) -> dict:
-    """Start the service, wait until it is ready, and stop it.
-
-    Args:
-        python: interpreter of the environment.
-        store: folder of the store.
-    """
+    """Start the service, wait until it is ready, and stop it."""
     command = [str(python), "-m", "embedder", "serve", "--store", str(store), "--port", "0"]
     started_s = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:

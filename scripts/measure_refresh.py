@@ -36,13 +36,7 @@ def main() -> None:
 
 
 def measure(root: Path, num_items: int, model: Path) -> dict:
-    """Run the nights one after another; gives their seconds, on the clock (`_s`) and of CPU (`_cpu_s`).
-
-    Args:
-        root: to work in.
-        num_items: of the source.
-        model: model folder.
-    """
+    """Run the nights one after another; gives their seconds, on the clock (`_s`) and of CPU (`_cpu_s`)."""
     source = root / "images"
     paths = write_images(source, num_items)
     config = write_config(root / "nightly.toml", model, root / "store", source)

@@ -53,14 +53,7 @@ def main() -> None:
 
 
 def measure(folder: Path, model: Path, num_pairs: int, num_threads: int) -> dict[str, float]:
-    """Take all figures.
-
-    Args:
-        folder: to work in.
-        model: to train.
-        num_pairs: of the training data.
-        num_threads: of torch.
-    """
+    """Take all figures."""
     write_pairs(folder / "pairs.parquet", range(num_pairs))
     write_pairs(folder / "others.parquet", range(num_pairs, num_pairs + 128))
     steps = num_pairs // BATCH_SIZE
@@ -106,16 +99,7 @@ def lifted(folder: Path, model: Path, num_threads: int) -> tuple[float, float]:
 def config_of(
     folder: Path, name: str, model: Path, num_threads: int, *, is_measured: bool = False, **settings: object
 ) -> TrainConfig:
-    """One run over the pairs.
-
-    Args:
-        folder: of the tables, and for the new model.
-        name: of the new model.
-        model: to train.
-        num_threads: of torch.
-        is_measured: whether R@1 on other pairs is measured at the end.
-        settings: of the training.
-    """
+    """One run over the pairs."""
     columns = {"id": "id", "image": "image", "caption": "caption"}
     sources = [{"name": "pairs", "path": str(folder / "pairs.parquet"), "columns": columns}]
     validation: dict[str, object] = {"fraction": 0.0}

@@ -15,19 +15,12 @@ from shards.convert import import_config
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """One model.
+    """One model."""
 
-    Attributes:
-        source: hub id, or what stands for a folder of one's own.
-        config: what is in its config.json, of a model of transformers.
-        open_clip: name of open_clip's configuration of it.
-        timm: timm's name of it, with its weights' tag.
-    """
-
-    source: str
-    config: Mapping[str, Any] | None = None
-    open_clip: str | None = None
-    timm: str | None = None
+    source: str  # hub id, or what stands for a folder of one's own
+    config: Mapping[str, Any] | None = None  # what is in its config.json, of a model of transformers
+    open_clip: str | None = None  # name of open_clip's configuration of it
+    timm: str | None = None  # timm's name of it, with its weights' tag
 
     def write(self, folder: Path) -> None:
         """Write its configuration as the hub has it."""
@@ -73,24 +66,20 @@ _ALBERT = _layers(768, 3072, 12, 12, model_type="albert", vocab_size=30_000, emb
 
 PUBLISHED = {
     "CLIP ViT-B/32": PublishedModel(
-        "openai/clip-vit-base-patch32",
-        _clip(_BASE | {"patch_size": 32}, _layers(512, 2048, 12, 8), 512),
+        "openai/clip-vit-base-patch32", _clip(_BASE | {"patch_size": 32}, _layers(512, 2048, 12, 8), 512)
     ),
     "CLIP ViT-L/14": PublishedModel(
         "openai/clip-vit-large-patch14",
         _clip(_layers(1024, 4096, 24, 16, patch_size=14), _layers(768, 3072, 12, 12), 768),
     ),
     "SigLIP B/16": PublishedModel(
-        "google/siglip-base-patch16-224",
-        _siglip(_BASE | {"image_size": 224, "patch_size": 16}, _BASE),
+        "google/siglip-base-patch16-224", _siglip(_BASE | {"image_size": 224, "patch_size": 16}, _BASE)
     ),
     "SigLIP so400m/14-384": PublishedModel(
-        "google/siglip-so400m-patch14-384",
-        _siglip(_SO400M | {"image_size": 384, "patch_size": 14}, _SO400M),
+        "google/siglip-so400m-patch14-384", _siglip(_SO400M | {"image_size": 384, "patch_size": 14}, _SO400M)
     ),
     "SigLIP 2 B/16-256": PublishedModel(
-        "google/siglip2-base-patch16-256",
-        _siglip(_BASE | {"image_size": 256, "patch_size": 16}, _BASE | _GEMMA_TOKENS),
+        "google/siglip2-base-patch16-256", _siglip(_BASE | {"image_size": 256, "patch_size": 16}, _BASE | _GEMMA_TOKENS)
     ),
     "SigLIP 2 g/16-384": PublishedModel(
         "google/siglip2-giant-opt-patch16-384",
@@ -131,8 +120,7 @@ PUBLISHED = {
         "timm/ViT-SO400M-14-SigLIP-384", open_clip="ViT-SO400M-14-SigLIP-384"
     ),
     "DINOv3 ViT-B/16": PublishedModel(
-        "facebook/dinov3-vitb16-pretrain-lvd1689m",
-        _BASE | {"model_type": "dinov3_vit", "num_register_tokens": 4},
+        "facebook/dinov3-vitb16-pretrain-lvd1689m", _BASE | {"model_type": "dinov3_vit", "num_register_tokens": 4}
     ),
     "DINOv3 ViT-7B/16": PublishedModel(
         "facebook/dinov3-vit7b16-pretrain-lvd1689m",

@@ -22,15 +22,7 @@ def publish_rows(
     build_index: IndexBuilder = lambda version: None,
     retired: pa.ChunkedArray = NO_IDS,
 ) -> None:
-    """Publish rows in one run.
-
-    Args:
-        files: the store.
-        info: the model that the vectors are said to be of.
-        parts: rows of `as_embedded`, one table for each part file.
-        build_index: of `embedder.store.publish.publish`.
-        retired: ids of items that leave the store.
-    """
+    """Publish rows in one run."""
     bind_store(files, info)
     run = start_run(files, info, pa.schema([]))
     fingerprints = info.model_fingerprint, info.preprocess_fingerprint
@@ -41,13 +33,7 @@ def publish_rows(
 
 
 def as_embedded(listed: pa.Table, images: pa.Array, content_version: str) -> pa.Table:
-    """Listed items as the last stage hands them to the writer.
-
-    Args:
-        listed: with the columns of `LISTED`.
-        images: the vector of each.
-        content_version: of all.
-    """
+    """Listed items as the last stage hands them to the writer."""
     made = {"segment": 0, "modality": "image", "content_version": content_version, "num_vectors": 1, "attempts": 1}
     types = {**{field.name: field.type for field in DECODED}, "attempts": pa.int32()}
     nulls = pa.nulls(listed.num_rows, VECTOR)

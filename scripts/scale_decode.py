@@ -45,19 +45,12 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One finished write task.
+    """One finished write task."""
 
-    Attributes:
-        decoded_s: Unix time at which decoding its items began.
-        ended_s: Unix time.
-        num_items: that it wrote.
-        cpu_s: CPU seconds of each step, by name, for all of its items.
-    """
-
-    decoded_s: float
-    ended_s: float
-    num_items: int
-    cpu_s: dict[str, float]
+    decoded_s: float  # Unix time at which decoding its items began
+    ended_s: float  # Unix time
+    num_items: int  # that it wrote
+    cpu_s: dict[str, float]  # CPU seconds of each step, by name, for all of its items
 
 
 def main() -> None:
@@ -115,15 +108,7 @@ def start(cluster: NodeCluster, num_decode: int) -> None:
 
 
 def run(cluster: NodeCluster, config: Path, store: Path, num_decode: int, seconds: float) -> list[Entry]:
-    """Embed for some seconds on held nodes; gives the write tasks that ended in that time.
-
-    Args:
-        cluster: the nodes.
-        config: of the run.
-        store: to write.
-        num_decode: decode nodes.
-        seconds: between the first and the last write task that count.
-    """
+    """Embed for some seconds on held nodes; gives the write tasks that ended in that time."""
     words = ["embed", "--config", config, "--store", store, "--ray-address", cluster.address]
     log = store.parent / f"{store.name}.log"
     command = cluster.command(0, [*map(str, EMBEDDER), *map(str, words)])
@@ -171,13 +156,7 @@ def span(entries: Sequence[Entry]) -> float:
 
 
 def as_row(num_decode: int, entries: list[Entry], rows: list[dict]) -> dict:
-    """Rate of a run beside its prediction, which is made from the first one's CPU seconds.
-
-    Args:
-        num_decode: decode CPUs.
-        entries: finished in the time that counts.
-        rows: of the runs before.
-    """
+    """Rate of a run beside its prediction, which is made from the first one's CPU seconds."""
     items_per_s = sum(entry.num_items for entry in entries[1:]) / span(entries)
     costs = rows[0]["cpu_s_per_item"] if rows else {step: per_item(entries, step) for step in ("decode", "stage 0")}
     limits = {"decode": num_decode * DECODE_CORES / costs["decode"], "stage": STAGE_CORES / costs["stage 0"]}

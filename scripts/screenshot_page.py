@@ -55,12 +55,7 @@ def main() -> None:
 
 
 def shoot(url: str, options: argparse.Namespace) -> None:
-    """Open the page and keep what it shows.
-
-    Args:
-        url: of the server.
-        options: of the command.
-    """
+    """Open the page and keep what it shows."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         viewport = {"width": options.width, "height": options.height}

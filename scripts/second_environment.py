@@ -45,16 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def make_environment(folder: Path, install: Sequence[str], share: Iterable[str]) -> Path:
-    """Make an environment, or add to one; gives its interpreter.
-
-    Args:
-        folder: of the environment.
-        install: requirements for pip.
-        share: packages of this environment that are linked.
-
-    Raises:
-        SystemExit: the folder holds something else, pip failed, or a package to share is not here.
-    """
+    """Make an environment, or add to one; gives its interpreter."""
     if not (folder / "pyvenv.cfg").is_file():
         if folder.exists() and any(folder.iterdir()):
             raise SystemExit(f"{folder}: there is something else than a virtual environment; name a new folder")
@@ -73,11 +64,7 @@ def make_environment(folder: Path, install: Sequence[str], share: Iterable[str])
 
 
 def needed(names: Iterable[str]) -> list[Distribution]:
-    """Installed packages of some names, with those that they need here, each once.
-
-    Raises:
-        SystemExit: one of the names is not installed.
-    """
+    """Installed packages of some names, with those that they need here, each once."""
     found: dict[str, Distribution] = {}
     asked_for = [Requirement(name) for name in names]
     waiting, seen = [*asked_for], set[str]()
@@ -99,12 +86,7 @@ def needed(names: Iterable[str]) -> list[Distribution]:
 
 
 def link(each: Distribution, packages: Path) -> None:
-    """Link the top of a package's files into another environment, and copy its metadata, without the list of its files.
-
-    Args:
-        each: a package of this environment.
-        packages: the folder of packages of the other one.
-    """
+    """Link the tops of a package into another environment; copy its metadata, without the list of its files."""
     tops = {file.parts[0] for file in each.files or () if file.parts[0] not in ("..", "__pycache__")}
     for top in sorted(tops):
         source, target = Path(str(each.locate_file(top))), packages / top

@@ -48,19 +48,12 @@ Hit = tuple[str, str, float]
 
 @dataclass(frozen=True)
 class Answer:
-    """What an answer names.
+    """What an answer names."""
 
-    Attributes:
-        version: that answered.
-        captions: of all its hits and rows.
-        text: number of the text that was searched for; None of other requests.
-        hits: of that text.
-    """
-
-    version: str
-    captions: tuple[str, ...]
-    text: int | None = None
-    hits: tuple[Hit, ...] = ()
+    version: str  # that answered
+    captions: tuple[str, ...]  # of all its hits and rows
+    text: int | None = None  # number of the text that was searched for; None of other requests
+    hits: tuple[Hit, ...] = ()  # of that text
 
 
 @dataclass
@@ -92,21 +85,12 @@ def main() -> None:
 
 
 def ask_and_publish(folder: Path, num_requests: int, num_clients: int) -> dict[str, Any]:
-    """Ask and publish at the same time; gives the counts.
-
-    Args:
-        folder: to work in.
-        num_requests: at least.
-        num_clients: that ask.
-    """
+    """Ask and publish at the same time; gives the counts."""
     nights = Nights(folder)
     nights.publish(0)
     expected = dict([answers_now(nights)])
     requests, began_s = Requests(), time.perf_counter()
-    with (
-        serving(nights.store, folder / "serve.log", OPTIONS) as server,
-        ThreadPoolExecutor(num_clients) as threads,
-    ):
+    with serving(nights.store, folder / "serve.log", OPTIONS) as server, ThreadPoolExecutor(num_clients) as threads:
         asked = itertools.count()
         running = [threads.submit(Client(server.url, requests).run, asked) for _ in range(num_clients)]
         try:

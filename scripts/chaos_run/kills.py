@@ -28,19 +28,13 @@ Reached = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Kill:
-    """One disturbance.
+    """One disturbance."""
 
-    Attributes:
-        engine: of the run that is disturbed.
-        what: the process that dies: driver, decoding child, step's process; on Ray also a stage actor, worker, raylet.
-        moment: what has just happened when it dies.
-        is_pause: whether it is stopped for a while instead.
-    """
-
-    engine: str
+    engine: str  # of the run that is disturbed
+    # what: the process that dies: driver, decoding child, step's process; on Ray also a stage actor, worker, raylet
     what: str
-    moment: str
-    is_pause: bool = False
+    moment: str  # what has just happened when it dies
+    is_pause: bool = False  # whether it is stopped for a while instead
 
     def __str__(self) -> str:
         return f"{self.engine}: {self.what}{' paused' if self.is_pause else ''}, {self.moment}"
@@ -80,14 +74,7 @@ PAUSED_ON_RAY = ("driver", "write worker", "raylet", "decoding child", "stage ac
 
 
 def plan_kills(num: int, rng: Random, *, has_step: bool = False, num_pauses: int = 0) -> list[Kill]:
-    """Every moment and every kind of process, as often as there is room; a fifth on Ray.
-
-    Args:
-        num: how many.
-        rng: of their order.
-        has_step: whether there is a step, whose process may die.
-        num_pauses: how many more processes are stopped for a while: a fifth on Ray, and mostly drivers.
-    """
+    """Every moment and every kind of process, as often as there is room; a fifth on Ray."""
     num_ray = min(max(num // 5, len(RAY_PROCESSES) if num >= 20 else 0), num)
     names = list(RAY_PROCESSES)
     ray = [
@@ -116,38 +103,23 @@ def _pause(number: int) -> Kill:
 
 @dataclass
 class Paused:
-    """What became of a paused run.
+    """What became of a paused run."""
 
-    Attributes:
-        was_there: whether there was something to pause in time.
-        code: exit code of the run.
-        second: exit code of the same command, where it ran meanwhile.
-        faults: what is wrong with either.
-    """
-
-    was_there: bool
-    code: int
-    second: int | None
-    faults: list[str]
+    was_there: bool  # whether there was something to pause in time
+    code: int  # exit code of the run
+    second: int | None  # exit code of the same command, where it ran meanwhile
+    faults: list[str]  # what is wrong with either
 
 
 @dataclass
 class Victim:
-    """A run in a process of its own.
+    """A run in a process of its own."""
 
-    Attributes:
-        store: folder or URI.
-        config: of the run.
-        log: what it says.
-        trace: what its processes change in the store.
-        second: configuration of a run beside it; by default the same.
-    """
-
-    store: Path | str
-    config: Path
-    log: Path
-    trace: Path
-    second: Path | None = None
+    store: Path | str  # folder or URI
+    config: Path  # of the run
+    log: Path  # what it says
+    trace: Path  # what its processes change in the store
+    second: Path | None = None  # configuration of a run beside it; by default the same
 
     def start(self, config: Path | None = None) -> "subprocess.Popen[bytes]":
         """Start it; what it says goes into a file, which no orphan can hold open."""
@@ -157,13 +129,7 @@ class Victim:
             return subprocess.Popen(command, stdout=log, stderr=log, env=variables)
 
     def disturb(self, kill: Kill, rng: Random, typical_s: float) -> tuple[bool, int]:
-        """Run it and kill; says whether there was something to kill in time, and the exit code.
-
-        Args:
-            kill: whom, and when.
-            rng: of the moment.
-            typical_s: seconds of a run.
-        """
+        """Run it and kill; says whether there was something to kill in time, and the exit code."""
         return self._struck(self.start(), kill, rng, typical_s, lambda pid: os.kill(pid, signal.SIGKILL))
 
     def _struck(
@@ -190,11 +156,6 @@ class Victim:
 
         Beside a paused driver the same command runs. On a disk it is refused, and the paused one goes on. In a bucket
         it takes the store over, and the paused one wakes while it is at work, or after it has ended.
-
-        Args:
-            kill: whom, and when.
-            rng: of the moment.
-            typical_s: seconds of a run.
         """
         start = self.log.stat().st_size if self.log.exists() else 0
         process, second, is_held = self.start(), list["subprocess.Popen[bytes]"](), list[bool]()

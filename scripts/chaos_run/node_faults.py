@@ -46,37 +46,21 @@ Happens = Callable[["NodeRound"], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One round.
+    """One round."""
 
-    Attributes:
-        kind: of the fault.
-        number: of the round among those of its kind.
-        seed: of all rounds.
-        what: that happened.
-        code: exit code of the run itself.
-        code_again: of the same command, where the first run can't end.
-        num_rows: compared.
-        faults: what is wrong.
-        stall_s: longest time without a finished part after the fault.
-        wall_s: of the run.
-        events: lines of the report.
-        effects: changes of the store.
-        deviations: from the store's protocol.
-    """
-
-    kind: str
-    number: int
-    seed: int
-    what: str
-    code: int | None
-    code_again: int | None
-    num_rows: int
-    faults: list[str]
-    stall_s: float
-    wall_s: float
-    events: list[str] = field(default_factory=list)
-    effects: int = 0
-    deviations: int = 0
+    kind: str  # of the fault
+    number: int  # of the round among those of its kind
+    seed: int  # of all rounds
+    what: str  # that happened
+    code: int | None  # exit code of the run itself
+    code_again: int | None  # of the same command, where the first run can't end
+    num_rows: int  # compared
+    faults: list[str]  # what is wrong
+    stall_s: float  # longest time without a finished part after the fault
+    wall_s: float  # of the run
+    events: list[str] = field(default_factory=list)  # lines of the report
+    effects: int = 0  # changes of the store
+    deviations: int = 0  # from the store's protocol
 
 
 @dataclass
@@ -99,11 +83,7 @@ class NodeRound:
         return self.world.root / f"{self.store}.trace.jsonl"
 
     def node_with_stage(self) -> int:
-        """Return a node where a stage computes.
-
-        Raises:
-            LookupError: no stage is at work any more.
-        """
+        """Return a node where a stage computes."""
         titles = {number: list(self.cluster.titles(number)) for number in range(1, NUM_NODES + 1)}
         return self.rng.choice([number for number, found in titles.items() if STAGE_TITLE in " ".join(found)])
 
@@ -187,15 +167,7 @@ FAULTS: dict[str, Happens] = {
 
 
 def run_round(world: World, cluster: NodeCluster, kind: str, number: int, seed: int) -> Outcome:
-    """Make a cluster, run on it, disturb it, and compare with the undisturbed store.
-
-    Args:
-        world: source, model and the undisturbed store.
-        cluster: where the nodes are.
-        kind: of the fault.
-        number: of the round among those of its kind.
-        seed: of all rounds.
-    """
+    """Make a cluster, run on it, disturb it, and compare with the undisturbed store."""
     each = NodeRound(world, cluster, Random(f"{seed} {kind} {number}"), f"{kind}-{number}")
     each.driver = 1 if kind == "head" else DRIVER
     config = world.config_file(each.store, "ray", ray_address=cluster.address, **SETTINGS)

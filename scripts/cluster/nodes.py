@@ -51,14 +51,10 @@ class NodeError(Exception):
 
 @dataclass(frozen=True)
 class NodeCluster:
-    """Nodes of one name; everything else about them is asked of the kernel.
+    """Nodes of one name; everything else about them is asked of the kernel."""
 
-    Attributes:
-        name: begins the names of their network namespaces.
-        subnet: first three numbers of their addresses; clusters don't see each other, and may have the same.
-    """
-
-    name: str = "raynode"
+    name: str = "raynode"  # begins the names of their network namespaces
+    # subnet: first three numbers of their addresses; clusters don't see each other, and may have the same
     subnet: str = "10.77.0"
 
     @property
@@ -86,17 +82,7 @@ class NodeCluster:
         grow: int = 0,
         grow_cpus: float = 1,
     ) -> str:
-        """Start a head and the nodes beside it, one after the other; gives the address.
-
-        Args:
-            num_nodes: the head among them.
-            cpus: logical CPUs of each.
-            head_cpus: of the head, where it has others.
-            ray: further options of `ray start`.
-            private: folders that each node has for itself, empty; "folder:size" bounds one.
-            grow: nodes that may join when tasks, actors or `request_resources` ask for more than there is.
-            grow_cpus: logical CPUs of each of those.
-        """
+        """Start a head and the nodes beside it, one after the other; gives the address."""
         self.stop()
         (self.place / "ray").mkdir(parents=True)
         self._token.touch(mode=0o600)
@@ -119,23 +105,11 @@ class NodeCluster:
         return self.address
 
     def add(self, number: int, cpus: float, ray: Sequence[str] = (), cores: float | None = None) -> None:
-        """Start one more node, or one anew that was killed.
-
-        Args:
-            number: of the node.
-            cpus: its logical CPUs.
-            ray: further options of `ray start`.
-            cores: of the machine that its processes get together, where that is bounded.
-        """
+        """Start one more node, or one anew that was killed."""
         self._start_node(number, cpus, [f"--address={self.address}", *ray], cores)
 
     def command(self, number: int, words: Sequence[str]) -> list[str]:
-        """Command line that runs another one on a node, in this folder, with the cluster's token.
-
-        Args:
-            number: of the node.
-            words: the command line there.
-        """
+        """Command line that runs another one on a node, in this folder, with the cluster's token."""
         pid = self._first_process(number)
         enter = [*self._bounded(number), "nsenter", "-t", str(pid), "-m", "-u", "-n", "-p", f"--wd={Path.cwd()}"]
         return [*enter, "env", *(f"{name}={value}" for name, value in self._variables().items()), *words]

@@ -56,15 +56,7 @@ def read_concepts(data: Path) -> list[Concept]:
 def read_drawings(
     data: Path, styles: tuple[str, ...], concepts: list[Concept], image_size: int, work: Path
 ) -> Drawings:
-    """Decode images of concepts that training knows in the pipeline's own sandbox; once, then from `work`.
-
-    Args:
-        data: folder of the styles' tables.
-        styles: to read.
-        concepts: that training knows.
-        image_size: side of the square.
-        work: folder that keeps what was decoded.
-    """
+    """Decode images of concepts that training knows in the pipeline's own sandbox; once, then from `work`."""
     cache = work / f"{'+'.join(styles)}-{image_size}.npz"
     if not cache.exists():
         tables = [table_of(style, data, work) for style in styles]
@@ -96,15 +88,7 @@ def _decode(tables: list[Path], concepts: list[Concept], image_size: int, cache:
 def learnt_and_held_out(
     data: Path, concepts: list[Concept], image_size: int, work: Path, more_styles: tuple[str, ...] = ()
 ) -> tuple[Drawings, Drawings]:
-    """Read the drawings of the four styles but those that are held out, with those of more styles; and those held out.
-
-    Args:
-        data: folder of the styles' tables.
-        concepts: that training knows.
-        image_size: side of the square.
-        work: folder that keeps what was decoded.
-        more_styles: of which nothing is held out.
-    """
+    """Read the drawings of the four styles but those held out (the second value), with those of more styles."""
     learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, image_size, work))
     if more_styles:
         learnt = joined(learnt, read_drawings(data, more_styles, concepts, image_size, work))

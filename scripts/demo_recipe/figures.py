@@ -23,13 +23,6 @@ def figures_on(style: str, folder: Path, data: Path, concepts: list[Concept], wo
     Texts are ranked against all images of the style; R@k counts queries whose own image is among the best k. Of
     the unseen tags, those of one concept are one query, joined by commas. Images are also ranked against all training
     drawings: whether one of the first k concepts is theirs; and so are plain pixels, 18 x 18.
-
-    Args:
-        style: that no training saw.
-        folder: of the model.
-        data: folder of the styles' tables.
-        concepts: that training knows.
-        work: folder that keeps what was decoded.
     """
     trainer = Trainer(folder, TrainSettings(ema_decay=0))
     preprocess = trainer.config.preprocess
@@ -75,14 +68,7 @@ def plain_pixels(drawings: Drawings) -> Any:
 
 
 def concept_ranks(queries: Any, test: Drawings, candidates: Any, train: Drawings) -> Any:
-    """For each query, how many other concepts have a drawing as near as the best of its own, or nearer.
-
-    Args:
-        queries: vectors of the test's drawings; float32 (Q, E).
-        test: the drawings asked with.
-        candidates: vectors of the training drawings; float32 (N, E).
-        train: those drawings.
-    """
+    """For each query, how many other concepts have a drawing as near as the best of its own, or nearer."""
     scores = torch.from_numpy(queries @ candidates.T)
     best = torch.full((len(scores), int(train.concepts.max()) + 1), -torch.inf)
     best.scatter_reduce_(1, train.concepts[None].expand(len(scores), -1), scores, "amax")

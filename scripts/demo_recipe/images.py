@@ -86,18 +86,12 @@ SMALL = TrainSettings(
 
 @dataclass(frozen=True)
 class Part:
-    """A training of the picture tower.
+    """A training of the picture tower."""
 
-    Attributes:
-        image_size: side of the images in px.
-        settings: of the training.
-        more_styles: styles that are learnt from beside the four that say which concepts there are.
-        lengths: steps of several trainings that begin alike; their weights and those that they began with are averaged.
-    """
-
-    image_size: int
-    settings: TrainSettings
-    more_styles: tuple[str, ...] = ()
+    image_size: int  # side of the images in px
+    settings: TrainSettings  # of the training
+    more_styles: tuple[str, ...] = ()  # styles that are learnt from beside the four that say which concepts there are
+    # lengths: steps of several trainings that begin alike; their weights and those that they began with are averaged
     lengths: tuple[int, ...] = ()
 
     def trainings(self, name: str) -> dict[str, TrainSettings]:
@@ -126,15 +120,7 @@ PARTS = {
 
 
 def train_images(data: Path, concepts: list[Concept], work: Path, seed: int, share: float) -> Trainer:
-    """Train part after part; each begins with the averaged weights of the one before, fitted to its size.
-
-    Args:
-        data: folder of the styles' tables.
-        concepts: to tell apart.
-        work: folder of checkpoints.
-        seed: that everything follows from.
-        share: of the steps.
-    """
+    """Train part after part; each begins with the averaged weights of the one before, fitted to its size."""
     trainer = None
     for name, part in PARTS.items():
         learnt, held_out = learnt_and_held_out(data, concepts, part.image_size, work, part.more_styles)
@@ -158,22 +144,13 @@ def average(weights: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Te
 
     Source: Wortsman et al. 2022, "Model soups" and "Robust fine-tuning of zero-shot models": such a mean of models that
     began alike, and of what they began with, holds up better on what none of them saw.
-
-    Args:
-        weights: of models of one architecture.
     """
     names = [name for name in weights[0] if name.startswith("vision")]
     return {name: torch.stack([each[name].float() for each in weights]).mean(0) for name in names}
 
 
 def centroids(trainer: Trainer, drawings: Drawings, num_concepts: int) -> torch.Tensor:
-    """The middle of each concept's images; float32 (C, E), unit rows.
-
-    Args:
-        trainer: its vision tower embeds.
-        drawings: of the concepts.
-        num_concepts: C.
-    """
+    """The middle of each concept's images; float32 (C, E), unit rows."""
     embeddings = trainer.encode_images(drawings.pixels)
     sums = torch.zeros(num_concepts, embeddings.shape[1]).index_add_(0, drawings.concepts, embeddings)
     return torch.nn.functional.normalize(sums, dim=-1)
@@ -216,13 +193,7 @@ def _batch(drawings: Drawings, step: int, seed: int) -> TrainBatch:
 
 
 def order_of(num_drawings: int, step: int, seed: int) -> tuple[torch.Tensor, int]:
-    """Places of the drawings of one step, and its epoch, whose order follows from the seed; what fills none is left.
-
-    Args:
-        num_drawings: to choose from.
-        step: number of steps before this one.
-        seed: of the run.
-    """
+    """Places of the drawings of one step, and its epoch, whose order follows from the seed; what fills none is left."""
     epoch, place = divmod(step, max(1, num_drawings // BATCH_SIZE))
     order = torch.randperm(num_drawings, generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
     return order[place * BATCH_SIZE : (place + 1) * BATCH_SIZE], epoch

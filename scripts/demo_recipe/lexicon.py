@@ -75,26 +75,14 @@ def words_of(text: str) -> list[str]:
 
 
 def make_lexicon(concepts: list[Concept], given: WordVectors, num_words: int = NUM_WORDS) -> Lexicon:
-    """Choose the words that are nearest to any concept, and say how near they are to each.
-
-    Args:
-        concepts: with their captions, tags and groups.
-        given: vectors of words.
-        num_words: most words.
-    """
+    """Choose the words that are nearest to any concept, and say how near they are to each."""
     nearness = nearness_to(concepts, given, given.words)
     best = np.argsort(-nearness.max(1), kind="stable")[:num_words]
     return Lexicon([given.words[place] for place in best], nearness[best])
 
 
 def nearness_to(concepts: list[Concept], given: WordVectors, words: Iterable[str]) -> Array:
-    """How near words are to concepts: to all words of a concept, and to the nearest of them; float32 (L, C).
-
-    Args:
-        concepts: with their captions, tags and groups.
-        given: vectors of words.
-        words: of those vectors, L of them.
-    """
+    """How near words are to concepts: to all words of a concept, and to the nearest of them; float32 (L, C)."""
     places = {word: place for place, word in enumerate(given.words)}
     rows_XD = _without_common_directions(given.vectors)
     known, weights_CV = weights_of(concepts, places)

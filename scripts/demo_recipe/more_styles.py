@@ -30,16 +30,12 @@ Drawn = Iterator[tuple[str | None, bytes]]
 
 @dataclass(frozen=True)
 class DrawnPackage(Package):
-    """A package with drawings.
+    """A package with drawings."""
 
-    Attributes:
-        drawings: a pattern of the files, whose group `codes` has the concept's codes; none: a set of Iconify, drawings
-            by name in `icons.json`.
-        only_of: another style, whose concepts alone are taken.
-    """
-
+    # drawings: a pattern of the files, whose group `codes` has the concept's codes; none: a set of Iconify,
+    # drawings by name in `icons.json`
     drawings: str | None = None
-    only_of: str | None = None
+    only_of: str | None = None  # another style, whose concepts alone are taken
 
 
 PACKAGES = {
@@ -82,13 +78,7 @@ MORE_STYLES = tuple(PACKAGES)
 
 
 def make_tables(concepts: list[Concept], data: Path, work: Path) -> None:
-    """Write the table of each further style that is in neither folder; a tarball that is missing is fetched by npm.
-
-    Args:
-        concepts: that training knows.
-        data: folder of the styles' tables.
-        work: folder that keeps what was made.
-    """
+    """Write the table of each further style that is in neither folder; a tarball that is missing is fetched by npm."""
     for style, package in PACKAGES.items():
         if table_of(style, data, work).exists():
             continue
@@ -104,14 +94,7 @@ def make_tables(concepts: list[Concept], data: Path, work: Path) -> None:
 
 
 def rows_of(style: str, package: DrawnPackage, tarball: Path, concepts: list[Concept]) -> list[dict[str, object]]:
-    """Draw what concepts of training are in the package: one row of a table each, ordered by code.
-
-    Args:
-        style: name of the drawings.
-        package: where they lie in it.
-        tarball: of it.
-        concepts: that training knows.
-    """
+    """Draw what concepts of training are in the package: one row of a table each, ordered by code."""
     found: dict[str, bytes] = {}
     with tarfile.open(tarball) as tar:
         for hexcode, source in _by_code(tar, package, concepts) if package.drawings else _by_name(tar, concepts):

@@ -13,19 +13,12 @@ PATIENCE_S = 300
 
 @dataclass(frozen=True)
 class Package:
-    """A package, and what must be told of it.
+    """A package, and what must be told of it."""
 
-    Attributes:
-        name: on npm, with its version.
-        sha256: of its tarball.
-        licence: of what is taken from it.
-        authors: whom the licence asks to name.
-    """
-
-    name: str
-    sha256: str
-    licence: str
-    authors: str
+    name: str  # on npm, with its version
+    sha256: str  # of its tarball
+    licence: str  # of what is taken from it
+    authors: str  # whom the licence asks to name
 
     @property
     def file(self) -> str:
@@ -34,11 +27,7 @@ class Package:
 
 
 def fetch(package: Package, folder: Path) -> Path:
-    """Find the package's tarball in the folder, or get it with npm; either way its bytes are those that were pinned.
-
-    Raises:
-        SystemExit: npm isn't there or can't fetch it, or the tarball is another.
-    """
+    """Find the package's tarball in the folder, or get it with npm; either way its bytes are those that were pinned."""
     tarball = folder / package.file
     if not tarball.exists():
         _download(package, tarball)

@@ -43,16 +43,7 @@ SETTINGS = TrainSettings(
 def train_student(
     teacher: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float
 ) -> Trainer:
-    """Train a picture tower beside the teacher's text tower, which stays as it is; the trainer holds both.
-
-    Args:
-        teacher: with both towers.
-        data: folder of the styles' tables.
-        concepts: that the drawings are of.
-        work: folder of checkpoints.
-        seed: that everything follows from.
-        share: of the steps.
-    """
+    """Train a picture tower beside the teacher's text tower, which stays as it is; the trainer holds both."""
     fresh = {name: each for name, each in fresh_tensors(teacher.config, seed) if name.startswith("vision")}
     begun = export_model(
         work / "start-student", teacher.config, teacher.weights() | fresh, teacher.tokenizer_json, replace=True

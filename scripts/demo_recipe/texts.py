@@ -45,18 +45,7 @@ SETTINGS = TrainSettings(
 def train_texts(
     images: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float, checkpoint: str = "texts"
 ) -> Trainer:
-    """Fit a text tower to the images' tower; the trainer holds both.
-
-    Args:
-        images: trainer whose picture tower is that of phase 1, or of phase 3. Where it has a tokeniser, its text tower
-            is begun with; else a fresh one, with a tokeniser of its own.
-        data: folder of the styles' tables.
-        concepts: that the texts are about.
-        work: folder of checkpoints.
-        seed: that everything follows from.
-        share: of the steps.
-        checkpoint: name of it.
-    """
+    """Fit a text tower to the images' tower; the trainer holds both."""
     lexicon = make_lexicon(concepts, read_vectors(work))
     tokenizer_json = images.tokenizer_json
     if tokenizer_json is None:
@@ -78,13 +67,7 @@ def train_texts(
 
 
 def encode_texts(trainer: Trainer, encoder: CaptionEncoder, texts: list[str]) -> torch.Tensor:
-    """Embed texts; float32 (M, E).
-
-    Args:
-        trainer: its text tower embeds.
-        encoder: of the texts.
-        texts: M of them.
-    """
+    """Embed texts; float32 (M, E)."""
     ids = [torch.from_numpy(encoder.encode(text)) for text in texts]
     return trainer.encode_captions(torch.cat(ids), torch.tensor([len(each) for each in ids]))
 

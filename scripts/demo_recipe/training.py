@@ -18,14 +18,7 @@ def log(text: str) -> None:
 
 
 def scaled(settings: TrainSettings, num_concepts: int, seed: int, share: float) -> TrainSettings:
-    """The settings for this data and seed, and for a share of the steps.
-
-    Args:
-        settings: of the recipe.
-        num_concepts: in the data.
-        seed: that everything follows from.
-        share: of the steps.
-    """
+    """The settings for this data and seed, and for a share of the steps."""
     num_steps = max(1, round(settings.num_steps * share))
     warmup_steps = min(settings.warmup_steps, num_steps)
     changes = {"num_concepts": num_concepts, "seed": seed, "num_steps": num_steps, "warmup_steps": warmup_steps}
@@ -39,15 +32,7 @@ def train(
     batch: Callable[[int], TrainBatch],
     judge: Callable[[], str],
 ) -> None:
-    """Take all steps, from the last checkpoint on where there is one.
-
-    Args:
-        trainer: what learns.
-        checkpoint: file of it.
-        checkpoint_steps: steps between two checkpoints.
-        batch: gives the batch of a step.
-        judge: says how good the model is, at each checkpoint.
-    """
+    """Take all steps, from the last checkpoint on where there is one."""
     if checkpoint.exists():
         trainer.load_state_dict(load_checkpoint(checkpoint))
         log(f"{checkpoint.name}: going on at step {trainer.num_steps_done}")

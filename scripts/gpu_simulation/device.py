@@ -28,37 +28,21 @@ _CONVOLUTIONS = {"aten::convolution", "aten::conv2d"}
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """Figures of a device.
+    """Figures of a device."""
 
-    Attributes:
-        name: of the device.
-        launch_s: seconds of the interpreter for an operation with a kernel: the module around it, dispatch, launch.
-        view_s: the same without a kernel.
-        product_flops: operations per second of matrix products, reached in a transformer.
-        memory_bytes_per_s: bandwidth of the device's own memory.
-        kernel_s: seconds of the shortest kernel.
-        link_bytes_per_s: bandwidth of copies from and to pinned host memory.
-        host_bytes_per_s: bandwidth of a copy in the host's memory.
-        attention_share: rate of fused attention, of that of matrix products.
-        host_s: seconds of the interpreter for an operation on the host's small tensors.
-        call_s: seconds of the host for a stage's batch beside launching and copies.
-        wait_s: seconds of the host for a wait that is over at once.
-        contended: how many times longer a launch takes while two threads that launch have calls of a stage.
-    """
-
-    name: str
-    launch_s: float
-    view_s: float
-    product_flops: float
-    memory_bytes_per_s: float
-    kernel_s: float
-    link_bytes_per_s: float
-    host_bytes_per_s: float
-    attention_share: float
-    host_s: float
-    call_s: float
-    wait_s: float
-    contended: float
+    name: str  # of the device
+    launch_s: float  # seconds of the interpreter for an operation with a kernel: the module around it, dispatch, launch
+    view_s: float  # the same without a kernel
+    product_flops: float  # operations per second of matrix products, reached in a transformer
+    memory_bytes_per_s: float  # bandwidth of the device's own memory
+    kernel_s: float  # seconds of the shortest kernel
+    link_bytes_per_s: float  # bandwidth of copies from and to pinned host memory
+    host_bytes_per_s: float  # bandwidth of a copy in the host's memory
+    attention_share: float  # rate of fused attention, of that of matrix products
+    host_s: float  # seconds of the interpreter for an operation on the host's small tensors
+    call_s: float  # seconds of the host for a stage's batch beside launching and copies
+    wait_s: float  # seconds of the host for a wait that is over at once
+    contended: float  # how many times longer a launch takes while two threads that launch have calls of a stage
 
 
 MAX_AHEAD_S = 0.005
@@ -72,12 +56,7 @@ class Timeline:
         self.free_at = self.done_at = 0.0
 
     def put(self, seconds: float, now_s: float) -> None:
-        """Append work.
-
-        Args:
-            seconds: that it takes.
-            now_s: when it is given.
-        """
+        """Append work."""
         self.free_at = self.done_at = max(self.free_at, now_s) + seconds
 
 
@@ -118,15 +97,7 @@ class Stream:
 
 
 class SimulatedGpu:
-    """Device, with what `embedder.steps.host_copies` takes of `torch.cuda`.
-
-    Attributes:
-        figures: of the device.
-        slowness: factor by which all is slower here.
-        num_launches: kernels so far.
-        idle_s: seconds in which it computed nothing, by what it waited for: `input` of the step before, `copies`,
-            `launching`.
-    """
+    """Device, with what `embedder.steps.host_copies` takes of `torch.cuda`."""
 
     def __init__(self, figures: DeviceFigures, slowness: float) -> None:
         self.figures, self.slowness = figures, slowness

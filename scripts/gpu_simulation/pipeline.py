@@ -30,17 +30,11 @@ CAUSES = ("input", "copies", "launching")
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """What a number of stages reaches.
+    """What a number of stages reaches."""
 
-    Attributes:
-        rows_per_s: rows that left the last stage.
-        idle: shares of the time in which the device computed nothing, by what it waited for.
-        launches_per_row: kernels.
-    """
-
-    rows_per_s: float
-    idle: dict[str, float]
-    launches_per_row: float
+    rows_per_s: float  # rows that left the last stage
+    idle: dict[str, float]  # shares of the time in which the device computed nothing, by what it waited for
+    launches_per_row: float  # kernels
 
 
 def forward_rate(config: ModelConfig, figures: DeviceFigures, num_rows: int, slowness: float, num_calls: int) -> float:
@@ -70,18 +64,7 @@ def simulate_stages(
     slowness: float,
     calls_at_once: int | None = None,
 ) -> SimulatedRun:
-    """Send blocks through the stages of a run on one device.
-
-    Args:
-        config: the model.
-        folder: that has its configuration.
-        figures: of the device.
-        num_stages: of the run.
-        num_rows: of a block, and of a batch.
-        num_blocks: beside those that fill the stages.
-        slowness: of the simulation.
-        calls_at_once: of a stage; None: as a run has it.
-    """
+    """Send blocks through the stages of a run on one device."""
     gpu, calls_at_once = SimulatedGpu(figures, slowness), calls_at_once or GPU_SETTINGS.calls_at_once or 1
     costs = group_costs(config, [figures.name])
     specs = [stage.spec for stage in plan_shards(config, num_stages, dtype=DTYPE).stages]

@@ -31,13 +31,7 @@ class SleepingStage:
     """Actor that has a device for as long as it would compute a block."""
 
     def __init__(self, row_s: float, bytes_per_row: int, device: str) -> None:
-        """Open the lock that stands for the device.
-
-        Args:
-            row_s: seconds of the device for a row.
-            bytes_per_row: of what leaves.
-            device: file that all stages on it lock.
-        """
+        """Open the lock that stands for the device."""
         self._row_s, self._bytes_per_row, self._turn = row_s, bytes_per_row, threading.Lock()
         self._device = Path(device).open("w")  # noqa: SIM115  # as long as the actor lives
 
@@ -57,15 +51,7 @@ def made_block(num_rows: int, bytes_per_row: int) -> pa.Table:
 
 
 def ray_rate(config: ModelConfig, limit_rows_per_s: float, num_stages: int, num_rows: int, num_blocks: int) -> float:
-    """Rows a second that leave the last of some stages, each of which has its part of a device's time.
-
-    Args:
-        config: the model.
-        limit_rows_per_s: of the device.
-        num_stages: on the one device.
-        num_rows: of a block.
-        num_blocks: that are measured.
-    """
+    """Rows a second that leave the last of some stages, each of which has its part of a device's time."""
     stages = plan_shards(config, num_stages, dtype="bfloat16").stages
     flops = [stage.flops_per_image + stage.flops_per_caption for stage in stages]
     first = config.required_vision.input_bytes(0)
@@ -82,9 +68,7 @@ def ray_rate(config: ModelConfig, limit_rows_per_s: float, num_stages: int, num_
                 batch_format="pyarrow",
                 batch_size=None,
                 compute=ActorPoolStrategy(
-                    size=1,
-                    max_concurrent_calls_per_actor=GPU_SETTINGS.calls_at_once,
-                    enable_true_multi_threading=True,
+                    size=1, max_concurrent_calls_per_actor=GPU_SETTINGS.calls_at_once, enable_true_multi_threading=True
                 ),
                 num_cpus=0.1,
                 **worker_options(),

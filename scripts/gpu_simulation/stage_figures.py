@@ -41,10 +41,7 @@ def shard_rate(gpu: SimulatedGpu, what: str, num_rows: int) -> float:
     """Rows a second of a shard whose input is on the device."""
     config = MODELS["vit-l-14"]()
     shard, states = shard_of_shapes(config, whole_model(config)), sample_states(config, num_rows, "meta")
-    batch = Batch(
-        states["vision"] if what != "captions" else None,
-        states["text"] if what != "images" else None,
-    )
+    batch = Batch(states["vision"] if what != "captions" else None, states["text"] if what != "images" else None)
     with on_device(gpu), torch.inference_mode():
         shard(batch)
         gpu.synchronize()

@@ -19,12 +19,7 @@ import embedder
 
 
 def ask(address: str, queries: list[str]) -> dict[str, float]:
-    """Open a store, and ask it.
-
-    Args:
-        address: of the store.
-        queries: three at least; the first is the one that comes right after opening.
-    """
+    """Open a store, and ask it."""
     started = time.perf_counter()
     store = embedder.open_store(address)
     store.prepare()

@@ -29,15 +29,10 @@ XML = "<ListBucketResult><Name>many</Name><KeyCount>{count}</KeyCount><IsTruncat
 
 
 class ManyObjects(BaseHTTPRequestHandler):
-    """Answers of a bucket with `num_objects` objects, thousands in each folder of `pictures/`.
+    """Answers of a bucket with `num_objects` objects, thousands in each folder of `pictures/`."""
 
-    Attributes:
-        num_objects: their number.
-        changed_every: one in so many has changed; 0: none.
-    """
-
-    num_objects: ClassVar[int]
-    changed_every: ClassVar[int]
+    num_objects: ClassVar[int]  # their number
+    changed_every: ClassVar[int]  # one in so many has changed; 0: none
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
@@ -116,9 +111,6 @@ def measure_bucket(root: Path, num_names: int) -> list[dict[str, Any]]:
 
     Returns:
         What each command took, as of `growth.names.measure_names`.
-
-    Raises:
-        CommandFailedError: a command failed, or did not find what there is.
     """
     root.mkdir()
     source = f"s3://many/{FOLDER}"

@@ -37,16 +37,9 @@ COLUMNS = {
 def measure_comparison(root: Path, num_names: int) -> list[dict[str, Any]]:
     """Compare names with a store that has them, when a part of them has changed, and publish that.
 
-    Args:
-        root: to work in.
-        num_names: of the listing.
-
     Returns:
         What each command took: wall and CPU seconds, the most memory that it held (resident set size), the bytes of
         part files that it wrote, and those that the changed rows alone would have.
-
-    Raises:
-        CommandFailedError: a command failed, or did not find what there is.
     """
     source, store = root / "names", root / "store"
     root.mkdir()
@@ -105,13 +98,7 @@ def choose(num_names: int, pattern: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_listing(folder: Path, num_names: int, pattern: str = "") -> None:
-    """Write the names with their captions, without those that are gone.
-
-    Args:
-        folder: of the Parquet files.
-        num_names: with those that are gone.
-        pattern: of the changes; none: nothing has changed.
-    """
+    """Write the names with their captions, without those that are gone."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     now, left = choose(num_names, pattern)

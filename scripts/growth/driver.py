@@ -34,18 +34,9 @@ COLUMNS = {
 def measure_driver(root: Path, num_items: int, engine: str, timeout_s: float) -> dict[str, Any]:
     """Embed captions in one run, and look at the memory of its driver.
 
-    Args:
-        root: to work in.
-        num_items: captions.
-        engine: `local` or `ray`.
-        timeout_s: of the run.
-
     Returns:
         Items a second between a tenth of all items and all; the resident memory of the driver around these two
         moments (medians); the seconds from the last item's end to that of the command, and the peak of all looks.
-
-    Raises:
-        CommandFailedError: the run failed, or took too long.
     """
     root.mkdir(parents=True)
     model = make_model(root / "model", VISION, TEXT | {"intermediate_size": 32})

@@ -18,18 +18,10 @@ KINDS = ["kind of process", "number", "early MiB", "late MiB", "late - early", "
 def embed_items(folder: Path, num_items: int, timeout_s: float) -> dict[str, Any]:
     """Embed the shipped emoji, again and again under other names, on Ray through three stages of the shipped model.
 
-    Args:
-        folder: to work in; it is deleted.
-        num_items: pairs of an image and its caption.
-        timeout_s: of the run.
-
     Returns:
         Wall and CPU milliseconds an item, from the command's start to its end (`whole`), and between a quarter of all
         items and three quarters (`steady`; None in too short a run); the most memory of all processes together, each
         shared page counted once (PSS); and the memory of each kind of process.
-
-    Raises:
-        CommandFailedError: the command failed, or took too long.
     """
     source = write_pairs(folder / "emoji", num_items, shipped_pairs()[:num_items])
     program = [*EMBEDDER, "embed", str(source), "--model", str(DEMO_MODEL), "--store", str(folder / "store")]

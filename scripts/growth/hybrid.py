@@ -45,15 +45,7 @@ COLUMNS = {
 
 
 def measure_hybrid(root: Path, number: int) -> list[dict[str, Any]]:
-    """Make a store with both indexes, and search it under a limit of memory; gives the figures of each step.
-
-    Args:
-        root: to work in; a store that is there is not made again.
-        number: of images, each with a caption.
-
-    Raises:
-        CommandFailedError: a step failed.
-    """
+    """Make a store with both indexes, and search it under a limit of memory; gives the figures of each step."""
     found = []
     steps = {
         "make": [sys.executable, "-m", "growth.hybrid", str(root), str(number)],

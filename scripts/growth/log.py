@@ -36,16 +36,8 @@ COLUMNS = {
 def measure_log(root: Path, num_versions: int, parts_per_version: int) -> list[dict[str, Any]]:
     """Make a store of many publications, and run what reads and changes it, each in a process of its own.
 
-    Args:
-        root: to work in.
-        num_versions: of each table.
-        parts_per_version: part files that each of them adds to each table.
-
     Returns:
         What each command took: wall and CPU seconds, and the most memory that it held (resident set size).
-
-    Raises:
-        CommandFailedError: a command failed, or did not find what there is.
     """
     from corpus import DEMO_MODEL, write_config
     from growth.names import check, take

@@ -51,12 +51,7 @@ def make_store(config_path: Path) -> None:
 
 
 def publish(config_path: Path, embedded: Iterable[pa.Table]) -> None:
-    """Publish rows as the writer gets them, each table a part file, in one commit; no model sees them.
-
-    Args:
-        config_path: of the run that they might be of.
-        embedded: the tables.
-    """
+    """Publish rows as the writer gets them, each table a part file, in one commit; no model sees them."""
     from embedder.engine.job import make_plan, store_info
     from embedder.engine.model_folder import open_model
     from embedder.store.current import publish_current

@@ -38,9 +38,6 @@ def measure_names(root: Path, num_names: int) -> list[dict[str, Any]]:
 
     Returns:
         What each command took: wall and CPU seconds, and the most memory that it held (resident set size).
-
-    Raises:
-        CommandFailedError: a command failed, or did not find what there is.
     """
     source = root / "names"
     write_names(source, num_names)
@@ -84,15 +81,7 @@ def change_names(folder: Path, every: int) -> int:
 
 
 def take(command: Sequence[str], variables: Mapping[str, str] | None = None) -> tuple[dict[str, float], dict[str, Any]]:
-    """Run a command to its end, and ask the kernel what it took; gives the JSON of its last line, too.
-
-    Args:
-        command: its command line.
-        variables: of its environment, beside those of `harness.environment`.
-
-    Raises:
-        CommandFailedError: it failed.
-    """
+    """Run a command to its end, and ask the kernel what it took; gives the JSON of its last line, too."""
     before_s, started_s, peak_bytes = children_cpu_s(), time.perf_counter(), 0
     with tempfile.TemporaryFile("w+") as printed:
         process = subprocess.Popen(command, stdout=printed, text=True, env=environment() | dict(variables or {}))

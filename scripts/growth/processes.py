@@ -27,12 +27,7 @@ class Seen:
 
 
 class MemoryLooks(PeakMemory):
-    """Keeps what every process held at every look.
-
-    Attributes:
-        seen: all processes.
-        looks: Unix time, and bytes of each process (PSS).
-    """
+    """Keeps what every process held at every look."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,13 +48,7 @@ class MemoryLooks(PeakMemory):
 
 
 def kinds(seen: Mapping[Identity, Seen], calls: Iterable[Mapping[str, Any]], command: int) -> dict[Identity, str]:
-    """Of which kind each process was.
-
-    Args:
-        seen: all processes.
-        calls: measurements of the run's steps, which tell in which process each was.
-        command: process id of the command.
-    """
+    """Of which kind each process was."""
     by_pid = {call["pid"]: _kind_of_step(call["step"]) for call in calls} | {command: COMMAND}
     return {identity: _kind(identity, seen, by_pid) for identity in seen}
 
@@ -87,12 +76,6 @@ def growth_by_kind(
     stop_s: float,
 ) -> dict[str, dict[str, int | None]]:
     """What each kind of process held, those of one kind together.
-
-    Args:
-        looks: Unix time, and bytes of each process.
-        kind_of: of `kinds`.
-        start_s: Unix time from which the run was at work.
-        stop_s: Unix time until which it was.
 
     Returns:
         Of each kind the number of processes that there ever were, and their memory in bytes: the medians of the second

@@ -48,15 +48,7 @@ COLUMNS = {
 
 
 def measure_words(root: Path, number: int) -> list[dict[str, Any]]:
-    """Build, update and ask a word index of some captions; gives the figures of each step.
-
-    Args:
-        root: to work in.
-        number: of captions.
-
-    Raises:
-        CommandFailedError: a step failed.
-    """
+    """Build, update and ask a word index of some captions; gives the figures of each step."""
     found = []
     for step in STEPS:
         figures, own = take([sys.executable, "-m", "growth.words", step, str(root), str(number)])

@@ -27,14 +27,7 @@ def mosaic(pixels_HW3: NDArray[np.uint8]) -> NDArray[np.uint16]:
 
 
 def dng(pixels_HW3: NDArray[np.uint8], *, orientation: int = 1, preview: bytes | None = None, **changed: Any) -> bytes:
-    """A DNG of an image as a sensor saw it.
-
-    Args:
-        pixels_HW3: even height and width.
-        orientation: by the EXIF tag.
-        preview: a JPEG, which makes it a file as cameras write them: the preview first, the sensor's data below it.
-        changed: width and height that the tags tell, in place of the true ones.
-    """
+    """A DNG of an image as a sensor saw it."""
     seen = mosaic(pixels_HW3)
     height, width = changed.get("height", seen.shape[0]), changed.get("width", seen.shape[1])
     data = seen.astype("<u2").tobytes()
@@ -82,12 +75,7 @@ def dng(pixels_HW3: NDArray[np.uint8], *, orientation: int = 1, preview: bytes |
 
 
 def tiff_of(directories: list[tuple[Tags, bytes]], order: str = "<") -> bytes:
-    """A TIFF of a directory with its data, and of those that are below it.
-
-    Args:
-        directories: the first one, then its sub-directories.
-        order: of bytes, as `struct` writes it.
-    """
+    """A TIFF of a directory with its data, and of those that are below it."""
     (first, data), *below = directories
     tail, places = b"", []
     if below:

@@ -130,10 +130,7 @@ def unix_socket(folder: Path) -> None:
 
 def tars(good: Good) -> Iterator[tuple[str, bytes]]:
     image = good["plain.jpg"]
-    yield (
-        "members that climb",
-        tar({"../../escape.jpg": image, "/etc/absolute.jpg": image, "a/../../b.jpg": image}),
-    )
+    yield ("members that climb", tar({"../../escape.jpg": image, "/etc/absolute.jpg": image, "a/../../b.jpg": image}))
     yield "one name three times", tar_of(*[("a.jpg", image, {})] * 3)
     yield "a tar in a tar in a tar", tar({"inner.tar": tar({"innermost.tar": good["shard.tar"]})})
     kinds = {"link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE, "char": tarfile.CHRTYPE, "fifo": tarfile.FIFOTYPE}

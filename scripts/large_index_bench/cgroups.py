@@ -30,12 +30,7 @@ def _visible(mount: Path, path: str) -> Path:
 
 @contextmanager
 def memory_group(parent: Path, limit_bytes: int) -> Iterator[tuple[Path, int]]:
-    """Make a group that limits memory; yields its folder and its version, and removes it.
-
-    Args:
-        parent: folder of the group to make it in.
-        limit_bytes: of all its processes together, page cache included.
-    """
+    """Make a group that limits memory; yields its folder and its version, and removes it."""
     folder = parent / f"large-index-{os.getpid()}-{secrets.token_hex(4)}"
     folder.mkdir()
     try:
@@ -49,17 +44,7 @@ def memory_group(parent: Path, limit_bytes: int) -> Iterator[tuple[Path, int]]:
 def run_limited(
     arguments: Sequence[str], parent: Path | None, limit_bytes: int, python: str = sys.executable
 ) -> tuple[str, int | None]:
-    """Run Python with some arguments; returns its last line, and the most memory of its group.
-
-    Args:
-        arguments: of the interpreter.
-        parent: folder of the group to make one in; None for no limit.
-        limit_bytes: of the process, page cache included.
-        python: the interpreter.
-
-    Raises:
-        SystemExit: it failed; the message says whether its memory was too small.
-    """
+    """Run Python with some arguments; returns its last line, and the most memory of its group."""
     with start_limited(arguments, parent, limit_bytes, python) as process:
         output, _ = process.communicate()
         _raise_failure(process)
@@ -81,14 +66,7 @@ class LimitedProcess(subprocess.Popen[str]):
 def start_limited(
     arguments: Sequence[str], parent: Path | None, limit_bytes: int, python: str = sys.executable
 ) -> Iterator[LimitedProcess]:
-    """Start Python with some arguments; the block must wait for its end, as its group is removed after that.
-
-    Args:
-        arguments: of the interpreter.
-        parent: folder of the group to make one in; None for no limit.
-        limit_bytes: of the process, page cache included.
-        python: the interpreter.
-    """
+    """Start Python with some arguments; the block must wait for its end, as its group is removed after that."""
     paths = [str(SCRIPTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [python, *arguments]

@@ -41,12 +41,7 @@ def main() -> None:
 
 
 def merging(folder: Path, images: np.ndarray) -> dict[str, float]:
-    """Seconds to merge parts on the disk: ours with the vectors for re-ranking, FAISS's of the lists alone.
-
-    Args:
-        folder: for the files.
-        images: (N, E).
-    """
+    """Seconds to merge parts on the disk: ours with the vectors for re-ranking, FAISS's of the lists alone."""
     template = faiss_build.train(DESIGN, VectorTable(len(images), WIDTH, images))
     faiss.write_index(template, str(folder / "template"))
     faiss.write_index(faiss_build.innermost(template), str(folder / "lists"))
@@ -72,12 +67,7 @@ def merging(folder: Path, images: np.ndarray) -> dict[str, float]:
 
 
 def scanning(images: np.ndarray, queries: np.ndarray) -> dict[str, dict[str, float]]:
-    """Milliseconds of a query among the rows that a filter leaves, by the share that it leaves.
-
-    Args:
-        images: (N, E).
-        queries: (Q, E).
-    """
+    """Milliseconds of a query among the rows that a filter leaves, by the share that it leaves."""
     directions = np.linalg.svd(queries, full_matrices=True)[2][:32]
     design = parse_design("LeanVec32,IVF512,SQ8,Refine(SQfp16)")
     index = faiss_build.build(design, VectorTable(len(images), WIDTH, images), np.ascontiguousarray(directions))

@@ -16,12 +16,6 @@ def kill_updates(folder: Path, settings: dict, parent: Path | None, limit_bytes:
     """Start updates and kill each after a share of the time that a whole one takes; then open the index of before.
 
     Opening compares the hash of every file with that of the manifest.
-
-    Args:
-        folder: of the vectors and the index.
-        settings: sizes and limits.
-        parent: folder of the group to make groups in; None for no limit.
-        limit_bytes: of each update.
     """
     files = _files(folder / "000001")
     command = ["-m", "large_index_bench.steps", "update", str(folder), json.dumps(settings | {"version": "000003"})]

@@ -15,15 +15,7 @@ SCRIPT = Path(__file__).with_name("rivals.py")
 def compare(
     folder: Path, settings: dict, limits: dict[str, int], parent: Path | None, pythons: dict[str, str]
 ) -> dict[str, dict]:
-    """Build each rival, and serve all in turns; one that fails, as for want of memory, says so instead.
-
-    Args:
-        folder: of the vectors and of our index; what was built there before is not built again.
-        settings: sizes and limits.
-        limits: bytes of a build and of serving.
-        parent: folder of the group to make groups in; None for no limit.
-        pythons: interpreter of each rival.
-    """
+    """Build each rival, and serve all in turns; one that fails, as for want of memory, says so instead."""
     found: dict[str, dict] = {}
     for name, python in pythons.items():
         path = folder / f"rival-{name}.json"

@@ -31,15 +31,10 @@ Find = Callable[[np.ndarray, Effort], np.ndarray]
 
 @dataclass(frozen=True)
 class Rival:
-    """Rival that was opened.
+    """Rival that was opened."""
 
-    Attributes:
-        find: finds the nearest rows of one query.
-        efforts: to try, for each depth of re-ranking the cheapest first.
-    """
-
-    find: Find
-    efforts: list[list[Effort]]
+    find: Find  # finds the nearest rows of one query
+    efforts: list[list[Effort]]  # to try, for each depth of re-ranking the cheapest first
 
 
 def blocks(folder: Path, settings: dict) -> Iterator[np.ndarray]:
@@ -282,13 +277,7 @@ def tune(rival: Rival, queries: np.ndarray, exact: np.ndarray, target: float) ->
 
 
 def serve(name: str, folder: Path, settings: dict) -> dict:
-    """Open a rival, bring it to the recall, and ask the captions that it was not tuned with, one at a time.
-
-    Args:
-        name: of the rival.
-        folder: of the vectors.
-        settings: sizes and limits.
-    """
+    """Open a rival, bring it to the recall, and ask the captions that it was not tuned with, one at a time."""
     rival = OPENED[name](folder, settings)
     queries, exact = np.load(folder / "captions.npy")[: settings["num_held_out"]], np.load(folder / "exact.npy")
     effort = settings.get("effort")
@@ -302,13 +291,7 @@ def serve(name: str, folder: Path, settings: dict) -> dict:
 
 
 def build(name: str, folder: Path, settings: dict) -> dict:
-    """Build a rival.
-
-    Args:
-        name: of the rival.
-        folder: of the vectors.
-        settings: sizes and limits.
-    """
+    """Build a rival."""
     started, cpu_started = time.perf_counter(), time.process_time()
     found: dict = {"design": BUILT[name](folder, settings)}
     found |= {"build_s": round(time.perf_counter() - started, 1)}

@@ -28,12 +28,7 @@ NUM_FILTERED = 100
 
 
 def build(folder: Path, settings: dict) -> dict:
-    """Build the index of the first images.
-
-    Args:
-        folder: of the vectors.
-        settings: sizes and limits.
-    """
+    """Build the index of the first images."""
     num_images, captions = settings["num_images"], np.load(folder / "captions.npy")
     shutil.rmtree(folder / "000001", ignore_errors=True)
     manifest = build_index(
@@ -53,12 +48,7 @@ def build(folder: Path, settings: dict) -> dict:
 
 
 def serve(folder: Path, settings: dict) -> dict:
-    """Open the index, ask captions that it has not seen, one at a time, then through a filter.
-
-    Args:
-        folder: of the vectors.
-        settings: sizes and limits.
-    """
+    """Open the index, ask captions that it has not seen, one at a time, then through a filter."""
     faiss.omp_set_num_threads(1)
     started = time.perf_counter()
     index = open_index(folder / settings.get("version", "000001"))
@@ -81,14 +71,7 @@ def serve(folder: Path, settings: dict) -> dict:
 
 
 def filtered(folder: Path, index, asked: np.ndarray, settings: dict) -> dict:
-    """Search through a filter that passes one row of ten thousand, beside exact search of those rows' float vectors.
-
-    Args:
-        folder: of the vectors.
-        index: the index.
-        asked: (Q, E).
-        settings: sizes and limits.
-    """
+    """Search through a filter that passes one row of ten thousand, beside exact search of those rows' float vectors."""
     num_images, width = settings["num_images"], settings["width"]
     wanted = max(K, int(num_images * PASSING_SHARE))
     passing = np.sort(np.random.default_rng(0).choice(num_images, wanted, replace=False)).astype(np.int64)
@@ -106,12 +89,7 @@ def filtered(folder: Path, index, asked: np.ndarray, settings: dict) -> dict:
 
 
 def update(folder: Path, settings: dict) -> dict:
-    """Replace a hundredth of the images.
-
-    Args:
-        folder: of the vectors.
-        settings: sizes and limits.
-    """
+    """Replace a hundredth of the images."""
     num_images, num_changed = settings["num_images"], settings["num_images"] // 100
     removed = np.zeros(num_images, bool)
     removed[np.random.default_rng(1).choice(num_images, num_changed, replace=False)] = True
@@ -130,13 +108,7 @@ def update(folder: Path, settings: dict) -> dict:
 
 
 def ids(start: int, stop: int, run_id: str) -> pa.Table:
-    """Ids of rows.
-
-    Args:
-        start: first row.
-        stop: row after the last.
-        run_id: run that made them.
-    """
+    """Ids of rows."""
     numbers = pc.utf8_lpad(pa.array(np.arange(start, stop)).cast(pa.string()), 10, "0")
     size = stop - start
     return pa.table({"item_id": numbers, "segment": np.zeros(size, np.int32), "run_id": pa.repeat(run_id, size)})

@@ -32,13 +32,7 @@ class Maps:
 
 
 def make_maps(kind: str, width: int, rng: np.random.Generator) -> Maps:
-    """Draw the maps of a kind.
-
-    Args:
-        kind: one of `KINDS`.
-        width: E.
-        rng: that everything follows from.
-    """
+    """Draw the maps of a kind."""
 
     def normal(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape, dtype=np.float32)
@@ -56,16 +50,7 @@ def make_maps(kind: str, width: int, rng: np.random.Generator) -> Maps:
 
 
 def write_vectors(folder: Path, kind: str, num_images: int, num_captions: int, seed: int, width: int) -> None:
-    """Write `images.f32` with a hundredth more images for an update, and `captions.npy` of the others.
-
-    Args:
-        folder: folder to fill.
-        kind: one of `KINDS`.
-        num_images: of the images to build with.
-        num_captions: of captions.
-        seed: that everything follows from.
-        width: E.
-    """
+    """Write `images.f32` with a hundredth more images for an update, and `captions.npy` of the others."""
     rng = np.random.default_rng(seed)
     maps = make_maps(kind, width, rng)
     owners = np.sort(rng.integers(0, num_images, num_captions))
@@ -85,14 +70,7 @@ def write_vectors(folder: Path, kind: str, num_images: int, num_captions: int, s
 
 
 def blocks(folder: Path, width: int, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Images from one row to another, block by block.
-
-    Args:
-        folder: of the vectors.
-        width: E.
-        start: first row.
-        stop: row after the last.
-    """
+    """Images from one row to another, block by block."""
     with (folder / "images.f32").open("rb") as file:
         file.seek(start * width * 4)
         for first in range(start, stop, BLOCK):
@@ -101,13 +79,7 @@ def blocks(folder: Path, width: int, start: int, stop: int) -> Iterator[np.ndarr
 
 
 def exact_rows(folder: Path, queries: np.ndarray, num_images: int) -> np.ndarray:
-    """Ten nearest images of each query, (Q, 10), by brute force.
-
-    Args:
-        folder: of the vectors.
-        queries: (Q, E).
-        num_images: rows to look among.
-    """
+    """Ten nearest images of each query, (Q, 10), by brute force."""
     best, rows, start = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64), 0
     for block in blocks(folder, queries.shape[1], 0, num_images):
         scores, found = faiss.knn(queries, block, min(NUM_NEIGHBOURS, len(block)), metric=faiss.METRIC_INNER_PRODUCT)

@@ -24,12 +24,6 @@ NUM_STAGES = 3
 def compare_bulk(name: str, task: Task, folder: Path, timeout_s: float) -> dict:
     """Run both, check that their vectors are equal, and print what each took.
 
-    Args:
-        name: of the workload.
-        task: model and items.
-        folder: to make, for the results.
-        timeout_s: seconds of one run.
-
     Returns:
         Of each way seconds from start to end and to the first items, and peak memory of all processes (PSS).
     """

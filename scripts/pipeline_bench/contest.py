@@ -36,25 +36,15 @@ HEADING = ["", "items/s", "of limit", "of loop", "CPU ms/item", "cores", "first 
 
 @dataclass(frozen=True)
 class Turn:
-    """One run of one contestant.
+    """One run of one contestant."""
 
-    Attributes:
-        items_per_s: in the steady window; None where the run was too short for one.
-        cpu_ms: CPU milliseconds of an item in that window, of all processes.
-        cores: CPU seconds a second in it.
-        first_s: from the command to the first finished items.
-        whole_s: from the command to the end of its process.
-        peak_bytes: memory of all processes (PSS).
-        shares: of each step, its share of the window's time and CPU seconds a second.
-    """
-
-    items_per_s: float | None
-    cpu_ms: float | None
-    cores: float | None
-    first_s: float
-    whole_s: float
-    peak_bytes: int
-    shares: Mapping[str, tuple[float, float]]
+    items_per_s: float | None  # in the steady window; None where the run was too short for one
+    cpu_ms: float | None  # CPU milliseconds of an item in that window, of all processes
+    cores: float | None  # CPU seconds a second in it
+    first_s: float  # from the command to the first finished items
+    whole_s: float  # from the command to the end of its process
+    peak_bytes: int  # memory of all processes (PSS)
+    shares: Mapping[str, tuple[float, float]]  # of each step, its share of the window's time and CPU seconds a second
 
 
 NUMBERS = ("items_per_s", "cpu_ms", "cores", "first_s", "whole_s", "peak_bytes")
@@ -86,27 +76,11 @@ class Standing:
 
 
 def hold(
-    contestants: Sequence[Contestant],
-    folder: Path,
-    num_rounds: int,
-    timeout_s: float,
-    *,
-    centred: bool = False,
+    contestants: Sequence[Contestant], folder: Path, num_rounds: int, timeout_s: float, *, centred: bool = False
 ) -> dict[str, Standing]:
     """Run all rounds, and print a line about each run.
 
     Each round begins with another contestant, so that none always follows the same one.
-
-    Args:
-        contestants: who takes part.
-        folder: for the results, which are deleted.
-        num_rounds: how often each runs.
-        timeout_s: seconds of one run.
-        centred: whether vectors are compared without their mean.
-
-    Raises:
-        CommandFailedError: one of them failed.
-        UnequalVectorsError: they did not compute the same.
     """
     turns: dict[str, list[Turn]] = {contestant.name: [] for contestant in contestants}
     cosines = dict.fromkeys(turns, 1.0)
@@ -127,13 +101,7 @@ def hold(
 
 
 def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn, Vectors]:
-    """Run one contestant once; its files are deleted.
-
-    Args:
-        contestant: who runs.
-        out: folder of its results, to make.
-        timeout_s: of the run.
-    """
+    """Run one contestant once; its files are deleted."""
     out.mkdir(parents=True)
     watched = run_watched(contestant.command(out), out, timeout_s, checkout=contestant.checkout)
     calls = []
@@ -158,14 +126,7 @@ def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn
 
 
 def show_standings(title: str, standings: Mapping[str, Standing], num_cores: int, item_flops: int) -> None:
-    """Print the table, then a line for each contestant.
-
-    Args:
-        title: of the workload.
-        standings: by name.
-        num_cores: of this machine.
-        item_flops: floating-point operations of both towers for one pair.
-    """
+    """Print the table, then a line for each contestant."""
     print(f"\n{title}\n")
     limit, loop = _rate_of(standings, "limit"), _rate_of(standings, "loop") or _rate_of(standings, "library")
     table([HEADING, *(_row(name, standing, limit, loop) for name, standing in standings.items())])
@@ -186,10 +147,6 @@ def paired_ratios(
     """Compare this checkout's pipelines with another checkout's and with a library's loop, round by round.
 
     Prints what it finds.
-
-    Args:
-        standings: by name.
-        contestants: who took part.
 
     Returns:
         By the name of the pair and by figure: the median of this one's value over the other's in the same round, the
@@ -225,14 +182,7 @@ def _rate_of(standings: Mapping[str, Standing], key: str) -> float | None:
 
 
 def bound(name: str, standings: Mapping[str, Standing], num_cores: int, item_flops: int) -> str:
-    """What the steady rate of a contestant is limited by, with the figures that show it.
-
-    Args:
-        name: the contestant.
-        standings: of all.
-        num_cores: of this machine.
-        item_flops: floating-point operations of both towers for one pair.
-    """
+    """What the steady rate of a contestant is limited by, with the figures that show it."""
     standing = standings[name]
     rate, cpu_ms, cores = (standing.median(figure) for figure in ("items_per_s", "cpu_ms", "cores"))
     if rate is None or cpu_ms is None or cores is None:

@@ -32,30 +32,17 @@ PIPELINES = {"ray1": ("ray", 1), "ray2": ("ray", 2), "ray3": ("ray", 3), "local"
 
 @dataclass(frozen=True)
 class Contestant:
-    """Who takes part.
+    """Who takes part."""
 
-    Attributes:
-        name: for the table.
-        command: the command line that embeds all items and leaves its results in a folder.
-        has_store: whether the results are a store, instead of files of vectors.
-        checkout: whose product runs; None for this one's.
-    """
-
-    name: str
+    name: str  # for the table
+    # command: the command line that embeds all items and leaves its results in a folder
     command: Callable[[Path], Sequence[str]]
-    has_store: bool = False
-    checkout: Path | None = None
+    has_store: bool = False  # whether the results are a store, instead of files of vectors
+    checkout: Path | None = None  # whose product runs; None for this one's
 
 
 def contestants(task: Task, settings: Settings, options: argparse.Namespace, num_cores: int) -> list[Contestant]:
-    """The chosen ones, in the order of `NAMES`; the first is what the others' vectors are compared with.
-
-    Args:
-        task: model, items and dtype.
-        settings: what tuning found best for the limit and for the loop.
-        options: `only`, `daft`, `set` and `beside` of the command line.
-        num_cores: of this machine.
-    """
+    """The chosen ones, in the order of `NAMES`; the first is what the others' vectors are compared with."""
     processes = _processes(task, settings, num_cores)
     chosen = []
     for key, name in NAMES.items():

@@ -34,12 +34,6 @@ TINY_TEXT = TINY | {"vocab_size": NUM_TOKENS}
 def make_library_model(name: str, folder: Path, captions: Sequence[str]) -> tuple[Path, Path]:
     """Save a model as its library does, and import it.
 
-    Args:
-        name: clip or siglip, a dash, and its size: `tiny`, or any other word for the library's defaults, which are
-            CLIP ViT-B/32 and SigLIP B/16 at 224 px.
-        folder: to make.
-        captions: that its tokeniser is trained on.
-
     Returns:
         The checkpoint and the model folder.
     """
@@ -54,12 +48,7 @@ def make_library_model(name: str, folder: Path, captions: Sequence[str]) -> tupl
 
 
 def fill_weights(model: torch.nn.Module, seed: int) -> None:
-    """Give every parameter random values of a size that matters, but for scale and bias of the logits.
-
-    Args:
-        model: of transformers, changed in place.
-        seed: of the values.
-    """
+    """Give every parameter random values of a size that matters, but for scale and bias of the logits."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

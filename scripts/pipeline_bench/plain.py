@@ -76,25 +76,14 @@ def as_batch(pairs: Sequence[Pair]) -> Batch:
 
 
 def packed_batch(pixels: np.ndarray, token_ids: Sequence[np.ndarray]) -> Batch:
-    """One batch.
-
-    Args:
-        pixels: uint8 (B, S, S, 3).
-        token_ids: int32 (T,) of each pair.
-    """
+    """One batch."""
     lengths = torch.tensor([len(ids) for ids in token_ids])
     vision = TowerState(torch.from_numpy(pixels), torch.ones(len(pixels), dtype=torch.int64))
     return Batch(vision, TowerState(torch.from_numpy(np.concatenate(token_ids)), lengths))
 
 
 def load_whole(model: str, dtype: str, num_threads: int) -> Shard:
-    """The whole model in one piece, and as many threads for it.
-
-    Args:
-        model: model folder.
-        dtype: compute dtype.
-        num_threads: of torch in this process.
-    """
+    """The whole model in one piece, and as many threads for it."""
     torch.set_num_threads(num_threads)
     return load_shard(model, whole_model(load_model_config(model)), dtype=dtype)
 
@@ -107,13 +96,7 @@ def embed_batch(model: torch.nn.Module, batch: Batch) -> tuple[np.ndarray, np.nd
 
 
 def embed_all(task: Task, name: str, batches: Iterable[tuple[list[str], Batch]]) -> None:
-    """Embed batches of named pairs, and write their vectors into one file.
-
-    Args:
-        task: model, dtype, threads and folder of the results.
-        name: of the file.
-        batches: names and inputs.
-    """
+    """Embed batches of named pairs, and write their vectors into one file."""
     model = load_whole(task.model, task.dtype, task.num_threads)
     ids, images, texts = [], [], []
     for names, batch in batches:
@@ -176,13 +159,7 @@ def run_limit(task: Task) -> int:
 
 
 def embed_share(task: Task, pairs: list[Pair], number: int) -> None:
-    """Embed the batches of one of `num_workers` processes, which take turns.
-
-    Args:
-        task: of all processes.
-        pairs: every distinct one.
-        number: of this process, from 0.
-    """
+    """Embed the batches of one of `num_workers` processes, which take turns."""
     from embedder.compat.malloc import keep_freed_memory
 
     keep_freed_memory()

@@ -15,16 +15,11 @@ FIRST_SHARE, LAST_SHARE = 0.25, 0.75  # of all items
 
 @dataclass(frozen=True)
 class Window:
-    """Between two moments at which batches were finished.
-
-    Attributes:
-        start_s, stop_s: Unix times.
-        num_items: finished after the first and up to the second.
-    """
+    """Between two moments at which batches were finished."""
 
     start_s: float
     stop_s: float
-    num_items: int
+    num_items: int  # finished after the first and up to the second
 
     @property
     def wall_s(self) -> float:

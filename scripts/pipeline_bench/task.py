@@ -25,35 +25,20 @@ Event = tuple[float, int]
 
 @dataclass(frozen=True)
 class Task:
-    """Model and items of one contestant's run, and with which numbers it runs.
+    """Model and items of one contestant's run, and with which numbers it runs."""
 
-    Attributes:
-        model: model folder.
-        items: folder of files `000000.jpg` with `000000.txt`.
-        num_items: pairs in it.
-        num_distinct: pairs after which the contents begin anew.
-        dtype: compute dtype.
-        out: folder to leave the results in.
-        batch_size: items of one forward pass.
-        num_threads: torch threads of one process that runs the model.
-        num_workers: processes that decode, or for the limit, that run the model.
-        checkpoint: the model as its library saved it, where there is one.
-        prefetch: batches that each process that decodes may be ahead.
-        backend: the library's image processor, `torchvision` or `pil`.
-    """
-
-    model: str
-    items: str
-    num_items: int
-    num_distinct: int
-    dtype: str
-    out: str = ""
-    batch_size: int = 32
-    num_threads: int = 1
-    num_workers: int = 1
-    checkpoint: str = ""
-    prefetch: int = 4
-    backend: str = "torchvision"
+    model: str  # model folder
+    items: str  # folder of files `000000.jpg` with `000000.txt`
+    num_items: int  # pairs in it
+    num_distinct: int  # pairs after which the contents begin anew
+    dtype: str  # compute dtype
+    out: str = ""  # folder to leave the results in
+    batch_size: int = 32  # items of one forward pass
+    num_threads: int = 1  # torch threads of one process that runs the model
+    num_workers: int = 1  # processes that decode, or for the limit, that run the model
+    checkpoint: str = ""  # the model as its library saved it, where there is one
+    prefetch: int = 4  # batches that each process that decodes may be ahead
+    backend: str = "torchvision"  # the library's image processor, `torchvision` or `pil`
 
     @staticmethod
     def from_command_line() -> "Task":
@@ -82,15 +67,7 @@ def read_finished(out: Path) -> list[Event]:
 
 
 def write_vectors(out: str | Path, name: str, ids: Sequence[str], images: np.ndarray, texts: np.ndarray) -> None:
-    """Write one Parquet file of the results, with columns item_id, image_embedding and text_embedding.
-
-    Args:
-        out: folder of the results.
-        name: of the file.
-        ids: names of the images' files.
-        images: float32 (N, E).
-        texts: float32 (N, E).
-    """
+    """Write one Parquet file of the results, with columns item_id, image_embedding and text_embedding."""
     folder = Path(out) / VECTORS_FOLDER
     folder.mkdir(exist_ok=True)
     vectors = {

@@ -34,13 +34,7 @@ Settings = dict[str, Any]
 
 
 def settings_of(limit: tuple[int, int], loop: tuple[int, int], trials: dict[str, float]) -> Settings:
-    """What to run with.
-
-    Args:
-        limit: batch size and threads.
-        loop: threads and workers; its batch size is the limit's.
-        trials: items a second by what was tried.
-    """
+    """What to run with."""
     batch_size = limit[0]
     return {
         "limit": {"batch_size": batch_size, "num_threads": limit[1], "num_workers": 1},
@@ -50,28 +44,14 @@ def settings_of(limit: tuple[int, int], loop: tuple[int, int], trials: dict[str,
 
 
 def library_settings(batch_size: int, num_threads: int, num_workers: int, **others: Any) -> Settings:
-    """What to run a library's loop with.
-
-    Args:
-        batch_size: items of one forward pass.
-        num_threads: torch threads of the process that runs the model.
-        num_workers: processes that decode.
-        others: other fields of `Task`; and `trials`, items a second by what was tried.
-    """
+    """What to run a library's loop with."""
     trials = others.pop("trials", {})
     numbers = {"batch_size": batch_size, "num_threads": num_threads, "num_workers": num_workers} | others
     return {"library": numbers, "trials": trials}
 
 
 def tuned(task: Task, num_cores: int, folder: Path, timeout_s: float) -> Settings:
-    """Look for the best numbers in a process of its own.
-
-    Args:
-        task: model and items.
-        num_cores: of this machine.
-        folder: to make.
-        timeout_s: of the search.
-    """
+    """Look for the best numbers in a process of its own."""
     folder.mkdir(parents=True)
     task = replace(task, out=str(folder), num_threads=num_cores)
     watched = run_watched([sys.executable, "-m", "pipeline_bench.tuning", task.to_json()], folder, timeout_s)
@@ -149,12 +129,7 @@ def limit_trials(task: Task, num_cores: int) -> dict[tuple[int, int], float]:
 
 
 def forward_trials(embed: Callable[[int], object], num_cores: int) -> dict[tuple[int, int], float]:
-    """Items a second of forward passes, by batch size and thread count.
-
-    Args:
-        embed: embeds a batch of a size.
-        num_cores: of this machine.
-    """
+    """Items a second of forward passes, by batch size and thread count."""
     import torch
 
     rates: dict[tuple[int, int], float] = {}
@@ -172,14 +147,7 @@ def forward_trials(embed: Callable[[int], object], num_cores: int) -> dict[tuple
 def loop_trials(
     task: Task, num_cores: int, limit_rate: float, run_loop: Callable[[Task, list[Path]], None]
 ) -> dict[tuple[int, int], float]:
-    """Items a second of a loop, by threads and workers.
-
-    Args:
-        task: model, items and batch size.
-        num_cores: of this machine.
-        limit_rate: items a second of forward passes alone, which give the length of a trial.
-        run_loop: runs it over the pairs of some images.
-    """
+    """Items a second of a loop, by threads and workers."""
     worker_counts = sorted({1, max(1, num_cores // 2), num_cores})
     return {
         (threads, workers): loop_rate(replace(task, num_threads=threads, num_workers=workers), limit_rate, run_loop)
@@ -188,13 +156,7 @@ def loop_trials(
 
 
 def loop_rate(task: Task, limit_rate: float, run_loop: Callable[[Task, list[Path]], None]) -> float:
-    """Items a second of a loop; 0 where it ended in one batch.
-
-    Args:
-        task: model, items, and the numbers to try.
-        limit_rate: items a second that it may reach, which give the length of the trial.
-        run_loop: runs it over the pairs of some images.
-    """
+    """Items a second of a loop; 0 where it ended in one batch."""
     num_items = max(MIN_BATCHES * 2 * task.batch_size, min(MAX_ITEMS, int(LOOP_TRIAL_S * limit_rate)))
     images = list(itertools.islice(itertools.cycle(task.images()), num_items))
     with tempfile.TemporaryDirectory(dir=task.out) as out:

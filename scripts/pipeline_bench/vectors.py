@@ -58,16 +58,8 @@ def check_equal(vectors: Mapping[str, Vectors], *, centred: bool = False) -> dic
     An untrained tower sends all inputs to nearly one place, where a cosine says nothing; so each vector must also be
     nearer to its own in the first contestant than to that of any other content among its neighbours by id.
 
-    Args:
-        vectors: of each contestant.
-        centred: the stricter check for weights that tell inputs apart: the first contestant's mean is taken off all
-            vectors, and the nearest of all of the first contestant's vectors must be a row's own.
-
     Returns:
         The least cosine of each.
-
-    Raises:
-        UnequalVectorsError: ids differ, a cosine lies below 0.999, or a vector is nearer to another item's.
     """
     (first, reference), *_ = vectors.items()
     least = {}

@@ -38,13 +38,7 @@ CONTESTANTS = {
 
 
 def compare(folder: Path, num_images: int, autofaiss: str | None) -> dict:
-    """Build both, each in a process of its own; measure them in turns, on one thread.
-
-    Args:
-        folder: that the vectors are in.
-        num_images: how many of them to index.
-        autofaiss: an interpreter that has it; without one, FAISS builds what it would pick.
-    """
+    """Build both, each in a process of its own; measure them in turns, on one thread."""
     paths = {"ours": folder / "index" / "000001", "theirs": folder / "theirs.faiss"}
     process = [sys.executable, "-m", "retrieval_bench.processes"]
     print(f"building ours of {num_images:,} x 256", flush=True)

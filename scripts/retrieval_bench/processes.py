@@ -25,13 +25,7 @@ BLOCK = 65_536
 
 
 def build(folder: Path, out: Path, num_images: int) -> dict:
-    """Build our index of the first images.
-
-    Args:
-        folder: of the vectors.
-        out: the index to make.
-        num_images: of them.
-    """
+    """Build our index of the first images."""
     logging.basicConfig(level=logging.INFO, format="  %(message)s")
     manifest = build_index(
         blocks(folder, np.arange(num_images)),
@@ -46,13 +40,7 @@ def build(folder: Path, out: Path, num_images: int) -> dict:
 
 
 def resident(folder: Path, path: Path, effort: int) -> dict:
-    """Open an index and ask a thousand captions.
-
-    Args:
-        folder: of the vectors.
-        path: of the index.
-        effort: of FAISS's.
-    """
+    """Open an index and ask a thousand captions."""
     queries = np.load(folder / "held_out.npy")
     faiss.omp_set_num_threads(1)
     before = psutil.Process().memory_info().rss

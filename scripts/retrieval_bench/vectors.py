@@ -19,14 +19,7 @@ CHUNK = 65_536
 def make_vectors(
     num_images: int, num_captions: int, seed: int = 0, width: int = WIDTH
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Make images (N, E), and captions (Q, E) of some of them; float32 of unit norm.
-
-    Args:
-        num_images: N.
-        num_captions: Q.
-        seed: that everything follows from.
-        width: E.
-    """
+    """Make images (N, E), and captions (Q, E) of some of them; float32 of unit norm."""
     rng = np.random.default_rng(seed)
     meaning_centres = rng.standard_normal((NUM_CENTRES, NUM_MEANINGS), dtype=np.float32)
     look_centres = rng.standard_normal((NUM_CENTRES, NUM_LOOKS), dtype=np.float32)

@@ -23,12 +23,7 @@ K = 10
 
 
 class Clients:
-    """Threads with a connection each, and what they found.
-
-    Attributes:
-        times_ms: of each query that was answered.
-        errors: of the others.
-    """
+    """Threads with a connection each, and what they found."""
 
     def __init__(self, url: str, seconds: float, first_text: int, rate: float | None) -> None:
         self.times_ms: list[float] = []
@@ -64,15 +59,7 @@ class Clients:
 
 
 def main(url: str, num_clients: int, seconds: float, first_text: int, rate: float | None) -> dict:
-    """Ask for some seconds.
-
-    Args:
-        url: of the service.
-        num_clients: that ask at the same time.
-        seconds: that they ask for.
-        first_text: number of the first text.
-        rate: queries a second, all clients together; None for as many as are answered.
-    """
+    """Ask for some seconds."""
     clients = Clients(url, seconds, first_text, rate)
     threads = [threading.Thread(target=clients.run) for _ in range(num_clients)]
     for thread in threads:

@@ -20,12 +20,7 @@ MAX_SINGLE = 300
 
 
 def main(store: str, num_queries: int) -> dict:
-    """Ask texts in batches, then others one by one.
-
-    Args:
-        store: its address.
-        num_queries: of each.
-    """
+    """Ask texts in batches, then others one by one."""
     opened, texts = open_store(store), Texts()
     opened.search([texts[FIRST_TEXT - 1 - number] for number in range(BATCH)], K)  # loads all
     batches = [

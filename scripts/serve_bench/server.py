@@ -19,12 +19,7 @@ STOP_TIMEOUT_S = 120.0  # Ray Serve's replicas end one after the other
 
 
 class Server:
-    """A running service.
-
-    Attributes:
-        url: its address.
-        ready_s: from its start until it was ready.
-    """
+    """A running service."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str, ready_s: float) -> None:
         self.process, self.url, self.ready_s = process, url, ready_s
@@ -51,16 +46,7 @@ class Server:
 
 @contextmanager
 def serving(store: str | Path, log: Path, options: Sequence[str] = ()) -> Iterator[Server]:
-    """Start `embedder serve` on a free port of this machine, wait until it is ready, and end it in the end.
-
-    Args:
-        store: folder or address.
-        log: file for what it prints.
-        options: further ones of the command.
-
-    Raises:
-        CommandFailedError: it ended, or took too long to be ready.
-    """
+    """Start `embedder serve` on a free port of this machine, wait until it is ready, and end it in the end."""
     port = free_port()
     began_s, url = time.perf_counter(), f"http://127.0.0.1:{port}"
     command = [*EMBEDDER, "serve", "--store", str(store), "--port", str(port), *options]

@@ -29,12 +29,7 @@ NUM_CATEGORIES = 20
 
 
 def make_model(folder: Path, kind: str) -> Path:
-    """Make a model folder, or give the shipped one.
-
-    Args:
-        folder: to make.
-        kind: `shipped`, or `clip-b32`: a text tower of CLIP-B/32's size, with random weights and the demo's tokeniser.
-    """
+    """Make a model folder, or give the shipped one."""
     if kind == "shipped":
         return DEMO_MODEL
     tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8")
@@ -51,14 +46,7 @@ def make_model(folder: Path, kind: str) -> Path:
 
 
 def make_store(folder: Path, model: Path, num_vectors: int, index: str) -> Path:
-    """Make a store of images, with an index; gives its folder.
-
-    Args:
-        folder: of the store.
-        model: model folder that the vectors are said to be of.
-        num_vectors: of the images, one each.
-        index: kind of the index, as `embedder index build --kind` takes it.
-    """
+    """Make a store of images, with an index; gives its folder."""
     opened = open_model(str(model))
     files = StoreFiles(folder)
     images, _ = make_vectors(num_vectors, 1, width=opened.config.embedding_dim)

@@ -26,11 +26,7 @@ class Files(StoreFiles):
 
 
 class SimulatedBucket:
-    """Bucket whose objects change one at a time; each change is judged by the checker at once.
-
-    Attributes:
-        objects: path -> content and version.
-    """
+    """Bucket whose objects change one at a time; each change is judged by the checker at once."""
 
     def __init__(self, world: World, checker: Checker, objects: dict[str, tuple[bytes, int]]) -> None:
         self._world, self._checker, self.objects = world, checker, objects
@@ -346,11 +342,7 @@ class SimulatedDisk(Disk):
         return list(found.values())
 
     def cut_power(self, keeps: Any) -> None:
-        """Lose what was not synced.
-
-        Args:
-            keeps: function that says whether a change of a name that was not synced is there all the same.
-        """
+        """Lose what was not synced."""
         names = dict(self.durable_names)
         for name in self.names.keys() | self.durable_names.keys():
             if self.names.get(name) != self.durable_names.get(name) and keeps():

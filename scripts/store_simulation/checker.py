@@ -43,19 +43,12 @@ def _parse_json(content: bytes) -> Any:
 
 @dataclass
 class Checker:
-    """What must hold of a store after each change.
+    """What must hold of a store after each change."""
 
-    Attributes:
-        violations: what did not hold.
-        has_rows: whether part files are those of `light_rows`, so that rows can be compared.
-        purged: items that were purged, by a command that said so.
-        retired: items that commands were told to remove.
-    """
-
-    has_rows: bool = True
-    violations: list[str] = field(default_factory=list)
-    purged: set[str] = field(default_factory=set)
-    retired: set[str] = field(default_factory=set)
+    has_rows: bool = True  # whether part files are those of `light_rows`, so that rows can be compared
+    violations: list[str] = field(default_factory=list)  # what did not hold
+    purged: set[str] = field(default_factory=set)  # items that were purged, by a command that said so
+    retired: set[str] = field(default_factory=set)  # items that commands were told to remove
     written: set[tuple[str, str]] = field(default_factory=set)
     states: dict[str, Version] = field(default_factory=dict)
     current: dict[str, Any] | None = None

@@ -11,21 +11,13 @@ from typing import Any, NamedTuple
 
 
 class PlantedFault(NamedTuple):
-    """Fault in one function.
+    """Fault in one function."""
 
-    Attributes:
-        name: for `--plant`.
-        description: what the store does wrong.
-        place: `module:function` or `module:Class.method`, below `embedder.store`.
-        old: text of the function.
-        new: what stands in its place.
-    """
-
-    name: str
-    description: str
-    place: str
-    old: str
-    new: str
+    name: str  # for `--plant`
+    description: str  # what the store does wrong
+    place: str  # `module:function` or `module:Class.method`, below `embedder.store`
+    old: str  # text of the function
+    new: str  # what stands in its place
 
 
 FAULTS = tuple(
@@ -282,11 +274,7 @@ FAULTS = tuple(
 
 
 def plant(name: str) -> None:
-    """Plant a fault in this process.
-
-    Raises:
-        LookupError: there is no such fault, or the function has changed since it was described.
-    """
+    """Plant a fault in this process."""
     fault = next((each for each in FAULTS if each.name == name), None)
     if fault is None:
         raise LookupError(f"fault {name!r}: there is none of that name; --list-faults shows them")

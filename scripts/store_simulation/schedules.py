@@ -24,42 +24,26 @@ CLOCKS = (timedelta(), timedelta(days=36_500), timedelta(days=-36_500))
 
 
 class Schedule(NamedTuple):
-    """What happens to one store.
+    """What happens to one store."""
 
-    Attributes:
-        operations: names, one for each process, in the order of their beginnings.
-        faults: what goes wrong.
-        clocks: numbers in `CLOCKS`, one for each process.
-        on_disk: whether the store is on a disk, else it is in a bucket.
-        lock: content that the lock has at the beginning.
-        luck: seed of what a power cut leaves of what was not synced; it also says how much is checked at the end, as
-            not every schedule can afford a vacuum.
-    """
-
-    operations: tuple[str, ...]
-    faults: tuple[Fault, ...] = ()
-    clocks: tuple[int, ...] = ()
-    on_disk: bool = False
-    lock: str = ""
+    operations: tuple[str, ...]  # names, one for each process, in the order of their beginnings
+    faults: tuple[Fault, ...] = ()  # what goes wrong
+    clocks: tuple[int, ...] = ()  # numbers in `CLOCKS`, one for each process
+    on_disk: bool = False  # whether the store is on a disk, else it is in a bucket
+    lock: str = ""  # content that the lock has at the beginning
+    # luck: seed of what a power cut leaves of what was not synced; it also says how much is checked at the end, as
+    # not every schedule can afford a vacuum
     luck: int = 0
 
 
 class Outcome(NamedTuple):
-    """What came of a schedule.
+    """What came of a schedule."""
 
-    Attributes:
-        violations: what did not hold; nothing of a good one.
-        num_effects: effects of each process.
-        num_changes: those of them that change the store.
-        results: how each process ended.
-        items: what was published then: item -> process that embedded it.
-    """
-
-    violations: tuple[str, ...]
-    num_effects: tuple[int, ...]
-    num_changes: tuple[int, ...]
-    results: tuple[str, ...]
-    items: dict[str, str]
+    violations: tuple[str, ...]  # what did not hold; nothing of a good one
+    num_effects: tuple[int, ...]  # effects of each process
+    num_changes: tuple[int, ...]  # those of them that change the store
+    results: tuple[str, ...]  # how each process ended
+    items: dict[str, str]  # what was published then: item -> process that embedded it
 
 
 @cache
@@ -402,12 +386,7 @@ def _place(random: Random, name: str, on_disk: bool = False) -> int:
 
 
 def _pause(random: Random, other: str) -> int:
-    """Effects of others: a few, up to some place in their work, until one has published, or all.
-
-    Args:
-        random: chooses.
-        other: operation that runs meanwhile.
-    """
+    """Effects of others: a few, up to some place in their work, until one has published, or all."""
     until_published = typical(other, False)[0] + random.randint(-8, 16)  # to take the lock over adds a dozen
     return random.choice(
         (random.randint(1, 60), random.randint(20, 200), max(1, until_published), FOREVER, FOREVER, FOREVER)

@@ -15,32 +15,19 @@ _IN_PART = re.compile(MODEL + r"((items|embeddings)/_delta_log|runs/[^/]+/journa
 
 @dataclass
 class Change:
-    """One change of the store, as it was recorded.
+    """One change of the store, as it was recorded."""
 
-    Attributes:
-        writer: host and number of its process.
-        begin_ns: time before it.
-        end_ns: time after it; None where it has no end.
-        what: put or delete.
-        paths: one, or those that are deleted.
-        condition: of a put: None, "absent", or the tag of a version.
-        content: of a put, where it was recorded.
-        outcome: done, refused, or unknown.
-        tag: of the version that was written.
-        lacking: what should have been there before it.
-    """
-
-    writer: tuple[str, int]
-    begin_ns: int
-    end_ns: int | None
-    what: str
-    paths: tuple[str, ...]
-    condition: Any = None
-    content: bytes | None = None
+    writer: tuple[str, int]  # host and number of its process
+    begin_ns: int  # time before it
+    end_ns: int | None  # time after it; None where it has no end
+    what: str  # put or delete
+    paths: tuple[str, ...]  # one, or those that are deleted
+    condition: Any = None  # of a put: None, "absent", or the tag of a version
+    content: bytes | None = None  # of a put, where it was recorded
     size: int = 0
-    outcome: str = "unknown"
-    tag: dict[str, Any] | None = None
-    lacking: list[str] = field(default_factory=list)
+    outcome: str = "unknown"  # done, refused, or unknown
+    tag: dict[str, Any] | None = None  # of the version that was written
+    lacking: list[str] = field(default_factory=list)  # what should have been there before it
     is_made: bool = False
 
     @property

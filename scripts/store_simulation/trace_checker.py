@@ -38,21 +38,14 @@ _THERE = b"."
 
 @dataclass
 class TraceChecker:
-    """What must hold of a store's trace.
+    """What must hold of a store's trace."""
 
-    Attributes:
-        is_whole: whether the trace begins with the store.
-        is_on_disk: whether indexes are made in place, which is not recorded.
-        earlier: content of a file that was there before the trace began, or is not recorded; None where there is none.
-        will_go: files that are deleted before the trace ends.
-        checker: of the invariants.
-    """
-
-    is_whole: bool
-    is_on_disk: bool
+    is_whole: bool  # whether the trace begins with the store
+    is_on_disk: bool  # whether indexes are made in place, which is not recorded
+    # earlier: content of a file that was there before the trace began, or is not recorded; None where there is none
     earlier: Callable[[str], bytes | None] | None = None
-    will_go: frozenset[str] = frozenset()
-    checker: Checker = field(default_factory=lambda: Checker(has_rows=False))
+    will_go: frozenset[str] = frozenset()  # files that are deleted before the trace ends
+    checker: Checker = field(default_factory=lambda: Checker(has_rows=False))  # of the invariants
     files: dict[str, Change] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     ever: set[str] = field(default_factory=set)
@@ -328,11 +321,7 @@ class TraceChecker:
         return "purged.json" in self.files or self.writers.get(path, {change.writer}) == {change.writer}
 
     def compare(self, there: Iterable[tuple[str, int]]) -> None:
-        """Compare the files that the trace leaves with those that are there.
-
-        Args:
-            there: paths and sizes of the store's files.
-        """
+        """Compare the files that the trace leaves with those that are there."""
         found = {path: size for path, size in there if not is_unfinished(path)}
         for path, change in self.files.items():
             is_open = bool(self.open.get(path))

@@ -28,19 +28,12 @@ FOREVER = 10**9
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong.
+    """One thing that goes wrong."""
 
-    Attributes:
-        process: its number in the schedule.
-        effect: number of the effect of that process, from 1; a negative one counts its changes of the store only.
-        kind: what happens.
-        length: effects of others, for which a pause lasts or by which a late effect is late.
-    """
-
-    process: int
-    effect: int
-    kind: Kind
-    length: int = FOREVER
+    process: int  # its number in the schedule
+    effect: int  # number of the effect of that process, from 1; a negative one counts its changes of the store only
+    kind: Kind  # what happens
+    length: int = FOREVER  # effects of others, for which a pause lasts or by which a late effect is late
 
 
 class Killed(BaseException):
@@ -91,11 +84,7 @@ class World:
     """Clock and processes of one schedule."""
 
     def __init__(self, errors: tuple[type[Exception], ...]) -> None:
-        """Make a world without processes.
-
-        Args:
-            errors: by which an operation may end; any other is a finding.
-        """
+        """Make a world without processes."""
         self.errors = errors
         self.time_s, self.num_effects, self.num_tokens = 0.0, 0, 0
         self.processes: list[Process] = []
@@ -126,9 +115,6 @@ class World:
 
     def effect(self, *, is_change: bool = False) -> Fault | None:
         """Count an effect of the current process and do to it what the schedule says, before the effect.
-
-        Args:
-            is_change: whether it changes the store.
 
         Returns:
             What is to be done to the effect itself.
