@@ -21,7 +21,7 @@ With `--simulated` the stages' own code runs on a simulated device (`gpu_simulat
 time, kernels and copies take the device's, by the figures that an H100 was measured to have. The limit is the whole
 model's forward passes, queued one behind the other; of each number of stages there are its rate, the planner's, and the
 shares of the time in which the device computed nothing, by what it waited for: `input` of the step before, `copies`,
-`launching`. With `--ray`, blocks also pass through a run's graph on Ray, whose stages sleep as long as it works.
+`launching`.
 """
 
 import argparse
@@ -39,11 +39,7 @@ from pathlib import Path
 import pyarrow as pa
 import ray.data
 import torch
-from gpu_simulation.h100 import H100
-from gpu_simulation.models import MODELS, write_config
-from gpu_simulation.pipeline import CAUSES, forward_rate, simulate_stages
-from gpu_simulation.ray_path import ray_rate
-from gpu_simulation.stage import caption_lengths, rows_of
+from gpu_simulation import CAUSES, H100, MODELS, caption_lengths, forward_rate, rows_of, simulate_stages, write_config
 from make_large_model import large_config
 
 from corpus import DEMO_MODEL
@@ -74,7 +70,7 @@ CAPTION_TOKENS = 16
 CPU_ROWS = 64
 WARM_CALLS, MIN_CALLS = 2, 4
 SIMULATED = {"H100": H100}
-SIMULATED_BLOCKS, MAX_SLOWNESS, RAY_BLOCKS = 12, 20, 40
+SIMULATED_BLOCKS, MAX_SLOWNESS = 12, 20
 MIN_BLOCKS, MAX_BLOCKS = 12, 1000
 SAMPLE_S = 0.1
 PATIENCE_S = 120
@@ -103,7 +99,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--stages", default="1,2,3", help="numbers of stages")
     parser.add_argument("--batch-size", type=int, help=f"rows, also of a block; {GPU_ROWS}, on the CPU {CPU_ROWS}")
     parser.add_argument("--compile", action="store_true", help="compile the layers, those of the yardstick included")
-    parser.add_argument("--ray", action="store_true", help="with --simulated: also Ray's path, with stages that sleep")
     parser.add_argument("--simulated", choices=sorted(SIMULATED), help="name of a device")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement, about")
     options = parser.parse_args(arguments)
@@ -140,7 +135,7 @@ def simulate(options: argparse.Namespace) -> None:
     kernels_s = 1 / forward_rate(config, figures, num_rows, 1.0, 1)  # a first look at how long it will take
     slowness = min(MAX_SLOWNESS, max(1.0, options.seconds / (SIMULATED_BLOCKS * num_rows * kernels_s)))
     limit = forward_rate(config, figures, num_rows, slowness, MIN_CALLS)
-    found, rows = {}, [("stages", "rows/s", "of limit", "predicted", *CAUSES, *(["by Ray"] if options.ray else []))]
+    found, rows = {}, [("stages", "rows/s", "of limit", "predicted", *CAUSES)]
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
         folder = write_config(config, Path(name))
         for num_stages in map(int, options.stages.split(",")):
@@ -149,21 +144,14 @@ def simulate(options: argparse.Namespace) -> None:
             )
             predicted = predicted_rate(config, options.simulated, num_stages, num_rows)
             rate = {"rows_per_s": run.rows_per_s, "predicted_rows_per_s": predicted}
-            if options.ray:
-                rate["ray_rows_per_s"] = ray_rate(config, limit, num_stages, num_rows, RAY_BLOCKS)
             found[str(num_stages)] = rate | {"idle": run.idle, "launches_per_row": run.launches_per_row}
             shares = (run.rows_per_s / limit, *run.idle.values())
             figures_of = (number(run.rows_per_s, 0), number(shares[0], 2), number(predicted, 0))
-            rows.append((str(num_stages), *figures_of, *(number(each, 3) for each in shares[1:]), *by_ray(rate)))
+            rows.append((str(num_stages), *figures_of, *(number(each, 3) for each in shares[1:])))
     print(f"simulated {figures.name}, {config.name}, batches of {num_rows}: forward passes alone {limit:,.0f} rows/s")
     table(rows)
     document = {"device": f"simulated {figures.name}", "model": config.name, "batch_size": num_rows}
     print(json.dumps(document | {"limit_rows_per_s": limit, "stages": found}))
-
-
-def by_ray(rate: dict[str, float]) -> list[str]:
-    """Column of Ray's path, where it was measured."""
-    return [number(rate["ray_rows_per_s"], 0)] if "ray_rows_per_s" in rate else []
 
 
 def predicted_rate(config: ModelConfig, device_name: str, num_stages: int, num_rows: int) -> float:

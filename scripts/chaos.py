@@ -58,7 +58,6 @@ class Chaos:
     def __init__(
         self, root: Path, seed: int, publish_every_s: float | None = None, place: str | None = None, **world: int
     ) -> None:
-        """Make the world."""
         self.rng = Random(seed)
         self.world = World(root, Random(seed + 1), **world)
         self.world.build()
@@ -72,7 +71,6 @@ class Chaos:
         self.typical_s = 0.0  # seconds of a run
 
     def run(self, plan: list[Kill]) -> None:
-        """Disturb and compare."""
         self._refresh_undisturbed()
         self.poller.start()
         try:
@@ -137,7 +135,6 @@ class Chaos:
         return Victim(world.store("disturbed"), config, world.root / "victims.log", self.trace, second)
 
     def _to_the_end(self) -> None:
-        """The same command, undisturbed."""
         code = self._victim("local").start().wait()
         self.tally["reruns"] += 1
         if code != 0:

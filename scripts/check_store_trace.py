@@ -67,7 +67,6 @@ def _change(found: dict[str, Any]) -> Change:
 
 
 def judge(changes: Sequence[Change], address: str, files: StoreFiles | None = None) -> Checked:
-    """Judge the changes of one store."""
     firsts = [each for each in changes if each.what == "put" and each.path in ("store.json", "CURRENT.json")]
     is_whole = bool(firsts) and firsts[0].condition == "absent"
     earlier = None if files is None else lambda path: _read(files, path)
@@ -91,7 +90,6 @@ def _read(files: StoreFiles, path: str) -> bytes | None:
 
 
 def check(trace: Path, store: str | Path | None = None) -> Checked:
-    """Check a trace."""
     files = None if store is None else StoreFiles(store)
     with trace.open(encoding="utf-8") as lines:
         stores, deviations = read_changes(lines)

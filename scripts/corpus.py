@@ -35,7 +35,6 @@ def read_shipped() -> tuple[list[bytes], list[str]]:
 
 
 def shipped_pairs() -> list[Pair]:
-    """The shipped emoji with their captions."""
     return [(content, ".png", caption) for content, caption in zip(*read_shipped(), strict=True)]
 
 
@@ -56,7 +55,6 @@ def write_pairs(folder: Path, num_items: int, originals: Sequence[Pair]) -> Path
 
 
 def encode(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
-    """Content of an image's file."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()

@@ -83,7 +83,6 @@ def structure(checkout: Path) -> dict[str, int]:
 
 
 def product_trees(checkout: Path) -> dict[Path, ast.Module]:
-    """Every file of the product, parsed."""
     paths = (path for package in PRODUCT for path in sorted((checkout / package).rglob("*.py")))
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 

@@ -28,8 +28,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pyarrow as pa
+from published_rows import as_embedded
 
+from embedder.batch_schema import VECTOR
 from embedder.errors import StoreError
 from embedder.store.backends import Disk
 from embedder.store.compact import compact
@@ -46,14 +49,13 @@ from embedder.store.store_info import bind_store
 from embedder.store.tables import RecordTable
 from embedder.store.vacuum import vacuum
 from embedder.store_check.check import check_store
-from growth.made_up import as_embedded
 from store_simulation.operations import INFO, no_index, none
 
 IMAGE_BYTES = 96 << 20
 OPTIONS = "loop,noauto_da_alloc,commit=300"
 """The kernel flushes nothing by itself: neither what takes another file's name, nor names every five seconds."""
 ITEMS = tuple(f"item{number}" for number in range(8))
-MAX_COPIES = 2000
+MAX_COPIES, DIMENSIONS = 2000, 16
 NO_DEVICE = 3
 
 Rows = dict[str, str]
@@ -64,7 +66,6 @@ class Writer:
     """Writer that publishes one change after another, and knows what is published then."""
 
     def __init__(self, folder: Path, random: Random) -> None:
-        """Name the store."""
         self.files, self.random, self.rows, self._num = StoreFiles(folder), random, dict[str, str](), 0
 
     def change(self) -> Iterator[Rows]:
@@ -109,11 +110,9 @@ class Writer:
             publish(run, metadata, no_index, intent, pa.chunked_array([pa.array(retired or [], pa.string())]))
 
     def purge(self, item: str) -> None:
-        """Purge an item."""
         self.locked(lambda: purge(self.files, {item}, none))
 
     def locked(self, work: Callable[[], object]) -> None:
-        """Do upkeep."""
         with write_lock(self.files):
             finish_publication(self.files, no_index)
             work()
@@ -122,8 +121,8 @@ class Writer:
 def _finished_row(item: str, version: str) -> pa.Table:
     fields = {"item_id": item, "source": "", "uri": f"/texts/{item}", "modified": "t0", "caption": f"text of {item}"}
     listed = pa.table({name: [value] for name, value in fields.items()} | {"size_bytes": pa.array([10], pa.int64())})
-    rows = as_embedded(listed, int(version, 16))
-    return rows.set_column(rows.schema.get_field_index("content_version"), "content_version", pa.array([version]))
+    vector = np.random.default_rng(int(version, 16)).standard_normal(DIMENSIONS, np.float32)
+    return as_embedded(listed, pa.array([vector], VECTOR), version)
 
 
 def write_forever(folder: Path, seed: int) -> None:
@@ -193,7 +192,6 @@ def _writes(device: str) -> tuple[str, ...]:
 
 
 def _extents(file: int) -> Iterator[tuple[int, int]]:
-    """Where a sparse file has content."""
     end = 0
     while True:
         try:
@@ -205,7 +203,6 @@ def _extents(file: int) -> Iterator[tuple[int, int]]:
 
 
 def published_rows(files: StoreFiles) -> Rows:
-    """What both tables hold."""
     current = read_current(files)
     if current is None:
         return {}
@@ -253,7 +250,6 @@ def _errors(files: StoreFiles, severities: tuple[str, ...]) -> list[str]:
 
 
 def cut_power(num_cuts: int, seed: int, root: Path, plant: str | None) -> int:
-    """Cut, judge and report."""
     image, copy, random, began_s = root / "disk.img", root / "cut.img", Random(seed), time.monotonic()
     make_image(image)
     own = [sys.executable, __file__, "--write", str(root / "disk" / "store"), "--seed", str(seed)]
@@ -295,7 +291,6 @@ def has_loop_devices() -> bool:
 
 
 def main() -> int:
-    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("num_cuts", nargs="?", type=int, default=200)
     parser.add_argument("seed", nargs="?", type=int, default=0)

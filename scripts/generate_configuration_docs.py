@@ -82,7 +82,6 @@ Read by `embedder train`. `[[source]]`, `[source.columns]` and `[decode]` have t
 
 
 def page() -> str:
-    """The whole page."""
     parts = [HEAD]
     training = sections_of(TrainConfig, known=kinds_of(RunConfig))
     for head, (top, *others) in ((RUN, sections_of(RunConfig)), (TRAINING, training)):
@@ -100,7 +99,6 @@ def page() -> str:
 
 
 def _table(section: Section) -> Iterator[str]:
-    """One row for each key."""
     yield "| key | type | default | unit | meaning |"
     yield "|---|---|---|---|---|"
     for key in section.keys:

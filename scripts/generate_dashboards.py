@@ -149,7 +149,6 @@ DASHBOARDS = {
 
 
 def text_of(name: str) -> str:
-    """JSON of a dashboard."""
     title, panels, stores = DASHBOARDS[name]
     built = dashboard.Dashboard(title).uid(f"embedder-{name}").tags(["embedder"]).refresh("10s").time("now-1h", "now")
     built = built.timezone("browser").with_variable(dashboard.DatasourceVariable("datasource").type("prometheus"))

@@ -50,7 +50,6 @@ def _kinds() -> Iterator[list[str]]:
 
 
 def _cells(name: str) -> list[str]:
-    """Cells of one model's row."""
     model = PUBLISHED[name]
     with TemporaryDirectory() as folder:
         config = model.describe(Path(folder))

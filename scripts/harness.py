@@ -6,8 +6,10 @@ Imports of this project only how it measures CPU and memory itself, so that both
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +22,7 @@ from embedder.engine.monitor import CpuUse, PeakMemory
 
 SCRIPTS = Path(__file__).parent
 EMBEDDER = (sys.executable, "-m", "embedder")
-INTERVAL_S = 0.5
+INTERVAL_S, LOOK_EVERY_S = 0.5, 0.05
 MIB, GIB = 1 << 20, 1 << 30
 
 
@@ -86,6 +88,29 @@ def json_of(command: Sequence[str | Path], timeout_s: float | None = None) -> di
     """Run a command that has to succeed; gives the JSON of the last line that it prints."""
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=timeout_s, env=environment())
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def take(command: Sequence[str | Path]) -> tuple[dict[str, float], dict]:
+    """Run a command that has to succeed, and ask the kernel what it took; gives the JSON of its last line, too."""
+    before_s, started_s, peak_bytes = _children_cpu_s(), time.perf_counter(), 0
+    with tempfile.TemporaryFile("w+") as printed:
+        process = subprocess.Popen(command, stdout=printed, text=True, env=environment())
+        while process.poll() is None:
+            # `ru_maxrss` is no less than the memory of this process, of which that one is a copy at first.
+            peak_bytes = max(peak_bytes, peak_rss_bytes(process.pid))
+            time.sleep(LOOK_EVERY_S)
+        wall_s = time.perf_counter() - started_s
+        if process.returncode:
+            raise CommandFailedError(f"{' '.join(map(str, command))} ended with exit code {process.returncode}")
+        printed.seek(0)
+        last_line = printed.read().rstrip().rpartition("\n")[2]
+    found = json.loads(last_line) if last_line.startswith("{") else {}
+    return {"wall_s": wall_s, "cpu_s": _children_cpu_s() - before_s, "peak_bytes": peak_bytes}, found
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def environment(checkout: Path | None = None) -> dict[str, str]:

@@ -21,8 +21,7 @@ from PIL import Image
 
 import embedder
 from corpus import DEMO_MODEL, encode, write_config
-from growth.names import take
-from harness import EMBEDDER
+from harness import EMBEDDER, take
 
 LIMIT_S = 10.0
 PER_FOLDER = 1000
@@ -99,12 +98,10 @@ def digests(store: Path) -> dict[str, str]:
 
 
 def rows_of(store: Path) -> dict[str, dict]:
-    """The published rows by item."""
     return {row["item_id"]: row for row in embedder.open_store(store).to_arrow().to_pylist()}
 
 
 def check(holds: bool, promise: str) -> None:
-    """End with what does not hold."""
     if not holds:
         sys.exit(f"measure_refresh: it does not hold that {promise}")
 

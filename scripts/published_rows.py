@@ -22,7 +22,6 @@ def publish_rows(
     build_index: IndexBuilder = lambda version: None,
     retired: pa.ChunkedArray = NO_IDS,
 ) -> None:
-    """Publish rows in one run."""
     bind_store(files, info)
     run = start_run(files, info, pa.schema([]))
     fingerprints = info.model_fingerprint, info.preprocess_fingerprint

@@ -74,7 +74,6 @@ def shoot(url: str, options: argparse.Namespace) -> None:
 
 
 def chromium() -> str:
-    """Path of the browser."""
     path = shutil.which("chromium")
     if path is None:
         sys.exit("there is no chromium: install Debian's package (apt-get install chromium)")

@@ -69,7 +69,6 @@ class Requests:
 
     @property
     def number(self) -> int:
-        """How many there were."""
         return sum(self.num_by_kind.values())
 
 
@@ -143,7 +142,6 @@ class Nights:
         embedder.refresh(self._config(), forced=("retrieval", "vectors"))
 
     def purge(self) -> None:
-        """Remove one item for good."""
         with write_lock(self.files):
             purge(self.files, [item_id(PURGED)], index_choice(self.files, self._config().index, reuse=False))
 
@@ -325,7 +323,6 @@ def is_hit(found: Hit, wanted: Hit) -> bool:
 
 
 def until(happened: Callable[[], bool], limit_s: float = 300.0) -> None:
-    """Wait for something."""
     stop_s = time.monotonic() + limit_s
     while not happened():
         if time.monotonic() > stop_s:

@@ -59,7 +59,6 @@ def prepare(fault: str | None = None) -> None:
 
 
 def schedule_of(seed: int) -> Schedule:
-    """Draw the schedule of a seed."""
     return draw(Random(seed))
 
 
@@ -144,7 +143,6 @@ def find_all_faults(options: argparse.Namespace) -> int:
 
 
 def replay(text: str) -> int:
-    """Run one schedule again."""
     outcome = run_schedule(from_json(text))
     for violation in outcome.violations:
         print(violation)
@@ -154,7 +152,6 @@ def replay(text: str) -> int:
 
 
 def main() -> int:
-    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedules", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -182,7 +182,6 @@ class Victim:
         return Paused(was_there, code, codes[0] if codes else None, faults)
 
     def _holder(self) -> int | None:
-        """Process that holds the store's lock."""
         return read_holder(StoreFiles(self.store)).get("pid")
 
     def _wrong(self, code: int, codes: list[int], said: str, *, is_held: bool) -> list[str]:
@@ -257,7 +256,6 @@ class TraceTail:
         self._num_written = 0
 
     def num_written(self) -> int:
-        """How many are."""
         if self._trace.exists() and self._trace.stat().st_size > self._read:
             with self._trace.open("rb") as file:
                 file.seek(self._read)

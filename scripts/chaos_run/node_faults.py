@@ -93,16 +93,13 @@ class NodeRound:
         return any(AT_WORK in title for title in titles) or bool(self.entries())
 
     def any_node(self) -> int:
-        """Return one of those that compute."""
         return self.rng.randint(1, NUM_NODES)
 
     def kill(self, number: int) -> None:
-        """End a node."""
         self.what = f"node {number} killed"
         self.cluster.kill(number)
 
     def cut(self, number: int, seconds: float) -> None:
-        """Partition a node for a while."""
         self.what = f"node {number} partitioned for {seconds:g} s"
         self.cluster.cut(number)
         time.sleep(seconds)
@@ -136,7 +133,6 @@ class NodeRound:
         self.cluster.kill(number)
 
     def add(self) -> None:
-        """Add a node."""
         self.what = f"node {SPARE} added"
         self.cluster.add(SPARE, NODE_CPUS)
 

@@ -43,7 +43,6 @@ def items_in(state: Fingerprint) -> set[tuple[str, Fingerprint]]:
 
 
 def state_of(store: Path | str) -> Fingerprint:
-    """What a store has published."""
     return fingerprint(embedder.open_store(store).to_arrow(["item_id", "segment", "content_version"]))
 
 
@@ -107,7 +106,6 @@ class Poller(threading.Thread):
         self._store, self._stopped = store, threading.Event()
 
     def run(self) -> None:
-        """Poll until told to stop."""
         while not self._stopped.is_set():
             try:
                 self.poll()
@@ -126,7 +124,6 @@ class Poller(threading.Thread):
         return items_in(state) <= set().union(*map(items_in, self.allowed))
 
     def poll(self) -> None:
-        """Look once."""
         self.num_polls += 1
         files = StoreFiles(self._store)
         if isinstance(self._store, Path):

@@ -55,7 +55,6 @@ class World:
     """A folder that holds all of it."""
 
     def __init__(self, root: Path, rng: Random, num_models: int = 1, has_step: bool = False) -> None:
-        """Note what there will be."""
         self.root, self.source, self.rng, self.num_made = root, root / "source", rng, 0
         self.further = [f"other{number}" for number in range(1, num_models)]
         self.has_step = has_step
@@ -63,7 +62,6 @@ class World:
         """URIs of stores that are not in the folder, by name."""
 
     def build(self, num_images: int = NUM_ITEMS, vision: dict = VISION) -> None:
-        """Make source and model."""
         self.source.mkdir(parents=True)
         for _ in range(num_images):
             self._add()
@@ -76,7 +74,6 @@ class World:
             make_model(self.root / name, vision | {"image_size": vision["image_size"] + number * 8}, TEXT)
 
     def config_file(self, store: str, engine: str, **settings: object) -> Path:
-        """The configuration of a run."""
         path, settings = self.root / f"{store}-{engine}.toml", SETTINGS | {"engine": engine} | settings
         write_config(path, self.root / "model", self.store(store), self.source, **settings)
         if self.has_step:

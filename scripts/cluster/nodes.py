@@ -64,11 +64,9 @@ class NodeCluster:
 
     @property
     def address(self) -> str:
-        """Address of the cluster."""
         return f"{self.ip(0)}:{PORT}"
 
     def ip(self, number: int) -> str:
-        """Address of a node."""
         return f"{self.subnet}.{10 + number}"
 
     def start(
@@ -132,11 +130,9 @@ class NodeCluster:
                 os.kill(pid, kind)
 
     def cut(self, number: int) -> None:
-        """Take a node's link away."""
         _ip(f"-n {self.netns(number)} link set e0 down")
 
     def heal(self, number: int) -> None:
-        """Give a node's link back."""
         _ip(f"-n {self.netns(number)} link set e0 up")
         _ip(f"-n {self.netns(number)} route replace default via {self.subnet}.1")
 
@@ -180,7 +176,6 @@ class NodeCluster:
         shutil.rmtree(self.place, ignore_errors=True)
 
     def netns(self, number: int) -> str:
-        """Name of a node's network namespace."""
         return f"{self.name}{number}"
 
     @property
@@ -362,7 +357,6 @@ def main() -> None:
 
 
 def _do(cluster: NodeCluster, command: str, options: dict) -> None:
-    """Do what the command line says."""
     match command:
         case "start":
             print(cluster.start(**options))

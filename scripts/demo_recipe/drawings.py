@@ -32,12 +32,10 @@ class Drawings:
         return len(self.pixels)
 
     def take(self, places: torch.Tensor) -> "Drawings":
-        """Some of them."""
         return Drawings(self.pixels[places], self.concepts[places], self.keys[places])
 
 
 def joined(one: Drawings, other: Drawings) -> Drawings:
-    """All of both."""
     fields = ("pixels", "concepts", "keys")
     return Drawings(*(torch.cat([getattr(one, field), getattr(other, field)]) for field in fields))
 

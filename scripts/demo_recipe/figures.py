@@ -55,7 +55,6 @@ def figures_on(style: str, folder: Path, data: Path, concepts: list[Concept], wo
 
 
 def recalls(ranks: Any) -> dict[str, float]:
-    """R@k of ranks from 0 up."""
     return {f"R@{k}": round(float((ranks < k).mean()), 4) for k in KS} | {"queries": len(ranks)}
 
 

@@ -185,7 +185,6 @@ def fitted_positions(weights: Mapping[str, torch.Tensor], config: ModelConfig) -
 
 
 def _batch(drawings: Drawings, step: int, seed: int) -> TrainBatch:
-    """The batch of one step."""
     places, epoch = order_of(len(drawings), step, seed)
     chosen = drawings.take(places)
     none = torch.empty(0, dtype=torch.int64)

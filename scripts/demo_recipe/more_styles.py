@@ -107,7 +107,6 @@ def rows_of(style: str, package: DrawnPackage, tarball: Path, concepts: list[Con
 
 
 def _by_code(tar: tarfile.TarFile, package: DrawnPackage, concepts: list[Concept]) -> Drawn:
-    """Files whose names are codes."""
     known = {plain_codes(concept["hexcode"]): concept["hexcode"] for concept in concepts}
     for member in tar:
         named = re.fullmatch(package.drawings or "", member.name)

@@ -67,7 +67,6 @@ def train_texts(
 
 
 def encode_texts(trainer: Trainer, encoder: CaptionEncoder, texts: list[str]) -> torch.Tensor:
-    """Embed texts; float32 (M, E)."""
     ids = [torch.from_numpy(encoder.encode(text)) for text in texts]
     return trainer.encode_captions(torch.cat(ids), torch.tensor([len(each) for each in ids]))
 

@@ -14,7 +14,6 @@ HUGE_JXL = 2**30
 
 
 def extra_contents(good: dict[str, bytes]) -> Iterator[tuple[str, Callable[[], bytes] | bytes]]:
-    """Name and content of each case."""
     heic, jxl, raw = good["plain.heic"], good["lossy.jxl"], good["plain.dng"]
     square = np.zeros((64, 64, 3), np.uint8)
     yield "60,000 x 60,000.heic", heic_size(heic, 60_000, 60_000)

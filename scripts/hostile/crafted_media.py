@@ -25,7 +25,6 @@ SECRET_TEXT = "file '/etc/hostname'\n"
 
 
 def media_cases(good: Good) -> Iterator[tuple[str, Make]]:
-    """Name and maker of each case."""
     for name, content in chain(contents(good), extra_contents(good)):
         yield name, writer(name, content)
     yield "endless video.mkv", endless_video

@@ -14,7 +14,6 @@ LONG_NAME = "n" * 240
 
 
 def source_cases(good: Good) -> Iterator[tuple[str, Make]]:
-    """Name and maker of each case."""
     for name, content in captions().items():
         yield f"caption: {name}", caption_case(good["plain.jpg"], name, content)
     for name in names():

@@ -46,7 +46,6 @@ class Outcome:
 
     @property
     def num_items(self) -> int:
-        """Items that the input held."""
         return self.states.total()
 
 
@@ -64,7 +63,6 @@ class Trials:
         theirs.close()
 
     def run(self, name: str, folder: Path) -> Outcome:
-        """Try one input."""
         try:
             self._connection.send((name, str(folder)))
             if self._connection.poll(HUNG_S):
@@ -79,7 +77,6 @@ class Trials:
         return Outcome(name, faults=[fault], seconds=HUNG_S if "hung" in fault else 0.0)
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         self._process.join()
         self._connection.close()

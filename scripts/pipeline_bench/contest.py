@@ -69,7 +69,6 @@ class Standing:
         return {step: tuple(float(median(each[step][k] for each in found)) for k in (0, 1)) for step in steps}
 
     def to_json(self) -> dict[str, Any]:
-        """Medians, and every round."""
         numbers = {name: self.median(name) for name in NUMBERS}
         rounds = [{name: getattr(turn, name) for name in NUMBERS} for turn in self.turns]
         return numbers | {"least_cosine": self.least_cosine, "shares": self.shares(), "rounds": rounds}

@@ -89,7 +89,6 @@ def _process_command(module: str, task: Task, python: str) -> Callable[[Path], S
 def _pipeline_command(
     task: Task, engine: str, num_stages: int, options: Sequence[str]
 ) -> Callable[[Path], Sequence[str]]:
-    """The pipeline, by its command line."""
     settings = [text for option in (f"num_stages={num_stages}", *options) for text in ("--set", option)]
     fixed = ["--model", task.model, "--engine", engine, "--dtype", task.dtype, *settings, "--json"]
     return lambda out: [*EMBEDDER, "embed", task.items, "--store", str(out / "store"), *fixed]

@@ -79,7 +79,6 @@ def embed_batch(model: Any, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def run_loop(task: Task, images: list[Path]) -> None:
-    """Embed the pairs of these images."""
     loader = DataLoader(
         LibraryPairs(task, images),
         batch_size=task.batch_size,

@@ -60,7 +60,6 @@ class PlainDecoder:
         return np.array(squashed)
 
     def token_ids(self, caption: str) -> np.ndarray:
-        """Tokenise; int32 (T,)."""
         return np.array(self.tokenizer.encode(caption).ids, np.int32)
 
 
@@ -71,12 +70,10 @@ def decoder_of(model: str) -> PlainDecoder:
 
 
 def as_batch(pairs: Sequence[Pair]) -> Batch:
-    """One batch of pairs."""
     return packed_batch(np.stack([pixels for pixels, _ in pairs]), [ids for _, ids in pairs])
 
 
 def packed_batch(pixels: np.ndarray, token_ids: Sequence[np.ndarray]) -> Batch:
-    """One batch."""
     lengths = torch.tensor([len(ids) for ids in token_ids])
     vision = TowerState(torch.from_numpy(pixels), torch.ones(len(pixels), dtype=torch.int64))
     return Batch(vision, TowerState(torch.from_numpy(np.concatenate(token_ids)), lengths))
@@ -127,7 +124,6 @@ def collate(rows: list[tuple[str, Pair]]) -> tuple[list[str], Batch]:
 
 
 def run_loop(task: Task, images: list[Path]) -> None:
-    """Embed the pairs of these images."""
     loader = DataLoader(
         Pairs(task.model, images),
         batch_size=task.batch_size,
@@ -139,7 +135,6 @@ def run_loop(task: Task, images: list[Path]) -> None:
 
 
 def decoded(task: Task, num_pairs: int) -> list[Pair]:
-    """The first pairs."""
     decode = PlainDecoder(task.model)
     return [decode(image) for image in task.images()[:num_pairs]]
 

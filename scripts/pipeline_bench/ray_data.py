@@ -48,7 +48,6 @@ class RayDataEmbed:
         self.out = task.out
 
     def __call__(self, batch: Columns) -> Columns:
-        """Both vectors of each pair."""
         from pipeline_bench.plain import embed_batch, packed_batch
 
         images, texts = embed_batch(self.model, packed_batch(np.array(batch["pixels"]), list(batch["token_ids"])))

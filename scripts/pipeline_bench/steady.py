@@ -23,12 +23,10 @@ class Window:
 
     @property
     def wall_s(self) -> float:
-        """Its length."""
         return self.stop_s - self.start_s
 
     @property
     def items_per_s(self) -> float:
-        """The steady rate."""
         return self.num_items / self.wall_s
 
 

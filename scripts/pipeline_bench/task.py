@@ -46,7 +46,6 @@ class Task:
         return Task(**json.loads(sys.argv[-1]))
 
     def to_json(self) -> str:
-        """What `from_command_line` reads."""
         return json.dumps(asdict(self))
 
     def images(self) -> list[Path]:

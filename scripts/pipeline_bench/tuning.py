@@ -34,7 +34,6 @@ Settings = dict[str, Any]
 
 
 def settings_of(limit: tuple[int, int], loop: tuple[int, int], trials: dict[str, float]) -> Settings:
-    """What to run with."""
     batch_size = limit[0]
     return {
         "limit": {"batch_size": batch_size, "num_threads": limit[1], "num_workers": 1},

@@ -97,7 +97,6 @@ def compare(folder: Path, num_images: int, autofaiss: str | None) -> dict:
 
 
 def their_finder(index: faiss.Index, effort: int) -> Find:
-    """Search a graph with some effort."""
     parameters = faiss.SearchParametersHNSW(efSearch=effort)
     return lambda queries: index.search(queries, K, params=parameters)[1]
 

@@ -61,7 +61,6 @@ def blocks(folder: Path, rows: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def ids(start: int, stop: int) -> pa.Table:
-    """Ids of rows."""
     numbers = np.arange(start, stop)
     return pa.table(
         {

@@ -58,7 +58,6 @@ def compare_update(folder: Path, num_images: int) -> dict:
 
 
 def untuned_s(manifest: Manifest) -> float:
-    """Seconds without the tuning of efforts."""
     return manifest.build_s - manifest.steps_s["tune"] - manifest.steps_s.get("choose", 0.0)
 
 

@@ -59,7 +59,6 @@ class Clients:
 
 
 def main(url: str, num_clients: int, seconds: float, first_text: int, rate: float | None) -> dict:
-    """Ask for some seconds."""
     clients = Clients(url, seconds, first_text, rate)
     threads = [threading.Thread(target=clients.run) for _ in range(num_clients)]
     for thread in threads:

@@ -70,7 +70,6 @@ def serving(store: str | Path, log: Path, options: Sequence[str] = ()) -> Iterat
 
 
 def is_ready(url: str) -> bool:
-    """Whether `/readyz` says so."""
     try:
         with urlopen(f"{url}/readyz", timeout=5) as answer:
             return answer.status == 200
@@ -79,6 +78,5 @@ def is_ready(url: str) -> bool:
 
 
 def free_port() -> int:
-    """Port that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]

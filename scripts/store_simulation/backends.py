@@ -39,7 +39,6 @@ class SimulatedBucket:
         return None if found is None else found[0]
 
     def read(self, path: str) -> tuple[bytes, Tag]:
-        """As of `Backend`."""
         fault = self._world.effect()
         if fault is not None and fault.kind in ("refused", "lost"):
             raise StoreUnavailableError("store s3://simulated: 503")
@@ -58,12 +57,10 @@ class SimulatedBucket:
         return [self.objects[path][0] for path in paths]
 
     def exists(self, path: str) -> bool:
-        """As of `Backend`."""
         self._answer()
         return path in self.objects
 
     def folders(self, folder: str) -> list[str]:
-        """As of `Backend`."""
         self._answer()
         start = f"{folder}/"
         below = (path[len(start) :] for path in self._under(start, None))
@@ -90,7 +87,6 @@ class SimulatedBucket:
         return iter(found)
 
     def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
-        """As of `Backend`."""
         content = data if isinstance(data, bytes) else data.read_bytes()
         fault = self._world.effect(is_change=True)
         kind = "" if fault is None else fault.kind
@@ -145,15 +141,12 @@ class SimulatedBucket:
                 self._world.kill()
 
     def below(self, folder: str) -> Below:
-        """As of `Backend`."""
         return Below(self, folder)
 
     def open(self, path: str) -> Any:
-        """No simulated file is opened."""
         raise NotImplementedError(path)
 
     def read_table(self, path: str, columns: list[str] | None) -> Any:
-        """No simulated file is Parquet."""
         raise NotImplementedError(path)
 
 
@@ -168,32 +161,25 @@ class Below:
         self._backend, self._start = backend, f"{folder}/"
 
     def read(self, path: str) -> tuple[bytes, Tag]:
-        """As of `Backend`."""
         return self._backend.read(self._start + path)
 
     def read_log(self, paths: Sequence[str]) -> list[bytes]:
-        """As of `SimulatedBucket`."""
         return self._backend.read_log([self._start + path for path in paths])
 
     def exists(self, path: str) -> bool:
-        """As of `Backend`."""
         return self._backend.exists(self._start + path)
 
     def folders(self, folder: str) -> list[str]:
-        """As of `Backend`."""
         return self._backend.folders(self._start + folder)
 
     def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
-        """As of `Backend`."""
         found = self._backend.list(self._start + folder, None if after is None else self._start + after)
         return (FileInfo(path.removeprefix(self._start), size) for path, size in found)
 
     def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
-        """As of `Backend`."""
         return self._backend.put(self._start + path, data, condition)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """As of `Backend`."""
         self._backend.delete(self._start + path for path in paths)
 
 
@@ -241,7 +227,6 @@ class SimulatedDisk(Disk):
             self._world.kill()
 
     def create(self, path: str, data: bytes | Path) -> None:
-        """As of `Disk`."""
         kind = self._effect()
         if path in self.names:
             raise FileExistsError(path)
@@ -251,13 +236,11 @@ class SimulatedDisk(Disk):
         self._after(kind)
 
     def sync_file(self, path: str) -> None:
-        """As of `Disk`."""
         kind = self._effect()
         self.synced.add(self.names[path])
         self._after(kind)
 
     def rename(self, source: str, target: str) -> None:
-        """As of `Disk`."""
         kind = self._effect()
         if source not in self.names:
             raise FileNotFoundError(source)
@@ -267,7 +250,6 @@ class SimulatedDisk(Disk):
         self._after(kind)
 
     def link(self, source: str, target: str) -> None:
-        """As of `Disk`."""
         kind = self._effect()
         if target in self.names:
             raise FileExistsError(target)
@@ -291,7 +273,6 @@ class SimulatedDisk(Disk):
         self._checker.on_put(target.removeprefix(self._root), self.contents[self.names[target]], self._world.current)
 
     def unlink(self, path: str) -> None:
-        """As of `Disk`."""
         if path not in self.names:
             raise FileNotFoundError(path)
         kind = self._effect()
@@ -301,11 +282,9 @@ class SimulatedDisk(Disk):
         self._after(kind)
 
     def make_folder(self, path: str) -> None:
-        """As of `Disk`."""
         self.folders_there.add(path)
 
     def sync_folder(self, path: str) -> None:
-        """As of `Disk`."""
         kind = self._effect()
         for name in self._unsynced.pop(path.rstrip("/"), ()):
             if name in self.names:
@@ -318,22 +297,18 @@ class SimulatedDisk(Disk):
         self._after(kind)
 
     def read(self, path: str) -> bytes:
-        """As of `Disk`."""
         self._effect(is_change=False)
         if path not in self.names:
             raise FileNotFoundError(path)
         return self.contents[self.names[path]]
 
     def is_file(self, path: str) -> bool:
-        """As of `Disk`."""
         return path in self.names
 
     def is_folder(self, path: str) -> bool:
-        """As of `Disk`."""
         return path in self.folders_there
 
     def entries(self, path: str) -> list[tuple[str, bool, int]]:
-        """As of `Disk`."""
         start = path.rstrip("/") + "/"
         found: dict[str, tuple[str, bool, int]] = {}
         for name in self._sorted[bisect_left(self._sorted, start) : bisect_left(self._sorted, f"{start[:-1]}0")]:
@@ -342,7 +317,6 @@ class SimulatedDisk(Disk):
         return list(found.values())
 
     def cut_power(self, keeps: Any) -> None:
-        """Lose what was not synced."""
         names = dict(self.durable_names)
         for name in self.names.keys() | self.durable_names.keys():
             if self.names.get(name) != self.durable_names.get(name) and keeps():

@@ -63,12 +63,10 @@ class Checker:
         self.content = content
 
     def fail(self, text: str) -> None:
-        """Note what did not hold, once."""
         if text not in self.violations:
             self.violations.append(text)
 
     def on_put(self, path: str, content: bytes, writer: Any = None) -> None:
-        """Judge a file that was written."""
         self.num_changes += 1
         self.last_writer[path] = (writer, self.num_changes)
         if path == "CURRENT.json":
@@ -81,7 +79,6 @@ class Checker:
             self.written.update((row["item_id"], row["version"]) for row in _parse_json(content))
 
     def on_delete(self, path: str) -> None:
-        """Judge a file that was deleted."""
         self.num_changes += 1
         if path in self.needed:
             self.fail(f"deleted what is published: {path}")
@@ -114,7 +111,6 @@ class Checker:
                     self.fail(f"marked what is published to be deleted: {path}")
 
     def _check_rows(self, cause: str) -> Version | None:
-        """Read what CURRENT.json names."""
         current, needed, rows = self.current or {}, {"CURRENT.json"}, {}
         needed.add(f"runs/{current.get('run_id')}/published.json")
         for model, own in {"": current, **current.get("models", {})}.items():
@@ -231,7 +227,6 @@ class Checker:
 
     @property
     def published(self) -> Version | None:
-        """Rows of what is published."""
         return self.states.get((self.current or {}).get("run_id", ""))
 
     @property

@@ -42,17 +42,14 @@ class Rows(list[dict[str, Any]]):
 
     @property
     def num_rows(self) -> int:
-        """Number of rows."""
         return len(self)
 
     def slice(self, offset: int, length: int) -> "Rows":
-        """Some of the rows."""
         return Rows(self[offset : offset + length])
 
 
 @lru_cache(maxsize=20_000)
 def parse_rows(content: bytes) -> Rows:
-    """Parse a part file."""
     return Rows(json.loads(content))
 
 
@@ -69,12 +66,10 @@ class Whole(dict[str, str]):
 
     @property
     def num_rows(self) -> int:
-        """Number of items."""
         return len(self)
 
 
 def encode_part(table: str, path: str, content: Rows, session: str, *, kept: bool = False) -> tuple[PartFile, bytes]:
-    """As of `embedder.store.part_writer`."""
     data = json.dumps(content).encode()
     ids = sorted(row["item_id"] for row in content)
     bounds = [{"item_id": each, "state": "embedded"} for each in (ids[0], ids[-1])] if ids else [{}, {}]

@@ -40,12 +40,10 @@ ERRORS = (StoreError, RunFailedError)
 
 
 def none(candidate: Any, model: str = "") -> None:
-    """Choose no index."""
     return
 
 
 def no_index(version: int, info: Any = None) -> None:
-    """Build no index."""
     return
 
 
@@ -111,14 +109,12 @@ def refuse(files: StoreFiles, process: Process) -> None:
 
 
 def locked(files: StoreFiles, work: Callable[[StoreFiles], Any]) -> None:
-    """Do an operation of upkeep."""
     with write_lock(files):
         finish_publication(files, no_index)
         work(files)
 
 
 def build_index(files: StoreFiles, process: Process) -> None:
-    """Upload an index and publish it."""
     with write_lock(files):
         finish_publication(files, no_index)
         current = read_current(files)
@@ -169,7 +165,6 @@ def roll_back_first(files: StoreFiles) -> None:
 
 
 def purge_items(files: StoreFiles, process: Process, items: Sequence[str]) -> None:
-    """Purge items."""
     process.notes["purging"] = set(items)
     process.notes["on_begin"](set(items))
     with write_lock(files):

@@ -155,7 +155,6 @@ def run_schedule(schedule: Schedule) -> Outcome:
 
 
 def _on_end(checker: Checker, backend: Any, process: Process) -> None:
-    """Judge what a command has said."""
     if process.result != "ok":
         if "purging" in process.notes and process.number < len("ABC"):
             checker.unfinished_purges.add(process.name.partition(" ")[2])
@@ -437,12 +436,10 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
 
 
 def to_json(schedule: Schedule) -> str:
-    """Schedule as one line."""
     return json.dumps(schedule._asdict() | {"faults": [each._asdict() for each in schedule.faults]})
 
 
 def from_json(text: str) -> Schedule:
-    """Schedule of a line."""
     found = json.loads(text)
     faults = tuple(Fault(**each) for each in found["faults"])
     return Schedule(

@@ -32,7 +32,6 @@ class Change:
 
     @property
     def path(self) -> str:
-        """Path of a put."""
         return self.paths[0]
 
     def is_of(self, tag: Any) -> bool:

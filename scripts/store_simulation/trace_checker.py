@@ -67,11 +67,9 @@ class TraceChecker:
 
     @property
     def deviations(self) -> list[str]:
-        """What did not hold."""
         return self.checker.violations
 
     def fail(self, change: Change, text: str) -> None:
-        """Note what did not hold."""
         host, pid = change.writer
         self.checker.fail(f"{text} (process {pid} on {host}, at {change.begin_ns / 1e9:.3f} s)")
 
@@ -119,7 +117,6 @@ class TraceChecker:
             self.journalled.update(added)
 
     def end(self, change: Change) -> None:
-        """Judge a change that has ended."""
         if change.outcome == "unknown":
             return  # it may have been made, or may be made later
         for path in change.paths:

@@ -76,7 +76,6 @@ class Process:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
         return self.state in ("done", "killed")
 
 
@@ -84,7 +83,6 @@ class World:
     """Clock and processes of one schedule."""
 
     def __init__(self, errors: tuple[type[Exception], ...]) -> None:
-        """Make a world without processes."""
         self.errors = errors
         self.time_s, self.num_effects, self.num_tokens = 0.0, 0, 0
         self.processes: list[Process] = []
@@ -165,7 +163,6 @@ class World:
             action()
 
     def run(self, processes: list[Process], on_end: Callable[[Process], None]) -> None:
-        """Run processes to their ends."""
         self.processes, self.next_resume = processes, FOREVER
         while (process := self._next()) is not None:
             self.current = process

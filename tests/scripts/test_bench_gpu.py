@@ -53,17 +53,6 @@ def test_on_a_simulated_gpu_stages_reach_what_forward_passes_alone_do(bench_gpu,
         assert sum(stage["idle"].values()) <= 1 - 0.95 * stage["rows_per_s"] / limit + 0.05
 
 
-@pytest.mark.parametrize(("num_calls", "least", "most"), [(1, 500, 850), (2, 700, 1100)])
-def test_two_calls_at_once_are_faster_than_one_as_a_single_thread_launches(tmp_path, num_calls, least, most):
-    from gpu_simulation import stage_figures
-    from gpu_simulation.device import SimulatedGpu, fused_attention
-
-    folder = stage_figures.write_config(stage_figures.MODELS["vit-l-14"](), tmp_path)
-    gpu = SimulatedGpu(stage_figures.H100, 10.0)
-    with fused_attention(gpu):
-        assert least <= stage_figures.stage_rate(gpu, folder, num_calls, 32) <= most
-
-
 def test_one_call_at_a_time_leaves_the_simulated_device_waiting_for_its_input(bench_gpu, tmp_path):
     config = bench_gpu.MODELS["vit-b-32"]()
     folder = bench_gpu.write_config(config, tmp_path)
@@ -100,20 +89,6 @@ def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, tmp_path, ray_cluster)
         assert run["of_unsplit"] == pytest.approx(run["rows_per_s"] / found["unsplit_rows_per_s"])
         assert 0 <= run["idle_share"] <= 1
         assert (run["memory_share"], run["hidden_share"]) == (None, None)
-
-
-@pytest.mark.slow(rotates=True)
-def test_blocks_pass_through_ray_no_faster_than_a_stage_that_sleeps(bench_gpu):
-    from gpu_simulation import ray_path
-    from ray import cloudpickle
-
-    cloudpickle.register_pickle_by_value(ray_path)  # Ray's workers find what lies beside a script that runs
-    limit, model = 200.0, bench_gpu.MODELS["vit-b-32"]()
-    try:
-        rate = bench_gpu.ray_rate(model, limit, num_stages=1, num_rows=64, num_blocks=12)
-    finally:
-        cloudpickle.unregister_pickle_by_value(ray_path)
-    assert 0 < rate <= 1.05 * limit
 
 
 def test_a_model_that_is_not_simulated_is_refused_with_those_that_are(bench_gpu, capsys):

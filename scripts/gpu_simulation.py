@@ -1,24 +1,43 @@
-"""A simulated GPU on which the stage's own code runs, on shapes alone, in slow motion.
+"""A simulated GPU on which the own code of stages runs, on shapes alone, in slow motion.
 
-Tensors of the device are torch's meta tensors. Each operation on them costs its launch, for which the interpreter is
-busy, and puts a kernel on the timeline of the current stream, which no thread of this process spends. Whoever waits for
-the device sleeps until the timeline is through. All times are stretched by one factor, so that what the simulation
-itself takes of an operation fits into its launch; figures are given in the device's own seconds.
+Tensors of the device are the meta tensors of torch. Each operation on them costs its launch, for which the interpreter
+is busy, and puts a kernel on the timeline of the current stream, which no thread of this process spends. Whoever waits
+for the device sleeps until the timeline is through. All times are stretched by one factor, so that what the simulation
+itself takes of an operation fits into its launch; figures are given in the seconds of the device. All stages of a run
+share it, as their processes would, with as many calls at once as a run has.
 """
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
+from queue import Queue
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from embedder.batch_schema import TRACE
+from embedder.engine.device_settings import GPU_SETTINGS, group_costs
 from embedder.steps.host_copies import OverlappedCopies
+from embedder.steps.stage import INPUTS, Stage
+from embedder.steps.stage_spec import StageSpec
+from embedder.store.arrow_tensors import pack_flat
+from shards.activations import Batch, TowerState
+from shards.config import ModelConfig
+from shards.plan import plan_shards
+from shards.preprocess import PreprocessConfig
+from shards.shard import Shard
+from shards.shard_specs import ShardSpec, whole_model
+from shards.tensor_shapes import held_dtype
+from shards.towers.clip import ClipTextTower
+from shards.towers.siglip import SiglipTextTower
+from shards.towers.vit import VitTower
 
 _NO_KERNEL = {f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "detach", "dropout")}
 _MAYBE_VIEWS = {"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to"}
@@ -56,7 +75,6 @@ class Timeline:
         self.free_at = self.done_at = 0.0
 
     def put(self, seconds: float, now_s: float) -> None:
-        """Append work."""
         self.free_at = self.done_at = max(self.free_at, now_s) + seconds
 
 
@@ -71,7 +89,6 @@ class Event:
         self.at_s = max(stream.line.free_at, self._gpu.now_s)
 
     def synchronize(self) -> None:
-        """Wait for that."""
         self._gpu.wait_until(self.at_s)
 
     def elapsed_time(self, later: "Event") -> float:
@@ -90,7 +107,6 @@ class Stream:
         self.line.free_at = max(self.line.free_at, event.at_s)
 
     def record_event(self) -> Event:
-        """Make an event here."""
         event = Event(self._gpu)
         event.record(self)
         return event
@@ -108,29 +124,24 @@ class SimulatedGpu:
         self._calling, self._launchers = set[int](), set[int]()
 
     def Event(self, *, enable_timing: bool = False) -> Event:
-        """As of `torch.cuda`."""
         del enable_timing
         return Event(self)
 
     def Stream(self, device: Any = None) -> Stream:
-        """As of `torch.cuda`."""
         del device
         return Stream(self)
 
     def current_stream(self, device: Any = None) -> Stream:
-        """As of `torch.cuda`."""
         del device
         return getattr(self._current, "stream", self._default)
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
-        """As of `torch.cuda`."""
         before, self._current.stream = self.current_stream(), stream
         yield
         self._current.stream = before
 
     def synchronize(self) -> None:
-        """Wait for the current stream."""
         self.wait_until(self.current_stream().line.free_at)
 
     @property
@@ -273,7 +284,6 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _look(value: Any) -> Any:
-    """What a value looks like, hashable."""
     if isinstance(value, torch.Tensor):
         return (value.shape, value.stride(), value.dtype, value.device.type)
     if isinstance(value, (list, tuple)):
@@ -354,3 +364,240 @@ class SimulatedCopies(OverlappedCopies):
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         self._gpu.copy(source.nbytes)
         return target
+
+
+H100 = DeviceFigures(
+    name="H100",
+    launch_s=31e-6,
+    view_s=8e-6,
+    product_flops=560e12,
+    memory_bytes_per_s=3e12,
+    kernel_s=3e-6,
+    link_bytes_per_s=55e9,
+    host_bytes_per_s=5e9,
+    attention_share=0.5,
+    host_s=20e-6,
+    call_s=7e-3,
+    wait_s=100e-6,
+    contended=3.0,
+)
+
+
+def _clip(name: str, vision: VitTower, text: ClipTextTower, dim: int) -> ModelConfig:
+    preprocess = PreprocessConfig(image_size=vision.image_size, max_caption_tokens=text.max_tokens)
+    return ModelConfig(name=name, trained=False, embedding_dim=dim, vision=vision, text=text, preprocess=preprocess)
+
+
+def _clip_vision(patch_size: int, width: int, depth: int) -> VitTower:
+    return VitTower(
+        patch_size=patch_size, width=width, depth=depth, num_heads=width // 64, pre_norm=True, activation="quick_gelu"
+    )
+
+
+def _clip_text(width: int) -> ClipTextTower:
+    return ClipTextTower(hidden_size=width, num_attention_heads=width // 64, intermediate_size=4 * width)
+
+
+def _siglip() -> ModelConfig:
+    vision = VitTower(
+        image_size=384,
+        patch_size=14,
+        width=1152,
+        depth=27,
+        num_heads=16,
+        mlp_ratio=4304 / 1152,
+        class_token=False,
+        pool="map",
+        activation="gelu_tanh",
+    )
+    text = SiglipTextTower(
+        vocab_size=32_000, hidden_size=1152, num_hidden_layers=27, num_attention_heads=16, intermediate_size=4304
+    )
+    preprocess = PreprocessConfig(image_size=384, max_caption_tokens=text.max_tokens)
+    return ModelConfig(
+        name="so400m-384",
+        trained=False,
+        embedding_dim=1152,
+        vision_projection="none",
+        text_projection="linear",
+        vision=vision,
+        text=text,
+        preprocess=preprocess,
+    )
+
+
+MODELS = {
+    "vit-b-32": lambda: _clip("vit-b-32", _clip_vision(32, 768, 12), _clip_text(512), 512),
+    "vit-l-14": lambda: _clip("vit-l-14", _clip_vision(14, 1024, 24), _clip_text(768), 768),
+    "so400m-384": _siglip,
+}
+
+
+def shard_of_shapes(config: ModelConfig, spec: ShardSpec, dtype: str = "bfloat16") -> Shard:
+    """Build a shard whose tensors have shapes alone."""
+    with torch.device("meta"):
+        shard = Shard(config, spec, getattr(torch, dtype))
+    for name, parameter in shard.named_parameters():
+        parameter.data = parameter.data.to(getattr(torch, held_dtype(config, name, tuple(parameter.shape), dtype)))
+    return shard.finish(torch.device("meta"))
+
+
+def write_config(config: ModelConfig, folder: Path) -> Path:
+    """Write a model folder that has a configuration alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(config.to_json(), encoding="utf-8")
+    return folder
+
+
+SHORTEST, LONGEST = 9, 22
+"""Tokens of captions, as those of the measured ones were."""
+
+
+class SimulatedStage(Stage):
+    """Stage on a simulated device."""
+
+    def __init__(self, spec: StageSpec, gpu: SimulatedGpu) -> None:
+        self._gpu = gpu
+        super().__init__(spec)
+        self._copies = SimulatedCopies(gpu)
+
+    def _load(self, folder: Path) -> Any:
+        return shard_of_shapes(self.config, self.spec.shard, self.spec.dtype)
+
+    def encode(self, batch: pa.RecordBatch) -> pa.Table:
+        self._gpu.spend(self._gpu.figures.call_s)
+        return super().encode(batch)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        with on_device(self._gpu), self._gpu.call():
+            return super().__call__(table)
+
+
+def caption_lengths(config: ModelConfig, num_rows: int) -> torch.Tensor:
+    """Lengths of captions, int64; all as long where the tower's tokeniser pads them."""
+    tower = config.required_text
+    if tower.has_fixed_length:
+        return torch.full((num_rows,), tower.max_tokens)
+    return torch.randint(SHORTEST, LONGEST, (num_rows,), generator=torch.Generator().manual_seed(1))
+
+
+def sample_states(config: ModelConfig, num_rows: int, device: str = "cpu") -> dict[str, TowerState]:
+    """Inputs of an image and a caption for each row, by side; all of them are zeros."""
+    lengths = {"vision": torch.ones(num_rows, dtype=torch.int64), "text": caption_lengths(config, num_rows)}
+    states = {}
+    for side, tower in config.towers.items():
+        dtype, shape = tower.input_layout()
+        values = torch.zeros((int(lengths[side].sum()), *shape), dtype=dtype, device=device)
+        states[side] = TowerState(values, lengths[side])
+    return states
+
+
+def rows_of(states: dict[str, TowerState], num_rows: int) -> pa.Table:
+    """Rows as decoding hands them on; a side without a state has nothing."""
+    columns: dict[str, pa.Array] = {"item_id": pa.array([str(row) for row in range(num_rows)])}
+    for side, name in INPUTS.items():
+        state = states.get(side) or TowerState(torch.empty(0), torch.zeros(num_rows, dtype=torch.int64))
+        sizes = state.lengths * (state.values.nbytes // max(1, len(state.values)))
+        columns[name] = pack_flat(state.values.numpy(), sizes.numpy())
+    return pa.table(columns | {"trace": pa.nulls(num_rows, TRACE)})
+
+
+DTYPE = "bfloat16"
+CAUSES = ("input", "copies", "launching")
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """What a number of stages reaches."""
+
+    rows_per_s: float  # rows that left the last stage
+    idle: dict[str, float]  # shares of the time in which the device computed nothing, by what it waited for
+    launches_per_row: float  # kernels
+
+
+def forward_rate(config: ModelConfig, figures: DeviceFigures, num_rows: int, slowness: float, num_calls: int) -> float:
+    """Rows a second of the whole model's forward passes, queued one behind the other, their input on the device."""
+    gpu, shard = SimulatedGpu(figures, slowness), shard_of_shapes(config, whole_model(config), DTYPE)
+    states = sample_states(config, num_rows)
+    arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(group_costs(config, [figures.name])))
+    arranged = arranged.move_to(lambda values: torch.empty(values.shape, dtype=values.dtype, device="meta"))
+    with fused_attention(gpu), on_device(gpu):
+        shard.compute(arranged)
+        gpu.synchronize()
+        started_s = gpu.now_s
+        for _ in range(num_calls):
+            shard.compute(arranged)
+        gpu.synchronize()
+        return num_calls * num_rows * slowness / (gpu.now_s - started_s)
+
+
+def simulate_stages(
+    config: ModelConfig,
+    folder: Path,
+    figures: DeviceFigures,
+    num_stages: int,
+    *,
+    num_rows: int,
+    num_blocks: int,
+    slowness: float,
+    calls_at_once: int | None = None,
+) -> SimulatedRun:
+    """Send blocks through the stages of a run on one device."""
+    gpu, calls_at_once = SimulatedGpu(figures, slowness), calls_at_once or GPU_SETTINGS.calls_at_once or 1
+    costs = group_costs(config, [figures.name])
+    specs = [stage.spec for stage in plan_shards(config, num_stages, dtype=DTYPE).stages]
+    stages = [_stage(index, spec, folder, costs, num_rows, gpu) for index, spec in enumerate(specs)]
+    num_filling = calls_at_once * num_stages
+    queues = [Queue[pa.Table | None](calls_at_once) for _ in range(num_stages)]
+    done = Queue[pa.Table | None]()
+    workers = [
+        threading.Thread(target=_work, args=(stage, gpu, own, after), daemon=True)
+        for stage, own, after in zip(stages, queues, [*queues[1:], done], strict=True)
+        for _ in range(calls_at_once)
+    ]
+    with fused_attention(gpu):
+        for worker in workers:
+            worker.start()
+        block = rows_of(sample_states(config, num_rows), num_rows)
+        feeder = threading.Thread(target=_feed, args=(queues[0], block, num_blocks + 2 * num_filling), daemon=True)
+        feeder.start()
+        for _ in range(num_filling):
+            done.get()
+        before = _counted(gpu)
+        for _ in range(num_blocks):
+            done.get()
+        after = _counted(gpu)
+        for _ in range(num_filling):
+            done.get()
+        for own in queues:
+            for _ in range(calls_at_once):
+                own.put(None)
+    window_s = (after[0] - before[0]) / slowness
+    idle = {cause: (after[1][cause] - before[1][cause]) / window_s for cause in CAUSES}
+    return SimulatedRun(num_blocks * num_rows / window_s, idle, (after[2] - before[2]) / (num_blocks * num_rows))
+
+
+def _stage(
+    index: int, spec: ShardSpec, folder: Path, costs: Sequence[Any], num_rows: int, gpu: SimulatedGpu
+) -> SimulatedStage:
+    settings = StageSpec(index, str(folder), spec, DTYPE, "meta", 1, (num_rows,), group_costs=tuple(costs))
+    return SimulatedStage(settings, gpu)
+
+
+def _feed(queue: "Queue[pa.Table | None]", block: pa.Table, number: int) -> None:
+    for _ in range(number):
+        queue.put(block)
+
+
+def _work(
+    stage: SimulatedStage, gpu: SimulatedGpu, own: "Queue[pa.Table | None]", after: "Queue[pa.Table | None]"
+) -> None:
+    while (block := own.get()) is not None:
+        done = stage(block)
+        gpu.spend(done.nbytes / gpu.figures.host_bytes_per_s)
+        gpu.wait_until(0.0)
+        after.put(done)
+
+
+def _counted(gpu: SimulatedGpu) -> tuple[float, dict[str, float], int]:
+    return time.perf_counter(), {cause: gpu.idle_s[cause] for cause in CAUSES}, gpu.num_launches
