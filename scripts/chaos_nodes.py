@@ -20,17 +20,273 @@ import argparse
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
+
+from chaos import REFUSAL_CODE
+from chaos_world import World, compare
+from check_store_trace import Checked, check
 
 import embedder
-from chaos_run.node_faults import FAULTS, NUM_IMAGES, SETTINGS, VISION, Outcome, as_line, run_round
-from chaos_run.world import World
 from cluster.nodes import NodeCluster
-from harness import show
+from embedder.compat import STORE_TRACE_VARIABLE
+from harness import EMBEDDER, descendants, environment, show
+
+NUM_NODES = 3  # that compute; the driver is on a head without CPUs
+NODE_CPUS = 1.0
+DRIVER, SPARE = 0, NUM_NODES + 1
+STAGE_TITLE = "MapWorker(MapBatches(Stage"
+AT_WORK = f"{STAGE_TITLE}Actor)).submit"
+RUN_S = 480.0
+NUM_IMAGES = 1000
+FAULT_AFTER_S = (0.5, 8.0)  # of work on so many images; of fewer, in proportion
+# Large enough that stages compute for a while.
+VISION = {"image_size": 64, "patch_size": 8, "width": 256, "depth": 10, "num_heads": 4}
+SETTINGS = {
+    "num_stages": 2,
+    "rows_per_part": 32,
+    "batch_size": 16,
+    "decode.items_per_task": 32,
+    "no_progress_timeout_s": 300,
+}
+ONE_REPLICA = "[[stage]]\nreplicas = { min = 1, max = 1 }\n" * 2
+
+Happens = Callable[["NodeRound"], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One round."""
+
+    kind: str  # of the fault
+    number: int  # of the round among those of its kind
+    seed: int  # of all rounds
+    what: str  # that happened
+    code: int | None  # exit code of the run itself
+    code_again: int | None  # of the same command, where the first run can't end
+    num_rows: int  # compared
+    faults: list[str]  # what is wrong
+    stall_s: float  # longest time without a finished part after the fault
+    wall_s: float  # of the run
+    events: list[str] = field(default_factory=list)  # lines of the report
+    effects: int = 0  # changes of the store
+    deviations: int = 0  # from the store's protocol
+
+
+@dataclass
+class NodeRound:
+    """A run on nodes of its own, and its fault."""
+
+    world: World
+    cluster: NodeCluster
+    rng: Random
+    store: str
+    what: str = "nothing happened"
+    driver: int = DRIVER
+    process: "subprocess.Popen[bytes] | None" = None
+    second: Callable[[], int] = lambda: REFUSAL_CODE
+    refusal: str = ""
+
+    @property
+    def trace(self) -> Path:
+        """File of what the run's processes change in the store."""
+        return self.world.root / f"{self.store}.trace.jsonl"
+
+    def node_with_stage(self) -> int:
+        """Return a node where a stage computes."""
+        titles = {number: list(self.cluster.titles(number)) for number in range(1, NUM_NODES + 1)}
+        return self.rng.choice([number for number, found in titles.items() if STAGE_TITLE in " ".join(found)])
+
+    def is_at_work(self) -> bool:
+        """Whether a stage has begun to compute; a short call can be missed, what it led to can't."""
+        titles = (title for number in range(1, NUM_NODES + 1) for title in self.cluster.titles(number))
+        return any(AT_WORK in title for title in titles) or bool(self.entries())
+
+    def any_node(self) -> int:
+        return self.rng.randint(1, NUM_NODES)
+
+    def kill(self, number: int) -> None:
+        self.what = f"node {number} killed"
+        self.cluster.kill(number)
+
+    def cut(self, number: int, seconds: float) -> None:
+        self.what = f"node {number} partitioned for {seconds:g} s"
+        self.cluster.cut(number)
+        time.sleep(seconds)
+        self.cluster.heal(number)
+
+    def pause(self, number: int, seconds: float) -> None:
+        """Stop a node's processes for a while."""
+        self.what = f"node {number} paused for {seconds:g} s"
+        self.cluster.pause(number)
+        time.sleep(seconds)
+        self.cluster.resume(number)
+
+    def pause_driver(self, seconds: float) -> None:
+        """Stop the driver for a while, in which the same command has to be refused."""
+        own = [] if self.process is None else [self.process.pid, *(each.pid for each in descendants(self.process.pid))]
+        until_s = time.monotonic() + seconds
+        self.what = f"the driver paused for {seconds:g} s"
+        for pid in own[1:]:  # the first one waits for the others
+            os.kill(pid, signal.SIGSTOP)
+        code = self.second()
+        self.refusal = "" if code == REFUSAL_CODE else f"the same command beside a paused driver ended with {code}"
+        time.sleep(max(0.0, until_s - time.monotonic()))
+        for pid in own:
+            os.kill(pid, signal.SIGCONT)
+
+    def drain(self, number: int, seconds: float) -> None:
+        """Give notice, and end the node then."""
+        self.what = f"node {number} drained, and ended after {seconds:g} s"
+        self.cluster.drain(number, seconds)
+        time.sleep(seconds)
+        self.cluster.kill(number)
+
+    def add(self) -> None:
+        self.what = f"node {SPARE} added"
+        self.cluster.add(SPARE, NODE_CPUS)
+
+    def entries(self) -> list[float]:
+        """Return the times at which write tasks ended, in order."""
+        return sorted(path.stat().st_mtime for path in self.world.store(self.store).glob("runs/*/journal/*.json"))
+
+    def report(self) -> dict[str, Any]:
+        """Return the last report in the store; empty where there is none."""
+        found = sorted(self.world.store(self.store).glob("runs/*/report.json"))
+        return json.loads(found[-1].read_text()) if found else {}
+
+
+FAULTS: dict[str, Happens] = {
+    "kill": lambda each: each.kill(each.any_node()),
+    "kill-only": lambda each: each.kill(each.node_with_stage()),
+    "cut20": lambda each: each.cut(each.node_with_stage(), 20),
+    "cut120": lambda each: each.cut(each.node_with_stage(), 120),
+    "pause10": lambda each: each.pause(each.node_with_stage(), 10),
+    "pause90": lambda each: each.pause(each.node_with_stage(), 90),
+    "pause-driver": lambda each: each.pause_driver(15),
+    "drain": lambda each: each.drain(each.node_with_stage(), 30),
+    "add": lambda each: each.add(),
+    "head": lambda each: each.kill(0),
+    "own-disks": lambda each: None,  # from the start
+}
+"""By kind; `kill-only` ends the node of a stage's only replica, `own-disks` is a store that nodes don't share."""
+
+
+def run_round(world: World, cluster: NodeCluster, kind: str, number: int, seed: int) -> Outcome:
+    """Make a cluster, run on it, disturb it, and compare with the undisturbed store."""
+    each = NodeRound(world, cluster, Random(f"{seed} {kind} {number}"), f"{kind}-{number}")
+    each.driver = 1 if kind == "head" else DRIVER
+    config = world.config_file(each.store, "ray", ray_address=cluster.address, **SETTINGS)
+    if kind != "add":  # a new node can be used where the number of replicas is open
+        config.write_text(config.read_text() + ONE_REPLICA)
+    log = world.root / f"{each.store}.log"
+    private = [str(world.store(each.store))] if kind == "own-disks" else []
+    for folder in private:
+        Path(folder).mkdir()
+        each.what = "a store that the nodes don't share"
+    _start(cluster, each, private)
+    begun_s = time.time()
+    try:
+        code, happened_s = _disturbed(each, kind, config, log)
+        again = None
+        if kind == "head":
+            _start(cluster, each, private)
+            again = _embed(each, config, log).wait(RUN_S)
+    except subprocess.TimeoutExpired:
+        code, again, happened_s = None, None, begun_s
+    finally:
+        cluster.stop()
+    wall_s = time.time() - begun_s
+    events = [event["text"] for event in each.report().get("events", [])]
+    num_rows, faults = (0, _refusal(each, code, log)) if kind == "own-disks" else _faults(each, kind, code, again)
+    checked = _checked(each, has_files=not private)
+    faults += checked.deviations[:3] + ([each.refusal] if each.refusal else [])
+    times = [happened_s, *(at_s for at_s in each.entries() if at_s > happened_s)]
+    stall_s = max((after - before for before, after in pairwise(times)), default=0.0)
+    outcome = Outcome(kind, number, seed, each.what, code, again, num_rows, faults, stall_s, wall_s, events)
+    return replace(outcome, effects=checked.num_effects, deviations=len(checked.deviations))
+
+
+def _checked(each: NodeRound, *, has_files: bool) -> Checked:
+    """Hold what was changed to the store's protocol."""
+    if not each.trace.exists():
+        return Checked(0, ["nothing was recorded"])
+    return check(each.trace, each.world.store(each.store) if has_files else None)
+
+
+def _start(cluster: NodeCluster, each: NodeRound, private: Sequence[str]) -> None:
+    # A driver that outlives the head needs a node of its own.
+    cluster.start(NUM_NODES + 1, NODE_CPUS, head_cpus=0, private=private)
+
+
+def _embed(each: NodeRound, config: Path, log: Path) -> "subprocess.Popen[bytes]":
+    """Start the run on the driver's node."""
+    command = each.cluster.command(each.driver, [*EMBEDDER, "embed", "--config", str(config)])
+    with log.open("ab") as output:
+        variables = environment() | {STORE_TRACE_VARIABLE: str(each.trace)}
+        return subprocess.Popen(command, stdout=output, stderr=output, env=variables)
+
+
+def _disturbed(each: NodeRound, kind: str, config: Path, log: Path) -> tuple[int | None, float]:
+    """Run, and let the fault happen once stages compute; gives the exit code, and the time of the fault."""
+    process = each.process = _embed(each, config, log)
+    each.second = lambda: _embed(each, config, log.with_suffix(".second.log")).wait(RUN_S)
+    happened_s = time.time()
+    try:
+        if kind != "own-disks":
+            while not each.is_at_work() and process.poll() is None and time.time() < happened_s + RUN_S:
+                time.sleep(0.1)
+            num_images = len(list(each.world.source.glob("*.png")))
+            time.sleep(each.rng.uniform(*FAULT_AFTER_S) * num_images / NUM_IMAGES)
+            happened_s = time.time()
+            if process.poll() is None:
+                with suppress(LookupError):
+                    FAULTS[kind](each)
+        return process.wait(RUN_S), happened_s
+    finally:
+        if process.poll() is None:
+            process.kill()
+
+
+def _faults(each: NodeRound, kind: str, code: int | None, again: int | None) -> tuple[int, list[str]]:
+    """Compare with the undisturbed store; gives the rows, and what is wrong."""
+    faults = [] if each.what != NodeRound.what else [f"the run ended with exit code {code} before it was disturbed"]
+    if kind == "head":
+        if code in (0, None) or again != 0:
+            faults.append(f"exit code {code}, and of the same command afterwards {again}")
+    elif code != 0:
+        return 0, ["the run did not end in time" if code is None else f"exit code {code}"]
+    if not (each.world.store(each.store) / "CURRENT.json").exists():
+        return 0, [*faults, "nothing is published"]
+    num_rows, difference = compare(each.world.store(each.store), each.world.store("undisturbed"))
+    faults += [
+        f"{len(found)} rows {what}: {sorted(map(str, found))[:3]}" for what, found in difference.items() if found
+    ]
+    return num_rows, faults
+
+
+def _refusal(each: NodeRound, code: int | None, log: Path) -> list[str]:
+    """Say what is wrong with the refusal of a store that the nodes don't share."""
+    said = log.read_text(errors="replace")
+    faults = [] if code == REFUSAL_CODE else [f"exit code {code} instead of {REFUSAL_CODE}"]
+    faults += [] if "Traceback" not in said else ["a traceback"]
+    return faults + (["items were embedded"] if each.entries() else [])
+
+
+def as_line(outcome: Outcome) -> str:
+    """Return the line of an outcome in a file of states."""
+    return json.dumps(asdict(outcome))
+
 
 COLUMNS = {
     "kind": "{kind}",

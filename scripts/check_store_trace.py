@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from embedder.store.files import StoreFiles
-from store_simulation.trace_changes import Change
-from store_simulation.trace_checker import TraceChecker
+from store_simulation.trace_checker import Change, TraceChecker
 
 MAX_SHOWN = 30
 

@@ -20,11 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from hostile.crafted_media import Make, media_cases
-from hostile.crafted_sources import source_cases
-from hostile.good_files import good_files
-from hostile.mutations import mutate
-from hostile.trial import MEMORY_BYTES, Outcome, Trials
+from hostile.files import Make, good_files, media_cases
+from hostile.inputs import MEMORY_BYTES, Outcome, Trials, mutate, source_cases
 
 MAX_FILE_S = 30.0
 STATES = ("embedded", "embedded_in_part", "rejected")

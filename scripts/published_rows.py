@@ -1,8 +1,11 @@
-"""Publication of rows that no model has computed, as a run publishes its own."""
+"""Rows of stores, published as a run does, though no model computed them, and read as other programs do."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pyarrow as pa
+from deltalake import DeltaTable
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from embedder.batch_schema import DECODED, VECTOR
 from embedder.store.files import StoreFiles
@@ -41,3 +44,13 @@ def as_embedded(listed: pa.Table, images: pa.Array, content_version: str) -> pa.
         | {name: pa.repeat(pa.scalar(made.get(name), kind), listed.num_rows) for name, kind in types.items()}
         | {"image_embedding": images, "text_embedding": nulls}
     )
+
+
+def delta_rows(folder: str | Path, version: int | None = None, columns: list[str] | None = None) -> pa.Table:
+    """Rows of a table on a disk; of its files, the log's sizes count.
+
+    deltalake's own file system is a Python object: threads of Arrow that still let go of its buffers while the
+    interpreter ends abort the process. Arrow's local one is none.
+    """
+    files = SubTreeFileSystem(str(folder), LocalFileSystem())
+    return DeltaTable(folder, version=version).to_pyarrow_table(columns=columns, filesystem=files)

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from store_simulation import light_rows
-from store_simulation.faults import FAULTS, plant
+from store_simulation import patches
+from store_simulation.patches import FAULTS, plant
 from store_simulation.schedules import (
     OTHERS,
     WEIGHTS,
@@ -46,7 +46,7 @@ BATCH = 250
 def prepare(fault: str | None = None) -> None:
     """Make this process a simulator's; the stores that schedules begin with are made before a fault is planted."""
     logging.disable(logging.CRITICAL)
-    light_rows.install()
+    patches.install()
     for on_disk in (False, True):
         base(on_disk)
         for name in WEIGHTS | OTHERS:

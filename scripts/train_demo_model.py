@@ -22,13 +22,8 @@ from pathlib import Path
 
 import torch
 
-from demo_recipe.drawings import read_concepts
-from demo_recipe.figures import figures_on
-from demo_recipe.images import CONFIG, train_images
-from demo_recipe.more_styles import make_tables
-from demo_recipe.student import train_student
-from demo_recipe.texts import train_texts
-from demo_recipe.training import log
+from demo_recipe.sources import make_tables, read_concepts
+from demo_recipe.steps import CONFIG, figures_on, log, train_images, train_student, train_texts
 from shards.training.settings import TrainSettings
 from shards.training.trainer import Trainer
 

@@ -20,7 +20,7 @@ from embedder.media.errors import DecodeError
 from embedder.serve.thumbnails import unreadable
 from embedder.steps.decode import forget_reader
 from embedder.training.tokenizer import train_tokenizer
-from hostile.camera_raws import dng
+from hostile.files import dng
 from shards.fresh import init_model
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-images.md"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 TABLES = ("embeddings", "items")
 SAME_ROWS = ("compaction", "migration", "index", "vacuum")
-_PART = re.compile(r"(models/[^/]+/)?(items|embeddings)/part-[^/]+\.parquet")
+_LIGHT_PART = re.compile(r"(models/[^/]+/)?(items|embeddings)/part-[^/]+\.parquet")
 
 
 class Version(NamedTuple):
@@ -75,7 +75,7 @@ class Checker:
             if "index/" in path:
                 self.fail(f"the index that is published was written again: {path}")
             self._check_rows("a file of what is published was rewritten")
-        elif self.has_rows and _PART.fullmatch(path) is not None:
+        elif self.has_rows and _LIGHT_PART.fullmatch(path) is not None:
             self.written.update((row["item_id"], row["version"]) for row in _parse_json(content))
 
     def on_delete(self, path: str) -> None:

@@ -30,7 +30,7 @@ from embedder.store.vacuum import vacuum
 from embedder.store_index import versions
 from embedder.store_index.versions import has_version
 from index.manifest import MANIFEST_NAME
-from store_simulation.light_rows import NO_COLUMNS, Rows
+from store_simulation.patches import NO_COLUMNS, Rows
 from store_simulation.world import Process
 
 INFO = StoreInfo(

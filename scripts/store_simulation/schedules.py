@@ -12,10 +12,9 @@ from embedder.store.backends import DiskBackend, is_unfinished
 from embedder.store.files import StoreFiles
 from embedder.store.history import publications, readable
 from embedder.store.purge.tombstones import PURGED_FILE, PurgedIds
-from store_simulation.backends import Files, SimulatedBucket, SimulatedDisk
 from store_simulation.checker import Checker
 from store_simulation.operations import ERRORS, OPERATIONS, embed
-from store_simulation.world import FOREVER, Fault, Process, Stuck, World
+from store_simulation.world import FOREVER, Fault, Files, Process, SimulatedBucket, SimulatedDisk, Stuck, World
 
 CHECKED_AT_THE_END = 6
 """Of how many schedules one affords a further writer at its end, and of twice as many a vacuum."""

@@ -5,32 +5,97 @@ had no answer) not whether it was made. Such an effect counts as made where anot
 favour of the store.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from embedder.store.backends import is_unfinished
-from store_simulation.checker import Checker
-from store_simulation.trace_changes import MODEL as _MODEL
-from store_simulation.trace_changes import Change, files_of, folder_of, is_withdrawn, needed_first
+from store_simulation.checker import TABLES, Checker
 
-_PART = re.compile(_MODEL + r"(items|embeddings)/part-(?P<run>[^/]+)\.parquet")
-_ENTRY = re.compile(_MODEL + r"(items|embeddings)/_delta_log/\d{20}\.json")
-_CHECKPOINT = re.compile(_MODEL + r"(items|embeddings)/_delta_log/\d{20}\.checkpoint\.parquet")
-_JOURNAL = re.compile(_MODEL + r"runs/(?P<run>[^/]+)/journal/(?P<name>[^/]+)\.json")
-_SEGMENT = re.compile(_MODEL + r"runs/(?P<run>[^/]+)/journal/sealed-\d+\.jsonl")
-_MOVES = re.compile(_MODEL + r"runs/[^/]+/journal/(?P<name>[^/]+)\.parquet")
-_IN_RUN = re.compile(_MODEL + r"runs/(?P<run>[^/]+)/(?P<rest>.+)")
-_INDEX = re.compile(_MODEL + r"index/(?P<number>\d{6,})/(?P<name>[^/]+)")
+MODEL = r"(?P<folder>models/[^/]+/)?"
+_IN_PART = re.compile(MODEL + r"((items|embeddings)/_delta_log|runs/[^/]+/journal)/.+")
+"""Files of which some of the content is recorded."""
+
+
+@dataclass
+class Change:
+    """One change of the store, as it was recorded."""
+
+    writer: tuple[str, int]  # host and number of its process
+    begin_ns: int  # time before it
+    end_ns: int | None  # time after it; None where it has no end
+    what: str  # put or delete
+    paths: tuple[str, ...]  # one, or those that are deleted
+    condition: Any = None  # of a put: None, "absent", or the tag of a version
+    content: bytes | None = None  # of a put, where it was recorded
+    size: int = 0
+    outcome: str = "unknown"  # done, refused, or unknown
+    tag: dict[str, Any] | None = None  # of the version that was written
+    lacking: list[str] = field(default_factory=list)  # what should have been there before it
+    is_made: bool = False
+
+    @property
+    def path(self) -> str:
+        return self.paths[0]
+
+    def is_of(self, tag: Any) -> bool:
+        """Whether a tag can be that of what this put writes: servers give the MD5 of a small file."""
+        if self.tag is not None:
+            return self.tag == tag
+        if self.content is None or not isinstance(tag, dict) or _IN_PART.fullmatch(self.path):
+            return True
+        digests = hashlib.sha256(self.content).hexdigest(), hashlib.md5(self.content).hexdigest()
+        known = [str(value).strip('"') for name, value in tag.items() if name in ("sha256", "e_tag")]
+        return any(value in digests for value in known) or any(len(value) not in (32, 64) for value in known)
+
+
+def is_withdrawn(content: bytes | None) -> bool:
+    return bool(json.loads(content or b"{}").get("is_withdrawn"))
+
+
+def folder_of(path: str) -> str:
+    return "/".join([*path.split("/")[:2], ""]) if path.startswith("models/") else ""
+
+
+def files_of(content: bytes | None) -> tuple[list[str], list[str]]:
+    """Part files that an entry of a log adds and removes."""
+    actions = [json.loads(line) for line in (content or b"").decode().splitlines() if line.strip()]
+    added, removed = ([each[kind]["path"] for each in actions if kind in each] for kind in ("add", "remove"))
+    return added, removed
+
+
+def needed_first(content: bytes | None) -> list[str]:
+    """Files that must be there before CURRENT.json names them, beside the older entries of logs."""
+    if content is None:
+        return []
+    current = json.loads(content)
+    paths = [f"runs/{current['run_id']}/published.json"]
+    for model, own in {"": current, **current.get("models", {})}.items():
+        folder = f"models/{model}/" if model else ""
+        paths += [f"{folder}{name}/_delta_log/{own[name]:020d}.json" for name in TABLES if own[name] >= 0]
+        paths += [f"{folder}index/{own['index']:06d}/manifest.json"] if own.get("index") is not None else []
+    return paths
+
+
+_PART = re.compile(MODEL + r"(items|embeddings)/part-(?P<run>[^/]+)\.parquet")
+_ENTRY = re.compile(MODEL + r"(items|embeddings)/_delta_log/\d{20}\.json")
+_CHECKPOINT = re.compile(MODEL + r"(items|embeddings)/_delta_log/\d{20}\.checkpoint\.parquet")
+_JOURNAL = re.compile(MODEL + r"runs/(?P<run>[^/]+)/journal/(?P<name>[^/]+)\.json")
+_SEGMENT = re.compile(MODEL + r"runs/(?P<run>[^/]+)/journal/sealed-\d+\.jsonl")
+_MOVES = re.compile(MODEL + r"runs/[^/]+/journal/(?P<name>[^/]+)\.parquet")
+_IN_RUN = re.compile(MODEL + r"runs/(?P<run>[^/]+)/(?P<rest>.+)")
+_INDEX = re.compile(MODEL + r"index/(?P<number>\d{6,})/(?P<name>[^/]+)")
 _LIST = re.compile(r"deletions/(?P<token>[^/]+)\.json")
 _CONDITIONAL = re.compile(
-    _MODEL + r"(CURRENT\.json|\.lock|store\.json|purged\.json|deletions/[^/]+\.json"
+    MODEL + r"(CURRENT\.json|\.lock|store\.json|purged\.json|deletions/[^/]+\.json"
     r"|runs/[^/]+/(run|published|publication|interim)\.json|runs/[^/]+/journal/sealed-\d+\.jsonl"
     r"|(items|embeddings)/_delta_log/\d{20}\.(json|checkpoint\.parquet))"
 )
-_MADE_AGAIN = re.compile(_MODEL + r"(words|query_towers)/.+")
-_MADE_IN_PLACE = re.compile(_MODEL + r"(index|words|query_towers)/.+")
+_MADE_AGAIN = re.compile(MODEL + r"(words|query_towers)/.+")
+_MADE_IN_PLACE = re.compile(MODEL + r"(index|words|query_towers)/.+")
 _NOT_RECORDED = re.compile(_MADE_IN_PLACE.pattern + r"|\.lock|runs\.jsonl")
 """On a disk: what is made in place, the lock of the operating system, and a log for people that is appended to."""
 _THERE = b"."

@@ -18,7 +18,7 @@ def publications():
 
 
 def test_texts_are_all_different_and_as_long_as_captions():
-    from serve_bench.stores import Texts
+    from bench_serve import Texts
 
     texts = Texts()
     several = [texts[number] for number in range(20_000)]
@@ -95,8 +95,9 @@ def test_a_service_is_measured_beside_searches_in_process():
 def test_a_replica_that_is_killed_under_load_costs_what_it_was_answering(tmp_path):
     for package in ("grpc", "watchfiles"):
         pytest.importorskip(package, reason="Ray Serve is not installed: pip install 'embedder[ray-serve]'")
+    from bench_serve import make_store
+
     from corpus import DEMO_MODEL
-    from serve_bench.stores import make_store
 
     store = make_store(tmp_path / "store", DEMO_MODEL, 2000, "flat")
     found = found_by("kill_serve_replica.py", store, 200, 4, timeout_s=570)

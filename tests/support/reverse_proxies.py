@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from serve_bench.server import free_port
+from running_service import free_port
 
 NAME = "search.example.org"
 CLIENT = "127.0.0.2"  # another address than the proxy's own, so that the service can tell them apart

@@ -1,6 +1,6 @@
 """Build the index that autofaiss picks, in a process of its own; imports nothing of this project.
 
-    python build_theirs.py FOLDER OUT.faiss NUM_IMAGES --by autofaiss    # or `faiss`: the same by FAISS alone
+    python scripts/build_theirs.py FOLDER OUT.faiss NUM_IMAGES --by autofaiss    # or `faiss`: the same by FAISS alone
 
 autofaiss 2.18 takes HNSW32 of whole vectors where memory allows, adds them, and tunes efSearch on vectors of the index.
 Its tuning is done again by the caller, on captions; here it gets the least of time.

@@ -1,17 +1,27 @@
-"""Rows of a simulated store: part files are short lists, on which decisions take microseconds instead of milliseconds.
+"""What is replaced in the code of the store: its work on rows, for speed, and one part of it where a fault is planted.
 
-What the store decides with Arrow on a part file's rows is replaced by the same decision on a list: which items of a run
-are whole, which rows a publication replaces, which a purge takes. All else is the store's own code: locks, records,
+Part files of a simulated store are short lists, on which decisions take microseconds instead of milliseconds. What the
+store decides with Arrow on the rows of a part file is replaced by the same decision on a list: which items of a run are
+whole, which rows a publication replaces, which a purge takes. All else is the own code of the store: locks, records,
 journals, logs, commits, publications, deletions, and the order of their effects. `tests/scripts/test_simulate_store.py`
 compares both kinds of rows.
+
+A planted fault replaces some text of a function, as a programmer might have written it: a simulator that finds none
+proves nothing. `faults.toml` has them.
 """
 
 import ast
+import importlib
+import inspect
 import json
+import sys
+import textwrap
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -240,3 +250,47 @@ def _parse_record(path: str, data: bytes, kind: Any) -> Any:
 
 
 NO_COLUMNS = pa.schema([])
+
+
+class PlantedFault(NamedTuple):
+    """Fault in one function."""
+
+    name: str  # for `--plant`
+    description: str  # what the store does wrong
+    place: str  # `module:function` or `module:Class.method`, below `embedder.store`
+    old: str  # text of the function
+    new: str  # what stands in its place
+
+
+FAULTS = tuple(
+    PlantedFault(name, **each)
+    for name, each in tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8")).items()
+)
+
+
+def plant(name: str) -> None:
+    fault = next((each for each in FAULTS if each.name == name), None)
+    if fault is None:
+        raise LookupError(f"fault {name!r}: there is none of that name; --list-faults shows them")
+    module_name, _, path = fault.place.partition(":")
+    module_name = (
+        f"embedder.{module_name[3:].replace('/', '.')}"
+        if module_name.startswith("../")
+        else f"embedder.store.{module_name}"
+    )
+    module = importlib.import_module(module_name)
+    owner: Any = module
+    *outer, last = path.split(".")
+    for each in outer:
+        owner = getattr(owner, each)
+    function = getattr(owner, last)
+    source = textwrap.dedent(inspect.getsource(function))
+    old, new = (textwrap.dedent(each) if outer else each for each in (fault.old, fault.new))
+    if old not in source:
+        raise LookupError(f"fault {name}: {fault.place} has no text {fault.old!r} any more")
+    changed: dict[str, Any] = {}
+    exec(compile(source.replace(old, new), module.__file__ or "", "exec"), module.__dict__, changed)
+    setattr(owner, last, changed[last])
+    for other in list(sys.modules.values()):
+        if not outer and getattr(other, last, None) is function:
+            setattr(other, last, changed[last])
