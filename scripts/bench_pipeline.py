@@ -5,7 +5,6 @@
     python scripts/bench_pipeline.py --daft PYTHON                      # an interpreter that has daft and torch
     python scripts/bench_pipeline.py --only limit,loop,ray3 --models small --num-emoji 8000
     python scripts/bench_pipeline.py --models clip-b32,siglip-b16 --only library,ray3 --rounds 3   # a library's models
-    python scripts/bench_pipeline.py --bulk                             # also streaming beside stage after stage
     python scripts/bench_pipeline.py --beside DIR                       # also another checkout's pipeline, in turns
     python scripts/bench_pipeline.py --quick                            # a minute: shows that it runs, measures nothing
 
@@ -40,11 +39,8 @@ from pathlib import Path
 
 from corpus import DEMO_MODEL, Pair, make_model, shipped_pairs, write_pairs
 from embedder.engine import hardware
-from pipeline_bench.bulk import compare_bulk
-from pipeline_bench.contest import hold, paired_ratios, ratios, show_standings
-from pipeline_bench.contestants import NAMES, contestants
+from pipeline_bench.contest import NAMES, contestants, hold, paired_ratios, ratios, settings_of, show_standings, tuned
 from pipeline_bench.task import Task
-from pipeline_bench.tuning import library_settings, settings_of, tuned
 from shards.config import load_model_config
 from shards.plan import plan_shards
 
@@ -102,7 +98,6 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the pipeline's own runs")
     parser.add_argument("--no-tuning", dest="tune", action="store_false", help="run with plausible numbers of threads")
     parser.add_argument("--batch-size", type=int, default=64, help="of the limit and the loop, where nothing is tuned")
-    parser.add_argument("--bulk", action="store_true", help="also streaming beside stage after stage")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of one contestant's run")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
     parser.add_argument("--quick", action="store_true", help="tiny numbers, two contestants, no tuning")
@@ -132,7 +127,7 @@ def workloads(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, Ta
         pairs = shipped_pairs()[: options.num_emoji]
         yield "small", task_of(DEMO_MODEL, root / "emoji", options.num_emoji, pairs, options.dtype)
     for name in (name for name in models if name in LIBRARY_MODELS):
-        from pipeline_bench.library_models import make_library_model
+        from pipeline_bench.library import make_library_model
 
         pairs = with_long_captions(read_photographs(options.photographs, options.num_photographs))
         checkpoint, model = make_library_model(name, root / f"{name}-model", [caption for _, _, caption in pairs])
@@ -171,9 +166,7 @@ def task_of(model: Path, folder: Path, num_items: int, pairs: list[Pair], dtype:
 def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace, num_cores: int) -> dict:
     """Tune, hold the contest, and show it."""
     print(f"{workload}: {task.num_items:,} pairs, {task.num_distinct:,} of them distinct", flush=True)
-    settings = settings_of((options.batch_size, num_cores), (num_cores, num_cores), {})
-    if task.checkpoint:
-        settings = library_settings(options.batch_size, num_cores, num_cores)
+    settings = settings_of("library" if task.checkpoint else "plain", options.batch_size, num_cores)
     if options.tune:
         settings = tuned(task, num_cores, folder / "tuning", options.timeout)
         print("  best:", json.dumps({key: each for key, each in settings.items() if key != "trials"}), flush=True)
@@ -183,7 +176,7 @@ def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace
     item_flops = whole.flops_per_image + whole.flops_per_caption
     title = f"{workload}: {task.num_items:,} pairs, {options.dtype}, {num_cores} cores"
     show_standings(title, standings, num_cores, item_flops)
-    found = {
+    return {
         "num_items": task.num_items,
         "num_distinct": task.num_distinct,
         "item_flops": item_flops,
@@ -192,9 +185,6 @@ def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace
         "ratios": ratios(standings),
         "paired": paired_ratios(standings, taking_part),
     }
-    if options.bulk:
-        found["bulk"] = compare_bulk(workload, task, folder / "bulk", options.timeout)
-    return found
 
 
 if __name__ == "__main__":

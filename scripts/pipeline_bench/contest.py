@@ -1,22 +1,291 @@
-"""The contest: every contestant embeds the same items in a process of its own, in turns; medians of the rounds.
+"""The contest: each contestant embeds the same items in a process of its own, in turns; medians of the rounds.
 
-Then the table, and what bounds each number.
+Steady rates leave out start-up and drain; vectors must prove that all did the same work. Then the table, and what
+bounds each number.
 """
 
+import argparse
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import embedder
-from harness import MIB, number, run_watched, table
-from pipeline_bench.contestants import NAMES, Contestant
-from pipeline_bench.steady import last_stage_events, read_calls, steady_window, step_shares
-from pipeline_bench.task import read_finished
-from pipeline_bench.vectors import Vectors, check_equal, from_table, read_files
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+import embedder
+from embedder.store.files import StoreFiles
+from embedder.store.journal import read_entries
+from embedder.store.runs import all_runs
+from harness import EMBEDDER, MIB, number, run_watched, table
+from pipeline_bench.task import SIDES, VECTORS_FOLDER, Event, Task, read_finished
+
+FIRST_SHARE, LAST_SHARE = 0.25, 0.75  # of all items
+
+
+@dataclass(frozen=True)
+class Window:
+    """Between two moments at which batches were finished."""
+
+    start_s: float
+    stop_s: float
+    num_items: int  # finished after the first and up to the second
+
+    @property
+    def wall_s(self) -> float:
+        return self.stop_s - self.start_s
+
+    @property
+    def items_per_s(self) -> float:
+        return self.num_items / self.wall_s
+
+
+def steady_window(finished: Sequence[Event]) -> Window | None:
+    """From a quarter of all items finished to three quarters; None where one batch was both.
+
+    Items that were finished together count at their own moment, never as spread over the time before it.
+    """
+    total, done = sum(size for _, size in finished), 0
+    start: Event | None = None
+    for time_s, size in sorted(finished):
+        done += size
+        if start is None and done >= FIRST_SHARE * total:
+            start = time_s, done
+        if start is not None and done >= LAST_SHARE * total:
+            return Window(start[0], time_s, done - start[1]) if time_s > start[0] else None
+    return None
+
+
+def read_calls(store: Path) -> list[dict[str, Any]]:
+    """Measurements of the steps of a store's only run (`embedder.store.step_metrics.Measurement`)."""
+    files = StoreFiles(str(store))
+    (run,) = all_runs(files)
+    return [call for entry in read_entries(files, run.run_id) for call in entry.trace]
+
+
+def last_stage_events(calls: Iterable[dict[str, Any]]) -> list[Event]:
+    """When the last stage of a run handed on its batches, from the measurements of its steps."""
+    stages = [call for call in calls if call["step"].startswith("stage ")]
+    last = max((call["step"] for call in stages), key=lambda step: int(step.split()[1]))
+    ends = ((call["started_s"] + call["wall_s"], call["num_rows"]) for call in stages if call["step"] == last)
+    return sorted(ends)
+
+
+def step_shares(calls: Iterable[dict[str, Any]], window: Window) -> dict[str, tuple[float, float]]:
+    """Of each step, the share of a window's time that lay inside its calls, and CPU seconds a second of it.
+
+    A call that reaches over an edge counts with the part that lies inside, its CPU seconds spread evenly over it.
+    """
+    shares: dict[str, tuple[float, float]] = {}
+    for call in calls:
+        stop_s = call["started_s"] + call["wall_s"]
+        inside_s = min(stop_s, window.stop_s) - max(call["started_s"], window.start_s)
+        if inside_s <= 0:
+            continue
+        wall, cpu = shares.get(call["step"], (0.0, 0.0))
+        cpu_s = call["cpu_s"] * inside_s / call["wall_s"]
+        shares[call["step"]] = wall + inside_s / window.wall_s, cpu + cpu_s / window.wall_s
+    return dict(sorted(shares.items()))
+
+
+MIN_COSINE = 0.999
+BLOCK = 1024  # rows that are compared with all others at once
+
+
+class UnequalVectorsError(Exception):
+    """Contestants that are measured against each other did not compute the same."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Of all items, in the order of their ids: float32 (N, E), length 1."""
+
+    ids: tuple[str, ...]
+    images: np.ndarray
+    texts: np.ndarray
+
+
+def read_files(out: Path) -> Vectors:
+    """What a contestant wrote, in whatever files."""
+    files = sorted((out / VECTORS_FOLDER).rglob("*.parquet"))
+    tables = [pq.read_table(file) for file in files]
+    if "vectors" in tables[0].schema.names:  # both sides in one list
+        both = from_table(pa.concat_tables(tables), ("vectors", "vectors"))
+        width = both.images.shape[1] // 2
+        return Vectors(both.ids, both.images[:, :width], both.texts[:, width:])
+    return from_table(pa.concat_tables(tables))
+
+
+def from_table(table: pa.Table, sides: tuple[str, str] = SIDES) -> Vectors:
+    """Sort by id; columns are lists of any kind, or tensors of Ray."""
+    table = table.select(dict.fromkeys(("item_id", *sides))).sort_by("item_id")
+    images, texts = (_matrix(table[side]) for side in sides)
+    return Vectors(tuple(table["item_id"].to_pylist()), images, texts)
+
+
+def _matrix(column: pa.ChunkedArray) -> np.ndarray:
+    array = column.combine_chunks()
+    if isinstance(array.type, pa.ExtensionType):
+        array = array.storage
+    return array.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(array), -1)
+
+
+def check_equal(vectors: Mapping[str, Vectors], *, centred: bool = False) -> dict[str, float]:
+    """Compare all contestants with the first.
+
+    An untrained tower sends all inputs to nearly one place, where a cosine says nothing; so each vector must also be
+    nearer to its own in the first contestant than to that of any other content among its neighbours by id.
+
+    Returns:
+        The least cosine of each.
+    """
+    (first, reference), *_ = vectors.items()
+    least = {}
+    for name, other in vectors.items():
+        if other.ids != reference.ids:
+            missing = len(set(reference.ids) - set(other.ids))
+            raise UnequalVectorsError(
+                f"{name}: {len(other.ids)} items, {missing} of the {len(reference.ids)} of {first} are missing"
+            )
+        least[name] = min(
+            _least_cosine(
+                f"{name} against {first}, {side}", *(vars(each)[side] for each in (reference, other)), centred=centred
+            )
+            for side in ("images", "texts")
+        )
+    return least
+
+
+def _least_cosine(who: str, a: np.ndarray, b: np.ndarray, *, centred: bool) -> float:
+    """The least cosine of rows of the same number; (N, E) each."""
+    if a.shape != b.shape:
+        raise UnequalVectorsError(f"{who}: shapes {a.shape} and {b.shape}")
+    if centred:
+        mean = a.mean(axis=0)
+        a, b = a - mean, b - mean
+    cosines = np.sum(a * b, axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+    least = float(cosines.min())
+    if not least >= MIN_COSINE:  # a NaN is no success
+        raise UnequalVectorsError(f"{who}: row {int(cosines.argmin())} has a cosine of {least:.6f}, not {MIN_COSINE}")
+    stray = _nearest_is_another(a, b) if centred else _neighbour_is_nearer(a, b)
+    if stray.any():
+        raise UnequalVectorsError(
+            f"{who}: row {int(stray.argmax())} is nearer to another item's vector than to its own: is the order kept?"
+        )
+    return least
+
+
+def _neighbour_is_nearer(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Which rows of b are nearer to the row before their own in a, unless a's two are the same; bool (N,)."""
+    neighbours = np.roll(a, 1, axis=0)
+    differs = np.linalg.norm(neighbours - a, axis=1) > 0
+    return (np.linalg.norm(b - neighbours, axis=1) < np.linalg.norm(b - a, axis=1)) & differs
+
+
+def _nearest_is_another(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Which rows of b have another row of a nearest by cosine than their own; bool (N,).
+
+    Items of the same content, such as equal captions, are the same row: a's vectors of them are equal, within what
+    counts as equal here.
+    """
+    a, b = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (a, b))
+    nearest = np.concatenate([(b[start : start + BLOCK] @ a.T).argmax(axis=1) for start in range(0, len(b), BLOCK)])
+    return np.sum(a * a[nearest], axis=1) < MIN_COSINE
+
+
+Settings = dict[str, Any]
+"""Numbers of a `Task` for the limit and for the loop, or for a library's loop, and the items a second of each trial."""
+
+NAMES = {
+    "limit": "limit",
+    "processes": "limit, processes",
+    "loop": "loop",
+    "library": "library loop",
+    "ray1": "ray, 1 stage",
+    "ray2": "ray, 2 stages",
+    "ray3": "ray, 3 stages",
+    "local": "local",
+    "auto": "auto",
+    "raydata32": "Ray Data, fp32",
+    "raydata": "Ray Data",
+    "daft": "Daft",
+}
+"""What `--only` takes -> the name in the table."""
+
+PIPELINES = {"ray1": ("ray", 1), "ray2": ("ray", 2), "ray3": ("ray", 3), "local": ("local", 1), "auto": ("auto", 3)}
+"""Of the pipeline's own runs, engine and number of stages."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Who takes part."""
+
+    name: str  # for the table
+    # command: the command line that embeds all items and leaves its results in a folder
+    command: Callable[[Path], Sequence[str]]
+    has_store: bool = False  # whether the results are a store, instead of files of vectors
+    checkout: Path | None = None  # whose product runs; None for this one's
+
+
+def contestants(task: Task, settings: Settings, options: argparse.Namespace, num_cores: int) -> list[Contestant]:
+    """The chosen ones, in the order of `NAMES`; the first is what the others' vectors are compared with."""
+    processes = _processes(task, settings, num_cores)
+    chosen = []
+    for key, name in NAMES.items():
+        if key not in options.only.split(",") or (key == "daft" and options.daft is None):
+            continue
+        if key not in processes and key not in PIPELINES:
+            continue
+        if key in processes:
+            python = options.daft if key == "daft" else sys.executable
+            chosen.append(Contestant(name, _process_command(*processes[key], python)))
+            continue
+        command = _pipeline_command(task, *PIPELINES[key], options.set)
+        chosen.append(Contestant(name, command, has_store=True))
+        for checkout in options.beside:
+            chosen.append(Contestant(f"{name} of {checkout.name}", command, has_store=True, checkout=checkout))
+    return chosen
+
+
+def _processes(task: Task, settings: Settings, num_cores: int) -> dict[str, tuple[str, Task]]:
+    """Modules of this benchmark's own, and their tasks.
+
+    A library's checkpoint is embedded by that library's loop alone: the others decode as this project's models do.
+    """
+    if task.checkpoint:
+        return {"library": ("library", replace(task, **settings["library"]))}
+    limit = replace(task, **settings["limit"])
+    actor = replace(limit, num_threads=num_cores)
+    return {
+        "limit": ("plain limit", limit),
+        "processes": ("plain limit", replace(limit, num_threads=1, num_workers=num_cores)),
+        "loop": ("plain loop", replace(task, **settings["loop"])),
+        "raydata32": ("ray_data", replace(actor, dtype="float32")),
+        "raydata": ("ray_data", actor),
+        "daft": ("daft_udf", actor),
+    }
+
+
+def _process_command(module: str, task: Task, python: str) -> Callable[[Path], Sequence[str]]:
+    """A contestant of this benchmark's own, which notes what it finishes and writes files of vectors."""
+    module, *way = module.split()
+    return lambda out: [python, "-m", f"pipeline_bench.{module}", *way, replace(task, out=str(out)).to_json()]
+
+
+def _pipeline_command(
+    task: Task, engine: str, num_stages: int, options: Sequence[str]
+) -> Callable[[Path], Sequence[str]]:
+    settings = [text for option in (f"num_stages={num_stages}", *options) for text in ("--set", option)]
+    fixed = ["--model", task.model, "--engine", engine, "--dtype", task.dtype, *settings, "--json"]
+    return lambda out: [*EMBEDDER, "embed", task.items, "--store", str(out / "store"), *fixed]
+
+
+BATCH_SIZES, PREFETCHES, BACKENDS = (8, 16, 32, 64), (2, 4, 8), ("pil", "torchvision")  # that are tried
+TRIAL_S, MIN_BATCHES = 8.0, 4
 BUSY = 0.9  # of all cores: then they are the bound
 LIMITS = (NAMES["limit"], NAMES["processes"])
 RATIOS = {
@@ -208,3 +477,41 @@ def _row(name: str, standing: Standing, limit: float | None, loop: float | None)
     shown = [number(standing.median(figure), digits) for figure, digits in figures]
     peak = number((standing.median("peak_bytes") or 0) / MIB, 0)
     return [name, number(rate, 1), *over, *shown, peak, f"{standing.least_cosine:.5f}"]
+
+
+def settings_of(key: str, batch_size: int, num_cores: int) -> Settings:
+    """Plausible numbers of the limit and of the loop (`plain`), or of a library's loop (`library`)."""
+    numbers = {"batch_size": batch_size, "num_threads": num_cores, "num_workers": num_cores}
+    if key == "library":
+        return {"library": numbers, "trials": {}}
+    return {"limit": numbers | {"num_workers": 1}, "loop": numbers, "trials": {}}
+
+
+def tuned(task: Task, num_cores: int, folder: Path, timeout_s: float) -> Settings:
+    """Find the best numbers by trying, one after the other, each in a short run in a process of its own.
+
+    The batch that is found for the limit is that of all but the pipeline, which chooses its own. Of a checkpoint of a
+    library only its own loop is tuned, with its image processor and how far its workers are ahead.
+    """
+    counts = sorted({num_cores, max(1, num_cores - 1), max(1, num_cores // 2)})
+    threads = {"num_threads": counts, "num_workers": counts}
+    choices = {"limit": {"batch_size": BATCH_SIZES, "num_threads": counts}, "loop": threads}
+    if task.checkpoint:
+        choices = {"library": {"backend": BACKENDS, "batch_size": BATCH_SIZES} | threads | {"prefetch": PREFETCHES}}
+    settings = settings_of("library" if task.checkpoint else "plain", BATCH_SIZES[-1], num_cores)
+    rate = 0.0
+    for key, numbers in choices.items():
+        if key == "loop":
+            settings["loop"]["batch_size"] = settings["limit"]["batch_size"]
+        for name, values in numbers.items():
+            rates = {}
+            for value in values:
+                settings[key][name] = value
+                module, own = _processes(task, settings, num_cores)[key]
+                num_items = min(task.num_items, max(2 * MIN_BATCHES * own.batch_size, int(TRIAL_S * rate)))
+                trial = Contestant(key, _process_command(module, replace(own, num_items=num_items), sys.executable))
+                turn, _ = take_turn(trial, folder / f"{key}-{name}-{value}", timeout_s)
+                rates[value] = rate = turn.items_per_s or 0.0  # none where it ended in one batch
+                settings["trials"][f"{key}, {name} {value}"] = rate
+            settings[key][name] = max(rates, key=rates.__getitem__)
+    return settings

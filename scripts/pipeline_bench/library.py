@@ -1,25 +1,141 @@
-"""A careful script around transformers' own CLIP or SigLIP: `DataLoader` workers prepare, Parquet at the end.
+"""A careful script around the own CLIP or SigLIP of transformers: `DataLoader` workers prepare, Parquet at the end.
 
     python -m pipeline_bench.library TASK
 
 Workers decode with Pillow and prepare images and captions with the checkpoint's own image processor and tokeniser; the
-model runs in the task's dtype with torch's fused attention. Batch, threads, workers, batches ahead and the processor's
-backend are what tuning found best.
+model runs in the dtype of the task with torch's fused attention. Batch, threads, workers, batches ahead and the backend
+of the processor are what tuning found best.
+
+The models have random weights, saved as that library saves them, and made into model folders. Fresh weights send all
+inputs to nearly one place, where equal vectors prove nothing. With these, vectors of different inputs differ by more
+than bfloat16 rounds off: attention is sharper for captions, its values are larger, and no bias adds the same to all.
 
 `B` pairs, `S` side of the square, `T` tokens of the longest caption, `E` embedding size.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.utils.data import DataLoader, Dataset
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoTokenizer,
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPTokenizer,
+    GemmaTokenizer,
+    SiglipConfig,
+    SiglipImageProcessor,
+    SiglipModel,
+)
 
 from pipeline_bench.task import Task, note_finished, write_vectors
+from shards.convert import import_checkpoint
+
+NUM_TOKENS = 512  # of the tokenisers; the full-sized towers' tables keep the published size
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+TINY_VISION = TINY | {"image_size": 32, "patch_size": 8}
+TINY_TEXT = TINY | {"vocab_size": NUM_TOKENS}
+
+
+def make_library_model(name: str, folder: Path, captions: Sequence[str]) -> tuple[Path, Path]:
+    """Save a model as its library does, and import it.
+
+    Returns:
+        The checkpoint and the model folder.
+    """
+    kind, _, size = name.partition("-")
+    checkpoint = folder / "checkpoint"
+    vision, text = (TINY_VISION, TINY_TEXT) if size == "tiny" else ({}, {})
+    model = (_save_clip if kind == "clip" else _save_siglip)(checkpoint, vision, text, captions)
+    fill_weights(model, seed=0)
+    model.save_pretrained(checkpoint)
+    import_checkpoint(checkpoint, folder / "model", name=name)
+    return checkpoint, folder / "model"
+
+
+def fill_weights(model: torch.nn.Module, seed: int) -> None:
+    """Give every parameter random values of a size that matters, but for scale and bias of the logits."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            module, _, leaf = name.rpartition(".")
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name.startswith("logit_"):
+                continue
+            if name.endswith(("class_embedding", "probe", "token_embedding.weight")):
+                parameter.copy_(noise)
+            elif name.endswith("position_embedding.weight"):
+                parameter.copy_(0.3 * noise)
+            elif parameter.ndim == 1:
+                parameter.copy_(torch.zeros(()) if leaf.endswith("bias") else 1 + 0.1 * noise)
+            else:
+                gain = 2.0 if module.endswith("v_proj") else 1.0
+                if name.startswith("text_model.") and module.endswith(("q_proj", "k_proj")):
+                    gain = 1.5
+                parameter.copy_(gain * noise / parameter[0].numel() ** 0.5)
+
+
+def _save_clip(folder: Path, vision: dict[str, Any], text: dict[str, Any], captions: Sequence[str]) -> torch.nn.Module:
+    """Save a tokeniser, byte-level BPE, and an image processor; the model that goes with them."""
+    backend = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=NUM_TOKENS - 2, initial_alphabet=alphabet, end_of_word_suffix="</w>")
+    backend.train_from_iterator([caption.lower() for caption in captions], trainer)
+    vocabulary = backend.get_vocab()
+    start, end = len(vocabulary), len(vocabulary) + 1
+    vocabulary |= {"<|startoftext|>": start, "<|endoftext|>": end}
+    config = CLIPConfig(
+        text_config=text | {"bos_token_id": start, "eos_token_id": end, "pad_token_id": end},
+        vision_config=vision,
+        projection_dim=vision.get("hidden_size", 512),
+    )
+    size = config.vision_config.image_size
+    limit = config.text_config.max_position_embeddings
+    CLIPTokenizer(vocab=vocabulary, merges=_merges(backend), model_max_length=limit).save_pretrained(folder)
+    CLIPImageProcessor(size={"shortest_edge": size}, crop_size={"height": size, "width": size}).save_pretrained(folder)
+    return CLIPModel(config)
+
+
+def _save_siglip(
+    folder: Path, vision: dict[str, Any], text: dict[str, Any], captions: Sequence[str]
+) -> torch.nn.Module:
+    """Save a tokeniser, as SigLIP 2 has it, and an image processor; the model that goes with them."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    trainer = trainers.BpeTrainer(vocab_size=NUM_TOKENS - 1, special_tokens=["<pad>", "<eos>", "<bos>", "<unk>"])
+    backend.train_from_iterator(captions, trainer)
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    config = SiglipConfig(text_config=text | ids, vision_config=vision)
+    limit, size = config.text_config.max_position_embeddings, config.vision_config.image_size
+    tokenizer = GemmaTokenizer(
+        vocab=backend.get_vocab(),
+        merges=_merges(backend),
+        add_bos_token=False,
+        add_eos_token=True,
+        padding_side="right",
+        model_max_length=limit,
+    )
+    tokenizer.save_pretrained(folder)
+    SiglipImageProcessor(size={"height": size, "width": size}).save_pretrained(folder)
+    return SiglipModel(config)
+
+
+def _merges(tokenizer: Tokenizer) -> list[tuple[str, ...]]:
+    return [tuple(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
+
 
 Row = tuple[str, torch.Tensor, str]
 """Name of the image's file, pixels (3, S, S), caption."""

@@ -50,7 +50,7 @@ class Task:
 
     def images(self) -> list[Path]:
         """The images of all pairs, in the order of their names."""
-        return sorted(path for path in Path(self.items).iterdir() if path.suffix in SUFFIXES)
+        return sorted(path for path in Path(self.items).iterdir() if path.suffix in SUFFIXES)[: self.num_items]
 
 
 def note_finished(out: str | Path, num_items: int) -> None:

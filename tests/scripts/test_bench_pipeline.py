@@ -19,7 +19,7 @@ from embedder.ingest.embed import embed
 
 @pytest.fixture
 def make_vectors():
-    from pipeline_bench.vectors import Vectors
+    from pipeline_bench.contest import Vectors
 
     def make(num_items=5, seed=0, **changes):
         generator = np.random.default_rng(seed)
@@ -37,7 +37,7 @@ def call(step, started_s, wall_s, num_rows=1, cpu_s=0.0):
 
 
 def test_steady_window_counts_what_was_finished_between_the_quarters():
-    from pipeline_bench.steady import steady_window
+    from pipeline_bench.contest import steady_window
 
     window = steady_window([(time_s, 10) for time_s in (40.0, 30.0, 20.0, 14.0, 13.0, 12.0, 11.0, 1.0)])
     assert (window.start_s, window.stop_s, window.num_items) == (11.0, 20.0, 40)
@@ -46,13 +46,13 @@ def test_steady_window_counts_what_was_finished_between_the_quarters():
 
 @pytest.mark.parametrize("finished", [[], [(1.0, 10)], [(1.0, 1), (2.0, 8), (3.0, 1)], [(1.0, 5), (1.0, 5)]])
 def test_there_is_no_steady_rate_of_one_batch(finished):
-    from pipeline_bench.steady import steady_window
+    from pipeline_bench.contest import steady_window
 
     assert steady_window(finished) is None
 
 
 def test_items_are_finished_when_the_last_stage_hands_them_on():
-    from pipeline_bench.steady import last_stage_events
+    from pipeline_bench.contest import last_stage_events
 
     calls = [
         call("stage 10", 5.0, 1.0, 32),
@@ -64,14 +64,14 @@ def test_items_are_finished_when_the_last_stage_hands_them_on():
 
 
 def test_a_call_counts_with_the_part_that_lies_inside_the_window():
-    from pipeline_bench.steady import Window, step_shares
+    from pipeline_bench.contest import Window, step_shares
 
     calls = [call("stage 0", 0.0, 4.0, cpu_s=2.0), call("stage 0", 9.0, 4.0, cpu_s=4.0), call("decode", 20.0, 1.0)]
     assert step_shares(calls, Window(2.0, 10.0, 1)) == {"stage 0": (pytest.approx(3 / 8), pytest.approx(2 / 8))}
 
 
 def test_equal_vectors_pass_with_their_least_cosine(make_vectors):
-    from pipeline_bench.vectors import check_equal
+    from pipeline_bench.contest import check_equal
 
     first = make_vectors()
     rounded = make_vectors(images=first.images.astype(np.float16).astype(np.float32))
@@ -80,7 +80,7 @@ def test_equal_vectors_pass_with_their_least_cosine(make_vectors):
 
 
 def test_unequal_vectors_are_refused(make_vectors):
-    from pipeline_bench.vectors import UnequalVectorsError, check_equal
+    from pipeline_bench.contest import UnequalVectorsError, check_equal
 
     first = make_vectors()
     close = np.ones((5, 8), np.float32) + first.texts * 1e-3  # all within a cosine of 0.999, and yet in the wrong order
@@ -99,8 +99,8 @@ def test_unequal_vectors_are_refused(make_vectors):
 
 
 def test_vectors_are_read_from_two_columns_or_from_one_in_the_order_of_ids(tmp_path, make_vectors):
+    from pipeline_bench.contest import read_files
     from pipeline_bench.task import write_vectors
-    from pipeline_bench.vectors import read_files
 
     expected = make_vectors()
     shuffled = [3, 1, 4, 0, 2]
@@ -156,7 +156,7 @@ write_vectors(sys.argv[1], "all", [str(n) for n in range(8)], rows, np.roll(rows
 
 
 def make_contestant(name, program=CONTESTANT, roll=0):
-    from pipeline_bench.contestants import Contestant
+    from pipeline_bench.contest import Contestant
 
     return Contestant(name, lambda out: [sys.executable, "-c", program, str(out), str(roll)])
 
@@ -174,8 +174,7 @@ def test_each_round_begins_with_another_contestant_and_keeps_no_files(tmp_path, 
 
 def test_a_contest_ends_loudly_when_one_computes_something_else_or_fails(tmp_path):
     from harness import CommandFailedError
-    from pipeline_bench.contest import hold
-    from pipeline_bench.vectors import UnequalVectorsError
+    from pipeline_bench.contest import UnequalVectorsError, hold
 
     with pytest.raises(UnequalVectorsError, match="wrong against right"):
         hold([make_contestant("right"), make_contestant("wrong", roll=1)], tmp_path / "1", 1, 60.0)
@@ -210,16 +209,16 @@ def test_table_and_bounds_show_rates_ratios_and_what_is_missing(capsys):
 
 
 def test_a_librarys_loop_takes_part_where_there_is_a_checkpoint_and_is_compared_round_by_round(capsys):
-    from pipeline_bench.contest import Standing, Turn, paired_ratios, ratios
-    from pipeline_bench.contestants import contestants
+    from pipeline_bench.contest import Standing, Turn, contestants, paired_ratios, ratios, settings_of
     from pipeline_bench.task import Task
-    from pipeline_bench.tuning import library_settings, settings_of
 
     options = Namespace(only="loop,library,ray3", daft=None, set=[], beside=[])
-    plain = contestants(Task("model", "items", 8, 8, "float32"), settings_of((8, 1), (1, 1), {}), options, 2)
+    plain = contestants(Task("model", "items", 8, 8, "float32"), settings_of("plain", 8, 1), options, 2)
     assert [each.name for each in plain] == ["loop", "ray, 3 stages"]
     task = Task("model", "items", 8, 8, "float32", checkpoint="theirs")
-    found = contestants(task, library_settings(4, 2, 1, prefetch=8, backend="pil"), options, 2)
+    numbers = {"batch_size": 4, "num_threads": 2, "num_workers": 1, "prefetch": 8, "backend": "pil"}
+    settings = {"library": numbers, "trials": {}}
+    found = contestants(task, settings, options, 2)
     assert [each.name for each in found] == ["library loop", "ray, 3 stages"]
     assert '"batch_size": 4, "num_threads": 2, "num_workers": 1' in found[0].command(Path("out"))[-1]
     assert '"prefetch": 8, "backend": "pil"' in found[0].command(Path("out"))[-1]
@@ -236,15 +235,14 @@ def test_a_librarys_loop_takes_part_where_there_is_a_checkpoint_and_is_compared_
 
 def test_another_checkout_takes_part_with_its_own_pipeline(tmp_path):
     from harness import run_watched
-    from pipeline_bench.contestants import contestants
+    from pipeline_bench.contest import contestants, settings_of
     from pipeline_bench.task import Task
-    from pipeline_bench.tuning import settings_of
 
     (tmp_path / "embedder").mkdir()
     (tmp_path / "embedder" / "__init__.py").touch()
     (tmp_path / "embedder" / "__main__.py").write_text("import sys; print(*sys.argv[1:3], 'by another checkout')")
     options = Namespace(only="loop,ray3", daft=None, set=[], beside=[tmp_path])
-    found = contestants(Task("model", "items", 8, 8, "float32"), settings_of((8, 1), (1, 1), {}), options, 2)
+    found = contestants(Task("model", "items", 8, 8, "float32"), settings_of("plain", 8, 1), options, 2)
     assert [each.name for each in found] == ["loop", "ray, 3 stages", f"ray, 3 stages of {tmp_path.name}"]
     assert [each.checkout for each in found] == [None, None, tmp_path]
     watched = run_watched(found[2].command(tmp_path), tmp_path, 60.0, checkout=found[2].checkout)
@@ -252,8 +250,7 @@ def test_another_checkout_takes_part_with_its_own_pipeline(tmp_path):
 
 
 def test_checkouts_are_compared_round_by_round(capsys):
-    from pipeline_bench.contest import Standing, Turn, paired_ratios
-    from pipeline_bench.contestants import Contestant
+    from pipeline_bench.contest import Contestant, Standing, Turn, paired_ratios
 
     def standing(*rates):
         return Standing(tuple(Turn(rate, 1e3 / rate, 2.0, 3.0, 9.0, 2**30, {}) for rate in rates), 1.0)
@@ -268,22 +265,18 @@ def test_checkouts_are_compared_round_by_round(capsys):
 
 @pytest.mark.slow(rotates=True)
 @pytest.mark.timeout(900)
-def test_quick_run_compares_the_pipeline_with_the_loop_and_with_bulk_execution_and_ends_with_json():
-    options = ["--quick", "--num-emoji", "16", "--timeout", "300", "--bulk"]
+def test_quick_run_compares_the_pipeline_with_the_loop_and_ends_with_json():
+    options = ["--quick", "--num-emoji", "16", "--timeout", "300"]
     found = found_by("bench_pipeline.py", *options)
     assert set(found) == {"num_cores", "dtype", "rounds", "workloads", "versions"}
     small = found["workloads"]["small"]
     assert small["num_items"] == small["num_distinct"] == 16 and set(small["contestants"]) == {"loop", "local"}
     for standing in small["contestants"].values():
         assert standing["least_cosine"] >= 0.999 and standing["peak_bytes"] > 0 and len(standing["rounds"]) == 1
-    assert small["bulk"]["num_items"] == 16
-    for way in ("streaming", "bulk"):
-        assert small["bulk"][way]["whole_s"] > small["bulk"][way]["first_s"] > 0
-        assert small["bulk"][way]["peak_bytes"] > 0
 
 
 def test_vectors_of_a_librarys_model_are_compared_without_their_mean(make_vectors):
-    from pipeline_bench.vectors import UnequalVectorsError, Vectors, check_equal
+    from pipeline_bench.contest import UnequalVectorsError, Vectors, check_equal
 
     generator = np.random.default_rng(0)
     spread, noise = (generator.normal(size=(6, 8)).astype(np.float32) for _ in range(2))
@@ -319,31 +312,30 @@ def photographs(tmp_path_factory):
 WORDS = ["red", "blue", "shark", "lamp", "tree", "cup", "dog", "ship", "clock", "bread"]
 
 
+@pytest.mark.slow(rotates=True)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["clip-tiny", "siglip-tiny"])
 def test_a_librarys_loop_is_tuned_and_embeds_as_the_imported_model_does(name, photographs, tmp_path, monkeypatch):
     from bench_pipeline import workloads
 
-    from pipeline_bench import tuning
+    from pipeline_bench import contest
     from pipeline_bench.library import run_loop
-    from pipeline_bench.vectors import check_equal, from_table, read_files
 
     options = Namespace(models=name, photographs=photographs, num_photographs=12, num_emoji=0, dtype="float32")
     ((found, task),) = workloads(tmp_path, options)
     assert (found, task.num_items, task.num_distinct) == (name, 12, 12)
-    for constant in ("TRIAL_S", "LOOP_TRIAL_S"):
-        monkeypatch.setattr(tuning, constant, 0.0)
-    monkeypatch.setattr(tuning, "BATCH_SIZES", (2, 4))
-    settings = tuning.tune_library(replace(task, out=str(tmp_path), num_threads=1))
+    for constant, values in {"BATCH_SIZES": (2, 4), "PREFETCHES": (2,), "MIN_BATCHES": 2}.items():
+        monkeypatch.setattr(contest, constant, values)
+    settings = contest.tuned(task, 1, tmp_path / "tuning", 60.0)
     chosen = settings["library"]
-    loop = f"loop, {chosen['num_threads']} threads, {chosen['num_workers']} workers"
-    assert {loop, f"decoding, {chosen['backend']}"} <= set(settings["trials"])
-    assert chosen["batch_size"] in (2, 4) and chosen["prefetch"] in tuning.PREFETCHES
+    assert {f"library, backend {chosen['backend']}", "library, num_workers 1"} <= set(settings["trials"])
+    assert chosen["batch_size"] in (2, 4) and chosen["prefetch"] == 2 and max(settings["trials"].values()) > 0
     task = replace(task, out=str(tmp_path), **chosen)
     run_loop(task, task.images())
     run = {"model": task.model, "store": str(tmp_path / "store"), "source": [{"path": task.items}], "engine": "local"}
     embed(load_config(overrides=run))
-    ours = from_table(embedder.open_store(run["store"]).to_arrow())
-    assert check_equal({"library": read_files(tmp_path), "pipeline": ours}, centred=True)["pipeline"] > 0.9999
+    ours = contest.from_table(embedder.open_store(run["store"]).to_arrow())
+    assert contest.check_equal({"library": contest.read_files(tmp_path), "ours": ours}, centred=True)["ours"] > 0.9999
 
 
 @pytest.mark.slow(rotates=True)
