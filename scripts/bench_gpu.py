@@ -260,16 +260,9 @@ def hidden_shares(config: RunConfig, model: Model, rows: pa.Table, options: argp
     shares, block = [], rows
     for index, planned in enumerate(make_plan(config, model).stages):
         spec = StageSpec(
-            index,
-            model.uri,
-            planned.spec,
-            config.dtype,
-            options.device,
-            1,
-            (options.batch_size,),
-            group_costs=costs_of_groups(model, options),
-            compile=options.compile,
-        )
+            index, model.uri, planned.spec, config.dtype, options.device, 1, (options.batch_size,),
+            group_costs=costs_of_groups(model, options), compile=options.compile,
+        )  # fmt: skip
         stage = Stage(spec)
         num_calls, serial_s = repeated(lambda stage=stage, block=block: stage(block), options.seconds / 12)
         computed_s = num_calls * sum(seconds for _, seconds, _ in calls_of(stage(block))[f"stage {index}"])

@@ -55,12 +55,9 @@ MODELS = ("vit-s", "small", *LIBRARY_MODELS)
 # ViT-S/16, and a text tower of 12 layers, 768 wide, with the shipped tokeniser's vocabulary.
 VIT_S = {"image_size": 224, "patch_size": 16, "width": 384, "depth": 12, "num_heads": 6}
 TEXT_BASE = {
-    "hidden_size": 768,
-    "embedding_size": 128,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
+    "hidden_size": 768, "embedding_size": 128, "num_hidden_layers": 12, "num_attention_heads": 12,
     "intermediate_size": 3072,
-}
+}  # fmt: skip
 LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "pillow")
 
 
@@ -88,13 +85,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(DEFAULT_KEYS), help=f"contestants: {', '.join(NAMES)}")
     parser.add_argument("--daft", metavar="PYTHON", help="interpreter that has daft, torch, timm, transformers, pillow")
     parser.add_argument(
-        "--beside",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="DIR",
+        "--beside", type=Path, action="append", default=[], metavar="DIR",
         help="another checkout, whose pipeline takes part",
-    )
+    )  # fmt: skip
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the pipeline's own runs")
     parser.add_argument("--no-tuning", dest="tune", action="store_false", help="run with plausible numbers of threads")
     parser.add_argument("--batch-size", type=int, default=64, help="of the limit and the loop, where nothing is tuned")
@@ -177,14 +170,10 @@ def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace
     title = f"{workload}: {task.num_items:,} pairs, {options.dtype}, {num_cores} cores"
     show_standings(title, standings, num_cores, item_flops)
     return {
-        "num_items": task.num_items,
-        "num_distinct": task.num_distinct,
-        "item_flops": item_flops,
-        "settings": settings,
-        "contestants": {name: standing.to_json() for name, standing in standings.items()},
-        "ratios": ratios(standings),
+        "num_items": task.num_items, "num_distinct": task.num_distinct, "item_flops": item_flops, "settings": settings,
+        "contestants": {name: standing.to_json() for name, standing in standings.items()}, "ratios": ratios(standings),
         "paired": paired_ratios(standings, taking_part),
-    }
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -122,13 +122,9 @@ def build(folder: Path, out: Path, num_images: int) -> dict:
     """Build our index of the first images."""
     logging.basicConfig(level=logging.INFO, format="  %(message)s")
     manifest = build_index(
-        blocks(folder, np.arange(num_images)),
-        ids(0, num_images),
-        out,
-        model_fingerprint="hard vectors",
-        embeddings_version=1,
-        queries=np.load(folder / "captions.npy"),
-    )
+        blocks(folder, np.arange(num_images)), ids(0, num_images), out, model_fingerprint="hard vectors",
+        embeddings_version=1, queries=np.load(folder / "captions.npy"),
+    )  # fmt: skip
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"peak_bytes": peak_bytes, "manifest": manifest.model_dump()}
 
@@ -175,25 +171,14 @@ NUM_TIMED = 300
 TIMEOUT_S = 3600.0
 EFFORTS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 TRIALS = {
-    "candidate, on a sample": "{design}",
-    "recall@10": "{recall_at_10:.3f}",
-    "ms": "{latency_ms:.3f}",
-    "expected ms": "{expected_latency_ms:.3f}",
-    "expected MiB": "{expected_mib:,.0f}",
-    "verdict": "{verdict}",
-}
+    "candidate, on a sample": "{design}", "recall@10": "{recall_at_10:.3f}", "ms": "{latency_ms:.3f}",
+    "expected ms": "{expected_latency_ms:.3f}", "expected MiB": "{expected_mib:,.0f}", "verdict": "{verdict}",
+}  # fmt: skip
 CONTESTANTS = {
-    "": "{name}",
-    "design": "{design}",
-    "effort": "{effort}",
-    "recall@10": "{recall_at_10:.3f}",
-    "queries/s": "{queries_per_s:,.0f}",
-    "p50 ms": "{p50_ms:.3f}",
-    "file MiB": "{file_mib:,.0f}",
-    "resident MiB": "{resident_mib:,.0f}",
-    "build s": "{build_s:.0f}",
-    "peak GiB": "{peak_gib:.2f}",
-}
+    "": "{name}", "design": "{design}", "effort": "{effort}", "recall@10": "{recall_at_10:.3f}",
+    "queries/s": "{queries_per_s:,.0f}", "p50 ms": "{p50_ms:.3f}", "file MiB": "{file_mib:,.0f}",
+    "resident MiB": "{resident_mib:,.0f}", "build s": "{build_s:.0f}", "peak GiB": "{peak_gib:.2f}",
+}  # fmt: skip
 
 
 def compare(folder: Path, num_images: int, autofaiss: str | None) -> dict:
@@ -312,22 +297,15 @@ def compare_update(folder: Path, num_images: int) -> dict:
     left = np.flatnonzero(~np.pad(mask, (0, num_added)))
     print(f"building {updated.design} of the same {len(left):,} rows", flush=True)
     rebuilt = build_index(
-        blocks(folder, left),
-        ids(0, stop).take(pa.array(left)),
-        folder / "index" / "000003",
-        kind=updated.design,
-        queries=np.load(folder / "captions.npy"),
-        **MODEL,
-    )
+        blocks(folder, left), ids(0, stop).take(pa.array(left)), folder / "index" / "000003", kind=updated.design,
+        queries=np.load(folder / "captions.npy"), **MODEL,
+    )  # fmt: skip
     queries = np.load(folder / "held_out.npy")
     found = {
-        "update_s": untuned_s(updated),
-        "rebuild_s": untuned_s(rebuilt),
-        "times_faster": untuned_s(rebuilt) / untuned_s(updated),
-        **recalls_of(folder, stop, left, queries),
-        "update_steps_s": updated.steps_s,
-        "rebuild_steps_s": rebuilt.steps_s,
-    }
+        "update_s": untuned_s(updated), "rebuild_s": untuned_s(rebuilt),
+        "times_faster": untuned_s(rebuilt) / untuned_s(updated), **recalls_of(folder, stop, left, queries),
+        "update_steps_s": updated.steps_s, "rebuild_steps_s": rebuilt.steps_s,
+    }  # fmt: skip
     print(
         f"update {found['update_s']:.1f} s, rebuild {found['rebuild_s']:.1f} s: {found['times_faster']:.1f} times; "
         f"recall@10 {found['updated_recall']:.3f} against {found['rebuilt_recall']:.3f}",

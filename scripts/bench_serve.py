@@ -159,13 +159,10 @@ def ask_all(url: str, num_clients: int, seconds: float, first_text: int, rate: f
         thread.join()
     times_ms = clients.times_ms or [float("nan")]
     return {
-        "num_answered": len(clients.times_ms),
-        "num_errors": len(clients.errors),
-        "errors": clients.errors[:3],
-        "queries_per_s": len(clients.times_ms) / seconds,
-        "p50_ms": float(np.percentile(times_ms, 50)),
+        "num_answered": len(clients.times_ms), "num_errors": len(clients.errors), "errors": clients.errors[:3],
+        "queries_per_s": len(clients.times_ms) / seconds, "p50_ms": float(np.percentile(times_ms, 50)),
         "p99_ms": float(np.percentile(times_ms, 99)),
-    }
+    }  # fmt: skip
 
 
 BATCH = 32
@@ -206,18 +203,12 @@ WARM_UP_S = 3.0
 TEXTS_PER_LOAD = 1_000_000
 MAX_EXTRA_CPU_MS, MAX_P99_RATIO = 1.0, 5.0
 COLUMNS = {
-    "store": "{name}",
-    "vectors": "{num_vectors:,}",
-    "in process CPU ms": "{process[cpu_ms]:.2f}",
-    "service CPU ms": "{full[cpu_ms]:.2f}",
-    "more": "{extra_cpu_ms:.2f}",
-    "one in process ms": "{process[median_of_one_ms]:.2f}",
-    "queries/s": "{full[queries_per_s]:,.0f}",
-    "at half: p50 ms": "{half[p50_ms]:.1f}",
-    "p99 ms": "{half[p99_ms]:.1f}",
-    "p99/one": "{p99_ratio:.1f}",
+    "store": "{name}", "vectors": "{num_vectors:,}", "in process CPU ms": "{process[cpu_ms]:.2f}",
+    "service CPU ms": "{full[cpu_ms]:.2f}", "more": "{extra_cpu_ms:.2f}",
+    "one in process ms": "{process[median_of_one_ms]:.2f}", "queries/s": "{full[queries_per_s]:,.0f}",
+    "at half: p50 ms": "{half[p50_ms]:.1f}", "p99 ms": "{half[p99_ms]:.1f}", "p99/one": "{p99_ratio:.1f}",
     "errors": "{num_errors}",
-}
+}  # fmt: skip
 
 
 def run_step(what: str, *arguments: str) -> None:
@@ -286,16 +277,10 @@ def measure(name: str, store: str, folder: Path, options: argparse.Namespace) ->
         found = {"ready_s": server.ready_s, "memory_bytes": server.memory_bytes}
     extra_cpu_ms, p99_ratio = full["cpu_ms"] - process["cpu_ms"], half["p99_ms"] / process["median_of_one_ms"]
     return found | {
-        "name": name,
-        "num_vectors": process["num_vectors"],
-        "process": process,
-        "full": full,
-        "half": half,
-        "extra_cpu_ms": extra_cpu_ms,
-        "p99_ratio": p99_ratio,
-        "num_errors": full["num_errors"] + half["num_errors"],
+        "name": name, "num_vectors": process["num_vectors"], "process": process, "full": full, "half": half,
+        "extra_cpu_ms": extra_cpu_ms, "p99_ratio": p99_ratio, "num_errors": full["num_errors"] + half["num_errors"],
         "keeps_promise": extra_cpu_ms <= MAX_EXTRA_CPU_MS and p99_ratio <= MAX_P99_RATIO,
-    }
+    }  # fmt: skip
 
 
 def load(

@@ -26,13 +26,9 @@ def main() -> None:
         from autofaiss import build_index, version
 
         index, _ = build_index(
-            np.ascontiguousarray(images),
-            save_on_disk=False,
-            metric_type="ip",
-            max_index_memory_usage=MEMORY,
-            current_memory_available=MEMORY_TO_BUILD,
-            max_index_query_time_ms=10.0,
-        )
+            np.ascontiguousarray(images), save_on_disk=False, metric_type="ip", max_index_memory_usage=MEMORY,
+            current_memory_available=MEMORY_TO_BUILD, max_index_query_time_ms=10.0,
+        )  # fmt: skip
         picked = faiss.downcast_index(index).hnsw.efSearch
         by = f"autofaiss {version.__version__}, which took efSearch {picked} for itself"
     else:

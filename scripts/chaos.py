@@ -72,27 +72,19 @@ class Kill:
 
 
 MOMENTS = {
-    "at any time": "",
-    "after a part file": "runs/*/journal/*.json",
-    "after the order": "runs/*/publication.json",
+    "at any time": "", "after a part file": "runs/*/journal/*.json", "after the order": "runs/*/publication.json",
     "after the commit of embeddings": "embeddings/_delta_log/*.json",
-    "after the commit of items": "items/_delta_log/*.json",
-    "while the index is built": "index/*",
-    "after the run's record": "runs/*/published.json",
-    "after the swap": "CURRENT.json",
-}
+    "after the commit of items": "items/_delta_log/*.json", "while the index is built": "index/*",
+    "after the run's record": "runs/*/published.json", "after the swap": "CURRENT.json",
+}  # fmt: skip
 """Moments of a run, and the files of the store that appear or change then."""
 
 AT_ONCE = "as soon as it is there"
 SHORT_LIVED = ("decode worker", "decoding child")  # all is decoded before the first part file is written
 RAY_PROCESSES = {
-    "driver": "",
-    "stage actor": "ray::MapWorker(MapBatches(Stage",
-    "decode worker": "ray::MapBatches(decode",
-    "write worker": "ray::Write",
-    "decoding child": "media/sandbox_main.py",
-    "raylet": "raylet/raylet",
-}
+    "driver": "", "stage actor": "ray::MapWorker(MapBatches(Stage", "decode worker": "ray::MapBatches(decode",
+    "write worker": "ray::Write", "decoding child": "media/sandbox_main.py", "raylet": "raylet/raylet",
+}  # fmt: skip
 STEP_PROCESS = "step's process"
 TITLES = RAY_PROCESSES | {STEP_PROCESS: "servables/interpreter_child.py"}
 LEASE_S = 6.0
@@ -464,14 +456,10 @@ def report(chaos: Chaos, checked: Checked, seconds: float, seed: int) -> int:
     for fault in [*chaos.faults, *poller.faults[:20], *checked.deviations[:20]]:
         print(f"FAULT {fault}")
     figures = {name: tally[name] for name in FIGURES} | {
-        "half_published_states": len(poller.faults),
-        "states_seen": len(poller.seen),
-        "polls": poller.num_polls,
-        "effects": checked.num_effects,
-        "deviations": len(checked.deviations),
-        "seconds": round(seconds, 1),
+        "half_published_states": len(poller.faults), "states_seen": len(poller.seen), "polls": poller.num_polls,
+        "effects": checked.num_effects, "deviations": len(checked.deviations), "seconds": round(seconds, 1),
         "seed": seed,
-    }
+    }  # fmt: skip
     for name, value in figures.items():
         print(f"{name:22} {value}")
     faults = [*chaos.faults, *poller.faults, *checked.deviations]

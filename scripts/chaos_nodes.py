@@ -53,12 +53,8 @@ FAULT_AFTER_S = (0.5, 8.0)  # of work on so many images; of fewer, in proportion
 # Large enough that stages compute for a while.
 VISION = {"image_size": 64, "patch_size": 8, "width": 256, "depth": 10, "num_heads": 4}
 SETTINGS = {
-    "num_stages": 2,
-    "rows_per_part": 32,
-    "batch_size": 16,
-    "decode.items_per_task": 32,
-    "no_progress_timeout_s": 300,
-}
+    "num_stages": 2, "rows_per_part": 32, "batch_size": 16, "decode.items_per_task": 32, "no_progress_timeout_s": 300,
+}  # fmt: skip
 ONE_REPLICA = "[[stage]]\nreplicas = { min = 1, max = 1 }\n" * 2
 
 Happens = Callable[["NodeRound"], None]
@@ -289,19 +285,10 @@ def as_line(outcome: Outcome) -> str:
 
 
 COLUMNS = {
-    "kind": "{kind}",
-    "round": "{number}",
-    "what": "{what}",
-    "exit": "{code}",
-    "again": "{code_again}",
-    "rows": "{num_rows}",
-    "stall s": "{stall_s:.1f}",
-    "run s": "{wall_s:.0f}",
-    "events": "{num_events}",
-    "effects": "{effects}",
-    "deviations": "{deviations}",
-    "wrong": "{wrong}",
-}
+    "kind": "{kind}", "round": "{number}", "what": "{what}", "exit": "{code}", "again": "{code_again}",
+    "rows": "{num_rows}", "stall s": "{stall_s:.1f}", "run s": "{wall_s:.0f}", "events": "{num_events}",
+    "effects": "{effects}", "deviations": "{deviations}", "wrong": "{wrong}",
+}  # fmt: skip
 
 
 def main() -> None:

@@ -43,12 +43,8 @@ RUN_SETTINGS = {
 # Towers of 4 + 4 layers, that embed an image in a millisecond.
 SMALL_VISION = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 4, "num_heads": 2}
 TEXT = {
-    "embedding_size": 16,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-}
+    "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64,
+}  # fmt: skip
 STEP_FILE = "own_step.py"
 HALVES = """
 def halves(batch):

@@ -54,15 +54,11 @@ def read_changes(lines: Iterable[str]) -> tuple[dict[str, list[Change]], list[st
 def _change(found: dict[str, Any]) -> Change:
     content = found.get("content")
     return Change(
-        writer=(found["host"], found["pid"]),
-        begin_ns=found["at_ns"],
-        end_ns=None,
-        what=found["what"],
+        writer=(found["host"], found["pid"]), begin_ns=found["at_ns"], end_ns=None, what=found["what"],
         paths=tuple(found["paths"]) if found["what"] == "delete" else (found["path"],),
-        condition=found.get("condition"),
-        content=None if content is None else content.encode(),
+        condition=found.get("condition"), content=None if content is None else content.encode(),
         size=found.get("size", 0),
-    )
+    )  # fmt: skip
 
 
 def judge(changes: Sequence[Change], address: str, files: StoreFiles | None = None) -> Checked:

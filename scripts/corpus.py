@@ -88,13 +88,9 @@ def make_model(folder: Path, vision: dict, text: dict) -> Path:
     demo = json.loads((DEMO_MODEL / "config.json").read_text())
     text = {"vocab_size": demo["text"]["vocab_size"], "max_position_embeddings": 64, "pool": "mean"} | text
     config = ModelConfig(
-        name=folder.name,
-        trained=False,
-        embedding_dim=256,
-        vision=VitTower(**vision),
-        text=text,
+        name=folder.name, trained=False, embedding_dim=256, vision=VitTower(**vision), text=text,
         preprocess=PreprocessConfig(image_size=vision["image_size"], resize="squash", max_caption_tokens=64),
-    )
+    )  # fmt: skip
     return init_model(config, folder, seed=0, tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_text())
 
 

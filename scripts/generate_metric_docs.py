@@ -53,12 +53,9 @@ def _text_file() -> Iterator[Row]:
     """Rows of the file that a run with everything in it would write."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
     report = dict.fromkeys(FIGURES, 1.0) | {
-        "num_items": 1,
-        "held": False,
-        "steps": [{"step": "decode", **dict.fromkeys(STEP_FIGURES, 1)}],
-        "guards": [{"name": "rejects", "passed": True}],
-        "metrics": {"price": {"mean": 1.0}},
-    }
+        "num_items": 1, "held": False, "steps": [{"step": "decode", **dict.fromkeys(STEP_FIGURES, 1)}],
+        "guards": [{"name": "rejects", "passed": True}], "metrics": {"price": {"mean": 1.0}},
+    }  # fmt: skip
     for family in text_string_to_metric_families(
         metrics_text(summarise("refresh", "store", 0, "done", (now, now), report, now))
     ):

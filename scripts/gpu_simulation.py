@@ -367,20 +367,10 @@ class SimulatedCopies(OverlappedCopies):
 
 
 H100 = DeviceFigures(
-    name="H100",
-    launch_s=31e-6,
-    view_s=8e-6,
-    product_flops=560e12,
-    memory_bytes_per_s=3e12,
-    kernel_s=3e-6,
-    link_bytes_per_s=55e9,
-    host_bytes_per_s=5e9,
-    attention_share=0.5,
-    host_s=20e-6,
-    call_s=7e-3,
-    wait_s=100e-6,
+    name="H100", launch_s=31e-6, view_s=8e-6, product_flops=560e12, memory_bytes_per_s=3e12, kernel_s=3e-6,
+    link_bytes_per_s=55e9, host_bytes_per_s=5e9, attention_share=0.5, host_s=20e-6, call_s=7e-3, wait_s=100e-6,
     contended=3.0,
-)
+)  # fmt: skip
 
 
 def _clip(name: str, vision: VitTower, text: ClipTextTower, dim: int) -> ModelConfig:
@@ -400,30 +390,17 @@ def _clip_text(width: int) -> ClipTextTower:
 
 def _siglip() -> ModelConfig:
     vision = VitTower(
-        image_size=384,
-        patch_size=14,
-        width=1152,
-        depth=27,
-        num_heads=16,
-        mlp_ratio=4304 / 1152,
-        class_token=False,
-        pool="map",
-        activation="gelu_tanh",
-    )
+        image_size=384, patch_size=14, width=1152, depth=27, num_heads=16, mlp_ratio=4304 / 1152, class_token=False,
+        pool="map", activation="gelu_tanh",
+    )  # fmt: skip
     text = SiglipTextTower(
         vocab_size=32_000, hidden_size=1152, num_hidden_layers=27, num_attention_heads=16, intermediate_size=4304
     )
     preprocess = PreprocessConfig(image_size=384, max_caption_tokens=text.max_tokens)
     return ModelConfig(
-        name="so400m-384",
-        trained=False,
-        embedding_dim=1152,
-        vision_projection="none",
-        text_projection="linear",
-        vision=vision,
-        text=text,
-        preprocess=preprocess,
-    )
+        name="so400m-384", trained=False, embedding_dim=1152, vision_projection="none", text_projection="linear",
+        vision=vision, text=text, preprocess=preprocess,
+    )  # fmt: skip
 
 
 MODELS = {

@@ -106,19 +106,16 @@ def report(outcomes: list[Outcome], seed: int) -> int:
     slowest = max(outcomes, key=lambda outcome: outcome.seconds / max(1, outcome.num_items))
     reasons = Counter(reason for outcome in outcomes for reason in outcome.reasons)
     tally = {
-        "inputs": len(outcomes),
-        "items": sum(outcome.num_items for outcome in outcomes),
+        "inputs": len(outcomes), "items": sum(outcome.num_items for outcome in outcomes),
         **{state: sum(outcome.states[state] for outcome in outcomes) for state in STATES},
         "sources_refused": sum(outcome.refused is not None for outcome in outcomes),
         "crashes": sum("crashed" in fault for _, fault in faults),
         "hangs": sum("hung" in fault or " s for " in fault for _, fault in faults),
         "other_faults": sum(not any(text in fault for text in ("crashed", "hung", " s for ")) for _, fault in faults),
-        "slowest_s": round(slowest.seconds / max(1, slowest.num_items), 2),
-        "slowest": slowest.name,
+        "slowest_s": round(slowest.seconds / max(1, slowest.num_items), 2), "slowest": slowest.name,
         "decoder_peak_mib": max(outcome.child_peak_bytes for outcome in outcomes) >> 20,
-        "reader_peak_mib": max(outcome.peak_bytes for outcome in outcomes) >> 20,
-        "seed": seed,
-    }
+        "reader_peak_mib": max(outcome.peak_bytes for outcome in outcomes) >> 20, "seed": seed,
+    }  # fmt: skip
     for name, fault in faults:
         print(f"FAULT {name}: {fault}")
     for reason, num in reasons.most_common():

@@ -33,22 +33,14 @@ EMBEDDING_DIM = 512
 
 # width, depth, MLP, heads: Ti, S, B, L, g, G, 22B
 VISION = (
-    (192, 12, 768, 3),
-    (384, 12, 1536, 6),
-    (768, 12, 3072, 12),
-    (1024, 24, 4096, 16),
-    (1408, 40, 6144, 16),
-    (1664, 48, 8192, 16),
-    (6144, 48, 24576, 48),
-)
+    (192, 12, 768, 3), (384, 12, 1536, 6), (768, 12, 3072, 12), (1024, 24, 4096, 16), (1408, 40, 6144, 16),
+    (1664, 48, 8192, 16), (6144, 48, 24576, 48),
+)  # fmt: skip
 # hidden size, layers, MLP, heads, and parameters of the whole from which on it is taken: a small one, base to xxlarge
 TEXT = (
-    (192, 6, 768, 3, 0),
-    (768, 12, 3072, 12, 5e7),
-    (1024, 24, 4096, 16, 3e8),
-    (2048, 24, 8192, 16, 6e8),
+    (192, 6, 768, 3, 0), (768, 12, 3072, 12, 5e7), (1024, 24, 4096, 16, 3e8), (2048, 24, 8192, 16, 6e8),
     (4096, 12, 16384, 64, 1.2e9),
-)
+)  # fmt: skip
 
 
 def main() -> None:
@@ -63,13 +55,10 @@ def main() -> None:
     config = large_config(int(options.params))
     started_s = time.perf_counter()
     init_model(
-        config,
-        options.out,
-        seed=options.seed,
-        tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8"),
-        dtype=options.dtype,
+        config, options.out, seed=options.seed,
+        tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8"), dtype=options.dtype,
         max_file_bytes=int(options.max_file_bytes),
-    )
+    )  # fmt: skip
     files = list(options.out.glob("*.safetensors"))
     vision, text = config.vision, config.text
     found = {
@@ -100,13 +89,9 @@ def deep_enough(num_parameters: int, text: TextTower, width: int, _: int, mlp: i
     def of_depth(depth: int) -> ModelConfig:
         vision = VitTower(width=width, depth=depth, num_heads=num_heads, mlp_ratio=mlp / width)
         return ModelConfig(
-            name=f"random-{num_parameters:.3g}",
-            trained=False,
-            embedding_dim=EMBEDDING_DIM,
-            vision=vision,
-            text=text,
+            name=f"random-{num_parameters:.3g}", trained=False, embedding_dim=EMBEDDING_DIM, vision=vision, text=text,
             preprocess=PreprocessConfig(),
-        )
+        )  # fmt: skip
 
     shallow, deeper = (count_parameters(model_shapes(of_depth(depth))) for depth in (3, 4))
     return of_depth(3 + max(0, math.ceil((num_parameters - shallow) / (deeper - shallow))))

@@ -292,15 +292,10 @@ def tally(requests: Requests, expected: dict[str, list[tuple[Hit, ...]]]) -> dic
     for line in [*requests.failures[:5], *map(str, mixed[:3]), *requests.traces[:5]]:
         print(line, file=sys.stderr)
     return {
-        "requests": requests.number,
-        "by_kind": dict(requests.num_by_kind),
-        "publications": len(expected) - 1,
-        "versions": len(expected),
-        "versions_answering": len(versions & set(expected)),
-        "failed": len(requests.failures),
-        "mixed": len(mixed),
-        "traces": len(requests.traces),
-    }
+        "requests": requests.number, "by_kind": dict(requests.num_by_kind), "publications": len(expected) - 1,
+        "versions": len(expected), "versions_answering": len(versions & set(expected)),
+        "failed": len(requests.failures), "mixed": len(mixed), "traces": len(requests.traces),
+    }  # fmt: skip
 
 
 def is_of_its_version(answer: Answer, expected: dict[str, list[tuple[Hit, ...]]]) -> bool:

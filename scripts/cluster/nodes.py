@@ -272,13 +272,9 @@ class NodeCluster:
         resources = {"CPU": cpus, "object_store_memory": OBJECT_STORE_BYTES}
         worker = {"resources": resources, "min_workers": 0, "max_workers": num_nodes, "node_config": {}}
         provider = {
-            "type": "external",
-            "module": PROVIDER,
-            "gcs_address": self.address,
-            "use_node_id_as_ip": True,
-            "disable_node_updaters": True,
-            "disable_launch_config_check": True,
-        }
+            "type": "external", "module": PROVIDER, "gcs_address": self.address, "use_node_id_as_ip": True,
+            "disable_node_updaters": True, "disable_launch_config_check": True,
+        }  # fmt: skip
         config = {
             "cluster_name": self.name,
             "provider": provider,

@@ -108,18 +108,9 @@ CONFIG = ModelConfig(
     preprocess=PreprocessConfig(image_size=48, resize="squash", max_caption_tokens=64),
 )
 AUGMENTATION = AugmentSettings(
-    rotate_deg=15,
-    scale=0.2,
-    translate=0.1,
-    shear=0.1,
-    brightness=0.2,
-    contrast=0.3,
-    saturation=0.5,
-    hue=0.04,
-    shade=0.3,
-    grey=0.1,
-    erase=0.4,
-)
+    rotate_deg=15, scale=0.2, translate=0.1, shear=0.1, brightness=0.2, contrast=0.3, saturation=0.5, hue=0.04,
+    shade=0.3, grey=0.1, erase=0.4,
+)  # fmt: skip
 SMALL = TrainSettings(
     loss="concepts",
     num_concepts=1,  # set when the data is known
@@ -353,13 +344,10 @@ class TextWriter:
                 shares[row, sorted(fitting)] = 1 / len(fitting)
             ids.append(torch.from_numpy(self.encoder.encode(text)))
         return TrainBatch(
-            pixels=torch.empty(0, 1, 1, 3, dtype=torch.uint8),
-            image_concepts=torch.empty(0, dtype=torch.int64),
-            token_ids=torch.cat(ids),
-            token_lengths=torch.tensor([len(each) for each in ids]),
-            caption_concepts=torch.tensor(places),
-            caption_positives=shares,
-        )
+            pixels=torch.empty(0, 1, 1, 3, dtype=torch.uint8), image_concepts=torch.empty(0, dtype=torch.int64),
+            token_ids=torch.cat(ids), token_lengths=torch.tensor([len(each) for each in ids]),
+            caption_concepts=torch.tensor(places), caption_positives=shares,
+        )  # fmt: skip
 
     def describe(self, place: int, chance: random.Random) -> tuple[str, np.ndarray]:
         """A word of the lexicon, or several that are near to the concept; and what share each concept has in it."""
@@ -390,16 +378,9 @@ class TextWriter:
 STUDENT_CHECKPOINT = "student"
 LOSSES = DistillSettings(vectors=10, similarities=1, temperature=0.05, pairs=0)
 STUDENT_SETTINGS = TrainSettings(
-    what="text_frozen",
-    learning_rate=2e-3,
-    weight_decay=0.05,
-    warmup_steps=200,
-    num_steps=8000,
-    ema_decay=0.998,
-    dtype="bfloat16",
-    patch_dropout=0.3,
-    augmentation=AUGMENTATION.model_copy(update={"hue": 0.08, "erase": 0.3}),
-)
+    what="text_frozen", learning_rate=2e-3, weight_decay=0.05, warmup_steps=200, num_steps=8000, ema_decay=0.998,
+    dtype="bfloat16", patch_dropout=0.3, augmentation=AUGMENTATION.model_copy(update={"hue": 0.08, "erase": 0.3}),
+)  # fmt: skip
 
 
 def train_student(
@@ -439,16 +420,11 @@ class TeacherVectors:
         chosen = self.drawings.take(places)
         ids = [self.ids[concept] for concept in chosen.concepts.tolist()]
         return TrainBatch(
-            pixels=chosen.pixels,
-            image_concepts=chosen.concepts,
-            token_ids=torch.cat(ids),
-            token_lengths=torch.tensor([len(each) for each in ids]),
-            caption_concepts=chosen.concepts,
-            image_keys=chosen.keys,
-            epoch=epoch,
-            teacher_images=self.images[places],
+            pixels=chosen.pixels, image_concepts=chosen.concepts, token_ids=torch.cat(ids),
+            token_lengths=torch.tensor([len(each) for each in ids]), caption_concepts=chosen.concepts,
+            image_keys=chosen.keys, epoch=epoch, teacher_images=self.images[places],
             teacher_captions=self.captions[chosen.concepts],
-        )
+        )  # fmt: skip
 
 
 def _ranks(trainer: Trainer, captions: np.ndarray, drawings: Drawings) -> str:

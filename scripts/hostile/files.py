@@ -79,17 +79,10 @@ def dng(pixels_HW3: NDArray[np.uint8], *, orientation: int = 1, preview: bytes |
     if preview is None:
         return tiff_of([(sensor | camera, data)])
     shown: Tags = {
-        SUBFILE_TYPE: ("I", [1]),
-        WIDTH: ("I", [pixels_HW3.shape[1]]),
-        HEIGHT: ("I", [pixels_HW3.shape[0]]),
-        BITS: ("H", [8, 8, 8]),
-        COMPRESSION: ("H", [7]),
-        PHOTOMETRIC: ("H", [6]),
-        OFFSET: ("I", HERE),
-        SAMPLES: ("H", [3]),
-        ROWS: ("I", [pixels_HW3.shape[0]]),
-        NUM_BYTES: ("I", [len(preview)]),
-    }
+        SUBFILE_TYPE: ("I", [1]), WIDTH: ("I", [pixels_HW3.shape[1]]), HEIGHT: ("I", [pixels_HW3.shape[0]]),
+        BITS: ("H", [8, 8, 8]), COMPRESSION: ("H", [7]), PHOTOMETRIC: ("H", [6]), OFFSET: ("I", HERE),
+        SAMPLES: ("H", [3]), ROWS: ("I", [pixels_HW3.shape[0]]), NUM_BYTES: ("I", [len(preview)]),
+    }  # fmt: skip
     return tiff_of([(shown | camera, preview), (sensor, data)])
 
 
@@ -139,14 +132,9 @@ def _packed(form: str, values: Any, order: str) -> bytes:
 NUM_IMAGES = 3
 SIZE = (128, 96)
 CLIPS = {"mp4": "mpeg4", "h264.mp4": "libx264", "mkv": "libx264", "webm": "libvpx", "vp9.webm": "libvpx-vp9"} | {
-    "avi": "mpeg4",
-    "mjpeg.avi": "mjpeg",
-    "mov": "mpeg4",
-    "ts": "libx264",
-    "mpg": "mpeg2video",
-    "flv": "flv",
+    "avi": "mpeg4", "mjpeg.avi": "mjpeg", "mov": "mpeg4", "ts": "libx264", "mpg": "mpeg2video", "flv": "flv",
     "wmv": "wmv2",
-}
+}  # fmt: skip
 FORMAT_OF = {"mkv": "matroska", "ts": "mpegts", "mpg": "mpeg", "wmv": "asf"}
 
 
@@ -210,17 +198,14 @@ def extra_images(images: list[Image.Image]) -> dict[str, bytes]:
         Path(file.name).write_bytes(jpeg)
         from_jpeg = encode(Image.open(file.name), "JXL", lossless_jpeg=True)
     return {
-        "plain.heic": encode(rgb, "HEIF", exif=exif.tobytes()),
-        "alpha.heic": encode(rgba, "HEIF"),
+        "plain.heic": encode(rgb, "HEIF", exif=exif.tobytes()), "alpha.heic": encode(rgba, "HEIF"),
         "tiles.heic": encode(rgb, "HEIF", tile_size=64),
         "several.heic": encode(rgb, "HEIF", save_all=True, append_images=[rgba], thumbnails=[32]),
-        "deep.heic": deep_file.getvalue(),
-        "lossy.jxl": encode(rgb, "JXL"),
+        "deep.heic": deep_file.getvalue(), "lossy.jxl": encode(rgb, "JXL"),
         "lossless.jxl": encode(rgba, "JXL", lossless=True, use_container=True, exif=exif.tobytes()),
-        "jpeg.jxl": from_jpeg,
-        "plain.dng": dng(np.asarray(rgb)),
+        "jpeg.jxl": from_jpeg, "plain.dng": dng(np.asarray(rgb)),
         "preview.dng": dng(np.asarray(rgb), orientation=6, preview=jpeg),
-    }
+    }  # fmt: skip
 
 
 def clip(codec: str, kind: str) -> bytes:

@@ -48,30 +48,20 @@ def source_cases(good: Good) -> Iterator[tuple[str, Make]]:
 def captions() -> dict[str, bytes]:
     """Content of a caption by the name of its file."""
     return {
-        "nul.txt": b"a red\x00 car\x00",
-        "not utf-8.txt": b"caf\xe9 \xff\xfe",
-        "ten thousand words.txt": b"word " * 10_000,
-        "one word of a megabyte.txt": b"w" * 1_000_000,
-        "too large.txt": b"a " * 5_000_000,
-        "utf-16.txt": "a red car".encode("utf-16"),
-        "blank.txt": b" \n\t\n",
-        "empty.txt": b"",
-        "controls.txt": bytes(range(1, 32)),
+        "nul.txt": b"a red\x00 car\x00", "not utf-8.txt": b"caf\xe9 \xff\xfe",
+        "ten thousand words.txt": b"word " * 10_000, "one word of a megabyte.txt": b"w" * 1_000_000,
+        "too large.txt": b"a " * 5_000_000, "utf-16.txt": "a red car".encode("utf-16"), "blank.txt": b" \n\t\n",
+        "empty.txt": b"", "controls.txt": bytes(range(1, 32)),
         "right to left.txt": "\u202egnp.exe \u200b\u200d\ufeff a\u0301".encode() * 50,
         "families.txt": ("\U0001f468\u200d\U0001f469\u200d\U0001f467" * 2000).encode(),
         "special tokens.txt": b"[CLS] [SEP] [PAD] [MASK] <unk> </s>" * 100,
-        "half a pair.json": b'{"caption": "a \\ud800 car"}',
-        "nul in json.json": b'{"caption": "a \\u0000 car"}',
-        "deep.json": b"[" * 100_000 + b"]" * 100_000,
-        "deep object.json": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
-        "long number.json": b'{"caption": ' + b"9" * 100_000 + b"}",
-        "not a number.json": b'{"caption": NaN}',
-        "a list.json": b'["a", "b"]',
-        "twice.json": b'{"caption": "first", "caption": "second"}',
-        "of another type.json": b'{"caption": {"text": ["a"]}}',
-        "cut off.json": b'{"caption": "a red ',
+        "half a pair.json": b'{"caption": "a \\ud800 car"}', "nul in json.json": b'{"caption": "a \\u0000 car"}',
+        "deep.json": b"[" * 100_000 + b"]" * 100_000, "deep object.json": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+        "long number.json": b'{"caption": ' + b"9" * 100_000 + b"}", "not a number.json": b'{"caption": NaN}',
+        "a list.json": b'["a", "b"]', "twice.json": b'{"caption": "first", "caption": "second"}',
+        "of another type.json": b'{"caption": {"text": ["a"]}}', "cut off.json": b'{"caption": "a red ',
         "many keys.json": json.dumps({str(number): number for number in range(50_000)}).encode(),
-    }
+    }  # fmt: skip
 
 
 def caption_case(image: bytes, name: str, content: bytes) -> Make:
@@ -265,19 +255,9 @@ def noise_behind_the_head(rng: Random, data: bytearray, _: bytes) -> bytearray:
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    flip_bits,
-    flip_bits_of_the_head,
-    truncate,
-    swap_header,
-    splice,
-    insert,
-    repeat,
-    cut_out,
-    blank,
-    huge_size,
-    append,
+    flip_bits, flip_bits_of_the_head, truncate, swap_header, splice, insert, repeat, cut_out, blank, huge_size, append,
     noise_behind_the_head,
-)
+)  # fmt: skip
 
 
 def mutate(rng: Random, data: bytes, other: bytes) -> tuple[bytes, str]:
@@ -355,13 +335,9 @@ def _serve(connection: Connection) -> None:
     spec = DecodeSpec(
         resize=ResizeSpec(image_size=64, mode="crop", interpolation="bicubic", reduced_decode=True),
         limits=DecodeLimits(timeout_s=TIMEOUT_S, video_timeout_s=VIDEO_TIMEOUT_S, memory_bytes=MEMORY_BYTES),
-        tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8"),
-        max_caption_tokens=32,
-        segment_s=5.0,
-        frames_per_segment=2,
-        rows_per_batch=32,
-        animations="clip",
-    )
+        tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8"), max_caption_tokens=32,
+        segment_s=5.0, frames_per_segment=2, rows_per_batch=32, animations="clip",
+    )  # fmt: skip
     reader = ItemReader(spec)
     while True:
         name, folder = connection.recv()

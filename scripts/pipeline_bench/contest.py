@@ -201,19 +201,10 @@ Settings = dict[str, Any]
 """Numbers of a `Task` for the limit and for the loop, or for a library's loop, and the items a second of each trial."""
 
 NAMES = {
-    "limit": "limit",
-    "processes": "limit, processes",
-    "loop": "loop",
-    "library": "library loop",
-    "ray1": "ray, 1 stage",
-    "ray2": "ray, 2 stages",
-    "ray3": "ray, 3 stages",
-    "local": "local",
-    "auto": "auto",
-    "raydata32": "Ray Data, fp32",
-    "raydata": "Ray Data",
-    "daft": "Daft",
-}
+    "limit": "limit", "processes": "limit, processes", "loop": "loop", "library": "library loop",
+    "ray1": "ray, 1 stage", "ray2": "ray, 2 stages", "ray3": "ray, 3 stages", "local": "local", "auto": "auto",
+    "raydata32": "Ray Data, fp32", "raydata": "Ray Data", "daft": "Daft",
+}  # fmt: skip
 """What `--only` takes -> the name in the table."""
 
 PIPELINES = {"ray1": ("ray", 1), "ray2": ("ray", 2), "ray3": ("ray", 3), "local": ("local", 1), "auto": ("auto", 3)}
@@ -289,15 +280,11 @@ TRIAL_S, MIN_BATCHES = 8.0, 4
 BUSY = 0.9  # of all cores: then they are the bound
 LIMITS = (NAMES["limit"], NAMES["processes"])
 RATIOS = {
-    "three stages over the loop": ("ray3", "loop"),
-    "three stages over the limit": ("ray3", "limit"),
-    "three stages over the library's loop": ("ray3", "library"),
-    "three stages over one": ("ray3", "ray1"),
-    "local over the loop": ("local", "loop"),
-    "three stages over Ray Data in fp32": ("ray3", "raydata32"),
-    "three stages over Ray Data": ("ray3", "raydata"),
-    "three stages over Daft": ("ray3", "daft"),
-}
+    "three stages over the loop": ("ray3", "loop"), "three stages over the limit": ("ray3", "limit"),
+    "three stages over the library's loop": ("ray3", "library"), "three stages over one": ("ray3", "ray1"),
+    "local over the loop": ("local", "loop"), "three stages over Ray Data in fp32": ("ray3", "raydata32"),
+    "three stages over Ray Data": ("ray3", "raydata"), "three stages over Daft": ("ray3", "daft"),
+}  # fmt: skip
 """Of steady rates."""
 
 HEADING = ["", "items/s", "of limit", "of loop", "CPU ms/item", "cores", "first s", "whole s", "peak MiB", "cosine"]
@@ -382,14 +369,11 @@ def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn
     window = steady_window(finished)
     cpu_s = watched.cpu_use.between(window.start_s, window.stop_s) if window else 0.0
     turn = Turn(
-        items_per_s=window.items_per_s if window else None,
-        cpu_ms=1e3 * cpu_s / window.num_items if window else None,
-        cores=cpu_s / window.wall_s if window else None,
-        first_s=finished[0][0] - watched.started_s,
-        whole_s=watched.wall_s,
-        peak_bytes=watched.peak_bytes,
+        items_per_s=window.items_per_s if window else None, cpu_ms=1e3 * cpu_s / window.num_items if window else None,
+        cores=cpu_s / window.wall_s if window else None, first_s=finished[0][0] - watched.started_s,
+        whole_s=watched.wall_s, peak_bytes=watched.peak_bytes,
         shares=step_shares((call for call in calls if "load" not in call["step"]), window) if window else {},
-    )
+    )  # fmt: skip
     return turn, vectors
 
 

@@ -121,13 +121,9 @@ def _save_siglip(
     config = SiglipConfig(text_config=text | ids, vision_config=vision)
     limit, size = config.text_config.max_position_embeddings, config.vision_config.image_size
     tokenizer = GemmaTokenizer(
-        vocab=backend.get_vocab(),
-        merges=_merges(backend),
-        add_bos_token=False,
-        add_eos_token=True,
-        padding_side="right",
-        model_max_length=limit,
-    )
+        vocab=backend.get_vocab(), merges=_merges(backend), add_bos_token=False, add_eos_token=True,
+        padding_side="right", model_max_length=limit,
+    )  # fmt: skip
     tokenizer.save_pretrained(folder)
     SiglipImageProcessor(size={"height": size, "width": size}).save_pretrained(folder)
     return SiglipModel(config)
@@ -196,12 +192,9 @@ def embed_batch(model: Any, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
 
 def run_loop(task: Task, images: list[Path]) -> None:
     loader = DataLoader(
-        LibraryPairs(task, images),
-        batch_size=task.batch_size,
-        num_workers=task.num_workers,
-        prefetch_factor=task.prefetch if task.num_workers else None,
-        collate_fn=collator(task),
-    )
+        LibraryPairs(task, images), batch_size=task.batch_size, num_workers=task.num_workers,
+        prefetch_factor=task.prefetch if task.num_workers else None, collate_fn=collator(task),
+    )  # fmt: skip
     model = load_model(task)
     ids, images_, texts = [], [], []
     for names, inputs in loader:

@@ -125,12 +125,9 @@ def collate(rows: list[tuple[str, Pair]]) -> tuple[list[str], Batch]:
 
 def run_loop(task: Task, images: list[Path]) -> None:
     loader = DataLoader(
-        Pairs(task.model, images),
-        batch_size=task.batch_size,
-        num_workers=task.num_workers,
-        prefetch_factor=task.prefetch if task.num_workers else None,
-        collate_fn=collate,
-    )
+        Pairs(task.model, images), batch_size=task.batch_size, num_workers=task.num_workers,
+        prefetch_factor=task.prefetch if task.num_workers else None, collate_fn=collate,
+    )  # fmt: skip
     embed_all(task, "all", loader)
 
 

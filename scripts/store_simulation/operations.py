@@ -176,8 +176,7 @@ def purge_items(files: StoreFiles, process: Process, items: Sequence[str]) -> No
 Operation = Callable[[StoreFiles, Process], Any]
 
 OPERATIONS: dict[str, Operation] = {
-    "embed a b y": partial(embed, items=("a", "b", "y")),
-    "embed c w": partial(embed, items=("c", "w")),
+    "embed a b y": partial(embed, items=("a", "b", "y")), "embed c w": partial(embed, items=("c", "w")),
     "embed c d in two tasks": partial(embed, items=("c", "d"), num_tasks=2),
     "embed and publish as it goes": partial(embed, items=("a", "c", "y"), num_tasks=3, is_interim=True),
     "embed two models": partial(embed, items=("a", "x"), model="second"),
@@ -187,10 +186,6 @@ OPERATIONS: dict[str, Operation] = {
     "release": lambda files, _: locked(files, release),
     "vacuum": lambda files, _: locked(files, lambda each: vacuum(each, keep_days=0, keep_versions=1)),
     "compact": lambda files, _: locked(files, lambda each: compact(each, choose_index=keep_index(each))),
-    "purge x": partial(purge_items, items=("x",)),
-    "purge z": partial(purge_items, items=("z",)),
-    "index": build_index,
-    "embed nothing, by mistake": refuse,
-    "late worker": write_late,
-    "read": read,
-}
+    "purge x": partial(purge_items, items=("x",)), "purge z": partial(purge_items, items=("z",)), "index": build_index,
+    "embed nothing, by mistake": refuse, "late worker": write_late, "read": read,
+}  # fmt: skip

@@ -110,16 +110,9 @@ def run_schedule(schedule: Schedule) -> Outcome:
         faults = [each for each in schedule.faults if each.process == number]
         clock = schedule.clocks[number] if number < len(schedule.clocks) else 0
         process = _process(
-            world,
-            checker,
-            backend,
-            number,
-            f"{'ABC'[number]} {name}",
-            OPERATIONS[name],
-            faults,
-            clock,
+            world, checker, backend, number, f"{'ABC'[number]} {name}", OPERATIONS[name], faults, clock,
             schedule.on_disk,
-        )
+        )  # fmt: skip
         if name.startswith("refresh without"):
             checker.retired.add(name.split()[-1])
         processes.append(process)
@@ -145,12 +138,9 @@ def run_schedule(schedule: Schedule) -> Outcome:
     for crash in world.crashes:
         checker.fail(crash)
     return Outcome(
-        tuple(checker.violations),
-        tuple(each.num_effects for each in processes),
-        tuple(each.num_changes for each in processes),
-        tuple(each.result for each in processes),
-        items,
-    )
+        tuple(checker.violations), tuple(each.num_effects for each in processes),
+        tuple(each.num_changes for each in processes), tuple(each.result for each in processes), items,
+    )  # fmt: skip
 
 
 def _on_end(checker: Checker, backend: Any, process: Process) -> None:
@@ -333,33 +323,17 @@ def draw(random: Random) -> Schedule:
 
 ON_DISK = 0.12
 WEIGHTS = {
-    "embed a b y": 5,
-    "embed c w": 3,
-    "embed c d in two tasks": 2,
-    "embed and publish as it goes": 4,
-    "embed two models": 3,
-    "refresh without x": 3,
-    "rollback": 2,
-    "rollback to the first": 5,
-    "release": 1,
-    "vacuum": 6,
-    "compact": 2,
-    "purge x": 5,
-    "purge z": 4,
-    "index": 3,
-    "embed nothing, by mistake": 3,
-}
+    "embed a b y": 5, "embed c w": 3, "embed c d in two tasks": 2, "embed and publish as it goes": 4,
+    "embed two models": 3, "refresh without x": 3, "rollback": 2, "rollback to the first": 5, "release": 1, "vacuum": 6,
+    "compact": 2, "purge x": 5, "purge z": 4, "index": 3, "embed nothing, by mistake": 3,
+}  # fmt: skip
 OTHERS = {"late worker": 2, "read": 2}
 RIVALS_SHARE = 0.2
 RIVALS = (
-    ("vacuum", "rollback to the first"),
-    ("rollback to the first", "vacuum"),
-    ("embed and publish as it goes", "embed and publish as it goes"),
-    ("purge x", "purge z"),
-    ("purge z", "purge x"),
-    ("index", "index"),
-    ("embed and publish as it goes", "embed and publish as it goes", "embed c w"),
-)
+    ("vacuum", "rollback to the first"), ("rollback to the first", "vacuum"),
+    ("embed and publish as it goes", "embed and publish as it goes"), ("purge x", "purge z"), ("purge z", "purge x"),
+    ("index", "index"), ("embed and publish as it goes", "embed and publish as it goes", "embed c w"),
+)  # fmt: skip
 """Pairs that delete what the other one publishes, rewrite the same files, or take the same names."""
 RIVALS_ON_DISK = (("compact", "purge x"), ("embed two models", "purge x"), ("purge z", "purge x"))
 """Pairs of which the first one writes what the second one is to find, also where it was not finished."""
@@ -392,14 +366,8 @@ def _pause(random: Random, other: str) -> int:
 
 
 LOCKS = (
-    "",
-    "[]",
-    "nonsense",
-    "{}",
-    '{"token": 5, "lease_s": 1e9}',
-    '{"token": "x", "lease_s": "nan"}',
-    '{"lease_s": -1}',
-)
+    "", "[]", "nonsense", "{}", '{"token": 5, "lease_s": 1e9}', '{"token": "x", "lease_s": "nan"}', '{"lease_s": -1}',
+)  # fmt: skip
 
 
 def shrink(schedule: Schedule) -> Schedule:

@@ -106,13 +106,9 @@ class World:
             self._hub.switch()
 
         return Environment(
-            clock_s=lambda: self.time_s,
-            now=lambda: START + process.clock_offset + timedelta(seconds=self.time_s),
-            sleep=sleep,
-            token=token,
-            repeat=lambda every_s, action, name: _NoBeats(),
-            make_lock=_NoLock,
-        )
+            clock_s=lambda: self.time_s, now=lambda: START + process.clock_offset + timedelta(seconds=self.time_s),
+            sleep=sleep, token=token, repeat=lambda every_s, action, name: _NoBeats(), make_lock=_NoLock,
+        )  # fmt: skip
 
     def effect(self, *, is_change: bool = False) -> Fault | None:
         """Count an effect of the current process and do to it what the schedule says, before the effect.
