@@ -74,7 +74,6 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    """The command line; `--quick` gives other defaults."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photographs", type=Path, default=PHOTOGRAPHS, metavar="DIR", help="a folder of JPEGs")
     parser.add_argument("--num-photographs", type=int, default=400)
@@ -157,7 +156,6 @@ def task_of(model: Path, folder: Path, num_items: int, pairs: list[Pair], dtype:
 
 
 def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace, num_cores: int) -> dict:
-    """Tune, hold the contest, and show it."""
     print(f"{workload}: {task.num_items:,} pairs, {task.num_distinct:,} of them distinct", flush=True)
     settings = settings_of("library" if task.checkpoint else "plain", options.batch_size, num_cores)
     if options.tune:

@@ -82,7 +82,6 @@ Find = Callable[[np.ndarray], np.ndarray]
 
 
 def recall(found: np.ndarray, exact: np.ndarray) -> float:
-    """Share of the exact rows that were found."""
     shares = [len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), exact.tolist(), strict=True)]
     return float(np.mean(shares))
 
@@ -119,7 +118,6 @@ BLOCK = 65_536
 
 
 def build(folder: Path, out: Path, num_images: int) -> dict:
-    """Build our index of the first images."""
     logging.basicConfig(level=logging.INFO, format="  %(message)s")
     manifest = build_index(
         blocks(folder, np.arange(num_images)), ids(0, num_images), out, model_fingerprint="hard vectors",
@@ -130,7 +128,6 @@ def build(folder: Path, out: Path, num_images: int) -> dict:
 
 
 def resident(folder: Path, path: Path, effort: int) -> dict:
-    """Open an index and ask a thousand captions."""
     queries = np.load(folder / "held_out.npy")
     faiss.omp_set_num_threads(1)
     before = psutil.Process().memory_info().rss

@@ -190,11 +190,9 @@ def search_here(store: str, num_queries: int) -> dict:
         opened.search(text, K)
         times.append(1e3 * (time.perf_counter() - began))
     return {
-        "num_vectors": len(opened.searcher.snapshot.vectors),
-        "cpu_ms": cpu_ms,
-        "queries_per_s": num_asked / wall_s,
+        "num_vectors": len(opened.searcher.snapshot.vectors), "cpu_ms": cpu_ms, "queries_per_s": num_asked / wall_s,
         "median_of_one_ms": median(times),
-    }
+    }  # fmt: skip
 
 
 MODELS = ("shipped", "clip-b32")

@@ -449,7 +449,6 @@ def bucket() -> Iterator[str]:
 
 
 def report(chaos: Chaos, checked: Checked, seconds: float, seed: int) -> int:
-    """Print what happened; gives the exit code."""
     tally, poller = chaos.tally, chaos.poller
     for kill, num in sorted(chaos.by_kill.items()):
         print(f"{num:5}  {kill}")

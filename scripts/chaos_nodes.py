@@ -99,7 +99,6 @@ class NodeRound:
         return self.world.root / f"{self.store}.trace.jsonl"
 
     def node_with_stage(self) -> int:
-        """Return a node where a stage computes."""
         titles = {number: list(self.cluster.titles(number)) for number in range(1, NUM_NODES + 1)}
         return self.rng.choice([number for number, found in titles.items() if STAGE_TITLE in " ".join(found)])
 
@@ -122,7 +121,6 @@ class NodeRound:
         self.cluster.heal(number)
 
     def pause(self, number: int, seconds: float) -> None:
-        """Stop a node's processes for a while."""
         self.what = f"node {number} paused for {seconds:g} s"
         self.cluster.pause(number)
         time.sleep(seconds)
@@ -142,7 +140,6 @@ class NodeRound:
             os.kill(pid, signal.SIGCONT)
 
     def drain(self, number: int, seconds: float) -> None:
-        """Give notice, and end the node then."""
         self.what = f"node {number} drained, and ended after {seconds:g} s"
         self.cluster.drain(number, seconds)
         time.sleep(seconds)
@@ -214,7 +211,6 @@ def run_round(world: World, cluster: NodeCluster, kind: str, number: int, seed: 
 
 
 def _checked(each: NodeRound, *, has_files: bool) -> Checked:
-    """Hold what was changed to the store's protocol."""
     if not each.trace.exists():
         return Checked(0, ["nothing was recorded"])
     return check(each.trace, each.world.store(each.store) if has_files else None)
@@ -226,7 +222,6 @@ def _start(cluster: NodeCluster, each: NodeRound, private: Sequence[str]) -> Non
 
 
 def _embed(each: NodeRound, config: Path, log: Path) -> "subprocess.Popen[bytes]":
-    """Start the run on the driver's node."""
     command = each.cluster.command(each.driver, [*EMBEDDER, "embed", "--config", str(config)])
     with log.open("ab") as output:
         variables = environment() | {STORE_TRACE_VARIABLE: str(each.trace)}
@@ -319,7 +314,6 @@ def main() -> None:
 
 
 def read_state(path: Path | None) -> list[Outcome]:
-    """Read the rounds that have been made."""
     if path is None or not path.exists():
         return []
     return [Outcome(**json.loads(line)) for line in path.read_text().splitlines()]

@@ -99,7 +99,6 @@ class World:
         return path
 
     def store(self, name: str) -> Path | str:
-        """Folder of a store, or its URI."""
         return self.in_bucket.get(name, self.root / name)
 
     def change(self) -> str:
@@ -152,7 +151,6 @@ def fingerprint(rows: Any) -> Fingerprint:
 
 
 def items_in(state: Fingerprint) -> set[tuple[str, Fingerprint]]:
-    """Items of a state, each with its rows."""
     rows: dict[str, set[tuple[str, int, str]]] = {}
     for row in state:
         rows.setdefault(row[0], set()).add(row)
@@ -231,7 +229,6 @@ class Poller(threading.Thread):
             time.sleep(0.02 if isinstance(self._store, Path) else 1.0)  # the bucket's server has one thread
 
     def stop(self) -> None:
-        """Stop polling, and wait for the last look."""
         self._stopped.set()
         self.join()
 

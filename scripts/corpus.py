@@ -61,7 +61,6 @@ def encode(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
 
 
 def write_clip(path: Path, frames: Sequence[np.ndarray], codec: str = "mpeg4", kind: str | None = None) -> None:
-    """Write a clip of eight frames a second."""
     with av.open(str(path), "w", format=kind) as container:
         stream = container.add_stream(codec, rate=Fraction(8))
         stream.height, stream.width = frames[0].shape[:2]
@@ -95,5 +94,4 @@ def make_model(folder: Path, vision: dict, text: dict) -> Path:
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors of length 1; float32 (N, E)."""
     return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)

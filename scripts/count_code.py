@@ -47,7 +47,6 @@ def main() -> None:
 
 
 def count(checkout: Path) -> dict:
-    """What stands in a row of the table."""
     lines, lengths, documented = dict.fromkeys(PACKAGES, 0), {"none": 0}, []
     for package in PACKAGES:
         for path in sorted((checkout / package).rglob("*.py")):
@@ -108,7 +107,6 @@ def import_graph(checkout: Path, trees: Mapping[Path, ast.Module]) -> networkx.D
 
 
 def file_circles(graph: networkx.DiGraph) -> list[list[str]]:
-    """Modules that import each other, by whatever way."""
     return [sorted(each) for each in networkx.strongly_connected_components(graph) if len(each) > 1]
 
 

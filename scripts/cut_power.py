@@ -138,7 +138,6 @@ class States:
     """What a writer has said: the rows after each change, and how many changes are done."""
 
     def __init__(self, writer: subprocess.Popen[str]) -> None:
-        """Listen to a writer, in a thread."""
         self.begun: list[Rows] = [{}]
         self.num_done = 0
         self._lines = writer.stdout or ()
@@ -165,7 +164,6 @@ def mounted(image: Path, folder: Path) -> Iterator[str]:
 
 
 def make_image(path: Path) -> None:
-    """Make an empty file system in a file."""
     with path.open("wb") as file:
         file.truncate(IMAGE_BYTES)
     subprocess.run(["mkfs.ext4", "-q", "-F", "-J", "size=4", "-E", "lazy_itable_init=0", path], check=True)
@@ -285,7 +283,6 @@ def cut_power(num_cuts: int, seed: int, root: Path, plant: str | None) -> int:
 
 
 def has_loop_devices() -> bool:
-    """Whether this process may mount an image."""
     tools = all(shutil.which(each) for each in ("mkfs.ext4", "mount", "findmnt"))
     return os.geteuid() == 0 and tools and Path("/dev/loop-control").exists()
 

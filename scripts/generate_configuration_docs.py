@@ -57,12 +57,10 @@ def _table(section: Section) -> Iterator[str]:
 
 
 def _marked(text: str) -> str:
-    """Text with its strings marked as code."""
     return re.sub(r'"[^"]*"', r"`\g<0>`", text)
 
 
 def _default(default: str) -> str:
-    """Default, marked as code where it is a value."""
     is_words = default == "required" or (" " in default and default[0] not in '["')
     return default if not default or is_words else f"`{default}`"
 

@@ -28,7 +28,6 @@ Row = tuple[str, str, tuple[str, ...], str]
 
 
 def page() -> str:
-    """The whole page, with its tables made anew."""
     makers = {"run": _live, "end": _text_file, "ray": _of_ray, "web": _service}
     text = PAGE.read_text(encoding="utf-8")
     return BLOCK.sub(lambda found: "\n".join(["", *_table(makers[found[1]]()), "", ""]), text)

@@ -27,7 +27,6 @@ COLUMNS = (
 
 
 def page() -> str:
-    """The whole page, with its table made anew."""
     text = PAGE.read_text(encoding="utf-8")
     tables = _table(COLUMNS, map(_cells, PUBLISHED)), _table(("of transformers", "`model_type`"), _kinds())
     return BLOCK.sub(lambda _: "\n".join(["", *tables[0], "", *tables[1], "", ""]), text)

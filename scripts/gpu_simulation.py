@@ -85,14 +85,12 @@ class Event:
         self._gpu, self.at_s, self.made_s = gpu, 0.0, gpu.now_s
 
     def record(self, stream: "Stream") -> None:
-        """Note where the stream's work ends now."""
         self.at_s = max(stream.line.free_at, self._gpu.now_s)
 
     def synchronize(self) -> None:
         self._gpu.wait_until(self.at_s)
 
     def elapsed_time(self, later: "Event") -> float:
-        """Milliseconds of the device, as torch has it."""
         return 1000 * (later.at_s - self.at_s) / self._gpu.slowness
 
 
@@ -224,7 +222,6 @@ class Launching(TorchDispatchMode):
         self._gpu = gpu
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation on shapes, and take its time."""
         kwargs, gpu = kwargs or {}, self._gpu
         inputs = [*_tensors(args), *_tensors(kwargs)]
         on_device = [each for each in inputs if each.is_meta]
@@ -329,7 +326,6 @@ def on_device(gpu: SimulatedGpu) -> Iterator[None]:
 
 @contextmanager
 def fused_attention(gpu: SimulatedGpu) -> Iterator[None]:
-    """Let attention be one kernel, in all threads."""
     functional = torch.nn.functional
     before = functional.scaled_dot_product_attention
     functional.scaled_dot_product_attention = _fused_attention(gpu)
@@ -411,7 +407,6 @@ MODELS = {
 
 
 def shard_of_shapes(config: ModelConfig, spec: ShardSpec, dtype: str = "bfloat16") -> Shard:
-    """Build a shard whose tensors have shapes alone."""
     with torch.device("meta"):
         shard = Shard(config, spec, getattr(torch, dtype))
     for name, parameter in shard.named_parameters():

@@ -70,7 +70,6 @@ def measure(root: Path, num_items: int, model: Path) -> dict:
 
 
 def refresh(config: Path) -> tuple[dict[str, float], dict]:
-    """One night: its seconds, and its report."""
     took, report = take([*EMBEDDER, "refresh", str(config), "--json"])
     print(f"{took['wall_s']:7.2f} s  {report['outcome']}; {report['reasons']}", flush=True)
     return took, report

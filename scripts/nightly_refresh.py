@@ -36,7 +36,6 @@ class Nightly:
             self.process.send_signal(number)
 
     def run(self) -> int:
-        """Give the exit code of the last attempt."""
         code = 1
         for attempt in range(1, self.num_attempts + 1):
             code, last_line = self._attempt()
@@ -64,7 +63,6 @@ class Nightly:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before the first `--`, and after it."""
     stop = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:stop], arguments[stop + 1 :]
 

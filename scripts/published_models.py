@@ -24,7 +24,6 @@ class PublishedModel:
     timm: str | None = None  # timm's name of it, with its weights' tag
 
     def write(self, folder: Path) -> None:
-        """Write its configuration as the hub has it."""
         folder.mkdir(parents=True)
         name, tree = "config.json", self.config
         if self.open_clip is not None:

@@ -26,7 +26,6 @@ class Server:
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of its processes so far."""
         total = 0.0
         for each in [psutil.Process(self.process.pid), *descendants(self.process.pid)]:
             with contextlib.suppress(psutil.Error):

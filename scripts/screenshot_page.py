@@ -55,7 +55,6 @@ def main() -> None:
 
 
 def shoot(url: str, options: argparse.Namespace) -> None:
-    """Open the page and keep what it shows."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         viewport = {"width": options.width, "height": options.height}

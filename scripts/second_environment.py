@@ -105,7 +105,6 @@ def versions_of(python: Path) -> dict[str, str]:
 
 
 def canonical(name: str) -> str:
-    """Name of a package as registries compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

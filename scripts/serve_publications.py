@@ -228,7 +228,6 @@ def item_id(number: int) -> str:
 
 
 def other(number: int) -> int:
-    """Number of an item that is not purged."""
     return (number + (number % NUM_ITEMS == PURGED)) % NUM_ITEMS
 
 
@@ -280,7 +279,6 @@ def traces_in(cache: Path, kept: list[bytes]) -> list[str]:
 
 
 def traces_served(url: str) -> list[str]:
-    """Addresses of what was purged that still answer."""
     paths = [f"/items/{item_id(PURGED)}", *(f"/items/{item_id(PURGED)}/image?size={size}" for size in SIZES_PX)]
     return [f"{path}: {status}" for path in paths if (status := read(url, path)[0]) != 404]
 

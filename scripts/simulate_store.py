@@ -79,7 +79,6 @@ def batches(seed: int, num_schedules: int | None, until_s: float | None) -> Iter
 
 
 def simulate(options: argparse.Namespace) -> int:
-    """Run schedules in some processes and report."""
     began_s = time.monotonic()
     until_s = None if options.minutes is None else began_s + 60 * options.minutes
     num_schedules = None if options.minutes is not None else options.schedules

@@ -121,7 +121,6 @@ class NodeCluster:
         self._signal(number, signal.SIGSTOP)
 
     def resume(self, number: int) -> None:
-        """Let everything on a node go on."""
         self._signal(number, signal.SIGCONT)
 
     def _signal(self, number: int, kind: signal.Signals) -> None:
@@ -156,7 +155,6 @@ class NodeCluster:
         return sorted(int(end) for end in ends if end.isdigit())
 
     def stop(self) -> None:
-        """End the cluster, and delete what it left."""
         names = {line.split()[0] for line in _ip("netns list").splitlines() if line}
         mine = [self.netns(number) for number in self.numbers()] + [name for name in names if name == self.switch]
         for name in mine:
@@ -248,7 +246,6 @@ class NodeCluster:
         return ["sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh"] if group.is_dir() else []
 
     def _cgroup(self, number: int) -> Path:
-        """Return the control group of a node."""
         return (CGROUPS / "cpu" if (CGROUPS / "cpu").is_dir() else CGROUPS) / self.netns(number)
 
     def _link(self, number: int) -> None:

@@ -141,7 +141,6 @@ class Package:
 
     @property
     def file(self) -> str:
-        """Name of the tarball, as npm calls it."""
         return f"{re.sub('[^a-z0-9.]+', '-', self.name).strip('-')}.tgz"
 
 
@@ -361,7 +360,6 @@ def read_vectors(work: Path) -> WordVectors:
 
 
 def words_of(text: str) -> list[str]:
-    """Words of a text that say something."""
     return [word for word in re.findall("[a-z]+", text.lower()) if word not in STOP_WORDS]
 
 

@@ -202,7 +202,6 @@ def centroids(trainer: Trainer, drawings: Drawings, num_concepts: int) -> torch.
 
 
 def config_of(image_size: int) -> ModelConfig:
-    """The model at a size of images."""
     sized = {"image_size": image_size}
     parts = {"vision": CONFIG.vision, "preprocess": CONFIG.preprocess}
     return CONFIG.model_copy(update={name: part.model_copy(update=sized) for name, part in parts.items()})

@@ -209,7 +209,6 @@ def extra_images(images: list[Image.Image]) -> dict[str, bytes]:
 
 
 def clip(codec: str, kind: str) -> bytes:
-    """A short clip that changes with time."""
     frames = [np.full((48, 64, 3), 10 * number, np.uint8) for number in range(24)]
     for pixels in frames:
         pixels[:24, :32] = (200, 30, 90)
@@ -454,7 +453,6 @@ def jpeg_segment(jpeg: bytes, marker: int, content: bytes, times: int = 1) -> by
 
 
 def exif_loop() -> bytes:
-    """A directory whose sub-directory and successor are itself."""
     entry = struct.pack("<HHII", 0x8769, 4, 1, 8)
     return b"Exif\0\0II*\0" + struct.pack("<IH", 8, 1) + entry + struct.pack("<I", 8)
 
@@ -479,7 +477,6 @@ def nested_boxes(depth: int) -> bytes:
 
 
 def wide_video(mp4: bytes) -> bytes:
-    """The sample description says 60,000 x 60,000."""
     place = mp4.index(b"mp4v") + 4 + 24
     return mp4[:place] + struct.pack(">HH", 60_000, 60_000) + mp4[place + 4 :]
 
@@ -490,7 +487,6 @@ def endless_video(folder: Path) -> None:
 
 
 def video(path: Path, times_s: range | list[int], options: dict[str, str] | None = None) -> None:
-    """One encoded frame, shown at these times."""
     with av.open(str(path), "w", format="matroska", options=options or {}) as container:
         stream = container.add_stream("mpeg4", rate=Fraction(1))
         stream.width = stream.height = 16

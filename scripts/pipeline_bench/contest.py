@@ -110,7 +110,6 @@ class Vectors:
 
 
 def read_files(out: Path) -> Vectors:
-    """What a contestant wrote, in whatever files."""
     files = sorted((out / VECTORS_FOLDER).rglob("*.parquet"))
     tables = [pq.read_table(file) for file in files]
     if "vectors" in tables[0].schema.names:  # both sides in one list
@@ -356,7 +355,6 @@ def hold(
 
 
 def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn, Vectors]:
-    """Run one contestant once; its files are deleted."""
     out.mkdir(parents=True)
     watched = run_watched(contestant.command(out), out, timeout_s, checkout=contestant.checkout)
     calls = []

@@ -64,11 +64,9 @@ def main() -> None:
     images = [str(image) for image in task.images()]
     dataset = ray.data.read_binary_files(images, include_paths=True).map(partial(decode, model=task.model))
     embedded = dataset.map_batches(
-        RayDataEmbed,
-        fn_constructor_args=(task,),
-        batch_size=task.batch_size,
+        RayDataEmbed, fn_constructor_args=(task,), batch_size=task.batch_size,
         compute=ray.data.ActorPoolStrategy(size=1),
-    )
+    )  # fmt: skip
     embedded.write_parquet(str(Path(task.out) / VECTORS_FOLDER))
     ray.shutdown()
 

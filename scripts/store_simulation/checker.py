@@ -59,7 +59,6 @@ class Checker:
     content: Callable[[str], bytes | None] = lambda path: None
 
     def attach(self, content: Callable[[str], bytes | None]) -> None:
-        """Let the checker read files, without an effect."""
         self.content = content
 
     def fail(self, text: str) -> None:
@@ -143,7 +142,6 @@ class Checker:
         return version
 
     def reread(self) -> None:
-        """Judge the store after its machine died."""
         content = self.content("CURRENT.json")
         if self.current is not None and not content:
             self.fail("CURRENT.json is gone or empty")
@@ -152,7 +150,6 @@ class Checker:
             self._check_rows("after a power cut")
 
     def newest_paths(self, table: str, paths: Collection[str]) -> set[str]:
-        """Part files of a table's newest version."""
         entries = [path for path in paths if path.startswith(f"{table}/_delta_log/") and path.endswith(".json")]
         return self._paths(table, len(entries) - 1, set()) or set()
 
@@ -231,7 +228,6 @@ class Checker:
 
     @property
     def being_purged(self) -> set[str]:
-        """Items that a purge was begun for."""
         return self.purge_begun | self.purged
 
     purge_begun: set[str] = field(default_factory=set)

@@ -234,8 +234,6 @@ def _at_the_end(world: World, checker: Checker, backend: Any, schedule: Schedule
 
 
 def _check_history(world: World, checker: Checker, backend: Any, schedule: Schedule) -> None:
-    """Publications that the store calls readable are whole."""
-
     def look(files: StoreFiles, process: Process) -> None:
         history = publications(files)
         for each in history:
@@ -371,8 +369,6 @@ LOCKS = (
 
 
 def shrink(schedule: Schedule) -> Schedule:
-    """Leave out what a failing schedule fails without."""
-
     def fails(candidate: Schedule) -> bool:
         return bool(run_schedule(candidate).violations)
 

@@ -127,7 +127,6 @@ class TraceChecker:
     num_effects: int = 0
 
     def __post_init__(self) -> None:
-        """Let the checker read what is known of files."""
         self.checker.attach(self.content)
 
     @property

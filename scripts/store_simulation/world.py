@@ -95,8 +95,6 @@ class World:
         self._hub = greenlet.getcurrent()
 
     def environment(self, process: Process) -> Environment:
-        """Clocks and the like of a process."""
-
         def token(num_bytes: int) -> str:
             self.num_tokens += 1
             return f"{self.num_tokens * 0x9E3779B1 % 2 ** (8 * num_bytes):0{2 * num_bytes}x}"
@@ -405,7 +403,6 @@ class SimulatedDisk(Disk):
         checker.attach(lambda path: self.contents.get(self.names.get(self._root + path, -1)))
 
     def copy_from(self, other: SimulatedDisk) -> None:
-        """Take the durable state of another one."""
         self.contents, self.synced = dict(other.contents), set(other.synced)
         self.names, self.durable_names = dict(other.names), dict(other.names)
         self._sorted = sorted(self.names)
