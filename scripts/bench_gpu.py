@@ -1,6 +1,6 @@
 """How well the stages of a run use one GPU: its idle share, its memory, the overlap of copies, the rate that is left.
 
-    python scripts/bench_gpu.py                                # under five minutes on one GPU; a random model of 0.2 G
+    python scripts/bench_gpu.py                                # under five minutes on one GPU; a random ViT-B/32
     python scripts/bench_gpu.py --model MODEL --dtype bfloat16 --stages 1,2,3,4 [--compile]
     python scripts/bench_gpu.py --device cpu --seconds 2       # shows on the demo's model that the script runs
     python scripts/bench_gpu.py --simulated H100 [--model vit-l-14|vit-b-32|so400m-384]   # shapes alone, see below
@@ -40,7 +40,6 @@ import pyarrow as pa
 import ray.data
 import torch
 from gpu_simulation import CAUSES, H100, MODELS, caption_lengths, forward_rate, rows_of, simulate_stages, write_config
-from make_large_model import large_config
 
 from corpus import DEMO_MODEL
 from embedder.compat import fast_start
@@ -65,7 +64,6 @@ from shards.planning.problem import make_problem
 from shards.shard import load_shard
 from shards.shard_specs import whole_model
 
-NUM_PARAMETERS = 200_000_000
 CAPTION_TOKENS = 16
 CPU_ROWS = 64
 WARM_CALLS, MIN_CALLS = 2, 4
@@ -181,7 +179,7 @@ def model_folder(options: argparse.Namespace) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
         tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8")
-        yield init_model(large_config(NUM_PARAMETERS), Path(name) / "model", seed=0, tokenizer_json=tokenizer_json)
+        yield init_model(MODELS["vit-b-32"](), Path(name) / "model", seed=0, tokenizer_json=tokenizer_json)
 
 
 def make_rows(model: Model, num_rows: int) -> pa.Table:

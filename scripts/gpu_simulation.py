@@ -13,13 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from queue import Queue
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import torch
+from published_models import PUBLISHED
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from embedder.batch_schema import TRACE
@@ -31,13 +34,9 @@ from embedder.store.arrow_tensors import pack_flat
 from shards.activations import Batch, TowerState
 from shards.config import ModelConfig
 from shards.plan import plan_shards
-from shards.preprocess import PreprocessConfig
 from shards.shard import Shard
 from shards.shard_specs import ShardSpec, whole_model
 from shards.tensor_shapes import held_dtype
-from shards.towers.clip import ClipTextTower
-from shards.towers.siglip import SiglipTextTower
-from shards.towers.vit import VitTower
 
 _NO_KERNEL = {f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "detach", "dropout")}
 _MAYBE_VIEWS = {"aten::reshape", "aten::contiguous", "aten::flatten", "aten::to"}
@@ -369,41 +368,18 @@ H100 = DeviceFigures(
 )  # fmt: skip
 
 
-def _clip(name: str, vision: VitTower, text: ClipTextTower, dim: int) -> ModelConfig:
-    preprocess = PreprocessConfig(image_size=vision.image_size, max_caption_tokens=text.max_tokens)
-    return ModelConfig(name=name, trained=False, embedding_dim=dim, vision=vision, text=text, preprocess=preprocess)
-
-
-def _clip_vision(patch_size: int, width: int, depth: int) -> VitTower:
-    return VitTower(
-        patch_size=patch_size, width=width, depth=depth, num_heads=width // 64, pre_norm=True, activation="quick_gelu"
-    )
-
-
-def _clip_text(width: int) -> ClipTextTower:
-    return ClipTextTower(hidden_size=width, num_attention_heads=width // 64, intermediate_size=4 * width)
-
-
-def _siglip() -> ModelConfig:
-    vision = VitTower(
-        image_size=384, patch_size=14, width=1152, depth=27, num_heads=16, mlp_ratio=4304 / 1152, class_token=False,
-        pool="map", activation="gelu_tanh",
-    )  # fmt: skip
-    text = SiglipTextTower(
-        vocab_size=32_000, hidden_size=1152, num_hidden_layers=27, num_attention_heads=16, intermediate_size=4304
-    )
-    preprocess = PreprocessConfig(image_size=384, max_caption_tokens=text.max_tokens)
-    return ModelConfig(
-        name="so400m-384", trained=False, embedding_dim=1152, vision_projection="none", text_projection="linear",
-        vision=vision, text=text, preprocess=preprocess,
-    )  # fmt: skip
+def _published(name: str, title: str) -> ModelConfig:
+    with TemporaryDirectory() as folder:
+        return PUBLISHED[title].describe(Path(folder)).model_copy(update={"name": name})
 
 
 MODELS = {
-    "vit-b-32": lambda: _clip("vit-b-32", _clip_vision(32, 768, 12), _clip_text(512), 512),
-    "vit-l-14": lambda: _clip("vit-l-14", _clip_vision(14, 1024, 24), _clip_text(768), 768),
-    "so400m-384": _siglip,
-}
+    name: partial(_published, name, title)
+    for name, title in (
+        ("vit-b-32", "CLIP ViT-B/32"), ("vit-l-14", "CLIP ViT-L/14"), ("so400m-384", "SigLIP so400m/14-384"),
+    )
+}  # fmt: skip
+"""Configurations of published models: no weights are needed where only shapes are computed."""
 
 
 def shard_of_shapes(config: ModelConfig, spec: ShardSpec, dtype: str = "bfloat16") -> Shard:

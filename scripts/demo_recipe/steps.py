@@ -2,6 +2,7 @@
 
 import random
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,14 +31,11 @@ from embedder.steps.captions import CaptionEncoder
 from embedder.training.tokenizer import train_tokenizer
 from shards.config import ModelConfig
 from shards.fresh import fresh_tensors
-from shards.preprocess import PreprocessConfig
-from shards.towers.albert import AlbertTower
-from shards.towers.vit import VitTower
 from shards.training.batch import TrainBatch
 from shards.training.checkpoint import load_checkpoint, save_checkpoint
 from shards.training.export import export_model
 from shards.training.metrics import best_ranks, retrieval_at
-from shards.training.settings import AugmentSettings, DistillSettings, TrainSettings
+from shards.training.settings import DistillSettings, TrainSettings
 from shards.training.trainer import Trainer
 
 LOG_STEPS = 50
@@ -79,54 +77,18 @@ IMAGES_A_STEP = 128
 IMAGE_STEPS = 500
 POSITIONS = "vision.pos_embed"
 
-CONFIG = ModelConfig(
-    name="demo-emoji",
-    trained=False,
-    embedding_dim=192,
-    vision=VitTower(
-        image_size=48,
-        patch_size=8,
-        stem="conv",
-        stem_channels=(32, 64, 128),
-        stem_blocks=(0, 1, 2),
-        width=192,
-        depth=4,
-        num_heads=3,
-        class_token=False,
-        pool="avg",
-    ),
-    text=AlbertTower(
-        vocab_size=4000,
-        embedding_size=128,
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=1024,
-        max_position_embeddings=64,
-        pool="mean",
-    ),
-    preprocess=PreprocessConfig(image_size=48, resize="squash", max_caption_tokens=64),
-)
-AUGMENTATION = AugmentSettings(
-    rotate_deg=15, scale=0.2, translate=0.1, shear=0.1, brightness=0.2, contrast=0.3, saturation=0.5, hue=0.04,
-    shade=0.3, grey=0.1, erase=0.4,
-)  # fmt: skip
-SMALL = TrainSettings(
-    loss="concepts",
-    num_concepts=1,  # set when the data is known
-    what="text_frozen",
-    learning_rate=1.5e-3,
-    final_learning_rate=0.4,
-    weight_decay=0.05,
-    warmup_steps=200,
-    num_steps=6000,
-    ema_decay=0.998,
-    dtype="bfloat16",
-    max_logit_scale=30,
-    label_smoothing=0.05,
-    patch_dropout=0.25,
-    augmentation=AUGMENTATION,
-)
+_RECIPE = tomllib.loads(Path(__file__).with_name("recipe.toml").read_text(encoding="utf-8"))
+CONFIG = ModelConfig.model_validate(_RECIPE["model"])
+
+
+def settings_of(*names: str) -> TrainSettings:
+    """The settings of a training; each name adds what differs from those before it."""
+    found: dict[str, Any] = {"augmentation": _RECIPE["augmentation"]} if names != ("texts",) else {}
+    for own in (_RECIPE[name] for name in names):
+        found |= own
+        if "augmentation" in own:
+            found["augmentation"] = _RECIPE["augmentation"] | own["augmentation"]
+    return TrainSettings.model_validate(found)
 
 
 @dataclass(frozen=True)
@@ -146,20 +108,10 @@ class Part:
         return {f"{name}-{steps}": self.settings.model_copy(update={"num_steps": steps}) for steps in self.lengths}
 
 
-LARGER = SMALL.model_copy(
-    update={
-        "learning_rate": 6e-4,
-        "final_learning_rate": 0.0,
-        "num_steps": 2000,
-        "patch_dropout": 0.3,
-        "augmentation": AUGMENTATION.model_copy(update={"erase": 0.2}),
-    }
-)
-LONGER = LARGER.model_copy(update={"warmup_steps": 50, "patch_dropout": 0.4})
 PARTS = {
-    "pictures-48": Part(48, SMALL),
-    "pictures-64": Part(64, LARGER),
-    "pictures-more": Part(64, LONGER, MORE_STYLES, lengths=(1700, 4500)),
+    "pictures-48": Part(48, settings_of("small")),
+    "pictures-64": Part(64, settings_of("small", "larger")),
+    "pictures-more": Part(64, settings_of("small", "larger", "longer"), MORE_STYLES, lengths=(1700, 4500)),
 }
 """How images are learnt from, in this order."""
 
@@ -256,21 +208,6 @@ TEXT_STEPS = 200
 LEXICON_SHARE = 0.4  # of the texts
 NEAREST_WORDS = 30  # of the lexicon, to a concept
 
-TEXT_SETTINGS = TrainSettings(
-    loss="concepts",
-    num_concepts=1,  # set when the data is known
-    what="vision_frozen",
-    learning_rate=1.5e-3,
-    weight_decay=0.05,
-    warmup_steps=50,
-    num_steps=2000,
-    ema_decay=0.99,
-    dtype="bfloat16",
-    max_logit_scale=30,
-    train_prototypes=False,
-    alignment=5.0,
-)
-
 
 def train_texts(
     images: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float, checkpoint: str = "texts"
@@ -282,7 +219,7 @@ def train_texts(
         phrases = [text for each in concepts for text in (each["caption"], *each["tags"], *each["groups"])]
         tokenizer_json = train_tokenizer([*phrases, *lexicon.words], images.config.text.vocab_size)
     start = export_model(work / f"start-{checkpoint}", images.config, images.weights(), tokenizer_json, replace=True)
-    trainer = Trainer(start, scaled(TEXT_SETTINGS, len(concepts), seed, share))
+    trainer = Trainer(start, scaled(settings_of("texts"), len(concepts), seed, share))
     side = images.config.vision.image_size
     learnt, held_out = learnt_and_held_out(data, concepts, side, work, MORE_STYLES)
     file = work / f"{checkpoint}.pt"
@@ -375,11 +312,6 @@ class TextWriter:
 
 
 STUDENT_CHECKPOINT = "student"
-LOSSES = DistillSettings(vectors=10, similarities=1, temperature=0.05, pairs=0)
-STUDENT_SETTINGS = TrainSettings(
-    what="text_frozen", learning_rate=2e-3, weight_decay=0.05, warmup_steps=200, num_steps=8000, ema_decay=0.998,
-    dtype="bfloat16", patch_dropout=0.3, augmentation=AUGMENTATION.model_copy(update={"hue": 0.08, "erase": 0.3}),
-)  # fmt: skip
 
 
 def train_student(
@@ -390,8 +322,10 @@ def train_student(
     begun = export_model(
         work / "start-student", teacher.config, teacher.weights() | fresh, teacher.tokenizer_json, replace=True
     )
-    settings = scaled(STUDENT_SETTINGS, 0, seed, share)
-    trainer = Trainer(begun, settings, teacher=(LOSSES, teacher.config.embedding_dim))
+    settings = scaled(settings_of("student"), 0, seed, share)
+    trainer = Trainer(
+        begun, settings, teacher=(DistillSettings(**_RECIPE["student_losses"]), teacher.config.embedding_dim)
+    )
     side = teacher.config.preprocess.image_size
     learnt, held_out = learnt_and_held_out(data, concepts, side, work, MORE_STYLES)
     taught = TeacherVectors(teacher, learnt, concepts)

@@ -68,9 +68,9 @@ def test_one_call_at_a_time_leaves_the_simulated_device_waiting_for_its_input(be
 
 @pytest.mark.slow
 def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, tmp_path, ray_cluster):
-    from make_large_model import DEMO_MODEL
     from tiny_models import tiny_config
 
+    from corpus import DEMO_MODEL
     from shards.fresh import init_model
 
     tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text()
