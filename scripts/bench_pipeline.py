@@ -4,7 +4,6 @@
     python scripts/bench_pipeline.py --photographs DIR --num-photographs 2000 --num-emoji 20000 --rounds 3   # hours
     python scripts/bench_pipeline.py --daft PYTHON                      # an interpreter that has daft and torch
     python scripts/bench_pipeline.py --only limit,loop,ray3 --models small --num-emoji 8000
-    python scripts/bench_pipeline.py --models clip-b32,siglip-b16 --only library,ray3 --rounds 3   # a library's models
     python scripts/bench_pipeline.py --beside DIR                       # also another checkout's pipeline, in turns
     python scripts/bench_pipeline.py --quick                            # a minute: shows that it runs, measures nothing
 
@@ -13,12 +12,6 @@ emoji; both repeated up to the number asked for, each a pair with its caption. A
 weights, dtype and cores; each runs in a process of its own and they take turns, so that what else the machine
 does hits all alike. Medians of the rounds. Vectors must be equal (cosine >= 0.999 and none nearer to another item's),
 else there is no table.
-
-clip-b32 and siglip-b16 are transformers' own CLIP ViT-B/32 and SigLIP B/16 with random weights, imported as a user
-imports them, beside a careful loop around that library's model, processor and tokeniser (`library`). Here the vectors
-must be equal without their mean, too, and each row's nearest in the other's vectors its own. Give them photographs in
-thousands: of a short run, the window counts what stages had computed before it. clip-tiny and siglip-tiny show that it
-runs; with --dtype float32, as they are too narrow for bfloat16.
 
 items/s is steady: items finished between the first quarter of all and the third, by when their vectors were there.
 `first s` and `whole s` count from the command's start, with imports, and `whole s` ends with what was written and, of
@@ -29,11 +22,9 @@ The last line is one JSON document.
 
 import argparse
 import json
-import random
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -47,10 +38,8 @@ from shards.plan import plan_shards
 PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared" / "data" / "photos"
 QUICK = {"num_photographs": 24, "num_emoji": 48, "rounds": 1, "only": "loop,local", "models": "small"}
 DEFAULT_KEYS = [key for key in NAMES if key != "auto"]
-NUM_OBJECTS = 10  # in a long caption
 PHOTO_SUFFIXES = (".jpg", ".jpeg")
-LIBRARY_MODELS = ("clip-b32", "siglip-b16", "clip-tiny", "siglip-tiny")
-MODELS = ("vit-s", "small", *LIBRARY_MODELS)
+MODELS = ("vit-s", "small")
 
 # ViT-S/16, and a text tower of 12 layers, 768 wide, with the shipped tokeniser's vocabulary.
 VIT_S = {"image_size": 224, "patch_size": 16, "width": 384, "depth": 12, "num_heads": 6}
@@ -118,13 +107,6 @@ def workloads(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, Ta
     if "small" in models:
         pairs = shipped_pairs()[: options.num_emoji]
         yield "small", task_of(DEMO_MODEL, root / "emoji", options.num_emoji, pairs, options.dtype)
-    for name in (name for name in models if name in LIBRARY_MODELS):
-        from pipeline_bench.library import make_library_model
-
-        pairs = with_long_captions(read_photographs(options.photographs, options.num_photographs))
-        checkpoint, model = make_library_model(name, root / f"{name}-model", [caption for _, _, caption in pairs])
-        task = task_of(model, root / f"{name}-photographs", options.num_photographs, pairs, options.dtype)
-        yield name, replace(task, checkpoint=str(checkpoint))
 
 
 def read_photographs(folder: Path, limit: int) -> list[Pair]:
@@ -136,20 +118,6 @@ def read_photographs(folder: Path, limit: int) -> list[Pair]:
     return [(path.read_bytes(), ".jpg", f"a photograph of a {name}") for path, name in zip(paths, objects, strict=True)]
 
 
-def with_long_captions(pairs: list[Pair]) -> list[Pair]:
-    """Pairs whose captions name what is in their own photograph and in others: about sixty tokens.
-
-    A caption of one object among a text tower's 64 tokens moves the vector less than bfloat16 does.
-    """
-    draw = random.Random(0)
-    objects = [caption.removeprefix("a photograph of a ") for _, _, caption in pairs]
-    others = min(NUM_OBJECTS - 1, len(objects))
-    return [
-        (content, suffix, ", ".join([name, *draw.sample(objects, others)]))
-        for (content, suffix, _), name in zip(pairs, objects, strict=True)
-    ]
-
-
 def task_of(model: Path, folder: Path, num_items: int, pairs: list[Pair], dtype: str) -> Task:
     """Write the pairs, repeated up to the number asked for; the task of embedding them."""
     return Task(str(model), str(write_pairs(folder, num_items, pairs)), num_items, len(pairs), dtype)
@@ -157,12 +125,12 @@ def task_of(model: Path, folder: Path, num_items: int, pairs: list[Pair], dtype:
 
 def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace, num_cores: int) -> dict:
     print(f"{workload}: {task.num_items:,} pairs, {task.num_distinct:,} of them distinct", flush=True)
-    settings = settings_of("library" if task.checkpoint else "plain", options.batch_size, num_cores)
+    settings = settings_of(options.batch_size, num_cores)
     if options.tune:
         settings = tuned(task, num_cores, folder / "tuning", options.timeout)
         print("  best:", json.dumps({key: each for key, each in settings.items() if key != "trials"}), flush=True)
     taking_part = contestants(task, settings, options, num_cores)
-    standings = hold(taking_part, folder, options.rounds, options.timeout, centred=bool(task.checkpoint))
+    standings = hold(taking_part, folder, options.rounds, options.timeout)
     (whole,) = plan_shards(load_model_config(task.model), 1, dtype=options.dtype).stages
     item_flops = whole.flops_per_image + whole.flops_per_caption
     title = f"{workload}: {task.num_items:,} pairs, {options.dtype}, {num_cores} cores"

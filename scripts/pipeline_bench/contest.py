@@ -75,25 +75,7 @@ def last_stage_events(calls: Iterable[dict[str, Any]]) -> list[Event]:
     return sorted(ends)
 
 
-def step_shares(calls: Iterable[dict[str, Any]], window: Window) -> dict[str, tuple[float, float]]:
-    """Of each step, the share of a window's time that lay inside its calls, and CPU seconds a second of it.
-
-    A call that reaches over an edge counts with the part that lies inside, its CPU seconds spread evenly over it.
-    """
-    shares: dict[str, tuple[float, float]] = {}
-    for call in calls:
-        stop_s = call["started_s"] + call["wall_s"]
-        inside_s = min(stop_s, window.stop_s) - max(call["started_s"], window.start_s)
-        if inside_s <= 0:
-            continue
-        wall, cpu = shares.get(call["step"], (0.0, 0.0))
-        cpu_s = call["cpu_s"] * inside_s / call["wall_s"]
-        shares[call["step"]] = wall + inside_s / window.wall_s, cpu + cpu_s / window.wall_s
-    return dict(sorted(shares.items()))
-
-
 MIN_COSINE = 0.999
-BLOCK = 1024  # rows that are compared with all others at once
 
 
 class UnequalVectorsError(Exception):
@@ -133,7 +115,7 @@ def _matrix(column: pa.ChunkedArray) -> np.ndarray:
     return array.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(array), -1)
 
 
-def check_equal(vectors: Mapping[str, Vectors], *, centred: bool = False) -> dict[str, float]:
+def check_equal(vectors: Mapping[str, Vectors]) -> dict[str, float]:
     """Compare all contestants with the first.
 
     An untrained tower sends all inputs to nearly one place, where a cosine says nothing; so each vector must also be
@@ -151,26 +133,21 @@ def check_equal(vectors: Mapping[str, Vectors], *, centred: bool = False) -> dic
                 f"{name}: {len(other.ids)} items, {missing} of the {len(reference.ids)} of {first} are missing"
             )
         least[name] = min(
-            _least_cosine(
-                f"{name} against {first}, {side}", *(vars(each)[side] for each in (reference, other)), centred=centred
-            )
+            _least_cosine(f"{name} against {first}, {side}", *(vars(each)[side] for each in (reference, other)))
             for side in ("images", "texts")
         )
     return least
 
 
-def _least_cosine(who: str, a: np.ndarray, b: np.ndarray, *, centred: bool) -> float:
+def _least_cosine(who: str, a: np.ndarray, b: np.ndarray) -> float:
     """The least cosine of rows of the same number; (N, E) each."""
     if a.shape != b.shape:
         raise UnequalVectorsError(f"{who}: shapes {a.shape} and {b.shape}")
-    if centred:
-        mean = a.mean(axis=0)
-        a, b = a - mean, b - mean
     cosines = np.sum(a * b, axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
     least = float(cosines.min())
     if not least >= MIN_COSINE:  # a NaN is no success
         raise UnequalVectorsError(f"{who}: row {int(cosines.argmin())} has a cosine of {least:.6f}, not {MIN_COSINE}")
-    stray = _nearest_is_another(a, b) if centred else _neighbour_is_nearer(a, b)
+    stray = _neighbour_is_nearer(a, b)
     if stray.any():
         raise UnequalVectorsError(
             f"{who}: row {int(stray.argmax())} is nearer to another item's vector than to its own: is the order kept?"
@@ -185,22 +162,11 @@ def _neighbour_is_nearer(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (np.linalg.norm(b - neighbours, axis=1) < np.linalg.norm(b - a, axis=1)) & differs
 
 
-def _nearest_is_another(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Which rows of b have another row of a nearest by cosine than their own; bool (N,).
-
-    Items of the same content, such as equal captions, are the same row: a's vectors of them are equal, within what
-    counts as equal here.
-    """
-    a, b = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (a, b))
-    nearest = np.concatenate([(b[start : start + BLOCK] @ a.T).argmax(axis=1) for start in range(0, len(b), BLOCK)])
-    return np.sum(a * a[nearest], axis=1) < MIN_COSINE
-
-
 Settings = dict[str, Any]
-"""Numbers of a `Task` for the limit and for the loop, or for a library's loop, and the items a second of each trial."""
+"""Numbers of a `Task` for the limit and for the loop, and the items a second of each trial."""
 
 NAMES = {
-    "limit": "limit", "processes": "limit, processes", "loop": "loop", "library": "library loop",
+    "limit": "limit", "processes": "limit, processes", "loop": "loop",
     "ray1": "ray, 1 stage", "ray2": "ray, 2 stages", "ray3": "ray, 3 stages", "local": "local", "auto": "auto",
     "raydata32": "Ray Data, fp32", "raydata": "Ray Data", "daft": "Daft",
 }  # fmt: skip
@@ -228,8 +194,6 @@ def contestants(task: Task, settings: Settings, options: argparse.Namespace, num
     for key, name in NAMES.items():
         if key not in options.only.split(",") or (key == "daft" and options.daft is None):
             continue
-        if key not in processes and key not in PIPELINES:
-            continue
         if key in processes:
             python = options.daft if key == "daft" else sys.executable
             chosen.append(Contestant(name, _process_command(*processes[key], python)))
@@ -242,12 +206,7 @@ def contestants(task: Task, settings: Settings, options: argparse.Namespace, num
 
 
 def _processes(task: Task, settings: Settings, num_cores: int) -> dict[str, tuple[str, Task]]:
-    """Modules of this benchmark's own, and their tasks.
-
-    A library's checkpoint is embedded by that library's loop alone: the others decode as this project's models do.
-    """
-    if task.checkpoint:
-        return {"library": ("library", replace(task, **settings["library"]))}
+    """Modules of this benchmark's own, and their tasks."""
     limit = replace(task, **settings["limit"])
     actor = replace(limit, num_threads=num_cores)
     return {
@@ -274,13 +233,13 @@ def _pipeline_command(
     return lambda out: [*EMBEDDER, "embed", task.items, "--store", str(out / "store"), *fixed]
 
 
-BATCH_SIZES, PREFETCHES, BACKENDS = (8, 16, 32, 64), (2, 4, 8), ("pil", "torchvision")  # that are tried
+BATCH_SIZES = (8, 16, 32, 64)  # that are tried
 TRIAL_S, MIN_BATCHES = 8.0, 4
 BUSY = 0.9  # of all cores: then they are the bound
 LIMITS = (NAMES["limit"], NAMES["processes"])
 RATIOS = {
     "three stages over the loop": ("ray3", "loop"), "three stages over the limit": ("ray3", "limit"),
-    "three stages over the library's loop": ("ray3", "library"), "three stages over one": ("ray3", "ray1"),
+    "three stages over one": ("ray3", "ray1"),
     "local over the loop": ("local", "loop"), "three stages over Ray Data in fp32": ("ray3", "raydata32"),
     "three stages over Ray Data": ("ray3", "raydata"), "three stages over Daft": ("ray3", "daft"),
 }  # fmt: skip
@@ -299,7 +258,6 @@ class Turn:
     first_s: float  # from the command to the first finished items
     whole_s: float  # from the command to the end of its process
     peak_bytes: int  # memory of all processes (PSS)
-    shares: Mapping[str, tuple[float, float]]  # of each step, its share of the window's time and CPU seconds a second
 
 
 NUMBERS = ("items_per_s", "cpu_ms", "cores", "first_s", "whole_s", "peak_bytes")
@@ -317,21 +275,13 @@ class Standing:
         values = [getattr(turn, name) for turn in self.turns]
         return None if None in values else float(median(values))
 
-    def shares(self) -> dict[str, tuple[float, ...]]:
-        """Of each step, medians of its share of the time and of its CPU."""
-        found = [turn.shares for turn in self.turns]
-        steps = [step for step in found[0] if all(step in shares for shares in found)]
-        return {step: tuple(float(median(each[step][k] for each in found)) for k in (0, 1)) for step in steps}
-
     def to_json(self) -> dict[str, Any]:
         numbers = {name: self.median(name) for name in NUMBERS}
         rounds = [{name: getattr(turn, name) for name in NUMBERS} for turn in self.turns]
-        return numbers | {"least_cosine": self.least_cosine, "shares": self.shares(), "rounds": rounds}
+        return numbers | {"least_cosine": self.least_cosine, "rounds": rounds}
 
 
-def hold(
-    contestants: Sequence[Contestant], folder: Path, num_rounds: int, timeout_s: float, *, centred: bool = False
-) -> dict[str, Standing]:
+def hold(contestants: Sequence[Contestant], folder: Path, num_rounds: int, timeout_s: float) -> dict[str, Standing]:
     """Run all rounds, and print a line about each run.
 
     Each round begins with another contestant, so that none always follows the same one.
@@ -349,7 +299,7 @@ def hold(
                 f"  round {round_ + 1} of {num_rounds}: {contestant.name}: {rate}, {turn.whole_s:.1f} s in all",
                 flush=True,
             )
-        least = check_equal({name: vectors[name] for name in turns}, centred=centred)
+        least = check_equal({name: vectors[name] for name in turns})
         cosines = {name: min(cosines[name], least[name]) for name in turns}
     return {name: Standing(tuple(each), cosines[name]) for name, each in turns.items()}
 
@@ -370,7 +320,6 @@ def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn
         items_per_s=window.items_per_s if window else None, cpu_ms=1e3 * cpu_s / window.num_items if window else None,
         cores=cpu_s / window.wall_s if window else None, first_s=finished[0][0] - watched.started_s,
         whole_s=watched.wall_s, peak_bytes=watched.peak_bytes,
-        shares=step_shares((call for call in calls if "load" not in call["step"]), window) if window else {},
     )  # fmt: skip
     return turn, vectors
 
@@ -378,7 +327,7 @@ def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn
 def show_standings(title: str, standings: Mapping[str, Standing], num_cores: int, item_flops: int) -> None:
     """Print the table, then a line for each contestant."""
     print(f"\n{title}\n")
-    limit, loop = _rate_of(standings, "limit"), _rate_of(standings, "loop") or _rate_of(standings, "library")
+    limit, loop = _rate_of(standings, "limit"), _rate_of(standings, "loop")
     table([HEADING, *(_row(name, standing, limit, loop) for name, standing in standings.items())])
     print("\nwhat bounds them")
     for name in standings:
@@ -394,23 +343,17 @@ def ratios(standings: Mapping[str, Standing]) -> dict[str, float]:
 def paired_ratios(
     standings: Mapping[str, Standing], contestants: Sequence[Contestant]
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Compare this checkout's pipelines with another checkout's and with a library's loop, round by round.
-
-    Prints what it finds.
+    """Compare this checkout's pipelines with another checkout's, round by round; prints what it finds.
 
     Returns:
-        By the name of the pair and by figure: the median of this one's value over the other's in the same round, the
-        least and the largest; the window's rate, CPU of an item, seconds to the first item. A pair has the name of the
-        other checkout's, or of both: `local over library loop`.
+        By the name of the other checkout's and by figure: the median of this one's value over the other's in the same
+        round, the least and the largest; the window's rate, CPU of an item, seconds to the first item.
     """
     pairs = {
         other.name: (other.name.removesuffix(f" of {other.checkout.name}"), other.name)
         for other in contestants
         if other.checkout is not None
     }
-    if (library := NAMES["library"]) in standings:
-        own = [each.name for each in contestants if each.has_store and each.checkout is None]
-        pairs |= {f"{name} over {library}": (name, library) for name in own}
     found: dict[str, dict[str, tuple[float, ...]]] = {}
     for title, (name, other_name) in pairs.items():
         turns = list(zip(standings[name].turns, standings[other_name].turns, strict=True))
@@ -421,8 +364,7 @@ def paired_ratios(
                 rounds = [one / two for one, two in values]
                 found[title][figure] = float(median(rounds)), min(rounds), max(rounds)
         shown = (f"{figure} {mid:.2f} [{low:.2f}, {high:.2f}]" for figure, (mid, low, high) in found[title].items())
-        what = title if " over " in title else f"over {title}"
-        print(f"  {what}, {len(turns)} rounds: {', '.join(shown)}", flush=True)
+        print(f"  over {title}, {len(turns)} rounds: {', '.join(shown)}", flush=True)
     return found
 
 
@@ -448,8 +390,7 @@ def bound(name: str, standings: Mapping[str, Standing], num_cores: int, item_flo
         parts.append(f"{item_flops * rate / 1e9:,.0f} GFLOP/s at {item_flops / 1e9:.2f} GFLOP an item")
     elif forward_ms:
         parts.append(f"{cpu_ms - forward_ms:+.1f} ms beside the limit's {forward_ms:.1f}")
-    shares = [f"{step} {wall:.0%} of the time (CPU {cpu:.2f})" for step, (wall, cpu) in standing.shares().items()]
-    return "; ".join([*parts, *(["inside " + ", ".join(shares)] if shares else [])])
+    return "; ".join(parts)
 
 
 def _row(name: str, standing: Standing, limit: float | None, loop: float | None) -> list[str]:
@@ -461,26 +402,21 @@ def _row(name: str, standing: Standing, limit: float | None, loop: float | None)
     return [name, number(rate, 1), *over, *shown, peak, f"{standing.least_cosine:.5f}"]
 
 
-def settings_of(key: str, batch_size: int, num_cores: int) -> Settings:
-    """Plausible numbers of the limit and of the loop (`plain`), or of a library's loop (`library`)."""
+def settings_of(batch_size: int, num_cores: int) -> Settings:
+    """Plausible numbers of the limit and of the loop."""
     numbers = {"batch_size": batch_size, "num_threads": num_cores, "num_workers": num_cores}
-    if key == "library":
-        return {"library": numbers, "trials": {}}
     return {"limit": numbers | {"num_workers": 1}, "loop": numbers, "trials": {}}
 
 
 def tuned(task: Task, num_cores: int, folder: Path, timeout_s: float) -> Settings:
     """Find the best numbers by trying, one after the other, each in a short run in a process of its own.
 
-    The batch that is found for the limit is that of all but the pipeline, which chooses its own. Of a checkpoint of a
-    library only its own loop is tuned, with its image processor and how far its workers are ahead.
+    The batch that is found for the limit is that of all but the pipeline, which chooses its own.
     """
     counts = sorted({num_cores, max(1, num_cores - 1), max(1, num_cores // 2)})
     threads = {"num_threads": counts, "num_workers": counts}
     choices = {"limit": {"batch_size": BATCH_SIZES, "num_threads": counts}, "loop": threads}
-    if task.checkpoint:
-        choices = {"library": {"backend": BACKENDS, "batch_size": BATCH_SIZES} | threads | {"prefetch": PREFETCHES}}
-    settings = settings_of("library" if task.checkpoint else "plain", BATCH_SIZES[-1], num_cores)
+    settings = settings_of(BATCH_SIZES[-1], num_cores)
     rate = 0.0
     for key, numbers in choices.items():
         if key == "loop":

@@ -36,9 +36,7 @@ class Task:
     batch_size: int = 32  # items of one forward pass
     num_threads: int = 1  # torch threads of one process that runs the model
     num_workers: int = 1  # processes that decode, or for the limit, that run the model
-    checkpoint: str = ""  # the model as its library saved it, where there is one
     prefetch: int = 4  # batches that each process that decodes may be ahead
-    backend: str = "torchvision"  # the library's image processor, `torchvision` or `pil`
 
     @staticmethod
     def from_command_line() -> "Task":
