@@ -156,13 +156,9 @@ class Victim:
         return self._struck(self.start(), kill, rng, typical_s, lambda pid: os.kill(pid, signal.SIGKILL))
 
     def _struck(
-        self,
-        process: "subprocess.Popen[bytes]",
-        kill: Kill,
-        rng: Random,
-        typical_s: float,
+        self, process: "subprocess.Popen[bytes]", kill: Kill, rng: Random, typical_s: float,
         strike: Callable[[int], None],
-    ) -> tuple[bool, int]:
+    ) -> tuple[bool, int]:  # fmt: skip
         family: dict[int, psutil.Process] = {}
         try:
             is_struck = self._strike_when(process, kill, self._trigger(kill.moment, rng, typical_s), family, strike)
@@ -224,13 +220,9 @@ class Victim:
         return wrong
 
     def _strike_when(
-        self,
-        process: "subprocess.Popen[bytes]",
-        kill: Kill,
-        reached: Reached,
-        family: dict[int, psutil.Process],
+        self, process: "subprocess.Popen[bytes]", kill: Kill, reached: Reached, family: dict[int, psutil.Process],
         strike: Callable[[int], None],
-    ) -> bool:
+    ) -> bool:  # fmt: skip
         deadline = time.monotonic() + RUN_TIMEOUT_S
         while process.poll() is None and time.monotonic() < deadline:
             if reached():

@@ -320,12 +320,9 @@ def read_state(path: Path | None) -> list[Outcome]:
 
 
 def run_rounds(
-    world: World,
-    cluster: NodeCluster,
-    plan: Sequence[tuple[str, int]],
-    known: Sequence[Outcome],
+    world: World, cluster: NodeCluster, plan: Sequence[tuple[str, int]], known: Sequence[Outcome],
     options: argparse.Namespace,
-) -> list[Outcome]:
+) -> list[Outcome]:  # fmt: skip
     """Make the rounds that are left; gives all that were planned."""
     done = {(each.kind, each.number): each for each in known if each.seed == options.seed}
     left = [key for key in plan if key not in done]

@@ -480,16 +480,9 @@ def forward_rate(config: ModelConfig, figures: DeviceFigures, num_rows: int, slo
 
 
 def simulate_stages(
-    config: ModelConfig,
-    folder: Path,
-    figures: DeviceFigures,
-    num_stages: int,
-    *,
-    num_rows: int,
-    num_blocks: int,
-    slowness: float,
-    calls_at_once: int | None = None,
-) -> SimulatedRun:
+    config: ModelConfig, folder: Path, figures: DeviceFigures, num_stages: int, *, num_rows: int, num_blocks: int,
+    slowness: float, calls_at_once: int | None = None,
+) -> SimulatedRun:  # fmt: skip
     """Send blocks through the stages of a run on one device."""
     gpu, calls_at_once = SimulatedGpu(figures, slowness), calls_at_once or GPU_SETTINGS.calls_at_once or 1
     costs = group_costs(config, [figures.name])

@@ -43,13 +43,9 @@ class Watched:
 
 
 def run_watched(
-    command: Sequence[str | Path],
-    folder: Path,
-    timeout_s: float,
-    *,
-    peak_memory: PeakMemory | None = None,
+    command: Sequence[str | Path], folder: Path, timeout_s: float, *, peak_memory: PeakMemory | None = None,
     checkout: Path | None = None,
-) -> Watched:
+) -> Watched:  # fmt: skip
     """Run a command to its end, and watch the cores and the memory that its processes take."""
     out, err = folder / "stdout.txt", folder / "stderr.txt"
     cpu_use, peak_memory, ended = CpuUse(), peak_memory or PeakMemory(), threading.Event()

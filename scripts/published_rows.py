@@ -19,12 +19,9 @@ LISTED = ("item_id", "source", "uri", "size_bytes", "modified", "caption")
 
 
 def publish_rows(
-    files: StoreFiles,
-    info: StoreInfo,
-    parts: Iterable[pa.Table],
-    build_index: IndexBuilder = lambda version: None,
+    files: StoreFiles, info: StoreInfo, parts: Iterable[pa.Table], build_index: IndexBuilder = lambda version: None,
     retired: pa.ChunkedArray = NO_IDS,
-) -> None:
+) -> None:  # fmt: skip
     bind_store(files, info)
     run = start_run(files, info, pa.schema([]))
     fingerprints = info.model_fingerprint, info.preprocess_fingerprint

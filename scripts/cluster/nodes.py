@@ -70,16 +70,9 @@ class NodeCluster:
         return f"{self.subnet}.{10 + number}"
 
     def start(
-        self,
-        num_nodes: int,
-        cpus: float,
-        *,
-        head_cpus: float | None = None,
-        ray: Sequence[str] = (),
-        private: Sequence[str] = (),
-        grow: int = 0,
-        grow_cpus: float = 1,
-    ) -> str:
+        self, num_nodes: int, cpus: float, *, head_cpus: float | None = None, ray: Sequence[str] = (),
+        private: Sequence[str] = (), grow: int = 0, grow_cpus: float = 1,
+    ) -> str:  # fmt: skip
         """Start a head and the nodes beside it, one after the other; gives the address."""
         self.stop()
         (self.place / "ray").mkdir(parents=True)

@@ -50,12 +50,9 @@ def scaled(settings: TrainSettings, num_concepts: int, seed: int, share: float) 
 
 
 def train(
-    trainer: Trainer,
-    checkpoint: Path,
-    checkpoint_steps: int,
-    batch: Callable[[int], TrainBatch],
+    trainer: Trainer, checkpoint: Path, checkpoint_steps: int, batch: Callable[[int], TrainBatch],
     judge: Callable[[], str],
-) -> None:
+) -> None:  # fmt: skip
     """Take all steps, from the last checkpoint on where there is one."""
     if checkpoint.exists():
         trainer.load_state_dict(load_checkpoint(checkpoint))

@@ -48,15 +48,9 @@ def no_index(version: int, info: Any = None) -> None:
 
 
 def embed(
-    files: StoreFiles,
-    process: Process,
-    items: Sequence[str],
-    *,
-    num_tasks: int = 1,
-    retired: Sequence[str] = (),
-    is_interim: bool = False,
-    model: str = "",
-) -> None:
+    files: StoreFiles, process: Process, items: Sequence[str], *, num_tasks: int = 1, retired: Sequence[str] = (),
+    is_interim: bool = False, model: str = "",
+) -> None:  # fmt: skip
     """Embed items and publish them, as `embed` and `refresh` do."""
     process.notes["retired"] = set(retired)
     with write_lock(files):

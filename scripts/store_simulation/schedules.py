@@ -70,16 +70,9 @@ def _backend(world: World, checker: Checker, start: Any, on_disk: bool) -> Any:
 
 
 def _process(
-    world: World,
-    checker: Checker,
-    backend: Any,
-    number: int,
-    name: str,
-    operation: Any,
-    faults: Any,
-    clock: int,
+    world: World, checker: Checker, backend: Any, number: int, name: str, operation: Any, faults: Any, clock: int,
     on_disk: bool,
-) -> Process:
+) -> Process:  # fmt: skip
     def work(process: Process) -> None:
         environment = world.environment(process)
         if on_disk:
