@@ -3,25 +3,16 @@
     python scripts/bench_gpu.py                                # under five minutes on one GPU; a random ViT-B/32
     python scripts/bench_gpu.py --model MODEL --dtype bfloat16 --stages 1,2,3,4 [--compile]
     python scripts/bench_gpu.py --device cpu --seconds 2       # shows on the demo's model that the script runs
-    python scripts/bench_gpu.py --simulated H100 [--model vit-l-14|vit-b-32|so400m-384]   # shapes alone, see below
+    python scripts/bench_gpu.py --simulated H100 [--model vit-l-14|vit-b-32|so400m-384]   # shapes alone, on no GPU
 
-Rows are random, with an image and a caption each, and made before: no decoding binds. The yardstick is the forward rate
-of the whole model in one shard whose input is on the device already, with `--compile` of compiled layers; no cut can be
-faster on one device. For each number of stages there are then
+Rows are random and made before: no decoding binds. The yardstick is the forward rate of the whole model in one shard
+whose input is on the device already. For each number of stages: rows/s on Ray from when all have computed to when the
+first has run dry; the part of that time in which none computed; the most memory; and `hidden`, of the time that one
+call at a time spends beside computing, the part that two save (each stage by itself, the least of them).
 
-- rows/s: stages as a run makes them, on Ray, from when all have computed to when the first has run dry;
-- idle: the part of that time in which no stage computed, by events on the device;
-- memory: the most of the device's that was taken then, beside what was taken before;
-- hidden: of the time that one call at a time spends beside computing (copies to the device and back, Arrow, Python),
-  the part that two calls at once save; each stage by itself, the least of them.
-
-Without a GPU it says so, and ends with 0. The last line is one JSON document.
-
-With `--simulated` the stages' own code runs on a simulated device (`gpu_simulation`): launches take the interpreter's
-time, kernels and copies take the device's, by the figures that an H100 was measured to have. The limit is the whole
-model's forward passes, queued one behind the other; of each number of stages there are its rate, the planner's, and the
-shares of the time in which the device computed nothing, by what it waited for: `input` of the step before, `copies`,
-`launching`.
+Simulated, launches take the interpreter's time, kernels and copies that of an H100. Each number of stages has its rate,
+the planner's, and the shares of the time in which the device waited for `input`, `copies` or `launching`. The last line
+is one JSON document.
 """
 
 import argparse

@@ -200,38 +200,15 @@ def compare(folder: Path, num_images: int, autofaiss: str | None) -> dict:
     with faiss_build.threads(1):
         per_s = rates(contestants, queries[:NUM_TIMED])
         single_ms = latencies_ms(contestants, queries[:NUM_TIMED])
-    measured = {
-        name: {
-            "queries_per_s": per_s[name],
-            "p50_ms": float(np.median(single_ms[name])),
-            **json_of([*process, "resident", folder, paths[name], str(effort)], TIMEOUT_S),
-        }
-        for name in contestants
-    }
-    found = {
-        "num_pictures": num_images,
-        "ours": {
-            "design": ours.manifest.design,
-            "parameters": ours.manifest.parameters,
-            "recall_at_10": recall(find(queries), exact),
-            **measured["ours"],
-            "file_bytes": ours.manifest.memory_bytes,
-            "build_s": built["manifest"]["build_s"],
-            "build_peak_bytes": built["peak_bytes"],
-            "steps_s": built["manifest"]["steps_s"],
-        },
-        "theirs": {
-            "design": theirs_built["design"],
-            "parameters": {"ef_search": effort},
-            "recall_at_10": their_recall,
-            **measured["theirs"],
-            "file_bytes": paths["theirs"].stat().st_size,
-            "build_s": theirs_built["build_s"],
-            "build_peak_bytes": theirs_built["peak_bytes"],
-            "by": theirs_built["by"],
-        },
-        "trials": built["manifest"]["trials"],
-    }
+    found: dict = {"num_pictures": num_images, "trials": built["manifest"]["trials"]}
+    found["ours"] = {name: built["manifest"][name] for name in ("build_s", "steps_s", "design", "parameters")}
+    found["ours"] |= {"recall_at_10": recall(find(queries), exact), "file_bytes": ours.manifest.memory_bytes}
+    found["theirs"] = theirs_built | {"parameters": {"ef_search": effort}, "recall_at_10": their_recall}
+    found["theirs"] |= {"file_bytes": paths["theirs"].stat().st_size}
+    for name, build_peak_bytes in (("ours", built["peak_bytes"]), ("theirs", theirs_built["peak_bytes"])):
+        speed = {"queries_per_s": per_s[name], "p50_ms": float(np.median(single_ms[name]))}
+        held = json_of([*process, "resident", folder, paths[name], str(effort)], TIMEOUT_S)
+        found[name] |= speed | held | {"build_peak_bytes": build_peak_bytes}
     found["times_the_queries_per_s"] = per_s["ours"] / per_s["theirs"]
     show_comparison(found)
     return found

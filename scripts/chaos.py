@@ -3,23 +3,17 @@
     python scripts/chaos.py [NUM_KILLS] [SEED] [--pauses N] [--bucket] [--keep DIR] [--publish-every SECONDS]
                             [--models 2] [--step]
 
-Before most kills the source changes (items added, changed, touched, deleted), and an undisturbed store is refreshed
-beside the disturbed one. A refresh of that is then killed with SIGKILL: at a random time, or at the very moment a
-part file, the order to publish, the commit of a table, an index, the run's record or CURRENT.json appears (watched
-from outside); on Ray, it is a stage actor, a worker, a decoding child, the raylet or the driver that dies. After some
-kills the run is killed again, after the others the same command runs to its end, and both stores are compared: keys,
-versions, fingerprints, and vectors by cosine >= 0.9999. All the while a reader opens what is published, and checks
-that it is a state that the source was in, whole. With `--publish-every`, runs publish while they go on, kills meet
-those publications too, and each item for itself must be as it was in some state. With `--models 2`, runs compute
-two models, and both must be whole and of one state. With `--step`, a step of one's own makes two rows of each image,
-and its process is killed, too.
+Before most kills the source changes, and an undisturbed store is refreshed beside the disturbed one. A refresh of that
+is killed at a random time, or when a file of some kind appears; on Ray, a stage actor, a worker, a decoding child, the
+raylet or the driver dies. Then it is killed again, or the same command runs to its end, and the stores are compared:
+keys, versions, fingerprints, vectors. All the while a reader checks that what is published is a state of the source,
+whole; with `--publish-every`, each item for itself; with `--models 2`, in both models. With `--step`, a step of one's
+own makes two rows of each image, and its process is killed, too.
 
-With `--pauses`, so many processes more are stopped (SIGSTOP) and go on later (SIGCONT). Beside a driver that is stopped
-the same command runs: it has to be refused, and the paused run has to go on well. With `--bucket`, the disturbed store
-is in a bucket of a server on this machine (the tests' own, by moto), where it takes the store over: the paused run
-wakes in the midst of its work, or later. What all processes change in the store is recorded, and held to the store's
-protocol (`scripts/check_store_trace.py`). The last line is one JSON object; exit 1 where anything was lost, doubled,
-different or half published, or deviates from the protocol.
+With `--pauses`, so many processes more are stopped, and go on later. Beside a stopped driver the same command runs: it
+is refused, or in a bucket (`--bucket`, of the tests' server) takes the store over. What all processes change is held to
+the protocol of the store (`scripts/check_store_trace.py`). The last line is one JSON object; exit 1 where anything was
+wrong.
 """
 
 import argparse

@@ -3,17 +3,11 @@
     python scripts/chaos_nodes.py [--rounds 3] [--seed 0] [--only kill,cut20] [--state rounds.jsonl] [--keep DIR]
 
 Each round makes a cluster of three nodes of one logical CPU, and a head without (`scripts/cluster/nodes.py`; root),
-runs `embedder embed` on it, and lets the fault happen once stages compute: `kill` (any node), `kill-only` (the node
-of a stage's only replica), `cut20` and `cut120` (a partition of so many seconds), `pause10` and `pause90` (all that
-runs on a node is stopped for so many seconds; Ray gives a node up after 65, and this one's tasks go on all the same),
-`pause-driver` (the driver is stopped, and the same command has to be refused meanwhile), `drain` (notice, and the end
-30 s later), `add` (one more node), `head` (the head dies, and the same command runs on a new one), `own-disks` (the
-nodes don't share the store, which has to be refused before anything is decoded). The run itself has to end with 0
-(with 2 where it is refused; not with 0 where the head dies, but then the second one), and all rows must equal those of
-a run in one process. What all processes change in the store is recorded, and held to the store's protocol
+runs `embedder embed` on it, and lets the fault happen once stages compute: docs/cluster.md tells of each. `own-disks`:
+nodes that don't share the store, which has to be refused. What processes change is held to the protocol of the store
 (`scripts/check_store_trace.py`). With `--state` the rounds that the file names are left out, and finished ones are
-added, so that the same command goes on where it stopped; with `--keep` it makes source and undisturbed store once. A
-round takes one to four minutes. The last line is one JSON object; exit 1 where anything was wrong.
+added; with `--keep` source and undisturbed store are made once. A round takes one to four minutes. The last line is one
+JSON object; exit 1 where anything was wrong.
 """
 
 import argparse
