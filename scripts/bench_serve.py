@@ -29,7 +29,6 @@ import numpy as np
 import pyarrow as pa
 from bench_retrieval import make_vectors
 from published_rows import as_embedded, publish_rows
-from running_service import Server, serving
 from tokenizers import Tokenizer
 
 from corpus import DEMO_MODEL, read_shipped
@@ -41,7 +40,7 @@ from embedder.engine.model_folder import open_model
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from embedder.store_index.keep_index import build_index
-from harness import json_of, show
+from harness import Server, json_of, serving, show
 from shards.config import ModelConfig
 from shards.fresh import init_model
 from shards.preprocess import PreprocessConfig

@@ -25,8 +25,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from running_service import serving
-
 import embedder
 from corpus import DEMO_MODEL, make_model, read_shipped, shipped_pairs, write_pairs
 from embedder.config import load_config
@@ -35,6 +33,7 @@ from embedder.store.lock import write_lock
 from embedder.store.purge.purge import purge
 from embedder.store.vacuum import vacuum
 from embedder.store_index.keep_index import index_choice
+from harness import serving
 
 NUM_ITEMS, NUM_TEXTS, K = 60, 20, 10
 PURGED = 7  # number of the item; no client names it but the one that looks for it

@@ -24,20 +24,9 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from store_simulation import patches
+from store_simulation import patches, schedules
 from store_simulation.patches import FAULTS, plant
-from store_simulation.schedules import (
-    OTHERS,
-    WEIGHTS,
-    Schedule,
-    base,
-    draw,
-    from_json,
-    run_schedule,
-    shrink,
-    to_json,
-    typical,
-)
+from store_simulation.schedules import Schedule, run_schedule
 
 MAX_SHOWN = 5
 BATCH = 250
@@ -48,9 +37,9 @@ def prepare(fault: str | None = None) -> None:
     logging.disable(logging.CRITICAL)
     patches.install()
     for on_disk in (False, True):
-        base(on_disk)
-        for name in WEIGHTS | OTHERS:
-            typical(name, on_disk)
+        schedules.base(on_disk)
+        for name in schedules.WEIGHTS | schedules.OTHERS:
+            schedules.typical(name, on_disk)
     if fault is not None:
         plant(fault)
     gc.collect()
@@ -59,7 +48,7 @@ def prepare(fault: str | None = None) -> None:
 
 
 def schedule_of(seed: int) -> Schedule:
-    return draw(Random(seed))
+    return schedules.draw(Random(seed))
 
 
 def find(seeds: range) -> tuple[int, list[tuple[int, tuple[str, ...]]]]:
@@ -102,9 +91,9 @@ def simulate(options: argparse.Namespace) -> int:
 def show(seed: int, violations: tuple[str, ...]) -> None:
     """Print a failing schedule and what is left of it."""
     print(f"seed {seed}: {'; '.join(violations[:3])}")
-    print(f"    {to_json(schedule_of(seed))}")
-    smaller = shrink(schedule_of(seed))
-    print(f"    shrunk to {to_json(smaller)}: {'; '.join(run_schedule(smaller).violations[:3])}")
+    print(f"    {schedules.to_json(schedule_of(seed))}")
+    smaller = schedules.shrink(schedule_of(seed))
+    print(f"    shrunk to {schedules.to_json(smaller)}: {'; '.join(run_schedule(smaller).violations[:3])}")
 
 
 def find_fault(asked: tuple[str, int, int]) -> tuple[int | None, float]:
@@ -142,7 +131,7 @@ def find_all_faults(options: argparse.Namespace) -> int:
 
 
 def replay(text: str) -> int:
-    outcome = run_schedule(from_json(text))
+    outcome = run_schedule(schedules.from_json(text))
     for violation in outcome.violations:
         print(violation)
     result = {"schedules": 1, "violations": len(outcome.violations), "results": outcome.results, "items": outcome.items}

@@ -280,7 +280,7 @@ def extra_contents(good: dict[str, bytes]) -> Iterator[tuple[str, Callable[[], b
     yield "60,000 x 60,000.dng", dng(square, width=60_000, height=60_000)
     yield "14,000 x 14,000 of a few pixels.dng", dng(square, width=14_000, height=14_000)
     yield "0 x 0.dng", dng(square, width=0, height=0)
-    yield "preview of 65,500 x 65,500.dng", dng(square, preview=jpeg_of(good["plain.jpg"], 65_500))
+    yield "preview of 65,500 x 65,500.dng", dng(square, preview=jpeg_size(good["plain.jpg"], 65_500, 65_500))
     yield "preview of noise.dng", dng(square, preview=b"\xff\xd8\xff" + b"\xa5" * 5000)
     yield "directory that is its own sub-directory.dng", own_directory(good["preview.dng"])
     yield "cut to its tags.dng", raw[:700]
@@ -320,11 +320,6 @@ def jxl_size(width: int, height: int) -> bytes:
         value |= 3 << place | (edge - 1) << (place + 2)
         place += 32 + (3 if has_ratio else 0)
     return b"\xff\x0a" + value.to_bytes(12, "little") + b"\0" * 200
-
-
-def jpeg_of(jpeg: bytes, side: int) -> bytes:
-    place = jpeg.index(b"\xff\xc0") + 5
-    return jpeg[:place] + struct.pack(">HH", side, side) + jpeg[place + 4 :]
 
 
 def own_directory(raw: bytes) -> bytes:

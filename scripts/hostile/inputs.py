@@ -78,26 +78,12 @@ def caption_case(image: bytes, name: str, content: bytes) -> Make:
 
 def names() -> list[bytes]:
     return [
-        b"with  spaces .jpg",
-        "\u00e9\u4e2d\u0416\U0001f600.jpg".encode(),
-        "e\u0301 and \u00e9.jpg".encode(),
-        b"line\nbreak.jpg",
-        b"tab\tbell\x07.jpg",
-        b"\xff\xfe not utf-8.jpg",
-        b"#fragment?query=1&a.jpg",
-        b"100%25 %00.jpg",
-        b"-rf.jpg",
-        b"*[a-z]?.jpg",
-        b"$(touch x);`id`.jpg",
-        b"'quotes\"\\.jpg",
-        b"a.tar#member=b.jpg",
-        b".hidden.jpg",
-        b"..jpg",
-        b"no suffix",
-        b"CON.jpg ",
-        LONG_NAME.encode() + b".jpg",
+        b"with  spaces .jpg", "\u00e9\u4e2d\u0416\U0001f600.jpg".encode(), "e\u0301 and \u00e9.jpg".encode(),
+        b"line\nbreak.jpg", b"tab\tbell\x07.jpg", b"\xff\xfe not utf-8.jpg", b"#fragment?query=1&a.jpg",
+        b"100%25 %00.jpg", b"-rf.jpg", b"*[a-z]?.jpg", b"$(touch x);`id`.jpg", b"'quotes\"\\.jpg",
+        b"a.tar#member=b.jpg", b".hidden.jpg", b"..jpg", b"no suffix", b"CON.jpg ", LONG_NAME.encode() + b".jpg",
         b"[bold red]markup.jpg",
-    ]
+    ]  # fmt: skip
 
 
 def named_case(name: bytes, image: bytes) -> Make:
