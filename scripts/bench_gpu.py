@@ -10,9 +10,8 @@ whose input is on the device already. For each number of stages: rows/s on Ray f
 first has run dry; the part of that time in which none computed; the most memory; and `hidden`, of the time that one
 call at a time spends beside computing, the part that two save (each stage by itself, the least of them).
 
-Simulated, launches take the interpreter's time, kernels and copies that of an H100. Each number of stages has its rate,
-the planner's, and the shares of the time in which the device waited for `input`, `copies` or `launching`. The last line
-is one JSON document.
+Simulated, launches take the interpreter's time, kernels and copies that of an H100; each number of stages has its rate
+and the planner's. The last line is one JSON document.
 """
 
 import argparse
@@ -30,7 +29,7 @@ from pathlib import Path
 import pyarrow as pa
 import ray.data
 import torch
-from gpu_simulation import CAUSES, H100, MODELS, caption_lengths, forward_rate, rows_of, simulate_stages, write_config
+from gpu_simulation import H100, MODELS, caption_lengths, forward_rate, rows_of, simulate_stages, write_config
 
 from corpus import DEMO_MODEL
 from embedder.compat import fast_start
@@ -124,19 +123,16 @@ def simulate(options: argparse.Namespace) -> None:
     kernels_s = 1 / forward_rate(config, figures, num_rows, 1.0, 1)  # a first look at how long it will take
     slowness = min(MAX_SLOWNESS, max(1.0, options.seconds / (SIMULATED_BLOCKS * num_rows * kernels_s)))
     limit = forward_rate(config, figures, num_rows, slowness, MIN_CALLS)
-    found, rows = {}, [("stages", "rows/s", "of limit", "predicted", *CAUSES)]
+    found, rows = {}, [("stages", "rows/s", "of limit", "predicted")]
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
         folder = write_config(config, Path(name))
         for num_stages in map(int, options.stages.split(",")):
-            run = simulate_stages(
+            rate = simulate_stages(
                 config, folder, figures, num_stages, num_rows=num_rows, num_blocks=SIMULATED_BLOCKS, slowness=slowness
             )
             predicted = predicted_rate(config, options.simulated, num_stages, num_rows)
-            rate = {"rows_per_s": run.rows_per_s, "predicted_rows_per_s": predicted}
-            found[str(num_stages)] = rate | {"idle": run.idle, "launches_per_row": run.launches_per_row}
-            shares = (run.rows_per_s / limit, *run.idle.values())
-            figures_of = (number(run.rows_per_s, 0), number(shares[0], 2), number(predicted, 0))
-            rows.append((str(num_stages), *figures_of, *(number(each, 3) for each in shares[1:])))
+            found[str(num_stages)] = {"rows_per_s": rate, "predicted_rows_per_s": predicted}
+            rows.append((str(num_stages), number(rate, 0), number(rate / limit, 2), number(predicted, 0)))
     print(f"simulated {figures.name}, {config.name}, batches of {num_rows}: forward passes alone {limit:,.0f} rows/s")
     table(rows)
     document = {"device": f"simulated {figures.name}", "model": config.name, "batch_size": num_rows}

@@ -9,7 +9,6 @@ share it, as their processes would, with as many calls at once as a run has.
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,24 +66,14 @@ MAX_AHEAD_S = 0.005
 """How far a thread's simulated time may be ahead of the clock before it sleeps: many launches are one sleep."""
 
 
-class Timeline:
-    """Work of one stream: when the last of it is over, and when more can begin, on this process's clock."""
-
-    def __init__(self) -> None:
-        self.free_at = self.done_at = 0.0
-
-    def put(self, seconds: float, now_s: float) -> None:
-        self.free_at = self.done_at = max(self.free_at, now_s) + seconds
-
-
 class Event:
     """Place in a stream's work."""
 
     def __init__(self, gpu: "SimulatedGpu") -> None:
-        self._gpu, self.at_s, self.made_s = gpu, 0.0, gpu.now_s
+        self._gpu, self.at_s = gpu, 0.0
 
     def record(self, stream: "Stream") -> None:
-        self.at_s = max(stream.line.free_at, self._gpu.now_s)
+        self.at_s = max(stream.free_at, self._gpu.now_s)
 
     def synchronize(self) -> None:
         self._gpu.wait_until(self.at_s)
@@ -94,14 +83,17 @@ class Event:
 
 
 class Stream:
-    """Stream of a simulated device."""
+    """Stream of a simulated device: when the last of its work is over, on this process's clock."""
 
     def __init__(self, gpu: "SimulatedGpu") -> None:
-        self._gpu, self.line = gpu, Timeline()
+        self._gpu, self.free_at = gpu, 0.0
+
+    def put(self, seconds: float, now_s: float) -> None:
+        self.free_at = max(self.free_at, now_s) + seconds
 
     def wait_event(self, event: Event) -> None:
         """Let the work that follows begin when the event has come."""
-        self.line.free_at = max(self.line.free_at, event.at_s)
+        self.free_at = max(self.free_at, event.at_s)
 
     def record_event(self) -> Event:
         event = Event(self._gpu)
@@ -114,9 +106,7 @@ class SimulatedGpu:
 
     def __init__(self, figures: DeviceFigures, slowness: float) -> None:
         self.figures, self.slowness = figures, slowness
-        self.num_launches = 0
         self.known: dict[Any, Any] = {}
-        self.idle_s = Counter[str]()
         self._default, self._current = Stream(self), threading.local()
         self._calling, self._launchers = set[int](), set[int]()
 
@@ -139,7 +129,7 @@ class SimulatedGpu:
         self._current.stream = before
 
     def synchronize(self) -> None:
-        self.wait_until(self.current_stream().line.free_at)
+        self.wait_until(self.current_stream().free_at)
 
     @property
     def now_s(self) -> float:
@@ -168,36 +158,15 @@ class SimulatedGpu:
         """Take the interpreter's time of an operation, and put its kernel on the stream."""
         seconds = self.figures.view_s
         if kernel_s:
-            self.num_launches += 1
-            self._note_idle(self.current_stream().line)
-            self.current_stream().line.put(kernel_s * self.slowness, self.now_s)
+            self.current_stream().put(kernel_s * self.slowness, self.now_s)
             seconds = self.figures.launch_s
             self._launchers.add(threading.get_ident())
         is_contended = len(self._calling & self._launchers) > 1
         self.spend(seconds * (self.figures.contended if is_contended else 1.0))
 
-    def begin(self, arrived: "Event") -> None:
-        """Begin a batch of this thread, whose input is on the device when an event has come."""
-        self._current.arrived = arrived
-
-    def _note_idle(self, line: Timeline) -> None:
-        """Note for what the device has waited before the kernel that is launched now."""
-        arrived, free_at = getattr(self._current, "arrived", None), line.done_at
-        now_s = max(self.now_s, line.free_at)
-        if not free_at or now_s <= free_at:
-            self._current.arrived = None
-            return
-        ends = [("launching", now_s)]
-        if arrived is not None:  # first kernel of a batch
-            ends = [("input", min(arrived.made_s, now_s)), ("copies", min(arrived.at_s, now_s)), *ends]
-            self._current.arrived = None
-        for cause, end in ends:
-            self.idle_s[cause] += max(0.0, end - free_at) / self.slowness
-            free_at = max(free_at, end)
-
     def copy(self, num_bytes: int) -> None:
         """Put a copy between host and device on the current stream."""
-        self.current_stream().line.put(num_bytes / self.figures.link_bytes_per_s * self.slowness, self.now_s)
+        self.current_stream().put(num_bytes / self.figures.link_bytes_per_s * self.slowness, self.now_s)
 
     def kernel_s(self, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> float:
         """Seconds of a kernel, by its operations and the bytes that it reads and writes."""
@@ -341,7 +310,6 @@ class SimulatedCopies(OverlappedCopies):
         super().__init__("meta", gpu)
 
     def _launch(self, run: Any, moved: Any, arrived: Any) -> Any:
-        self._gpu.begin(arrived)
         with on_device(self._gpu):
             return super()._launch(run, moved, arrived)
 
@@ -451,16 +419,6 @@ def rows_of(states: dict[str, TowerState], num_rows: int) -> pa.Table:
 
 
 DTYPE = "bfloat16"
-CAUSES = ("input", "copies", "launching")
-
-
-@dataclass(frozen=True)
-class SimulatedRun:
-    """What a number of stages reaches."""
-
-    rows_per_s: float  # rows that left the last stage
-    idle: dict[str, float]  # shares of the time in which the device computed nothing, by what it waited for
-    launches_per_row: float  # kernels
 
 
 def forward_rate(config: ModelConfig, figures: DeviceFigures, num_rows: int, slowness: float, num_calls: int) -> float:
@@ -482,8 +440,8 @@ def forward_rate(config: ModelConfig, figures: DeviceFigures, num_rows: int, slo
 def simulate_stages(
     config: ModelConfig, folder: Path, figures: DeviceFigures, num_stages: int, *, num_rows: int, num_blocks: int,
     slowness: float, calls_at_once: int | None = None,
-) -> SimulatedRun:  # fmt: skip
-    """Send blocks through the stages of a run on one device."""
+) -> float:  # fmt: skip
+    """Rows a second that leave the last of a run's stages on one device."""
     gpu, calls_at_once = SimulatedGpu(figures, slowness), calls_at_once or GPU_SETTINGS.calls_at_once or 1
     costs = group_costs(config, [figures.name])
     specs = [stage.spec for stage in plan_shards(config, num_stages, dtype=DTYPE).stages]
@@ -504,18 +462,16 @@ def simulate_stages(
         feeder.start()
         for _ in range(num_filling):
             done.get()
-        before = _counted(gpu)
+        started_s = time.perf_counter()
         for _ in range(num_blocks):
             done.get()
-        after = _counted(gpu)
+        window_s = (time.perf_counter() - started_s) / slowness
         for _ in range(num_filling):
             done.get()
         for own in queues:
             for _ in range(calls_at_once):
                 own.put(None)
-    window_s = (after[0] - before[0]) / slowness
-    idle = {cause: (after[1][cause] - before[1][cause]) / window_s for cause in CAUSES}
-    return SimulatedRun(num_blocks * num_rows / window_s, idle, (after[2] - before[2]) / (num_blocks * num_rows))
+    return num_blocks * num_rows / window_s
 
 
 def _stage(
@@ -538,7 +494,3 @@ def _work(
         gpu.spend(done.nbytes / gpu.figures.host_bytes_per_s)
         gpu.wait_until(0.0)
         after.put(done)
-
-
-def _counted(gpu: SimulatedGpu) -> tuple[float, dict[str, float], int]:
-    return time.perf_counter(), {cause: gpu.idle_s[cause] for cause in CAUSES}, gpu.num_launches

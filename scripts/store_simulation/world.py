@@ -353,29 +353,21 @@ def _has(found: tuple[bytes, int] | None, tag: Condition) -> bool:
 
 
 class Below:
-    """Folder of a simulated backend."""
+    """Folder of a simulated backend, whose methods take a path first."""
 
     def __init__(self, backend: Any, folder: str) -> None:
         self._backend, self._start = backend, f"{folder}/"
 
-    def read(self, path: str) -> tuple[bytes, Tag]:
-        return self._backend.read(self._start + path)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._backend, name)
+        return lambda path, *others: method(self._start + path, *others)
 
     def read_log(self, paths: Sequence[str]) -> list[bytes]:
         return self._backend.read_log([self._start + path for path in paths])
 
-    def exists(self, path: str) -> bool:
-        return self._backend.exists(self._start + path)
-
-    def folders(self, folder: str) -> list[str]:
-        return self._backend.folders(self._start + folder)
-
     def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
         found = self._backend.list(self._start + folder, None if after is None else self._start + after)
         return (FileInfo(path.removeprefix(self._start), size) for path, size in found)
-
-    def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
-        return self._backend.put(self._start + path, data, condition)
 
     def delete(self, paths: Iterable[str]) -> None:
         self._backend.delete(self._start + path for path in paths)
