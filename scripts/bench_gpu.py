@@ -1,4 +1,4 @@
-"""How well the stages of a run use one GPU: its idle share, its memory, the overlap of copies, the rate that is left.
+"""How well the stages of a run use one GPU: its idle share, its memory, the rate that is left.
 
     python scripts/bench_gpu.py                                # under five minutes on one GPU; a random ViT-B/32
     python scripts/bench_gpu.py --model MODEL --dtype bfloat16 --stages 1,2,3,4 [--compile]
@@ -7,8 +7,7 @@
 
 Rows are random and made before: no decoding binds. The yardstick is the forward rate of the whole model in one shard
 whose input is on the device already. For each number of stages: rows/s on Ray from when all have computed to when the
-first has run dry; the part of that time in which none computed; the most memory; and `hidden`, of the time that one
-call at a time spends beside computing, the part that two save (each stage by itself, the least of them).
+first has run dry; the part of that time in which none computed; and the most memory.
 
 Simulated, launches take the interpreter's time, kernels and copies that of an H100; each number of stages has its rate
 and the planner's. The last line is one JSON document.
@@ -21,7 +20,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,15 +32,14 @@ from gpu_simulation import H100, MODELS, caption_lengths, forward_rate, rows_of,
 from corpus import DEMO_MODEL
 from embedder.compat import fast_start
 from embedder.config import RunConfig, load_config
-from embedder.engine.device_settings import GPU_SETTINGS, group_costs, settings_of
+from embedder.engine.device_settings import group_costs, settings_of
 from embedder.engine.job import make_plan, ray_store_bytes, stage_specs
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.ray_session import ray_session
 from embedder.engine.resources import allocate
 from embedder.pipeline import through_stages
 from embedder.steps.compiled_shard import CompiledShard
-from embedder.steps.stage import INPUTS, Stage, cuda_problem
-from embedder.steps.stage_spec import StageSpec
+from embedder.steps.stage import INPUTS, cuda_problem
 from harness import number, table
 from shards.activations import Batch, TowerState
 from shards.config import ModelConfig
@@ -76,7 +73,6 @@ class Used:
     of_unsplit: float  # the same over the forward rate of the whole model
     idle_share: float  # of the time, no stage computed
     memory_share: float | None  # of the device's memory; None on the CPU
-    hidden_share: float | None  # of the time of copies; None where a call takes no longer than its computation
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -111,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     how = f"{options.dtype}, {'compiled' if options.compile else 'eager'}, batches of {options.batch_size}"
     print(f"{name}, {how}: the whole model makes {unsplit:,.0f} rows/s")
-    table([("stages", "rows/s", "of unsplit", "idle", "memory", "hidden"), *map(line, runs)])
+    table([("stages", "rows/s", "of unsplit", "idle", "memory"), *map(line, runs)])
     document = {"device": name, "compiled": options.compile, "unsplit_rows_per_s": unsplit}
     print(json.dumps(document | {"runs": [asdict(run) for run in runs]}))
 
@@ -152,7 +148,7 @@ def predicted_rate(config: ModelConfig, device_name: str, num_stages: int, num_r
 
 
 def line(run: Used) -> tuple[str, ...]:
-    shares = (run.of_unsplit, run.idle_share, run.memory_share, run.hidden_share)
+    shares = (run.of_unsplit, run.idle_share, run.memory_share)
     return str(run.num_stages), number(run.rows_per_s, 0), *(number(share, 2) for share in shares)
 
 
@@ -225,7 +221,6 @@ def measure(model: Model, rows: pa.Table, unsplit: float, num_stages: int, optio
     """Cut the model, measure each stage by itself, and then all of them as a run makes them."""
     settings = {"num_stages": num_stages, "batch_size": options.batch_size, "dtype": options.dtype}
     config = load_config(overrides=settings | {"device": options.device, "compile": options.compile})
-    hidden = hidden_shares(config, model, rows, options)
     if options.device == "cuda":
         torch.cuda.empty_cache()
     num_blocks = max(MIN_BLOCKS, int(unsplit * options.seconds / options.batch_size))
@@ -236,29 +231,7 @@ def measure(model: Model, rows: pa.Table, unsplit: float, num_stages: int, optio
         num_blocks *= 4
         calls, memory_share = run_stages(config, model, rows, num_blocks)
     rate, idle_share = rate_and_idle(calls, window)
-    known = [share for share in hidden if share is not None]
-    return Used(num_stages, rate, rate / unsplit, idle_share, memory_share, min(known, default=None))
-
-
-def hidden_shares(config: RunConfig, model: Model, rows: pa.Table, options: argparse.Namespace) -> list[float | None]:
-    """For each stage by itself, the part of a call's other time that two calls at once save."""
-    shares, block = [], rows
-    for index, planned in enumerate(make_plan(config, model).stages):
-        spec = StageSpec(
-            index, model.uri, planned.spec, config.dtype, options.device, 1, (options.batch_size,),
-            group_costs=costs_of_groups(model, options), compile=options.compile,
-        )  # fmt: skip
-        stage = Stage(spec)
-        num_calls, serial_s = repeated(lambda stage=stage, block=block: stage(block), options.seconds / 12)
-        computed_s = num_calls * sum(seconds for _, seconds, _ in calls_of(stage(block))[f"stage {index}"])
-        with ThreadPoolExecutor(GPU_SETTINGS.calls_at_once) as threads:
-            started_s = time.perf_counter()
-            sum(threads.map(lambda block, stage=stage: stage(block).num_rows, [block] * num_calls))
-            paired_s = time.perf_counter() - started_s
-        beside_s = serial_s - computed_s
-        shares.append((serial_s - paired_s) / beside_s if beside_s > 0 and options.device == "cuda" else None)
-        block = stage(block).drop_columns(["trace"]).append_column("trace", rows["trace"])
-    return shares
+    return Used(num_stages, rate, rate / unsplit, idle_share, memory_share)
 
 
 def run_stages(

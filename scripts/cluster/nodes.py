@@ -130,7 +130,7 @@ class NodeCluster:
 
     def drain(self, number: int, seconds: float) -> None:
         """Tell Ray that a node goes away in so many seconds; whoever says so has to end it then."""
-        drain = [sys.executable, str(Path(__file__).with_name("drain.py")), self.address, self.ip(number), str(seconds)]
+        drain = [sys.executable, __file__, "give-notice", self.address, self.ip(number), str(seconds)]
         subprocess.run(self.command(0, drain), check=True)
 
     def titles(self, number: int) -> Iterator[str]:
@@ -309,7 +309,23 @@ def _wait_for(is_so, complaint: str) -> None:
         time.sleep(0.2)
 
 
+def give_notice(address: str, node_ip: str, seconds: str) -> None:
+    """Tell a cluster, on one of its nodes, that a node goes away: whoever says so has to end it then."""
+    import ray
+
+    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    found = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] == node_ip]
+    ray.shutdown()
+    if len(found) != 1:
+        sys.exit(f"error: {len(found)} living nodes have the address {node_ip}; one is expected")
+    command = [BIN / "ray", "drain-node", "--address", address, "--node-id", found[0]]
+    reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the machine is taken away"]
+    subprocess.run([*command, *reason, "--deadline-remaining-seconds", str(round(float(seconds)))], check=True)
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["give-notice"]:
+        return give_notice(*sys.argv[2:])
     parser = argparse.ArgumentParser(description="Make a Ray cluster of namespaces on one machine.")
     parser.add_argument("--name", default=NodeCluster.name)
     parser.add_argument("--subnet", default=NodeCluster.subnet)

@@ -75,7 +75,7 @@ def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, tmp_path, ray_cluster)
     folder = init_model(config, tmp_path / "tiny", seed=0, tokenizer_json=tokenizer_json)
     bench_gpu.main(["--device", "cpu", "--model", str(folder), "--stages", "1,2", "--seconds", "0.5"])
     *_, heading, one, two, last = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["stages", "rows/s", "of", "unsplit", "idle", "memory", "hidden"]
+    assert heading.split() == ["stages", "rows/s", "of", "unsplit", "idle", "memory"]
     assert [one.split()[0], two.split()[0]] == ["1", "2"]
     found = json.loads(last)
     assert found["device"] == "cpu"
@@ -84,7 +84,7 @@ def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, tmp_path, ray_cluster)
         assert run["rows_per_s"] > 0
         assert run["of_unsplit"] == pytest.approx(run["rows_per_s"] / found["unsplit_rows_per_s"])
         assert 0 <= run["idle_share"] <= 1
-        assert (run["memory_share"], run["hidden_share"]) == (None, None)
+        assert run["memory_share"] is None
 
 
 def test_a_model_that_is_not_simulated_is_refused_with_those_that_are(bench_gpu, capsys):
