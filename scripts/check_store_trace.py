@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from embedder.store.files import StoreFiles
-from store_simulation.trace_checker import Change, TraceChecker
+from store_simulation.checker import Change, TraceChecker
 
 MAX_SHOWN = 30
 

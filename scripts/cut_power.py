@@ -49,7 +49,7 @@ from embedder.store.store_info import bind_store
 from embedder.store.tables import RecordTable
 from embedder.store.vacuum import vacuum
 from embedder.store_check.check import check_store
-from store_simulation.operations import INFO, no_index, none
+from store_simulation.schedules import INFO, no_index, none
 
 IMAGE_BYTES = 96 << 20
 OPTIONS = "loop,noauto_da_alloc,commit=300"

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from daft import DataType, Series, col
 
-from pipeline_bench.task import VECTORS_FOLDER, Task, note_finished
+from pipeline_bench.plain import VECTORS_FOLDER, Task, note_finished
 
 
 @daft.cls

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from embedder.engine.ray_session import start_ray
-from pipeline_bench.task import SIDES, VECTORS_FOLDER, Task, note_finished
+from pipeline_bench.plain import SIDES, VECTORS_FOLDER, Task, note_finished
 
 Row = dict[str, Any]
 Columns = dict[str, np.ndarray]

@@ -13,7 +13,7 @@ from script_runs import SCRIPTS, found_by
 
 @pytest.fixture
 def make_vectors():
-    from pipeline_bench.contest import Vectors
+    from bench_pipeline import Vectors
 
     def make(num_items=5, seed=0, **changes):
         generator = np.random.default_rng(seed)
@@ -31,7 +31,7 @@ def call(step, started_s, wall_s, num_rows=1, cpu_s=0.0):
 
 
 def test_steady_window_counts_what_was_finished_between_the_quarters():
-    from pipeline_bench.contest import steady_window
+    from bench_pipeline import steady_window
 
     window = steady_window([(time_s, 10) for time_s in (40.0, 30.0, 20.0, 14.0, 13.0, 12.0, 11.0, 1.0)])
     assert (window.start_s, window.stop_s, window.num_items) == (11.0, 20.0, 40)
@@ -40,13 +40,13 @@ def test_steady_window_counts_what_was_finished_between_the_quarters():
 
 @pytest.mark.parametrize("finished", [[], [(1.0, 10)], [(1.0, 1), (2.0, 8), (3.0, 1)], [(1.0, 5), (1.0, 5)]])
 def test_there_is_no_steady_rate_of_one_batch(finished):
-    from pipeline_bench.contest import steady_window
+    from bench_pipeline import steady_window
 
     assert steady_window(finished) is None
 
 
 def test_items_are_finished_when_the_last_stage_hands_them_on():
-    from pipeline_bench.contest import last_stage_events
+    from bench_pipeline import last_stage_events
 
     calls = [
         call("stage 10", 5.0, 1.0, 32),
@@ -58,7 +58,7 @@ def test_items_are_finished_when_the_last_stage_hands_them_on():
 
 
 def test_equal_vectors_pass_with_their_least_cosine(make_vectors):
-    from pipeline_bench.contest import check_equal
+    from bench_pipeline import check_equal
 
     first = make_vectors()
     rounded = make_vectors(images=first.images.astype(np.float16).astype(np.float32))
@@ -67,7 +67,7 @@ def test_equal_vectors_pass_with_their_least_cosine(make_vectors):
 
 
 def test_unequal_vectors_are_refused(make_vectors):
-    from pipeline_bench.contest import UnequalVectorsError, check_equal
+    from bench_pipeline import UnequalVectorsError, check_equal
 
     first = make_vectors()
     close = np.ones((5, 8), np.float32) + first.texts * 1e-3  # all within a cosine of 0.999, and yet in the wrong order
@@ -86,8 +86,9 @@ def test_unequal_vectors_are_refused(make_vectors):
 
 
 def test_vectors_are_read_from_two_columns_or_from_one_in_the_order_of_ids(tmp_path, make_vectors):
-    from pipeline_bench.contest import read_files
-    from pipeline_bench.task import write_vectors
+    from bench_pipeline import read_files
+
+    from pipeline_bench.plain import write_vectors
 
     expected = make_vectors()
     shuffled = [3, 1, 4, 0, 2]
@@ -134,7 +135,7 @@ CONTESTANT = """
 import sys
 from pathlib import Path
 import numpy as np
-from pipeline_bench.task import note_finished, write_vectors
+from pipeline_bench.plain import note_finished, write_vectors
 for _ in range(8):
     note_finished(sys.argv[1], 1)
 rows = np.eye(8, dtype=np.float32)
@@ -143,13 +144,13 @@ write_vectors(sys.argv[1], "all", [str(n) for n in range(8)], rows, np.roll(rows
 
 
 def make_contestant(name, program=CONTESTANT, roll=0):
-    from pipeline_bench.contest import Contestant
+    from bench_pipeline import Contestant
 
     return Contestant(name, lambda out: [sys.executable, "-c", program, str(out), str(roll)])
 
 
 def test_each_round_begins_with_another_contestant_and_keeps_no_files(tmp_path, capsys):
-    from pipeline_bench.contest import hold
+    from bench_pipeline import hold
 
     standings = hold([make_contestant("a"), make_contestant("b")], tmp_path, 2, 60.0)
     said = capsys.readouterr().out.splitlines()
@@ -160,8 +161,9 @@ def test_each_round_begins_with_another_contestant_and_keeps_no_files(tmp_path, 
 
 
 def test_a_contest_ends_loudly_when_one_computes_something_else_or_fails(tmp_path):
+    from bench_pipeline import UnequalVectorsError, hold
+
     from harness import CommandFailedError
-    from pipeline_bench.contest import UnequalVectorsError, hold
 
     with pytest.raises(UnequalVectorsError, match="wrong against right"):
         hold([make_contestant("right"), make_contestant("wrong", roll=1)], tmp_path / "1", 1, 60.0)
@@ -172,7 +174,7 @@ def test_a_contest_ends_loudly_when_one_computes_something_else_or_fails(tmp_pat
 
 
 def test_table_and_bounds_show_rates_ratios_and_what_is_missing(capsys):
-    from pipeline_bench.contest import Standing, Turn, ratios, show_standings
+    from bench_pipeline import Standing, Turn, ratios, show_standings
 
     def standing(rate, cores):
         cpu_ms = None if rate is None else 1e3 * cores / rate
@@ -195,9 +197,10 @@ def test_table_and_bounds_show_rates_ratios_and_what_is_missing(capsys):
 
 
 def test_another_checkout_takes_part_with_its_own_pipeline(tmp_path):
+    from bench_pipeline import contestants, settings_of
+
     from harness import run_watched
-    from pipeline_bench.contest import contestants, settings_of
-    from pipeline_bench.task import Task
+    from pipeline_bench.plain import Task
 
     (tmp_path / "embedder").mkdir()
     (tmp_path / "embedder" / "__init__.py").touch()
@@ -211,7 +214,7 @@ def test_another_checkout_takes_part_with_its_own_pipeline(tmp_path):
 
 
 def test_checkouts_are_compared_round_by_round(capsys):
-    from pipeline_bench.contest import Contestant, Standing, Turn, paired_ratios
+    from bench_pipeline import Contestant, Standing, Turn, paired_ratios
 
     def standing(*rates):
         return Standing(tuple(Turn(rate, 1e3 / rate, 2.0, 3.0, 9.0, 2**30) for rate in rates), 1.0)
