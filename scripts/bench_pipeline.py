@@ -7,17 +7,13 @@
     python scripts/bench_pipeline.py --beside DIR                       # also another checkout's pipeline, in turns
     python scripts/bench_pipeline.py --quick                            # a minute: shows that it runs, measures nothing
 
-A ViT-S/16 with a text tower of base size (fresh weights) embeds photographs, the shipped model embeds the shipped
-emoji; both repeated up to the number asked for, each a pair with its caption. All contestants get the same files,
-weights, dtype and cores; each runs in a process of its own and they take turns, so that what else the machine
-does hits all alike. Medians of the rounds. Vectors must be equal (cosine >= 0.999 and none nearer to another item's),
-else there is no table.
+A ViT-S/16 with a text tower of base size (fresh weights) embeds photographs, the shipped model the shipped emoji, each
+with its caption. All contestants get the same files, weights, dtype and cores, each in a process of its own, in turns;
+medians of the rounds. Vectors must be equal (cosine >= 0.999 and none nearer to another item's), else there is no table.
 
-items/s is steady: items finished between the first quarter of all and the third, by when their vectors were there.
-`first s` and `whole s` count from the command's start, with imports, and `whole s` ends with what was written and, of
-the pipeline, published. CPU is that of all processes. The limit is forward passes alone, so nothing that also reads
-files can pass it, unless it uses the cores better; the loop has found its own best numbers of threads and workers.
-The last line is one JSON document.
+items/s is steady: items finished between the first quarter of all and the third. `first s` and `whole s` count from the
+command's start, with imports, to what was written or published. CPU is that of all processes. The limit is forward
+passes alone, the loop has found its own best numbers of threads and workers. The last line is one JSON document.
 """
 
 import argparse

@@ -2,15 +2,12 @@
 
     python scripts/cut_power.py [NUM_CUTS] [SEED] [--plant sync-nothing]
 
-A writer publishes without pause on an ext4 file system of its own, in an image file (a loop device; needs root). At a
-random moment the image is copied as its device has it, while nothing is being written to the copy's source: what the
-kernel holds back, and would lose with the power, is not in it. The copy is mounted, and must hold what the writer had
-said to be done, whole: `embedder store check --deep` finds no error, both tables have the rows of one publication, the
-last one or a later one. Then the next writer publishes there and cleans up, after which the check must find nothing at
-all. `--plant sync-nothing` leaves the flushes out, which must be found.
-
-The last line is one JSON object (`cuts`, `faults`, `publications`, `seconds`); exit 1 where something was lost, and 3
-where there is no loop device.
+A writer publishes without pause on an ext4 file system in an image file (a loop device; needs root). At a random moment
+the image is copied as its device has it: what the kernel holds back is not in it. The copy is mounted, and must hold
+what the writer had said to be done: `embedder store check --deep` finds no error, both tables have the rows of one
+publication, the last one or a later one. Then the next writer publishes there and cleans up, and the check must find
+nothing at all. `--plant sync-nothing` leaves the flushes out, which must be found. The last line is one JSON object;
+exit 1 where something was lost, and 3 where there is no loop device.
 """
 
 import argparse

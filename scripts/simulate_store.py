@@ -6,11 +6,10 @@
     python scripts/simulate_store.py --list-faults
     python scripts/simulate_store.py --replay '{"operations": ...}'
 
-The store's own code runs (locks, records, journals, logs, publications, deletions), on a simulated bucket or a
-simulated disk with a volatile half. A schedule says which commands run and where each is paused, killed, cut off from
-power, refused, or left without its answer. What must hold is in `docs/store-protocol.md`. A failing schedule is printed
-with its seed, and again without what it fails without; `--replay` runs it. The last line is one JSON document:
-`schedules`, `violations`, `seconds`; exit 1 where there is a violation (with --all-faults: where a fault is not found).
+The store's own code runs on a simulated bucket, or a disk with a volatile half. A schedule says which commands
+run and where each is paused, killed, cut off from power, refused, or left without its answer. What must hold is in
+`docs/store-protocol.md`. A failing schedule is printed with its seed, and again without what it fails without. The last
+line is one JSON document; exit 1 where there is a violation (with --all-faults: where a fault is not found).
 """
 
 import argparse

@@ -378,7 +378,6 @@ class TeacherVectors:
 
 
 def _ranks(trainer: Trainer, captions: np.ndarray, drawings: Drawings) -> str:
-    """How well held-out drawings find the caption of their concept."""
     images, wanted = trainer.encode_images(drawings.pixels).numpy(), drawings.concepts.numpy()
     ranks = best_ranks(images, wanted, captions, np.arange(len(captions)))
     found = {k: round(float((ranks < k).mean()), 3) for k in (1, 5, 10)}

@@ -10,12 +10,10 @@
     python scripts/cluster/nodes.py who                         # which of Ray's processes run where
     python scripts/cluster/nodes.py stop
 
-Each node has namespaces of its own: network, processes, mounts and host name. `start --private DIR` gives each node an
-empty DIR of its own (DIR:50m bounds its size), as machines have that share no disk. `add 3 --cores 0.5` holds a node
-to half a core. `start 1 --cpus 0 --grow 3` makes a head whose cluster grows by itself, up to three nodes of one CPU
-(`--grow-cpus`), as one of rented machines does. A cluster has a name (`--name`), so that several can be up. A driver
-must run on a node: `run`. Of Ray's own tools, `ray stop` and `ray.cluster_utils.AutoscalingCluster` end every Ray of
-the machine: never use them beside a cluster.
+Each node has namespaces of its own: network, processes, mounts and host name. `start --private DIR` gives each an empty
+DIR of its own (DIR:50m bounds its size); `add 3 --cores 0.5` holds a node to half a core; `start 1 --cpus 0 --grow 3`
+makes a head whose cluster grows up to three nodes (`--grow-cpus`). Several can be up by name (`--name`). A driver must
+run on a node: `run`. `ray stop` and `ray.cluster_utils.AutoscalingCluster` end every Ray of the machine.
 """
 
 import argparse
@@ -283,7 +281,6 @@ class NodeCluster:
         return path
 
     def _first_process(self, number: int) -> int:
-        """Return the process whose number is 1 on the node."""
         for pid in _pids(self.netns(number)):
             with suppress(OSError):
                 status = Path(f"/proc/{pid}/status").read_text()

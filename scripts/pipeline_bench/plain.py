@@ -3,10 +3,8 @@
     python -m pipeline_bench.plain limit TASK      # forward passes alone, all inputs decoded in memory before the first
     python -m pipeline_bench.plain loop TASK       # a careful script: `DataLoader` workers decode, Parquet at the end
 
-The limit runs in processes that share the cores, or in one. One process with all threads waits at the end of each
-operation for its slowest thread; processes of one thread each never do, and can be faster. The pipeline may win by that
-as well, so both are measured. Freed memory is kept, as the stages do it: this is what the hardware allows, not what a
-script would reach.
+The limit runs in processes of one thread each, or in one, which waits at the end of each operation for its slowest
+thread. Freed memory is kept, as the stages do it: this is what the hardware allows, not what a script would reach.
 
 `B` pairs, `S` side of the square, `T` tokens of all captions, `E` embedding size.
 """

@@ -471,7 +471,6 @@ class TraceChecker:
         return before
 
     def _never_made(self, change: Change) -> None:
-        """Who wrote a file as new shows that nobody had before."""
         others = self.open.get(change.path, [])
         self.open[change.path] = [each for each in others if each.begin_ns > change.begin_ns or each.end_ns is not None]
 

@@ -320,7 +320,6 @@ class SimulatedBucket:
         return {"e_tag": self._num_versions}
 
     def _try(self, path: str, content: bytes, condition: Condition, writer: Any) -> None:
-        """Make a change of which nobody hears how it ended."""
         try:
             self._apply(path, content, condition, writer)
         except WriteConflictError:
