@@ -9,7 +9,7 @@
 
 A ViT-S/16 with a text tower of base size (fresh weights) embeds photographs, the shipped model the shipped emoji, each
 with its caption. All contestants get the same files, weights, dtype and cores, each in a process of its own, in turns;
-medians of the rounds. Vectors must be equal (cosine >= 0.999 and none nearer to another item's), else there is no table.
+medians of the rounds. Vectors must be equal (cosine >= 0.999, none nearer to another item's), else there is no table.
 
 items/s is steady: items finished between the first quarter of all and the third. `first s` and `whole s` count from the
 command's start, with imports, to what was written or published. CPU is that of all processes. The limit is forward
@@ -245,9 +245,9 @@ def _process_command(module: str, task: Task, python: str) -> Callable[[Path], S
 
 
 def _pipeline_command(
-    task: Task, engine: str, num_stages: int, options: Sequence[str]
+    task: Task, engine: str, num_stages: int, others: Sequence[str]
 ) -> Callable[[Path], Sequence[str]]:
-    settings = [text for option in (f"num_stages={num_stages}", *options) for text in ("--set", option)]
+    settings = [text for option in (f"num_stages={num_stages}", *others) for text in ("--set", option)]
     fixed = ["--model", task.model, "--engine", engine, "--dtype", task.dtype, *settings, "--json"]
     return lambda out: [*EMBEDDER, "embed", task.items, "--store", str(out / "store"), *fixed]
 

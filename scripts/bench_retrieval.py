@@ -46,9 +46,7 @@ LOOK_STRENGTH = 1.6
 CHUNK = 65_536
 
 
-def make_vectors(
-    num_images: int, num_captions: int, seed: int = 0, width: int = WIDTH
-) -> tuple[np.ndarray, np.ndarray]:
+def make_vectors(num_images: int, num_texts: int, seed: int = 0, width: int = WIDTH) -> tuple[np.ndarray, np.ndarray]:
     """Make images (N, E), and captions (Q, E) of some of them; float32 of unit norm."""
     rng = np.random.default_rng(seed)
     meaning_centres = rng.standard_normal((NUM_CENTRES, NUM_MEANINGS), dtype=np.float32)
@@ -63,7 +61,7 @@ def make_vectors(
         meanings[chunk] = _around(rng, meaning_centres, meanings[chunk].shape, MEANING_NOISE)
         looks = _around(rng, look_centres, (len(meanings[chunk]), NUM_LOOKS), LOOK_NOISE)
         images[chunk] = unit(meanings[chunk] @ meaning_map + LOOK_STRENGTH * looks @ look_map)
-    said = meanings[rng.integers(0, num_images, num_captions)]
+    said = meanings[rng.integers(0, num_images, num_texts)]
     said += CAPTION_NOISE * rng.standard_normal(said.shape, dtype=np.float32)
     return images, unit(unit(said @ meaning_map) + gap)
 
@@ -265,9 +263,7 @@ def compare_update(folder: Path, num_images: int) -> dict:
     mask[removed] = True
     print(f"updating: {num_added:,} added, {num_removed:,} removed", flush=True)
     added = blocks(folder, np.arange(num_images, stop))
-    updated = update_index(
-        before, folder / "index" / "000002", added, ids(num_images, stop), mask, embeddings_version=2
-    )
+    updated = update_index(before, folder / "index/000002", added, ids(num_images, stop), mask, embeddings_version=2)
     left = np.flatnonzero(~np.pad(mask, (0, num_added)))
     print(f"building {updated.design} of the same {len(left):,} rows", flush=True)
     rebuilt = build_index(

@@ -172,9 +172,7 @@ def search_here(store: str, num_queries: int) -> dict:
     """Ask texts in batches, then others one by one."""
     opened, texts = open_store(store), Texts()
     opened.search([texts[FIRST_TEXT - 1 - number] for number in range(BATCH)], K)  # loads all
-    batches = [
-        [texts[FIRST_TEXT + start + number] for number in range(BATCH)] for start in range(0, num_queries, BATCH)
-    ]
+    batches = [[texts[FIRST_TEXT + at + number] for number in range(BATCH)] for at in range(0, num_queries, BATCH)]
     cpu_s, began_s = time.process_time(), time.perf_counter()
     for batch in batches:
         opened.search(batch, K)
@@ -231,9 +229,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
     parser.add_argument("--queries", type=int, default=2000, help="asked in process")
     parser.add_argument("--folder", type=Path, help="keep the stores that are made there, and use them again")
-    parser.add_argument(
-        "--serve-option", action="append", default=[], help="of `embedder serve`, as --limit=max_batch=64"
-    )
+    parser.add_argument("--serve-option", action="append", default=[], help="of `embedder serve`, --limit=max_batch=64")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="bench-serve-"))
     try:

@@ -94,9 +94,8 @@ def plan_kills(num: int, rng: Random, *, has_step: bool = False, num_pauses: int
     """Every moment and every kind of process, as often as there is room; a fifth on Ray."""
     num_ray = min(max(num // 5, len(RAY_PROCESSES) if num >= 20 else 0), num)
     names = list(RAY_PROCESSES)
-    ray = [
-        Kill("ray", name, AT_ONCE if name in SHORT_LIVED else "after a part file") for name in (names * num)[:num_ray]
-    ]
+    of_ray = (names * num)[:num_ray]
+    ray = [Kill("ray", each, AT_ONCE if each in SHORT_LIVED else "after a part file") for each in of_ray]
     local = []
     for number in range(num - num_ray):
         is_child = number % 10 == 9
@@ -294,14 +293,14 @@ class Chaos:
     """A disturbed store beside an undisturbed one."""
 
     def __init__(
-        self, root: Path, seed: int, publish_every_s: float | None = None, place: str | None = None, **world: int
+        self, root: Path, seed: int, every_s: float | None = None, place: str | None = None, **world: int
     ) -> None:
         self.rng = Random(seed)
         self.world = World(root, Random(seed + 1), **world)
         self.world.build()
         if place is not None:
             self.world.in_bucket["disturbed"] = f"{place}/disturbed"
-        self.settings = {} if publish_every_s is None else {"publish_every_s": publish_every_s}
+        self.settings = {} if every_s is None else {"publish_every_s": every_s}
         self.poller = Poller(self.world.store("disturbed"), may_mix=bool(self.settings))
         self.tally: Counter[str] = Counter()
         self.by_kill: Counter[str] = Counter()

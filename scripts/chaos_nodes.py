@@ -253,10 +253,8 @@ def _faults(each: NodeRound, kind: str, code: int | None, again: int | None) -> 
         return 0, ["the run did not end in time" if code is None else f"exit code {code}"]
     if not (each.world.store(each.store) / "CURRENT.json").exists():
         return 0, [*faults, "nothing is published"]
-    num_rows, difference = compare(each.world.store(each.store), each.world.store("undisturbed"))
-    faults += [
-        f"{len(found)} rows {what}: {sorted(map(str, found))[:3]}" for what, found in difference.items() if found
-    ]
+    num_rows, other = compare(each.world.store(each.store), each.world.store("undisturbed"))
+    faults += [f"{len(found)} rows {what}: {sorted(map(str, found))[:3]}" for what, found in other.items() if found]
     return num_rows, faults
 
 
@@ -286,9 +284,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(FAULTS), metavar="KIND,KIND")
     parser.add_argument("--state", type=Path, help="file of finished rounds, one JSON object a line")
-    parser.add_argument(
-        "--keep", type=Path, help="folder to work in, which is kept; source and undisturbed store are used again"
-    )
+    parser.add_argument("--keep", type=Path, help="folder to work in; source and undisturbed store are used again")
     parser.add_argument("--name", default="chaosnode", help="of the cluster, where several are up")
     parser.add_argument("--images", type=int, default=NUM_IMAGES)
     options = parser.parse_args()

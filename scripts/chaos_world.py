@@ -117,9 +117,7 @@ class World:
             path.with_suffix(".txt").unlink(missing_ok=True)
         for _ in range(6):
             self._add()
-        return (
-            f"{len(changed)} changed, {len(captioned)} new captions, {len(touched)} touched, {len(deleted)} gone, 6 new"
-        )
+        return f"{len(changed)} changed, {len(captioned)} captions, {len(touched)} touched, {len(deleted)} gone, 6 new"
 
     def _add(self) -> None:
         path = self.source / f"{self.num_made:05d}.png"

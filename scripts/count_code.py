@@ -98,9 +98,8 @@ def import_graph(checkout: Path, trees: Mapping[Path, ast.Module]) -> networkx.D
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 inner = {f"{node.module}.{each.name}" for each in node.names}
-                graph.add_edges_from(
-                    (name, each) for each in (inner & modules.keys()) or {node.module} & modules.keys()
-                )
+                known = inner & modules.keys() or {node.module} & modules.keys()
+                graph.add_edges_from((name, each) for each in known)
             elif isinstance(node, ast.Import):
                 graph.add_edges_from((name, each.name) for each in node.names if each.name in modules)
     return graph

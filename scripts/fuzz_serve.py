@@ -40,9 +40,8 @@ def main() -> int:
     before = statuses(url, token)
     item = json.loads(answer_of(f"{url}/search", token, SEARCH))["answers"][0]["hits"][0]["item_id"]
     # Made-up ids are of no item, so that half of the time all requests are about one that exists.
-    failed = [
-        fuzz(asked, url, token, part) for part in ("", f"[parameters]\nitem_id = {json.dumps(quote(item, safe=''))}\n")
-    ]
+    known = f"[parameters]\nitem_id = {json.dumps(quote(item, safe=''))}\n"
+    failed = [fuzz(asked, url, token, part) for part in ("", known)]
     by_status: dict[str, int] = {}
     for (route, status), count in statuses(url, token).items():
         new = count - before.get((route, status), 0)

@@ -66,10 +66,12 @@ def _without_nulls(tree: Any) -> Any:
 
 
 def _stores(metric: str) -> dashboard.QueryVariable:
+    variable = dashboard.QueryVariable("store").label("store").datasource(SOURCE)
     variable = (
-        dashboard.QueryVariable("store").label("store").datasource(SOURCE).query(f"label_values({metric}, store)")
+        variable.query(f"label_values({metric}, store)")
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.ALPHABETICAL_ASC)
     )
-    variable = variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.ALPHABETICAL_ASC)
     return variable.multi(True).include_all(True).all_value(".*")
 
 

@@ -419,6 +419,7 @@ def rows_of(states: dict[str, TowerState], num_rows: int) -> pa.Table:
 
 
 DTYPE = "bfloat16"
+Blocks = Queue[pa.Table | None]
 
 
 def forward_rate(config: ModelConfig, figures: DeviceFigures, num_rows: int, slowness: float, num_calls: int) -> float:
@@ -475,9 +476,9 @@ def simulate_stages(
 
 
 def _stage(
-    index: int, spec: ShardSpec, folder: Path, costs: Sequence[Any], num_rows: int, gpu: SimulatedGpu
+    index: int, spec: ShardSpec, folder: Path, costs: Sequence[Any], rows: int, gpu: SimulatedGpu
 ) -> SimulatedStage:
-    settings = StageSpec(index, str(folder), spec, DTYPE, "meta", 1, (num_rows,), group_costs=tuple(costs))
+    settings = StageSpec(index, str(folder), spec, DTYPE, "meta", 1, (rows,), group_costs=tuple(costs))
     return SimulatedStage(settings, gpu)
 
 
@@ -486,9 +487,7 @@ def _feed(queue: "Queue[pa.Table | None]", block: pa.Table, number: int) -> None
         queue.put(block)
 
 
-def _work(
-    stage: SimulatedStage, gpu: SimulatedGpu, own: "Queue[pa.Table | None]", after: "Queue[pa.Table | None]"
-) -> None:
+def _work(stage: SimulatedStage, gpu: SimulatedGpu, own: Blocks, after: Blocks) -> None:
     while (block := own.get()) is not None:
         done = stage(block)
         gpu.spend(done.nbytes / gpu.figures.host_bytes_per_s)

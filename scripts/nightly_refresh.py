@@ -42,9 +42,8 @@ class Nightly:
             if code != 1 or last_line.startswith(REFUSED) or self.asked_to_stop.is_set():
                 break
             if attempt < self.num_attempts:
-                print(
-                    f"nightly: attempt {attempt} of {self.num_attempts} failed; again in {self.wait_s:g} s", flush=True
-                )
+                left = f"attempt {attempt} of {self.num_attempts} failed; again in {self.wait_s:g} s"
+                print(f"nightly: {left}", flush=True)
                 if self.asked_to_stop.wait(self.wait_s):
                     break
         return code

@@ -336,13 +336,11 @@ def train_student(
 ) -> Trainer:
     """Train a picture tower beside the teacher's text tower, which stays as it is; the trainer holds both."""
     fresh = {name: each for name, each in fresh_tensors(teacher.config, seed) if name.startswith("vision")}
-    begun = export_model(
-        work / "start-student", teacher.config, teacher.weights() | fresh, teacher.tokenizer_json, replace=True
-    )
+    weights = teacher.weights() | fresh
+    begun = export_model(work / "start-student", teacher.config, weights, teacher.tokenizer_json, replace=True)
     settings = scaled(settings_of("student"), 0, seed, share)
-    trainer = Trainer(
-        begun, settings, teacher=(DistillSettings(**_RECIPE["student_losses"]), teacher.config.embedding_dim)
-    )
+    losses = DistillSettings(**_RECIPE["student_losses"])
+    trainer = Trainer(begun, settings, teacher=(losses, teacher.config.embedding_dim))
     side = teacher.config.preprocess.image_size
     learnt, held_out = learnt_and_held_out(data, concepts, side, work, MORE_STYLES)
     taught = TeacherVectors(teacher, learnt, concepts)

@@ -73,14 +73,12 @@ def read_concepts(data: Path) -> list[Concept]:
     return [known[hexcode] for hexcode in sorted(known)]
 
 
-def read_drawings(
-    data: Path, styles: tuple[str, ...], concepts: list[Concept], image_size: int, work: Path
-) -> Drawings:
+def read_drawings(data: Path, styles: tuple[str, ...], concepts: list[Concept], side_px: int, work: Path) -> Drawings:
     """Decode images of concepts that training knows in the pipeline's own sandbox; once, then from `work`."""
-    cache = work / f"{'+'.join(styles)}-{image_size}.npz"
+    cache = work / f"{'+'.join(styles)}-{side_px}.npz"
     if not cache.exists():
         tables = [table_of(style, data, work) for style in styles]
-        _decode(tables, concepts, image_size, cache)
+        _decode(tables, concepts, side_px, cache)
     arrays = np.load(cache)
     return Drawings(*(torch.from_numpy(arrays[name]) for name in ("pixels", "concepts", "keys")))
 

@@ -120,9 +120,7 @@ class Checker:
             for name in TABLES:
                 paths = self._paths(folder + name, own[name], needed)
                 if paths is None:
-                    self.fail(
-                        f"CURRENT can't be read: the log of {folder}{name} lacks an entry up to {own[name]}; {cause}"
-                    )
+                    self.fail(f"CURRENT can't be read: the log of {folder}{name} lacks entries to {own[name]}; {cause}")
                     return None
                 files = [f"{folder}{name}/{path}" for path in paths]
                 needed.update(files)

@@ -84,16 +84,13 @@ def encode_part(table: str, path: str, content: Rows, session: str, *, kept: boo
     ids = sorted(row["item_id"] for row in content)
     bounds = [{"item_id": each, "state": "embedded"} for each in (ids[0], ids[-1])] if ids else [{}, {}]
     stats = json.dumps({"numRecords": len(content), "minValues": bounds[0], "maxValues": bounds[1]})
-    size = len(data)
-    return PartFile(
-        table=table, path=path, num_rows=len(content), size_bytes=size, stats=stats, session=session, kept=kept
-    ), data
+    sizes = {"num_rows": len(content), "size_bytes": len(data)}
+    return PartFile(table=table, path=path, **sizes, stats=stats, session=session, kept=kept), data
 
 
 def _read(table: RecordTable, columns: Any = None, paths: Sequence[str] | None = None) -> Rows:
-    return Rows(
-        row for path in (table.paths() if paths is None else paths) for row in _part_rows(table.files, table.name, path)
-    )
+    paths = table.paths() if paths is None else paths
+    return Rows(row for path in paths for row in _part_rows(table.files, table.name, path))
 
 
 def _part_rows(files: StoreFiles, table: str, path: str) -> Rows:
@@ -208,9 +205,8 @@ def install() -> None:
     """Replace the store's work on rows in this process, and remember what is parsed: no effect and no order changes."""
     part_writer.encode_part = purge.encode_part = encode_part  # type: ignore[assignment]
     part_writer._num_rejected = lambda items: 0
-    part_writer.rewrite_each = publication.rewrite_each = compact.rewrite_each = lambda rewrite, of: list(
-        map(rewrite, of)
-    )
+    for module in (part_writer, publication, compact):
+        module.rewrite_each = lambda rewrite, of: list(map(rewrite, of))
     StoreFiles.write_table = lambda files, path, content: files.write(path, str(content.to_pydict()).encode())  # type: ignore[method-assign, misc]
     StoreFiles.each = _each  # type: ignore[method-assign, assignment]
     lock.BEATS_PER_LEASE = 1  # so a watcher looks four times at a lock instead of 24

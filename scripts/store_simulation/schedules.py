@@ -225,9 +225,8 @@ def base(on_disk: bool) -> Any:
     checker, world = Checker(), World(ERRORS)
     backend = _backend(world, checker, None, on_disk)
     for number, items in enumerate((("x", "y", "w", "v"), ("x", "z"))):
-        process = _process(
-            world, checker, backend, number, f"base{number}", partial(embed, items=items), (), 0, on_disk
-        )
+        work = partial(embed, items=items)
+        process = _process(world, checker, backend, number, f"base{number}", work, (), 0, on_disk)
         world.run([process], lambda _: None)
         if process.result != "ok" or checker.violations:
             raise RuntimeError(f"no store to begin with: {process.result}; {checker.violations}")
@@ -264,9 +263,8 @@ def _process(
 def run_schedule(schedule: Schedule) -> Outcome:
     """Run one schedule on a store of its own."""
     start, before = base(schedule.on_disk)
-    checker = Checker(
-        states=dict(before.states), written=set(before.written), current=before.current, needed=before.needed
-    )
+    checker = Checker(written=set(before.written), current=before.current, needed=before.needed)
+    checker.states = dict(before.states)
     world = World(ERRORS)
     luck = Random(schedule.luck)
     backend = _backend(world, checker, start, schedule.on_disk)
@@ -525,9 +523,8 @@ def _place(random: Random, name: str, on_disk: bool = False) -> int:
 def _pause(random: Random, other: str) -> int:
     """Effects of others: a few, up to some place in their work, until one has published, or all."""
     until_published = typical(other, False)[0] + random.randint(-8, 16)  # to take the lock over adds a dozen
-    return random.choice(
-        (random.randint(1, 60), random.randint(20, 200), max(1, until_published), FOREVER, FOREVER, FOREVER)
-    )
+    few, some = random.randint(1, 60), random.randint(20, 200)
+    return random.choice((few, some, max(1, until_published), FOREVER, FOREVER, FOREVER))
 
 
 LOCKS = (
@@ -572,6 +569,5 @@ def to_json(schedule: Schedule) -> str:
 def from_json(text: str) -> Schedule:
     found = json.loads(text)
     faults = tuple(Fault(**each) for each in found["faults"])
-    return Schedule(
-        **found | {"operations": tuple(found["operations"]), "clocks": tuple(found["clocks"]), "faults": faults}
-    )
+    lists = {name: tuple(found[name]) for name in ("operations", "clocks")}
+    return Schedule(**found | lists | {"faults": faults})

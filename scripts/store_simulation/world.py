@@ -197,9 +197,8 @@ class World:
         waiting = [each for each in self.processes if not each.is_over]
         if not waiting:
             return None
-        self.next_resume = min(
-            (each.paused_until for each in waiting if each.paused_until > self.num_effects), default=FOREVER
-        )
+        paused = (each.paused_until for each in waiting if each.paused_until > self.num_effects)
+        self.next_resume = min(paused, default=FOREVER)
         free = [each for each in waiting if each.paused_until <= self.num_effects]
         ready = [each for each in free if each.wakes_at_s <= self.time_s]
         if ready:
@@ -479,9 +478,8 @@ class SimulatedDisk(Disk):
                 self.durable_names[name] = self.names[name]
             else:
                 self.durable_names.pop(name, None)
-        self.durable_folders |= {
-            each for each in self.folders_there if each.rpartition("/")[0] in (path.rstrip("/"), "")
-        }
+        above = (path.rstrip("/"), "")
+        self.durable_folders |= {each for each in self.folders_there if each.rpartition("/")[0] in above}
         self._after(kind)
 
     def read(self, path: str) -> bytes:
