@@ -314,10 +314,8 @@ def hold(contestants: Sequence[Contestant], folder: Path, num_rounds: int, timeo
             turn, vectors[contestant.name] = take_turn(contestant, folder / f"{round_}-{contestant.name}", timeout_s)
             turns[contestant.name].append(turn)
             rate = "too short" if turn.items_per_s is None else f"{turn.items_per_s:,.1f} items/s"
-            print(
-                f"  round {round_ + 1} of {num_rounds}: {contestant.name}: {rate}, {turn.whole_s:.1f} s in all",
-                flush=True,
-            )
+            what = f"{contestant.name}: {rate}, {turn.whole_s:.1f} s in all"
+            print(f"  round {round_ + 1} of {num_rounds}: {what}", flush=True)
         least = check_equal({name: vectors[name] for name in turns})
         cosines = {name: min(cosines[name], least[name]) for name in turns}
     return {name: Standing(tuple(each), cosines[name]) for name, each in turns.items()}

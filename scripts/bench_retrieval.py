@@ -147,13 +147,8 @@ def blocks(folder: Path, rows: np.ndarray) -> Iterator[np.ndarray]:
 
 def ids(start: int, stop: int) -> pa.Table:
     numbers = np.arange(start, stop)
-    return pa.table(
-        {
-            "item_id": [f"{number:09d}" for number in numbers],
-            "segment": np.zeros(len(numbers), np.int32),
-            "run_id": np.full(len(numbers), "run-1"),
-        }
-    )
+    same = {"segment": np.zeros(len(numbers), np.int32), "run_id": np.full(len(numbers), "run-1")}
+    return pa.table({"item_id": [f"{number:09d}" for number in numbers]} | same)
 
 
 def run_step(what: str, folder: str, path: str, number: str) -> None:
@@ -244,10 +239,8 @@ def show_comparison(found: dict) -> None:
         sizes = {"file_mib": each["file_bytes"] / MIB, "resident_mib": each["resident_bytes"] / MIB}
         both.append(each | sizes | {"name": name, "effort": effort, "peak_gib": each["build_peak_bytes"] / GIB})
     show(both, CONTESTANTS)
-    print(
-        f"{found['times_the_queries_per_s']:.1f} times the queries a second; theirs by {found['theirs']['by']}",
-        flush=True,
-    )
+    times = found["times_the_queries_per_s"]
+    print(f"{times:.1f} times the queries a second; theirs by {found['theirs']['by']}", flush=True)
 
 
 MODEL = {"model_fingerprint": "hard vectors", "embeddings_version": 2}
@@ -335,14 +328,9 @@ def compare_filters(folder: Path, num_images: int) -> list[dict]:
         with faiss_build.threads(1):
             times = latencies_ms(finders, queries)
             recall_at_10 = recall(finders["ours"](queries), finders["bare"](queries))
-        found.append(
-            {
-                "selectivity": share,
-                "num_passing": int((prices < share).sum()),
-                "recall_at_10": recall_at_10,
-                **{f"{name}_p{q}_ms": float(np.percentile(times[name], q)) for name in FILTERING for q in (50, 99)},
-            }
-        )
+        row = {"selectivity": share, "num_passing": int((prices < share).sum()), "recall_at_10": recall_at_10}
+        row |= {f"{name}_p{q}_ms": float(np.percentile(times[name], q)) for name in FILTERING for q in (50, 99)}
+        found.append(row)
     columns = {"selectivity": "{selectivity:.2%}", "rows": "{num_passing:,}", "recall@10": "{recall_at_10:.3f}"}
     columns |= {f"{name} p{q} ms": f"{{{name}_p{q}_ms:.2f}}" for name in FILTERING for q in (50, 99)}
     show(found, columns)
@@ -363,11 +351,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-retrieval-") as name:
         folder, num_images = Path(name), arguments.num_images
         write_vectors(folder, num_images)
-        found = {
-            "comparison": compare(folder, num_images, arguments.autofaiss),
-            "filters": compare_filters(folder, num_images),
-            "update": compare_update(folder, num_images),
-        }
+        found: dict = {"comparison": compare(folder, num_images, arguments.autofaiss)}
+        found |= {"filters": compare_filters(folder, num_images), "update": compare_update(folder, num_images)}
     print(json.dumps(found))
 
 

@@ -57,14 +57,10 @@ def make_model(folder: Path, kind: str) -> Path:
         return DEMO_MODEL
     tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8")
     end_id = Tokenizer.from_str(tokenizer_json).token_to_id("[SEP]")
-    config = ModelConfig(
-        name=kind,
-        trained=False,
-        embedding_dim=512,
-        vision=VitTower(image_size=32, patch_size=16, width=64, depth=1, num_heads=2),  # asked with texts alone
-        text=ClipTextTower(**CLIP_B32, eos_token_id=end_id, pad_token_id=end_id),
-        preprocess=PreprocessConfig(image_size=32, max_caption_tokens=77),
-    )
+    vision = VitTower(image_size=32, patch_size=16, width=64, depth=1, num_heads=2)  # asked with texts alone
+    text = ClipTextTower(**CLIP_B32, eos_token_id=end_id, pad_token_id=end_id)
+    parts = {"vision": vision, "text": text, "preprocess": PreprocessConfig(image_size=32, max_caption_tokens=77)}
+    config = ModelConfig(name=kind, trained=False, embedding_dim=512, **parts)
     return init_model(config, folder, seed=0, tokenizer_json=tokenizer_json)
 
 
@@ -83,12 +79,9 @@ def _parts(images: np.ndarray) -> Iterator[pa.Table]:
     for start in range(0, len(images), PART_ROWS):
         names = [f"{number:09d}.jpg" for number in range(start, min(start + PART_ROWS, len(images)))]
         captions = [f"image {int(name[:9])} of category {int(name[:9]) % NUM_CATEGORIES}" for name in names]
-        same = {"source": "", "modified": "1"}
-        listed = pa.table(
-            {"item_id": names, "uri": [f"/images/{name}" for name in names], "caption": captions}
-            | {column: [value] * len(names) for column, value in same.items()}
-            | {"size_bytes": pa.array([1] * len(names))}
-        )
+        own = {"item_id": names, "uri": [f"/images/{name}" for name in names], "caption": captions}
+        same = {"source": "", "modified": "1", "size_bytes": 1}
+        listed = pa.table(own | {column: [value] * len(names) for column, value in same.items()})
         vectors = pa.array(list(images[start : start + PART_ROWS]), VECTOR)
         yield as_embedded(listed, vectors, content_version="1")
 

@@ -266,11 +266,6 @@ def _refusal(each: NodeRound, code: int | None, log: Path) -> list[str]:
     return faults + (["items were embedded"] if each.entries() else [])
 
 
-def as_line(outcome: Outcome) -> str:
-    """Return the line of an outcome in a file of states."""
-    return json.dumps(asdict(outcome))
-
-
 COLUMNS = {
     "kind": "{kind}", "round": "{number}", "what": "{what}", "exit": "{code}", "again": "{code_again}",
     "rows": "{num_rows}", "stall s": "{stall_s:.1f}", "run s": "{wall_s:.0f}", "events": "{num_events}",
@@ -326,7 +321,7 @@ def run_rounds(
             print(f"    {event}", flush=True)
         if options.state is not None:
             with options.state.open("a") as file:
-                file.write(as_line(outcome) + "\n")
+                file.write(json.dumps(asdict(outcome)) + "\n")
         if not outcome.faults:
             shutil.rmtree(world.store(f"{kind}-{number}"))
             (world.root / f"{kind}-{number}.trace.jsonl").unlink()
@@ -337,15 +332,12 @@ def report(outcomes: Sequence[Outcome]) -> int:
     """Print the table and the summary; gives the exit code."""
     extra = [vars(each) | {"num_events": len(each.events), "wrong": "; ".join(each.faults)} for each in outcomes]
     show(extra, COLUMNS)
-    by_kind = {
-        kind: {
-            "rounds": len(of_kind := [each for each in outcomes if each.kind == kind]),
-            "wrong": sum(bool(each.faults) for each in of_kind),
-            "rows_compared": sum(each.num_rows for each in of_kind),
-            "longest_stall_s": round(max(each.stall_s for each in of_kind), 1),
-        }
-        for kind in dict.fromkeys(each.kind for each in outcomes)
-    }
+    by_kind = {}
+    for kind in dict.fromkeys(each.kind for each in outcomes):
+        own = [each for each in outcomes if each.kind == kind]
+        counts = {"rounds": len(own), "wrong": sum(bool(each.faults) for each in own)}
+        counts["rows_compared"] = sum(each.num_rows for each in own)
+        by_kind[kind] = counts | {"longest_stall_s": round(max(each.stall_s for each in own), 1)}
     faults = [f"{each.kind} {each.number}: {fault}" for each in outcomes for fault in each.faults]
     figures = {name: sum(getattr(each, name) for each in outcomes) for name in ("effects", "deviations")}
     print(json.dumps({"kinds": by_kind, **figures, "faults": faults}))

@@ -27,19 +27,12 @@ from embedder.store_index.versions import fetched_manifest
 
 NUM_ITEMS = 96
 WORDS = ("red", "blue", "green", "car", "cat", "bird", "horse", "tree", "house", "sea", "sun", "night", "old", "runs")
-# Small batches and part files: many moments at which something is half done.
+# Small batches and part files: many moments at which something is half done. Seeded towers have learned nothing, and a
+# caption that moves one image in ten is no sign of anything.
 RUN_SETTINGS = {
-    "rows_per_part": 8,
-    "batch_size": 4,
-    "segment_s": 1.0,
-    "frames_per_segment": 2,
-    "no_progress_timeout_s": 60,
-    "max_reject_fraction": 0.0,
-    "max_retire_fraction": 0.2,
-    # Seeded towers have learned nothing, and a caption that moves one image in ten is no sign of anything.
-    "max_retrieval_drop": 1.0,
-    "decode.items_per_task": 8,
-}
+    "rows_per_part": 8, "batch_size": 4, "segment_s": 1.0, "frames_per_segment": 2, "no_progress_timeout_s": 60,
+    "max_reject_fraction": 0.0, "max_retire_fraction": 0.2, "max_retrieval_drop": 1.0, "decode.items_per_task": 8,
+}  # fmt: skip
 # Towers of 4 + 4 layers, that embed an image in a millisecond.
 SMALL_VISION = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 4, "num_heads": 2}
 TEXT = {

@@ -459,8 +459,8 @@ def simulate_stages(
         for worker in workers:
             worker.start()
         block = rows_of(sample_states(config, num_rows), num_rows)
-        feeder = threading.Thread(target=_feed, args=(queues[0], block, num_blocks + 2 * num_filling), daemon=True)
-        feeder.start()
+        fed = [block] * (num_blocks + 2 * num_filling)
+        threading.Thread(target=lambda: [*map(queues[0].put, fed)], daemon=True).start()
         for _ in range(num_filling):
             done.get()
         started_s = time.perf_counter()
@@ -480,11 +480,6 @@ def _stage(
 ) -> SimulatedStage:
     settings = StageSpec(index, str(folder), spec, DTYPE, "meta", 1, (rows,), group_costs=tuple(costs))
     return SimulatedStage(settings, gpu)
-
-
-def _feed(queue: "Queue[pa.Table | None]", block: pa.Table, number: int) -> None:
-    for _ in range(number):
-        queue.put(block)
 
 
 def _work(stage: SimulatedStage, gpu: SimulatedGpu, own: Blocks, after: Blocks) -> None:

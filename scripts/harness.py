@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,23 +181,22 @@ class Server:
     def __init__(self, process: subprocess.Popen[bytes], url: str, ready_s: float) -> None:
         self.process, self.url, self.ready_s = process, url, ready_s
 
-    @property
-    def cpu_s(self) -> float:
+    def _total(self, of: Callable[[psutil.Process], float]) -> float:
         total = 0.0
         for each in [psutil.Process(self.process.pid), *descendants(self.process.pid)]:
             with contextlib.suppress(psutil.Error):
-                times = each.cpu_times()
-                total += times.user + times.system
+                total += of(each)
         return total
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of its processes so far."""
+        return self._total(lambda each: sum(each.cpu_times()[:2]))
 
     @property
     def memory_bytes(self) -> int:
         """Memory of its processes, each shared page counted once (PSS)."""
-        total = 0
-        for each in [psutil.Process(self.process.pid), *descendants(self.process.pid)]:
-            with contextlib.suppress(psutil.Error):
-                total += each.memory_full_info().pss
-        return total
+        return int(self._total(lambda each: each.memory_full_info().pss))
 
 
 @contextmanager

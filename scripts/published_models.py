@@ -34,10 +34,8 @@ class PublishedModel:
             import timm
 
             settings = timm.get_pretrained_cfg(self.timm).to_dict()
-            tree = {
-                "architecture": self.timm.partition(".")[0],
-                "pretrained_cfg": {key: value for key, value in settings.items() if value is not None},
-            }
+            known = {key: value for key, value in settings.items() if value is not None}
+            tree = {"architecture": self.timm.partition(".")[0], "pretrained_cfg": known}
         (folder / name).write_text(json.dumps(tree), encoding="utf-8")
 
     def describe(self, folder: Path) -> ModelConfig:

@@ -36,11 +36,9 @@ def as_embedded(listed: pa.Table, images: pa.Array, content_version: str) -> pa.
     made = {"segment": 0, "modality": "image", "content_version": content_version, "num_vectors": 1, "attempts": 1}
     types = {**{field.name: field.type for field in DECODED}, "attempts": pa.int32()}
     nulls = pa.nulls(listed.num_rows, VECTOR)
-    return pa.table(
-        {name: listed[name] for name in LISTED}
-        | {name: pa.repeat(pa.scalar(made.get(name), kind), listed.num_rows) for name, kind in types.items()}
-        | {"image_embedding": images, "text_embedding": nulls}
-    )
+    rows = {name: listed[name] for name in LISTED}
+    rows |= {name: pa.repeat(pa.scalar(made.get(name), kind), listed.num_rows) for name, kind in types.items()}
+    return pa.table(rows | {"image_embedding": images, "text_embedding": nulls})
 
 
 def delta_rows(folder: str | Path, version: int | None = None, columns: list[str] | None = None) -> pa.Table:

@@ -81,10 +81,8 @@ def train(
     while trainer.num_steps_done < num_steps:
         metrics = trainer.step(batch(trainer.num_steps_done))
         if metrics.step % LOG_STEPS == 0:
-            log(
-                f"{checkpoint.stem} {metrics.step}/{num_steps} loss {metrics.loss:.3f} lr {metrics.learning_rate:.5f} "
-                f"grad {metrics.grad_norm:.2f} {time.monotonic() - began_s:.0f} s"
-            )
+            rate = f"lr {metrics.learning_rate:.5f} grad {metrics.grad_norm:.2f} {time.monotonic() - began_s:.0f} s"
+            log(f"{checkpoint.stem} {metrics.step}/{num_steps} loss {metrics.loss:.3f} {rate}")
         if metrics.step % checkpoint_steps == 0 or metrics.step == num_steps:
             save_checkpoint(checkpoint, trainer.state_dict())
             log(f"  {judge()}")
@@ -409,17 +407,13 @@ def figures_on(style: str, folder: Path, data: Path, concepts: list[Concept], wo
     by_caption = ranks_of([row["caption"] for row in rows], slice(None))
     by_tags = ranks_of([text for text in tags if text], has_tags)
     embeddings = trainer.encode_images(train.pixels).numpy()
-    return {
-        "caption": recalls(by_caption),
-        "caption, flags": recalls(by_caption[is_flag]),
-        "caption, no flags": recalls(by_caption[~is_flag]),
-        "unseen tags": recalls(by_tags),
-        "unseen tags, no flags": recalls(by_tags[~is_flag[has_tags]]),
-        "picture to picture": recalls(concept_ranks(images, test, embeddings, train)),
-        "picture to picture, pixels 18 x 18": recalls(
-            concept_ranks(plain_pixels(test), test, plain_pixels(train), train)
-        ),
-    }
+    ranks = {
+        "caption": by_caption, "caption, flags": by_caption[is_flag], "caption, no flags": by_caption[~is_flag],
+        "unseen tags": by_tags, "unseen tags, no flags": by_tags[~is_flag[has_tags]],
+        "picture to picture": concept_ranks(images, test, embeddings, train),
+        "picture to picture, pixels 18 x 18": concept_ranks(plain_pixels(test), test, plain_pixels(train), train),
+    }  # fmt: skip
+    return {name: recalls(each) for name, each in ranks.items()}
 
 
 def recalls(ranks: Any) -> dict[str, float]:

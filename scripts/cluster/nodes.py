@@ -201,17 +201,12 @@ class NodeCluster:
         inside = " && ".join([*setup, f"exec {shlex.join(map(str, ray))}"])
         unshare = ["unshare", "-m", "-u", "-p", "--fork", "--mount-proc", "--kill-child", "--propagation", "private"]
         log = self.place / f"node{number}.log"
+        command = [*self._bounded(number), "ip", "netns", "exec", self.netns(number), *unshare, "bash", "-c", inside]
+        growing = GROWING if any("autoscaling" in option for option in options) else {}
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*self._bounded(number), "ip", "netns", "exec", self.netns(number), *unshare, "bash", "-c", inside],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env=os.environ
-                | self._variables()
-                | (GROWING if any("autoscaling" in option for option in options) else {}),
-            )
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            variables = os.environ | self._variables() | growing
+            process = subprocess.Popen(command, **streams, start_new_session=True, env=variables)
 
         def is_up() -> bool:
             if process.poll() is not None:
@@ -263,19 +258,11 @@ class NodeCluster:
             "type": "external", "module": PROVIDER, "gcs_address": self.address, "use_node_id_as_ip": True,
             "disable_node_updaters": True, "disable_launch_config_check": True,
         }  # fmt: skip
-        config = {
-            "cluster_name": self.name,
-            "provider": provider,
-            "max_workers": num_nodes,
-            "idle_timeout_minutes": 5,
-            "head_node_type": HEAD_TYPE,
-            "available_node_types": {
-                HEAD_TYPE: {"resources": {"CPU": 0}, "max_workers": 0, "node_config": {}},
-                WORKER_TYPE: worker,
-            },
-            **{name: {} for name in ("auth", "file_mounts")},
-            **{name: [] for name in ("cluster_synced_files", "worker_setup_commands", "worker_start_ray_commands")},
-        }
+        head = {"resources": {"CPU": 0}, "max_workers": 0, "node_config": {}}
+        config = {"cluster_name": self.name, "provider": provider, "max_workers": num_nodes, "idle_timeout_minutes": 5}
+        config |= {"head_node_type": HEAD_TYPE, "available_node_types": {HEAD_TYPE: head, WORKER_TYPE: worker}}
+        lists = ("cluster_synced_files", "worker_setup_commands", "worker_start_ray_commands")
+        config |= {"auth": {}, "file_mounts": {}, **{name: [] for name in lists}}
         path = self.place / "autoscaling.yaml"
         path.write_text(json.dumps(config))
         return path

@@ -50,32 +50,18 @@ def dng(pixels_HW3: NDArray[np.uint8], *, orientation: int = 1, preview: bytes |
     seen = mosaic(pixels_HW3)
     height, width = changed.get("height", seen.shape[0]), changed.get("width", seen.shape[1])
     data = seen.astype("<u2").tobytes()
+    # 33421: size of the filter's pattern, and its colours; 50714: black and white; 50706: version of DNG
     sensor: Tags = {
-        SUBFILE_TYPE: ("I", [0]),
-        WIDTH: ("I", [width]),
-        HEIGHT: ("I", [height]),
-        BITS: ("H", [16]),
-        COMPRESSION: ("H", [1]),
-        PHOTOMETRIC: ("H", [32803]),
-        OFFSET: ("I", HERE),
-        SAMPLES: ("H", [1]),
-        ROWS: ("I", [height]),
-        NUM_BYTES: ("I", [len(data)]),
-        33421: ("H", [2, 2]),  # size of the filter's pattern, and its colours
-        33422: ("B", bytes([0, 1, 1, 2])),
-        50714: ("H", [0]),  # black and white
-        50717: ("H", [65535]),
-    }
+        SUBFILE_TYPE: ("I", [0]), WIDTH: ("I", [width]), HEIGHT: ("I", [height]), BITS: ("H", [16]),
+        COMPRESSION: ("H", [1]), PHOTOMETRIC: ("H", [32803]), OFFSET: ("I", HERE), SAMPLES: ("H", [1]),
+        ROWS: ("I", [height]), NUM_BYTES: ("I", [len(data)]), 33421: ("H", [2, 2]),
+        33422: ("B", bytes([0, 1, 1, 2])), 50714: ("H", [0]), 50717: ("H", [65535]),
+    }  # fmt: skip
     camera: Tags = {
-        MAKE: ("A", b"Acme\0"),
-        MODEL: ("A", b"One\0"),
-        ORIENTATION: ("H", [orientation]),
-        50706: ("B", bytes([1, 4, 0, 0])),  # version of DNG
-        50708: ("A", b"Acme One\0"),
-        50721: ("S", [(value, 10_000) for value in XYZ_TO_SRGB]),
-        50728: ("R", [(1, 1)] * 3),
-        50778: ("H", [21]),
-    }
+        MAKE: ("A", b"Acme\0"), MODEL: ("A", b"One\0"), ORIENTATION: ("H", [orientation]),
+        50706: ("B", bytes([1, 4, 0, 0])), 50708: ("A", b"Acme One\0"),
+        50721: ("S", [(value, 10_000) for value in XYZ_TO_SRGB]), 50728: ("R", [(1, 1)] * 3), 50778: ("H", [21]),
+    }  # fmt: skip
     if preview is None:
         return tiff_of([(sensor | camera, data)])
     shown: Tags = {
@@ -262,20 +248,13 @@ def extra_contents(good: dict[str, bytes]) -> Iterator[tuple[str, Callable[[], b
     yield "a billion pixels a side.jxl", jxl_size(HUGE_JXL, HUGE_JXL)
     yield "a billion pixels a side, in a box.jxl", JXL_CONTAINER + box(b"jxlc", jxl_size(HUGE_JXL, HUGE_JXL))
     yield "14,000 x 14,000 without pixels.jxl", jxl_size(14_000, 14_000)
-    yield (
-        "bomb just below the pixel limit.jxl",
-        lambda: encode(Image.new("L", (9990, 9990)), "JXL", lossless=True, effort=1),
-    )
+    large = Image.new("L", (9990, 9990))
+    yield "bomb just below the pixel limit.jxl", lambda: encode(large, "JXL", lossless=True, effort=1)
     yield "a million boxes.jxl", JXL_CONTAINER + box(b"free", b"") * 1_000_000
     yield "box of no length.jxl", JXL_CONTAINER + struct.pack(">I4s", 0, b"jxlp") + jxl
-    yield (
-        "parts in the wrong order.jxl",
-        JXL_CONTAINER
-        + b"".join(
-            box(b"jxlp", struct.pack(">I", number) + jxl[start : start + 40])
-            for number, start in ((3, 40), (0, 0), (0x80000001, 80))
-        ),
-    )
+    cut = ((3, 40), (0, 0), (0x80000001, 80))
+    parts = (box(b"jxlp", struct.pack(">I", number) + jxl[start : start + 40]) for number, start in cut)
+    yield "parts in the wrong order.jxl", JXL_CONTAINER + b"".join(parts)
     yield "no more than a mark.jxl", b"\xff\x0a"
     yield "60,000 x 60,000.dng", dng(square, width=60_000, height=60_000)
     yield "14,000 x 14,000 of a few pixels.dng", dng(square, width=14_000, height=14_000)
@@ -366,8 +345,8 @@ def contents(good: Good) -> Iterator[tuple[str, Callable[[], bytes] | bytes]]:
     yield "65,500 x 65,500.jpg", jpeg_size(jpeg, 65_500, 65_500)
     yield "size 0 x 0.jpg", jpeg_size(jpeg, 0, 0)
     yield "exif of nothing but 255.jpg", jpeg_segment(jpeg, 0xE1, b"Exif\0\0" + b"\xff" * 60_000)
-    yield "exif that loops.jpg", jpeg_segment(jpeg, 0xE1, exif_loop())
-    yield "orientation 99.jpg", jpeg_segment(jpeg, 0xE1, exif_orientation(99))
+    yield "exif that loops.jpg", jpeg_segment(jpeg, 0xE1, exif_of(0x8769, 4, 8, next_at=8))
+    yield "orientation 99.jpg", jpeg_segment(jpeg, 0xE1, exif_of(0x0112, 3, 99))
     yield "profile of noise.jpg", jpeg_segment(jpeg, 0xE2, b"ICC_PROFILE\0\x01\x01" + b"\xa5" * 60_000)
     yield "200 profiles.jpg", jpeg_segment(jpeg, 0xE2, b"ICC_PROFILE\0\x01\xff" + b"\0" * 60_000, 200)
     yield "ten thousand comments.jpg", jpeg_segment(jpeg, 0xFE, b"c" * 60, 10_000)
@@ -447,14 +426,10 @@ def jpeg_segment(jpeg: bytes, marker: int, content: bytes, times: int = 1) -> by
     return jpeg[:2] + segment * times + jpeg[2:]
 
 
-def exif_loop() -> bytes:
-    entry = struct.pack("<HHII", 0x8769, 4, 1, 8)
-    return b"Exif\0\0II*\0" + struct.pack("<IH", 8, 1) + entry + struct.pack("<I", 8)
-
-
-def exif_orientation(value: int) -> bytes:
-    entry = struct.pack("<HHII", 0x0112, 3, 1, value)
-    return b"Exif\0\0II*\0" + struct.pack("<IH", 8, 1) + entry + struct.pack("<I", 0)
+def exif_of(tag: int, form: int, value: int, next_at: int = 0) -> bytes:
+    """A directory of one entry, which may be its own sub-directory and successor."""
+    entry = struct.pack("<HHII", tag, form, 1, value)
+    return b"Exif\0\0II*\0" + struct.pack("<IH", 8, 1) + entry + struct.pack("<I", next_at)
 
 
 def tiff(tags: dict[int, int], next_at: int = 0) -> bytes:

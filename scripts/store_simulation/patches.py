@@ -165,11 +165,8 @@ def _names_in(files: StoreFiles, info: Any, names: Any) -> frozenset[str]:
     if info.path.rpartition("/")[2] in audit.RECORDS or is_unfinished(info.path):  # half a Parquet file is no text
         return frozenset()
     content = files.read(info.path)
-    return frozenset(
-        each
-        for each in names.ids
-        if any(form.encode() in content for form in (f'"{each}"', f'\\"{each}\\"', f"'{each}'"))
-    )
+    forms = {each: (f'"{each}"', f'\\"{each}\\"', f"'{each}'") for each in names.ids}
+    return frozenset(each for each in forms if any(form.encode() in content for form in forms[each]))
 
 
 def _rest(table: RecordTable, path: str, ids: Collection[str]) -> Rows:
@@ -269,12 +266,8 @@ def plant(name: str) -> None:
     if fault is None:
         raise LookupError(f"fault {name!r}: there is none of that name; --list-faults shows them")
     module_name, _, path = fault.place.partition(":")
-    module_name = (
-        f"embedder.{module_name[3:].replace('/', '.')}"
-        if module_name.startswith("../")
-        else f"embedder.store.{module_name}"
-    )
-    module = importlib.import_module(module_name)
+    outside = module_name.removeprefix("../").replace("/", ".")
+    module = importlib.import_module(f"embedder.{outside if '../' in module_name else f'store.{module_name}'}")
     owner: Any = module
     *outer, last = path.split(".")
     for each in outer:
