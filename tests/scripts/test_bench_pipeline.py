@@ -237,3 +237,21 @@ def test_quick_run_compares_the_pipeline_with_the_loop_and_ends_with_json():
     assert small["num_items"] == small["num_distinct"] == 16 and set(small["contestants"]) == {"loop", "local"}
     for standing in small["contestants"].values():
         assert standing["least_cosine"] >= 0.999 and standing["peak_bytes"] > 0 and len(standing["rounds"]) == 1
+
+
+@pytest.mark.slow(rotates=True)
+@pytest.mark.timeout(600)
+def test_the_best_numbers_are_found_by_short_runs(tmp_path, monkeypatch):
+    import bench_pipeline
+
+    from corpus import DEMO_MODEL, shipped_pairs, write_pairs
+    from pipeline_bench.plain import Task
+
+    monkeypatch.setattr(bench_pipeline, "BATCH_SIZES", (2, 4))
+    monkeypatch.setattr(bench_pipeline, "MIN_BATCHES", 2)
+    items = write_pairs(tmp_path / "items", 32, shipped_pairs()[:16])
+    settings = bench_pipeline.tuned(Task(str(DEMO_MODEL), str(items), 32, 16, "float32"), 1, tmp_path / "tuning", 120.0)
+    tried = ("limit, batch_size 2", "limit, batch_size 4", "limit, num_threads 1")
+    assert set(settings["trials"]) == {*tried, "loop, num_threads 1", "loop, num_workers 1"}
+    assert settings["loop"]["batch_size"] == settings["limit"]["batch_size"] in (2, 4)
+    assert min(settings["trials"].values()) > 0
