@@ -1,27 +1,16 @@
-"""How well the stages of a run use one GPU: its idle share, its memory, the overlap of copies, the rate that is left.
+"""How well the stages of a run use one GPU: its idle share, its memory, the rate that is left.
 
-    python scripts/bench_gpu.py                                # under five minutes on one GPU; a random model of 0.2 G
+    python scripts/bench_gpu.py                                # under five minutes on one GPU; a random ViT-B/32
     python scripts/bench_gpu.py --model MODEL --dtype bfloat16 --stages 1,2,3,4 [--compile]
     python scripts/bench_gpu.py --device cpu --seconds 2       # shows on the demo's model that the script runs
-    python scripts/bench_gpu.py --simulated H100 [--model vit-l-14|vit-b-32|so400m-384]   # shapes alone, see below
+    python scripts/bench_gpu.py --simulated H100 [--model vit-l-14|vit-b-32|so400m-384]   # shapes alone, on no GPU
 
-Rows are random, with an image and a caption each, and made before: no decoding binds. The yardstick is the forward rate
-of the whole model in one shard whose input is on the device already, with `--compile` of compiled layers; no cut can be
-faster on one device. For each number of stages there are then
+Rows are random and made before: no decoding binds. The yardstick is the forward rate of the whole model in one shard
+whose input is on the device already. For each number of stages: rows/s on Ray from when all have computed to when the
+first has run dry; the part of that time in which none computed; and the most memory.
 
-- rows/s: stages as a run makes them, on Ray, from when all have computed to when the first has run dry;
-- idle: the part of that time in which no stage computed, by events on the device;
-- memory: the most of the device's that was taken then, beside what was taken before;
-- hidden: of the time that one call at a time spends beside computing (copies to the device and back, Arrow, Python),
-  the part that two calls at once save; each stage by itself, the least of them.
-
-Without a GPU it says so, and ends with 0. The last line is one JSON document.
-
-With `--simulated` the stages' own code runs on a simulated device (`gpu_simulation`): launches take the interpreter's
-time, kernels and copies take the device's, by the figures that an H100 was measured to have. The limit is the whole
-model's forward passes, queued one behind the other; of each number of stages there are its rate, the planner's, and the
-shares of the time in which the device computed nothing, by what it waited for: `input` of the step before, `copies`,
-`launching`. With `--ray`, blocks also pass through a run's graph on Ray, whose stages sleep as long as it works.
+Simulated, launches take the interpreter's time, kernels and copies that of an H100; each number of stages has its rate
+and the planner's. The last line is one JSON document.
 """
 
 import argparse
@@ -31,7 +20,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,12 +27,7 @@ from pathlib import Path
 import pyarrow as pa
 import ray.data
 import torch
-from gpu_simulation.h100 import H100
-from gpu_simulation.models import MODELS, write_config
-from gpu_simulation.pipeline import CAUSES, forward_rate, simulate_stages
-from gpu_simulation.ray_path import ray_rate
-from gpu_simulation.stage import caption_lengths, rows_of
-from make_large_model import large_config
+from gpu_simulation import H100, MODELS, caption_lengths, forward_rate, rows_of, simulate_stages, write_config
 
 from corpus import DEMO_MODEL
 from embedder.compat import fast_start
@@ -53,11 +36,10 @@ from embedder.executors.job import make_plan, ray_store_bytes, stage_specs
 from embedder.executors.ray_session import ray_session
 from embedder.models.model_folder import Model, open_model
 from embedder.pipeline import through_stages
-from embedder.placement.device_settings import GPU_SETTINGS, group_costs, settings_of
+from embedder.placement.device_settings import group_costs, settings_of
 from embedder.placement.resources import allocate
 from embedder.steps.compiled_shard import CompiledShard
-from embedder.steps.stage import INPUTS, Stage, cuda_problem
-from embedder.steps.stage_spec import StageSpec
+from embedder.steps.stage import INPUTS, cuda_problem
 from harness import number, table
 from shards.activations import Batch, TowerState
 from shards.config import ModelConfig
@@ -69,12 +51,11 @@ from shards.planning.problem import make_problem
 from shards.shard import load_shard
 from shards.shard_specs import whole_model
 
-NUM_PARAMETERS = 200_000_000
 CAPTION_TOKENS = 16
 CPU_ROWS = 64
 WARM_CALLS, MIN_CALLS = 2, 4
 SIMULATED = {"H100": H100}
-SIMULATED_BLOCKS, MAX_SLOWNESS, RAY_BLOCKS = 12, 20, 40
+SIMULATED_BLOCKS, MAX_SLOWNESS = 12, 20
 MIN_BLOCKS, MAX_BLOCKS = 12, 1000
 SAMPLE_S = 0.1
 PATIENCE_S = 120
@@ -85,23 +66,13 @@ Call = tuple[float, float, int]
 
 @dataclass(frozen=True)
 class Used:
-    """One number of stages on the device; shares are of 1.
+    """One number of stages on the device; shares are of 1."""
 
-    Attributes:
-        num_stages: processes on the device.
-        rows_per_s: rows that left the last stage.
-        of_unsplit: the same over the forward rate of the whole model.
-        idle_share: of the time, no stage computed.
-        memory_share: of the device's memory; None on the CPU.
-        hidden_share: of the time of copies; None where a call takes no longer than its computation.
-    """
-
-    num_stages: int
-    rows_per_s: float
-    of_unsplit: float
-    idle_share: float
-    memory_share: float | None
-    hidden_share: float | None
+    num_stages: int  # processes on the device
+    rows_per_s: float  # rows that left the last stage
+    of_unsplit: float  # the same over the forward rate of the whole model
+    idle_share: float  # of the time, no stage computed
+    memory_share: float | None  # of the device's memory; None on the CPU
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -112,7 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--stages", default="1,2,3", help="numbers of stages")
     parser.add_argument("--batch-size", type=int, help=f"rows, also of a block; {GPU_ROWS}, on the CPU {CPU_ROWS}")
     parser.add_argument("--compile", action="store_true", help="compile the layers, those of the yardstick included")
-    parser.add_argument("--ray", action="store_true", help="with --simulated: also Ray's path, with stages that sleep")
     parser.add_argument("--simulated", choices=sorted(SIMULATED), help="name of a device")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement, about")
     options = parser.parse_args(arguments)
@@ -137,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     how = f"{options.dtype}, {'compiled' if options.compile else 'eager'}, batches of {options.batch_size}"
     print(f"{name}, {how}: the whole model makes {unsplit:,.0f} rows/s")
-    table([("stages", "rows/s", "of unsplit", "idle", "memory", "hidden"), *map(line, runs)])
+    table([("stages", "rows/s", "of unsplit", "idle", "memory"), *map(line, runs)])
     document = {"device": name, "compiled": options.compile, "unsplit_rows_per_s": unsplit}
     print(json.dumps(document | {"runs": [asdict(run) for run in runs]}))
 
@@ -149,30 +119,20 @@ def simulate(options: argparse.Namespace) -> None:
     kernels_s = 1 / forward_rate(config, figures, num_rows, 1.0, 1)  # a first look at how long it will take
     slowness = min(MAX_SLOWNESS, max(1.0, options.seconds / (SIMULATED_BLOCKS * num_rows * kernels_s)))
     limit = forward_rate(config, figures, num_rows, slowness, MIN_CALLS)
-    found, rows = {}, [("stages", "rows/s", "of limit", "predicted", *CAUSES, *(["by Ray"] if options.ray else []))]
+    found, rows = {}, [("stages", "rows/s", "of limit", "predicted")]
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
         folder = write_config(config, Path(name))
         for num_stages in map(int, options.stages.split(",")):
-            run = simulate_stages(
+            rate = simulate_stages(
                 config, folder, figures, num_stages, num_rows=num_rows, num_blocks=SIMULATED_BLOCKS, slowness=slowness
             )
             predicted = predicted_rate(config, options.simulated, num_stages, num_rows)
-            rate = {"rows_per_s": run.rows_per_s, "predicted_rows_per_s": predicted}
-            if options.ray:
-                rate["ray_rows_per_s"] = ray_rate(config, limit, num_stages, num_rows, RAY_BLOCKS)
-            found[str(num_stages)] = rate | {"idle": run.idle, "launches_per_row": run.launches_per_row}
-            shares = (run.rows_per_s / limit, *run.idle.values())
-            figures_of = (number(run.rows_per_s, 0), number(shares[0], 2), number(predicted, 0))
-            rows.append((str(num_stages), *figures_of, *(number(each, 3) for each in shares[1:]), *by_ray(rate)))
+            found[str(num_stages)] = {"rows_per_s": rate, "predicted_rows_per_s": predicted}
+            rows.append((str(num_stages), number(rate, 0), number(rate / limit, 2), number(predicted, 0)))
     print(f"simulated {figures.name}, {config.name}, batches of {num_rows}: forward passes alone {limit:,.0f} rows/s")
     table(rows)
     document = {"device": f"simulated {figures.name}", "model": config.name, "batch_size": num_rows}
     print(json.dumps(document | {"limit_rows_per_s": limit, "stages": found}))
-
-
-def by_ray(rate: dict[str, float]) -> list[str]:
-    """Column of Ray's path, where it was measured."""
-    return [number(rate["ray_rows_per_s"], 0)] if "ray_rows_per_s" in rate else []
 
 
 def predicted_rate(config: ModelConfig, device_name: str, num_stages: int, num_rows: int) -> float:
@@ -188,7 +148,7 @@ def predicted_rate(config: ModelConfig, device_name: str, num_stages: int, num_r
 
 
 def line(run: Used) -> tuple[str, ...]:
-    shares = (run.of_unsplit, run.idle_share, run.memory_share, run.hidden_share)
+    shares = (run.of_unsplit, run.idle_share, run.memory_share)
     return str(run.num_stages), number(run.rows_per_s, 0), *(number(share, 2) for share in shares)
 
 
@@ -202,7 +162,7 @@ def model_folder(options: argparse.Namespace) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
         tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8")
-        yield init_model(large_config(NUM_PARAMETERS), Path(name) / "model", seed=0, tokenizer_json=tokenizer_json)
+        yield init_model(MODELS["vit-b-32"](), Path(name) / "model", seed=0, tokenizer_json=tokenizer_json)
 
 
 def make_rows(model: Model, num_rows: int) -> pa.Table:
@@ -261,7 +221,6 @@ def measure(model: Model, rows: pa.Table, unsplit: float, num_stages: int, optio
     """Cut the model, measure each stage by itself, and then all of them as a run makes them."""
     settings = {"num_stages": num_stages, "batch_size": options.batch_size, "dtype": options.dtype}
     config = load_config(overrides=settings | {"device": options.device, "compile": options.compile})
-    hidden = hidden_shares(config, model, rows, options)
     if options.device == "cuda":
         torch.cuda.empty_cache()
     num_blocks = max(MIN_BLOCKS, int(unsplit * options.seconds / options.batch_size))
@@ -272,36 +231,7 @@ def measure(model: Model, rows: pa.Table, unsplit: float, num_stages: int, optio
         num_blocks *= 4
         calls, memory_share = run_stages(config, model, rows, num_blocks)
     rate, idle_share = rate_and_idle(calls, window)
-    known = [share for share in hidden if share is not None]
-    return Used(num_stages, rate, rate / unsplit, idle_share, memory_share, min(known, default=None))
-
-
-def hidden_shares(config: RunConfig, model: Model, rows: pa.Table, options: argparse.Namespace) -> list[float | None]:
-    """For each stage by itself, the part of a call's other time that two calls at once save."""
-    shares, block = [], rows
-    for index, planned in enumerate(make_plan(config, model).stages):
-        spec = StageSpec(
-            index,
-            model.uri,
-            planned.spec,
-            config.dtype,
-            options.device,
-            1,
-            (options.batch_size,),
-            group_costs=costs_of_groups(model, options),
-            compile=options.compile,
-        )
-        stage = Stage(spec)
-        num_calls, serial_s = repeated(lambda stage=stage, block=block: stage(block), options.seconds / 12)
-        computed_s = num_calls * sum(seconds for _, seconds, _ in calls_of(stage(block))[f"stage {index}"])
-        with ThreadPoolExecutor(GPU_SETTINGS.calls_at_once) as threads:
-            started_s = time.perf_counter()
-            sum(threads.map(lambda block, stage=stage: stage(block).num_rows, [block] * num_calls))
-            paired_s = time.perf_counter() - started_s
-        beside_s = serial_s - computed_s
-        shares.append((serial_s - paired_s) / beside_s if beside_s > 0 and options.device == "cuda" else None)
-        block = stage(block).drop_columns(["trace"]).append_column("trace", rows["trace"])
-    return shares
+    return Used(num_stages, rate, rate / unsplit, idle_share, memory_share)
 
 
 def run_stages(

@@ -4,67 +4,466 @@
     python scripts/bench_pipeline.py --photographs DIR --num-photographs 2000 --num-emoji 20000 --rounds 3   # hours
     python scripts/bench_pipeline.py --daft PYTHON                      # an interpreter that has daft and torch
     python scripts/bench_pipeline.py --only limit,loop,ray3 --models small --num-emoji 8000
-    python scripts/bench_pipeline.py --models clip-b32,siglip-b16 --only library,ray3 --rounds 3   # a library's models
-    python scripts/bench_pipeline.py --bulk                             # also streaming beside stage after stage
     python scripts/bench_pipeline.py --beside DIR                       # also another checkout's pipeline, in turns
     python scripts/bench_pipeline.py --quick                            # a minute: shows that it runs, measures nothing
 
-A ViT-S/16 with a text tower of base size (fresh weights) embeds photographs, the shipped model embeds the shipped
-emoji; both repeated up to the number asked for, each a pair with its caption. All contestants get the same files,
-weights, dtype and cores; each runs in a process of its own and they take turns, so that what else the machine
-does hits all alike. Medians of the rounds. Vectors must be equal (cosine >= 0.999 and none nearer to another item's),
-else there is no table.
+A ViT-S/16 with a text tower of base size (fresh weights) embeds photographs, the shipped model the shipped emoji, each
+with its caption. All contestants get the same files, weights, dtype and cores, each in a process of its own, in turns;
+medians of the rounds. Vectors must be equal (cosine >= 0.999, none nearer to another item's), else there is no table.
 
-clip-b32 and siglip-b16 are transformers' own CLIP ViT-B/32 and SigLIP B/16 with random weights, imported as a user
-imports them, beside a careful loop around that library's model, processor and tokeniser (`library`). Here the vectors
-must be equal without their mean, too, and each row's nearest in the other's vectors its own. Give them photographs in
-thousands: of a short run, the window counts what stages had computed before it. clip-tiny and siglip-tiny show that it
-runs; with --dtype float32, as they are too narrow for bfloat16.
-
-items/s is steady: items finished between the first quarter of all and the third, by when their vectors were there.
-`first s` and `whole s` count from the command's start, with imports, and `whole s` ends with what was written and, of
-the pipeline, published. CPU is that of all processes. The limit is forward passes alone, so nothing that also reads
-files can pass it, unless it uses the cores better; the loop has found its own best numbers of threads and workers.
-The last line is one JSON document.
+items/s is steady: items finished between the first quarter of all and the third. `first s` and `whole s` count from the
+command's start, with imports, to what was written or published. CPU is that of all processes. The limit is forward
+passes alone, the loop has found its own best numbers of threads and workers. The last line is one JSON document.
 """
 
 import argparse
 import json
-import random
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import embedder
 from corpus import DEMO_MODEL, Pair, make_model, shipped_pairs, write_pairs
 from embedder.placement import hardware
-from pipeline_bench.bulk import compare_bulk
-from pipeline_bench.contest import hold, paired_ratios, ratios, show_standings
-from pipeline_bench.contestants import NAMES, contestants
-from pipeline_bench.task import Task
-from pipeline_bench.tuning import library_settings, settings_of, tuned
+from embedder.store.files import StoreFiles
+from embedder.store.journal.journal import read_entries
+from embedder.store.journal.runs import all_runs
+from harness import EMBEDDER, MIB, number, run_watched, table
+from pipeline_bench.plain import SIDES, VECTORS_FOLDER, Event, Task, read_finished
 from shards.config import load_model_config
 from shards.plan import plan_shards
+
+FIRST_SHARE, LAST_SHARE = 0.25, 0.75  # of all items
+
+
+@dataclass(frozen=True)
+class Window:
+    """Between two moments at which batches were finished."""
+
+    start_s: float
+    stop_s: float
+    num_items: int  # finished after the first and up to the second
+
+    @property
+    def wall_s(self) -> float:
+        return self.stop_s - self.start_s
+
+    @property
+    def items_per_s(self) -> float:
+        return self.num_items / self.wall_s
+
+
+def steady_window(finished: Sequence[Event]) -> Window | None:
+    """From a quarter of all items finished to three quarters; None where one batch was both.
+
+    Items that were finished together count at their own moment, never as spread over the time before it.
+    """
+    total, done = sum(size for _, size in finished), 0
+    start: Event | None = None
+    for time_s, size in sorted(finished):
+        done += size
+        if start is None and done >= FIRST_SHARE * total:
+            start = time_s, done
+        if start is not None and done >= LAST_SHARE * total:
+            return Window(start[0], time_s, done - start[1]) if time_s > start[0] else None
+    return None
+
+
+def read_calls(store: Path) -> list[dict[str, Any]]:
+    """Measurements of the steps of a store's only run (`embedder.store.journal.step_metrics.Measurement`)."""
+    files = StoreFiles(str(store))
+    (run,) = all_runs(files)
+    return [call for entry in read_entries(files, run.run_id) for call in entry.trace]
+
+
+def last_stage_events(calls: Iterable[dict[str, Any]]) -> list[Event]:
+    """When the last stage of a run handed on its batches, from the measurements of its steps."""
+    stages = [call for call in calls if call["step"].startswith("stage ")]
+    last = max((call["step"] for call in stages), key=lambda step: int(step.split()[1]))
+    ends = ((call["started_s"] + call["wall_s"], call["num_rows"]) for call in stages if call["step"] == last)
+    return sorted(ends)
+
+
+MIN_COSINE = 0.999
+
+
+class UnequalVectorsError(Exception):
+    """Contestants that are measured against each other did not compute the same."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Of all items, in the order of their ids: float32 (N, E), length 1."""
+
+    ids: tuple[str, ...]
+    images: np.ndarray
+    texts: np.ndarray
+
+
+def read_files(out: Path) -> Vectors:
+    files = sorted((out / VECTORS_FOLDER).rglob("*.parquet"))
+    tables = [pq.read_table(file) for file in files]
+    if "vectors" in tables[0].schema.names:  # both sides in one list
+        both = from_table(pa.concat_tables(tables), ("vectors", "vectors"))
+        width = both.images.shape[1] // 2
+        return Vectors(both.ids, both.images[:, :width], both.texts[:, width:])
+    return from_table(pa.concat_tables(tables))
+
+
+def from_table(table: pa.Table, sides: tuple[str, str] = SIDES) -> Vectors:
+    """Sort by id; columns are lists of any kind, or tensors of Ray."""
+    table = table.select(dict.fromkeys(("item_id", *sides))).sort_by("item_id")
+    images, texts = (_matrix(table[side]) for side in sides)
+    return Vectors(tuple(table["item_id"].to_pylist()), images, texts)
+
+
+def _matrix(column: pa.ChunkedArray) -> np.ndarray:
+    array = column.combine_chunks()
+    if isinstance(array.type, pa.ExtensionType):
+        array = array.storage
+    return array.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(array), -1)
+
+
+def check_equal(vectors: Mapping[str, Vectors]) -> dict[str, float]:
+    """Compare all contestants with the first.
+
+    An untrained tower sends all inputs to nearly one place, where a cosine says nothing; so each vector must also be
+    nearer to its own in the first contestant than to that of any other content among its neighbours by id.
+
+    Returns:
+        The least cosine of each.
+    """
+    (first, reference), *_ = vectors.items()
+    least = {}
+    for name, other in vectors.items():
+        if other.ids != reference.ids:
+            missing = len(set(reference.ids) - set(other.ids))
+            raise UnequalVectorsError(
+                f"{name}: {len(other.ids)} items, {missing} of the {len(reference.ids)} of {first} are missing"
+            )
+        least[name] = min(
+            _least_cosine(f"{name} against {first}, {side}", *(vars(each)[side] for each in (reference, other)))
+            for side in ("images", "texts")
+        )
+    return least
+
+
+def _least_cosine(who: str, a: np.ndarray, b: np.ndarray) -> float:
+    """The least cosine of rows of the same number; (N, E) each."""
+    if a.shape != b.shape:
+        raise UnequalVectorsError(f"{who}: shapes {a.shape} and {b.shape}")
+    cosines = np.sum(a * b, axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+    least = float(cosines.min())
+    if not least >= MIN_COSINE:  # a NaN is no success
+        raise UnequalVectorsError(f"{who}: row {int(cosines.argmin())} has a cosine of {least:.6f}, not {MIN_COSINE}")
+    stray = _neighbour_is_nearer(a, b)
+    if stray.any():
+        raise UnequalVectorsError(
+            f"{who}: row {int(stray.argmax())} is nearer to another item's vector than to its own: is the order kept?"
+        )
+    return least
+
+
+def _neighbour_is_nearer(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Which rows of b are nearer to the row before their own in a, unless a's two are the same; bool (N,)."""
+    neighbours = np.roll(a, 1, axis=0)
+    differs = np.linalg.norm(neighbours - a, axis=1) > 0
+    return (np.linalg.norm(b - neighbours, axis=1) < np.linalg.norm(b - a, axis=1)) & differs
+
+
+Settings = dict[str, Any]
+"""Numbers of a `Task` for the limit and for the loop, and the items a second of each trial."""
+
+NAMES = {
+    "limit": "limit", "processes": "limit, processes", "loop": "loop",
+    "ray1": "ray, 1 stage", "ray2": "ray, 2 stages", "ray3": "ray, 3 stages", "local": "local", "auto": "auto",
+    "raydata32": "Ray Data, fp32", "raydata": "Ray Data", "daft": "Daft",
+}  # fmt: skip
+"""What `--only` takes -> the name in the table."""
+
+PIPELINES = {"ray1": ("ray", 1), "ray2": ("ray", 2), "ray3": ("ray", 3), "local": ("local", 1), "auto": ("auto", 3)}
+"""Of the pipeline's own runs, engine and number of stages."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Who takes part."""
+
+    name: str  # for the table
+    # command: the command line that embeds all items and leaves its results in a folder
+    command: Callable[[Path], Sequence[str]]
+    has_store: bool = False  # whether the results are a store, instead of files of vectors
+    checkout: Path | None = None  # whose product runs; None for this one's
+
+
+def contestants(task: Task, settings: Settings, options: argparse.Namespace, num_cores: int) -> list[Contestant]:
+    """The chosen ones, in the order of `NAMES`; the first is what the others' vectors are compared with."""
+    processes = _processes(task, settings, num_cores)
+    chosen = []
+    for key, name in NAMES.items():
+        if key not in options.only.split(",") or (key == "daft" and options.daft is None):
+            continue
+        if key in processes:
+            python = options.daft if key == "daft" else sys.executable
+            chosen.append(Contestant(name, _process_command(*processes[key], python)))
+            continue
+        command = _pipeline_command(task, *PIPELINES[key], options.set)
+        chosen.append(Contestant(name, command, has_store=True))
+        for checkout in options.beside:
+            chosen.append(Contestant(f"{name} of {checkout.name}", command, has_store=True, checkout=checkout))
+    return chosen
+
+
+def _processes(task: Task, settings: Settings, num_cores: int) -> dict[str, tuple[str, Task]]:
+    """Modules of this benchmark's own, and their tasks."""
+    limit = replace(task, **settings["limit"])
+    actor = replace(limit, num_threads=num_cores)
+    return {
+        "limit": ("plain limit", limit),
+        "processes": ("plain limit", replace(limit, num_threads=1, num_workers=num_cores)),
+        "loop": ("plain loop", replace(task, **settings["loop"])),
+        "raydata32": ("ray_data", replace(actor, dtype="float32")),
+        "raydata": ("ray_data", actor),
+        "daft": ("daft_udf", actor),
+    }
+
+
+def _process_command(module: str, task: Task, python: str) -> Callable[[Path], Sequence[str]]:
+    """A contestant of this benchmark's own, which notes what it finishes and writes files of vectors."""
+    module, *way = module.split()
+    return lambda out: [python, "-m", f"pipeline_bench.{module}", *way, replace(task, out=str(out)).to_json()]
+
+
+def _pipeline_command(
+    task: Task, engine: str, num_stages: int, others: Sequence[str]
+) -> Callable[[Path], Sequence[str]]:
+    settings = [text for option in (f"num_stages={num_stages}", *others) for text in ("--set", option)]
+    fixed = ["--model", task.model, "--engine", engine, "--dtype", task.dtype, *settings, "--json"]
+    return lambda out: [*EMBEDDER, "embed", task.items, "--store", str(out / "store"), *fixed]
+
+
+BATCH_SIZES = (8, 16, 32, 64)  # that are tried
+TRIAL_S, MIN_BATCHES = 8.0, 4
+BUSY = 0.9  # of all cores: then they are the bound
+LIMITS = (NAMES["limit"], NAMES["processes"])
+RATIOS = {
+    "three stages over the loop": ("ray3", "loop"), "three stages over the limit": ("ray3", "limit"),
+    "three stages over one": ("ray3", "ray1"),
+    "local over the loop": ("local", "loop"), "three stages over Ray Data in fp32": ("ray3", "raydata32"),
+    "three stages over Ray Data": ("ray3", "raydata"), "three stages over Daft": ("ray3", "daft"),
+}  # fmt: skip
+"""Of steady rates."""
+
+HEADING = ["", "items/s", "of limit", "of loop", "CPU ms/item", "cores", "first s", "whole s", "peak MiB", "cosine"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One run of one contestant."""
+
+    items_per_s: float | None  # in the steady window; None where the run was too short for one
+    cpu_ms: float | None  # CPU milliseconds of an item in that window, of all processes
+    cores: float | None  # CPU seconds a second in it
+    first_s: float  # from the command to the first finished items
+    whole_s: float  # from the command to the end of its process
+    peak_bytes: int  # memory of all processes (PSS)
+
+
+NUMBERS = ("items_per_s", "cpu_ms", "cores", "first_s", "whole_s", "peak_bytes")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the rounds of one contestant come to: medians, and how far its vectors are from the first contestant's."""
+
+    turns: tuple[Turn, ...]
+    least_cosine: float
+
+    def median(self, name: str) -> float | None:
+        """The median of one of `NUMBERS`; None where a round has none."""
+        values = [getattr(turn, name) for turn in self.turns]
+        return None if None in values else float(median(values))
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {name: self.median(name) for name in NUMBERS}
+        rounds = [{name: getattr(turn, name) for name in NUMBERS} for turn in self.turns]
+        return numbers | {"least_cosine": self.least_cosine, "rounds": rounds}
+
+
+def hold(contestants: Sequence[Contestant], folder: Path, num_rounds: int, timeout_s: float) -> dict[str, Standing]:
+    """Run all rounds, and print a line about each run.
+
+    Each round begins with another contestant, so that none always follows the same one.
+    """
+    turns: dict[str, list[Turn]] = {contestant.name: [] for contestant in contestants}
+    cosines = dict.fromkeys(turns, 1.0)
+    for round_ in range(num_rounds):
+        vectors: dict[str, Vectors] = {}
+        first = round_ % len(contestants)
+        for contestant in [*contestants[first:], *contestants[:first]]:
+            turn, vectors[contestant.name] = take_turn(contestant, folder / f"{round_}-{contestant.name}", timeout_s)
+            turns[contestant.name].append(turn)
+            rate = "too short" if turn.items_per_s is None else f"{turn.items_per_s:,.1f} items/s"
+            what = f"{contestant.name}: {rate}, {turn.whole_s:.1f} s in all"
+            print(f"  round {round_ + 1} of {num_rounds}: {what}", flush=True)
+        least = check_equal({name: vectors[name] for name in turns})
+        cosines = {name: min(cosines[name], least[name]) for name in turns}
+    return {name: Standing(tuple(each), cosines[name]) for name, each in turns.items()}
+
+
+def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn, Vectors]:
+    out.mkdir(parents=True)
+    watched = run_watched(contestant.command(out), out, timeout_s, checkout=contestant.checkout)
+    calls = []
+    if contestant.has_store:
+        calls = read_calls(out / "store")
+        finished, vectors = last_stage_events(calls), from_table(embedder.open_store(out / "store").to_arrow())
+    else:
+        finished, vectors = read_finished(out), read_files(out)
+    shutil.rmtree(out)
+    window = steady_window(finished)
+    cpu_s = watched.cpu_use.between(window.start_s, window.stop_s) if window else 0.0
+    turn = Turn(
+        items_per_s=window.items_per_s if window else None, cpu_ms=1e3 * cpu_s / window.num_items if window else None,
+        cores=cpu_s / window.wall_s if window else None, first_s=finished[0][0] - watched.started_s,
+        whole_s=watched.wall_s, peak_bytes=watched.peak_bytes,
+    )  # fmt: skip
+    return turn, vectors
+
+
+def show_standings(title: str, standings: Mapping[str, Standing], num_cores: int, item_flops: int) -> None:
+    """Print the table, then a line for each contestant."""
+    print(f"\n{title}\n")
+    limit, loop = _rate_of(standings, "limit"), _rate_of(standings, "loop")
+    table([HEADING, *(_row(name, standing, limit, loop) for name, standing in standings.items())])
+    print("\nwhat bounds them")
+    for name in standings:
+        print(f"  {name}: {bound(name, standings, num_cores, item_flops)}", flush=True)
+
+
+def ratios(standings: Mapping[str, Standing]) -> dict[str, float]:
+    """The ratios of steady rates that can be made."""
+    pairs = {what: (_rate_of(standings, a), _rate_of(standings, b)) for what, (a, b) in RATIOS.items()}
+    return {what: a / b for what, (a, b) in pairs.items() if a and b}
+
+
+def paired_ratios(
+    standings: Mapping[str, Standing], contestants: Sequence[Contestant]
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Compare this checkout's pipelines with another checkout's, round by round; prints what it finds.
+
+    Returns:
+        By the name of the other checkout's and by figure: the median of this one's value over the other's in the same
+        round, the least and the largest; the window's rate, CPU of an item, seconds to the first item.
+    """
+    pairs = {
+        other.name: (other.name.removesuffix(f" of {other.checkout.name}"), other.name)
+        for other in contestants
+        if other.checkout is not None
+    }
+    found: dict[str, dict[str, tuple[float, ...]]] = {}
+    for title, (name, other_name) in pairs.items():
+        turns = list(zip(standings[name].turns, standings[other_name].turns, strict=True))
+        found[title] = {}
+        for figure in ("items_per_s", "cpu_ms", "first_s"):
+            values = [(getattr(one, figure), getattr(two, figure)) for one, two in turns]
+            if all(one and two for one, two in values):
+                rounds = [one / two for one, two in values]
+                found[title][figure] = float(median(rounds)), min(rounds), max(rounds)
+        shown = (f"{figure} {mid:.2f} [{low:.2f}, {high:.2f}]" for figure, (mid, low, high) in found[title].items())
+        print(f"  over {title}, {len(turns)} rounds: {', '.join(shown)}", flush=True)
+    return found
+
+
+def _rate_of(standings: Mapping[str, Standing], key: str) -> float | None:
+    """Steady items a second of a contestant; None where it took no part or ran too briefly."""
+    return standings[NAMES[key]].median("items_per_s") if NAMES[key] in standings else None
+
+
+def bound(name: str, standings: Mapping[str, Standing], num_cores: int, item_flops: int) -> str:
+    """What the steady rate of a contestant is limited by, with the figures that show it."""
+    standing = standings[name]
+    rate, cpu_ms, cores = (standing.median(figure) for figure in ("items_per_s", "cpu_ms", "cores"))
+    if rate is None or cpu_ms is None or cores is None:
+        return "too short to tell"
+    if cores >= BUSY * num_cores:
+        parts = [f"the cores, {cores:.2f} of {num_cores} busy, {cpu_ms:.1f} ms of CPU an item"]
+    else:
+        parts = [f"waiting: {cores:.2f} of {num_cores} cores busy, {cpu_ms:.1f} ms of CPU an item"]
+    # Of the two limits, the one that wastes less in waiting for its threads.
+    forward = [standings[limit].median("cpu_ms") for limit in LIMITS if limit in standings]
+    forward_ms = min((each for each in forward if each), default=None)
+    if name in LIMITS:
+        parts.append(f"{item_flops * rate / 1e9:,.0f} GFLOP/s at {item_flops / 1e9:.2f} GFLOP an item")
+    elif forward_ms:
+        parts.append(f"{cpu_ms - forward_ms:+.1f} ms beside the limit's {forward_ms:.1f}")
+    return "; ".join(parts)
+
+
+def _row(name: str, standing: Standing, limit: float | None, loop: float | None) -> list[str]:
+    rate = standing.median("items_per_s")
+    over = [f"{rate / other:.2f}" if rate and other else "-" for other in (limit, loop)]
+    figures = (("cpu_ms", 1), ("cores", 2), ("first_s", 1), ("whole_s", 1))
+    shown = [number(standing.median(figure), digits) for figure, digits in figures]
+    peak = number((standing.median("peak_bytes") or 0) / MIB, 0)
+    return [name, number(rate, 1), *over, *shown, peak, f"{standing.least_cosine:.5f}"]
+
+
+def settings_of(batch_size: int, num_cores: int) -> Settings:
+    """Plausible numbers of the limit and of the loop."""
+    numbers = {"batch_size": batch_size, "num_threads": num_cores, "num_workers": num_cores}
+    return {"limit": numbers | {"num_workers": 1}, "loop": numbers, "trials": {}}
+
+
+def tuned(task: Task, num_cores: int, folder: Path, timeout_s: float) -> Settings:
+    """Find the best numbers by trying, one after the other, each in a short run in a process of its own.
+
+    The batch that is found for the limit is that of all but the pipeline, which chooses its own.
+    """
+    counts = sorted({num_cores, max(1, num_cores - 1), max(1, num_cores // 2)})
+    threads = {"num_threads": counts, "num_workers": counts}
+    choices = {"limit": {"batch_size": BATCH_SIZES, "num_threads": counts}, "loop": threads}
+    settings = settings_of(BATCH_SIZES[-1], num_cores)
+    rate = 0.0
+    for key, numbers in choices.items():
+        if key == "loop":
+            settings["loop"]["batch_size"] = settings["limit"]["batch_size"]
+        for name, values in numbers.items():
+            rates = {}
+            for value in values:
+                settings[key][name] = value
+                module, own = _processes(task, settings, num_cores)[key]
+                num_items = min(task.num_items, max(2 * MIN_BATCHES * own.batch_size, int(TRIAL_S * rate)))
+                trial = Contestant(key, _process_command(module, replace(own, num_items=num_items), sys.executable))
+                turn, _ = take_turn(trial, folder / f"{key}-{name}-{value}", timeout_s)
+                rates[value] = rate = turn.items_per_s or 0.0  # none where it ended in one batch
+                settings["trials"][f"{key}, {name} {value}"] = rate
+            settings[key][name] = max(rates, key=rates.__getitem__)
+    return settings
+
 
 PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared" / "data" / "photos"
 QUICK = {"num_photographs": 24, "num_emoji": 48, "rounds": 1, "only": "loop,local", "models": "small"}
 DEFAULT_KEYS = [key for key in NAMES if key != "auto"]
-NUM_OBJECTS = 10  # in a long caption
 PHOTO_SUFFIXES = (".jpg", ".jpeg")
-LIBRARY_MODELS = ("clip-b32", "siglip-b16", "clip-tiny", "siglip-tiny")
-MODELS = ("vit-s", "small", *LIBRARY_MODELS)
+MODELS = ("vit-s", "small")
 
 # ViT-S/16, and a text tower of 12 layers, 768 wide, with the shipped tokeniser's vocabulary.
 VIT_S = {"image_size": 224, "patch_size": 16, "width": 384, "depth": 12, "num_heads": 6}
 TEXT_BASE = {
-    "hidden_size": 768,
-    "embedding_size": 128,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
+    "hidden_size": 768, "embedding_size": 128, "num_hidden_layers": 12, "num_attention_heads": 12,
     "intermediate_size": 3072,
-}
+}  # fmt: skip
 LIBRARIES = ("torch", "timm", "transformers", "ray", "pyarrow", "pillow")
 
 
@@ -81,7 +480,6 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    """The command line; `--quick` gives other defaults."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photographs", type=Path, default=PHOTOGRAPHS, metavar="DIR", help="a folder of JPEGs")
     parser.add_argument("--num-photographs", type=int, default=400)
@@ -92,17 +490,12 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(DEFAULT_KEYS), help=f"contestants: {', '.join(NAMES)}")
     parser.add_argument("--daft", metavar="PYTHON", help="interpreter that has daft, torch, timm, transformers, pillow")
     parser.add_argument(
-        "--beside",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="DIR",
+        "--beside", type=Path, action="append", default=[], metavar="DIR",
         help="another checkout, whose pipeline takes part",
-    )
+    )  # fmt: skip
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the pipeline's own runs")
     parser.add_argument("--no-tuning", dest="tune", action="store_false", help="run with plausible numbers of threads")
     parser.add_argument("--batch-size", type=int, default=64, help="of the limit and the loop, where nothing is tuned")
-    parser.add_argument("--bulk", action="store_true", help="also streaming beside stage after stage")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of one contestant's run")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
     parser.add_argument("--quick", action="store_true", help="tiny numbers, two contestants, no tuning")
@@ -131,21 +524,10 @@ def workloads(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, Ta
     if "small" in models:
         pairs = shipped_pairs()[: options.num_emoji]
         yield "small", task_of(DEMO_MODEL, root / "emoji", options.num_emoji, pairs, options.dtype)
-    for name in (name for name in models if name in LIBRARY_MODELS):
-        from pipeline_bench.library_models import make_library_model
-
-        pairs = with_long_captions(read_photographs(options.photographs, options.num_photographs))
-        checkpoint, model = make_library_model(name, root / f"{name}-model", [caption for _, _, caption in pairs])
-        task = task_of(model, root / f"{name}-photographs", options.num_photographs, pairs, options.dtype)
-        yield name, replace(task, checkpoint=str(checkpoint))
 
 
 def read_photographs(folder: Path, limit: int) -> list[Pair]:
-    """The JPEGs of a folder; a caption is what stands in the file's name behind the first underscore.
-
-    Raises:
-        SystemExit: there are none.
-    """
+    """The JPEGs of a folder; a caption is what stands in the file's name behind the first underscore."""
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in PHOTO_SUFFIXES)[:limit]
     if not paths:
         raise SystemExit(f"{folder}: no JPEG; give another folder with --photographs, or leave out the model vit-s")
@@ -153,68 +535,28 @@ def read_photographs(folder: Path, limit: int) -> list[Pair]:
     return [(path.read_bytes(), ".jpg", f"a photograph of a {name}") for path, name in zip(paths, objects, strict=True)]
 
 
-def with_long_captions(pairs: list[Pair]) -> list[Pair]:
-    """Pairs whose captions name what is in their own photograph and in others: about sixty tokens.
-
-    A caption of one object among a text tower's 64 tokens moves the vector less than bfloat16 does.
-    """
-    draw = random.Random(0)
-    objects = [caption.removeprefix("a photograph of a ") for _, _, caption in pairs]
-    others = min(NUM_OBJECTS - 1, len(objects))
-    return [
-        (content, suffix, ", ".join([name, *draw.sample(objects, others)]))
-        for (content, suffix, _), name in zip(pairs, objects, strict=True)
-    ]
-
-
 def task_of(model: Path, folder: Path, num_items: int, pairs: list[Pair], dtype: str) -> Task:
-    """Write the pairs, repeated up to the number asked for; the task of embedding them.
-
-    Args:
-        model: model folder.
-        folder: of the items, to make.
-        num_items: pairs to write.
-        pairs: their contents.
-        dtype: compute dtype.
-    """
+    """Write the pairs, repeated up to the number asked for; the task of embedding them."""
     return Task(str(model), str(write_pairs(folder, num_items, pairs)), num_items, len(pairs), dtype)
 
 
 def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace, num_cores: int) -> dict:
-    """Tune, hold the contest, and show it.
-
-    Args:
-        workload: its name.
-        task: model and items.
-        folder: for the results.
-        options: the command line.
-        num_cores: of this machine.
-    """
     print(f"{workload}: {task.num_items:,} pairs, {task.num_distinct:,} of them distinct", flush=True)
-    settings = settings_of((options.batch_size, num_cores), (num_cores, num_cores), {})
-    if task.checkpoint:
-        settings = library_settings(options.batch_size, num_cores, num_cores)
+    settings = settings_of(options.batch_size, num_cores)
     if options.tune:
         settings = tuned(task, num_cores, folder / "tuning", options.timeout)
         print("  best:", json.dumps({key: each for key, each in settings.items() if key != "trials"}), flush=True)
     taking_part = contestants(task, settings, options, num_cores)
-    standings = hold(taking_part, folder, options.rounds, options.timeout, centred=bool(task.checkpoint))
+    standings = hold(taking_part, folder, options.rounds, options.timeout)
     (whole,) = plan_shards(load_model_config(task.model), 1, dtype=options.dtype).stages
     item_flops = whole.flops_per_image + whole.flops_per_caption
     title = f"{workload}: {task.num_items:,} pairs, {options.dtype}, {num_cores} cores"
     show_standings(title, standings, num_cores, item_flops)
-    found = {
-        "num_items": task.num_items,
-        "num_distinct": task.num_distinct,
-        "item_flops": item_flops,
-        "settings": settings,
-        "contestants": {name: standing.to_json() for name, standing in standings.items()},
-        "ratios": ratios(standings),
+    return {
+        "num_items": task.num_items, "num_distinct": task.num_distinct, "item_flops": item_flops, "settings": settings,
+        "contestants": {name: standing.to_json() for name, standing in standings.items()}, "ratios": ratios(standings),
         "paired": paired_ratios(standings, taking_part),
-    }
-    if options.bulk:
-        found["bulk"] = compare_bulk(workload, task, folder / "bulk", options.timeout)
-    return found
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

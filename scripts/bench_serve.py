@@ -4,23 +4,185 @@
     python scripts/bench_serve.py --vectors 100000 --model shipped
     python scripts/bench_serve.py --store runs/demo/store          # a store that is there, as of `embedder demo`
 
-64 clients in a process of their own ask different texts, so that neither remembered answers nor the clients' own work
-count. What bounds the service is CPU: the text tower, the index, and what HTTP and JSON add; that last part is the
-difference to the same number of queries by `Store.search` in batches of 32. Then they ask half of what was sustained,
-and the slowest hundredth of the answers is compared with the median of one query alone in process. Models: the shipped
-one, and a text tower of CLIP-B/32's size with random weights. The last line is one JSON document.
+64 clients in a process of their own ask different texts. What bounds the service is CPU: text tower, index, HTTP and
+JSON, whose part is the difference to `Store.search` in batches of 32. Then they ask half of what was sustained, and
+the slowest hundredth of the answers is compared with the median of one query alone in process. Models: the shipped one,
+and a text tower of CLIP-B/32's size with random weights. The last line is one JSON document.
 """
 
 import argparse
+import itertools
 import json
 import shutil
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
 
-from harness import json_of, show
-from serve_bench.server import Server, serving
-from serve_bench.stores import make_model, make_store
+import numpy as np
+import pyarrow as pa
+from bench_retrieval import make_vectors
+from published_rows import as_embedded, publish_rows
+from tokenizers import Tokenizer
+
+from corpus import DEMO_MODEL, read_shipped
+from embedder.batch_schema import VECTOR
+from embedder.config import RunConfig
+from embedder.config_toml.index_section import IndexConfig
+from embedder.executors.job import store_info
+from embedder.models.model_folder import open_model
+from embedder.retrieval.store_api import open_store
+from embedder.store.files import StoreFiles
+from embedder.store_index.keep_index import build_index
+from harness import Server, json_of, serving, show
+from shards.config import ModelConfig
+from shards.fresh import init_model
+from shards.preprocess import PreprocessConfig
+from shards.towers.clip import ClipTextTower
+from shards.towers.vit import VitTower
+
+PART_ROWS = 65_536
+CLIP_B32 = {"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "intermediate_size": 2048}
+NUM_CATEGORIES = 20
+
+
+def make_model(folder: Path, kind: str) -> Path:
+    """Make a model folder, or give the shipped one."""
+    if kind == "shipped":
+        return DEMO_MODEL
+    tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8")
+    end_id = Tokenizer.from_str(tokenizer_json).token_to_id("[SEP]")
+    vision = VitTower(image_size=32, patch_size=16, width=64, depth=1, num_heads=2)  # asked with texts alone
+    text = ClipTextTower(**CLIP_B32, eos_token_id=end_id, pad_token_id=end_id)
+    parts = {"vision": vision, "text": text, "preprocess": PreprocessConfig(image_size=32, max_caption_tokens=77)}
+    config = ModelConfig(name=kind, trained=False, embedding_dim=512, **parts)
+    return init_model(config, folder, seed=0, tokenizer_json=tokenizer_json)
+
+
+def make_store(folder: Path, model: Path, num_vectors: int, index: str) -> Path:
+    """Make a store of images, with an index; gives its folder."""
+    opened = open_model(str(model))
+    files = StoreFiles(folder)
+    images, _ = make_vectors(num_vectors, 1, width=opened.config.embedding_dim)
+    config = RunConfig(store=files.address, model=str(model), index=IndexConfig(min_recall=0))
+    publish_rows(files, store_info(config, opened), _parts(images))
+    build_index(config, kind=index, force=True)
+    return folder
+
+
+def _parts(images: np.ndarray) -> Iterator[pa.Table]:
+    for start in range(0, len(images), PART_ROWS):
+        names = [f"{number:09d}.jpg" for number in range(start, min(start + PART_ROWS, len(images)))]
+        captions = [f"image {int(name[:9])} of category {int(name[:9]) % NUM_CATEGORIES}" for name in names]
+        own = {"item_id": names, "uri": [f"/images/{name}" for name in names], "caption": captions}
+        same = {"source": "", "modified": "1", "size_bytes": 1}
+        listed = pa.table(own | {column: [value] * len(names) for column, value in same.items()})
+        vectors = pa.array(list(images[start : start + PART_ROWS]), VECTOR)
+        yield as_embedded(listed, vectors, content_version="1")
+
+
+class Texts:
+    """Different texts of the words that the shipped captions have, each by its number."""
+
+    def __init__(self) -> None:
+        _, captions = read_shipped()
+        self._words = sorted({word for caption in captions for word in caption.split()})
+        self._lengths = [len(caption.split()) for caption in captions]
+
+    def __getitem__(self, number: int) -> str:
+        """Text of a number; it is as long as a caption, and its first words tell it from all others."""
+        base = len(self._words)
+        places = [number % base, number // base % base]
+        places += [(number * 7919 + place * 104_729) % base for place in range(self._lengths[number % 997] - 2)]
+        return " ".join(self._words[place] for place in places)
+
+
+K = 10
+
+
+class Clients:
+    """Threads with a connection each, and what they found."""
+
+    def __init__(self, url: str, seconds: float, first_text: int, rate: float | None) -> None:
+        self.times_ms: list[float] = []
+        self.errors: list[str] = []
+        self._address, self._texts = urlsplit(url), Texts()
+        self._numbers, self._first_text, self._rate = itertools.count(), first_text, rate
+        self._began_s = time.perf_counter()
+        self._stop_s = self._began_s + seconds
+
+    def run(self) -> None:
+        """Ask one query after another until the time is over."""
+        connection = HTTPConnection(self._address.hostname or "", self._address.port, timeout=60)
+        while True:
+            number = next(self._numbers)
+            began_s = time.perf_counter() if self._rate is None else self._began_s + number / self._rate
+            if began_s >= self._stop_s:
+                break
+            time.sleep(max(began_s - time.perf_counter(), 0))
+            body = {"queries": [{"text": self._texts[self._first_text + number]}], "k": K}
+            try:
+                connection.request("POST", "/search", json.dumps(body), {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                content = answer.read()
+            except OSError as error:
+                connection.close()
+                self.errors.append(f"{type(error).__name__}: {error}")
+                continue
+            if answer.status == 200 and b'"hits":[{' in content:
+                self.times_ms.append(1e3 * (time.perf_counter() - began_s))
+            else:
+                self.errors.append(f"{answer.status}: {content[:200]!r}")
+        connection.close()
+
+
+def ask_all(url: str, num_clients: int, seconds: float, first_text: int, rate: float | None) -> dict:
+    clients = Clients(url, seconds, first_text, rate)
+    threads = [threading.Thread(target=clients.run) for _ in range(num_clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    times_ms = clients.times_ms or [float("nan")]
+    return {
+        "num_answered": len(clients.times_ms), "num_errors": len(clients.errors), "errors": clients.errors[:3],
+        "queries_per_s": len(clients.times_ms) / seconds, "p50_ms": float(np.percentile(times_ms, 50)),
+        "p99_ms": float(np.percentile(times_ms, 99)),
+    }  # fmt: skip
+
+
+BATCH = 32
+FIRST_TEXT = 10_000_000  # those before are asked through the service
+MAX_SINGLE = 300
+
+
+def search_here(store: str, num_queries: int) -> dict:
+    """Ask texts in batches, then others one by one."""
+    opened, texts = open_store(store), Texts()
+    opened.search([texts[FIRST_TEXT - 1 - number] for number in range(BATCH)], K)  # loads all
+    batches = [[texts[FIRST_TEXT + at + number] for number in range(BATCH)] for at in range(0, num_queries, BATCH)]
+    cpu_s, began_s = time.process_time(), time.perf_counter()
+    for batch in batches:
+        opened.search(batch, K)
+    num_asked = BATCH * len(batches)
+    cpu_ms = 1e3 * (time.process_time() - cpu_s) / num_asked
+    wall_s = time.perf_counter() - began_s
+    times = []
+    for number in range(min(num_queries, MAX_SINGLE)):
+        text = texts[2 * FIRST_TEXT + number]
+        began = time.perf_counter()
+        opened.search(text, K)
+        times.append(1e3 * (time.perf_counter() - began))
+    return {
+        "num_vectors": len(opened.searcher.snapshot.vectors), "cpu_ms": cpu_ms, "queries_per_s": num_asked / wall_s,
+        "median_of_one_ms": median(times),
+    }  # fmt: skip
+
 
 MODELS = ("shipped", "clip-b32")
 TIMEOUT_S = 3600.0
@@ -28,21 +190,29 @@ WARM_UP_S = 3.0
 TEXTS_PER_LOAD = 1_000_000
 MAX_EXTRA_CPU_MS, MAX_P99_RATIO = 1.0, 5.0
 COLUMNS = {
-    "store": "{name}",
-    "vectors": "{num_vectors:,}",
-    "in process CPU ms": "{process[cpu_ms]:.2f}",
-    "service CPU ms": "{full[cpu_ms]:.2f}",
-    "more": "{extra_cpu_ms:.2f}",
-    "one in process ms": "{process[median_of_one_ms]:.2f}",
-    "queries/s": "{full[queries_per_s]:,.0f}",
-    "at half: p50 ms": "{half[p50_ms]:.1f}",
-    "p99 ms": "{half[p99_ms]:.1f}",
-    "p99/one": "{p99_ratio:.1f}",
+    "store": "{name}", "vectors": "{num_vectors:,}", "in process CPU ms": "{process[cpu_ms]:.2f}",
+    "service CPU ms": "{full[cpu_ms]:.2f}", "more": "{extra_cpu_ms:.2f}",
+    "one in process ms": "{process[median_of_one_ms]:.2f}", "queries/s": "{full[queries_per_s]:,.0f}",
+    "at half: p50 ms": "{half[p50_ms]:.1f}", "p99 ms": "{half[p99_ms]:.1f}", "p99/one": "{p99_ratio:.1f}",
     "errors": "{num_errors}",
-}
+}  # fmt: skip
+
+
+def run_step(what: str, *arguments: str) -> None:
+    """Search in this process, or be its clients; prints the figures as JSON."""
+    if what == "search":
+        print(json.dumps(search_here(arguments[0], int(arguments[1]))))
+        return
+    sys.setswitchinterval(0.0005)  # a thread that has its answer notes the time at once
+    url, num_clients, seconds, first_text, *rate = arguments
+    found = ask_all(url, int(num_clients), float(seconds), int(first_text), float(rate[0]) if rate else None)
+    print(json.dumps(found))
 
 
 def main() -> None:
+    if sys.argv[1:2] in (["search"], ["ask"]):  # one of its own processes
+        run_step(*sys.argv[1:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vectors", type=int, default=1_000_000, help="of a store that is made")
     parser.add_argument("--model", action="append", choices=MODELS, help="of a store that is made; by default both")
@@ -52,9 +222,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
     parser.add_argument("--queries", type=int, default=2000, help="asked in process")
     parser.add_argument("--folder", type=Path, help="keep the stores that are made there, and use them again")
-    parser.add_argument(
-        "--serve-option", action="append", default=[], help="of `embedder serve`, as --limit=max_batch=64"
-    )
+    parser.add_argument("--serve-option", action="append", default=[], help="of `embedder serve`, --limit=max_batch=64")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="bench-serve-"))
     try:
@@ -85,15 +253,8 @@ def stores(folder: Path, options: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def measure(name: str, store: str, folder: Path, options: argparse.Namespace) -> dict:
-    """Measure one store: in process, at full load, and at half of what that sustained.
-
-    Args:
-        name: of the store in the table.
-        store: its address.
-        folder: for the service's log.
-        options: of the command line.
-    """
-    process = json_of([sys.executable, "-m", "serve_bench.in_process", store, str(options.queries)], TIMEOUT_S)
+    """Measure one store: in process, at full load, and at half of what that sustained."""
+    process = json_of([sys.executable, __file__, "search", store, str(options.queries)], TIMEOUT_S)
     with serving(store, folder / "serve.log", options.serve_option) as server:
         load(server, options, 0, seconds=WARM_UP_S)
         full = load(server, options, 1)
@@ -101,34 +262,20 @@ def measure(name: str, store: str, folder: Path, options: argparse.Namespace) ->
         found = {"ready_s": server.ready_s, "memory_bytes": server.memory_bytes}
     extra_cpu_ms, p99_ratio = full["cpu_ms"] - process["cpu_ms"], half["p99_ms"] / process["median_of_one_ms"]
     return found | {
-        "name": name,
-        "num_vectors": process["num_vectors"],
-        "process": process,
-        "full": full,
-        "half": half,
-        "extra_cpu_ms": extra_cpu_ms,
-        "p99_ratio": p99_ratio,
-        "num_errors": full["num_errors"] + half["num_errors"],
+        "name": name, "num_vectors": process["num_vectors"], "process": process, "full": full, "half": half,
+        "extra_cpu_ms": extra_cpu_ms, "p99_ratio": p99_ratio, "num_errors": full["num_errors"] + half["num_errors"],
         "keeps_promise": extra_cpu_ms <= MAX_EXTRA_CPU_MS and p99_ratio <= MAX_P99_RATIO,
-    }
+    }  # fmt: skip
 
 
 def load(
     server: Server, options: argparse.Namespace, number: int, *, seconds: float | None = None, rate: float | None = None
 ) -> dict:
-    """Let the clients ask; gives their figures, and the CPU that the service took for each answer.
-
-    Args:
-        server: that is asked.
-        options: of the command line.
-        number: of the load; each asks other texts.
-        seconds: that it lasts.
-        rate: queries a second; None for as many as are answered.
-    """
+    """Let the clients ask; gives their figures, and the CPU that the service took for each answer."""
     before_s = server.cpu_s
     arguments = [server.url, options.clients, seconds or options.seconds, number * TEXTS_PER_LOAD]
     arguments += [] if rate is None else [rate]
-    found = json_of([sys.executable, "-m", "serve_bench.clients", *map(str, arguments)], TIMEOUT_S)
+    found = json_of([sys.executable, __file__, "ask", *map(str, arguments)], TIMEOUT_S)
     return found | {"cpu_ms": 1e3 * (server.cpu_s - before_s) / max(found["num_answered"], 1)}
 
 

@@ -3,45 +3,282 @@
     python scripts/chaos.py [NUM_KILLS] [SEED] [--pauses N] [--bucket] [--keep DIR] [--publish-every SECONDS]
                             [--models 2] [--step]
 
-Before most kills the source changes (items added, changed, touched, deleted), and an undisturbed store is refreshed
-beside the disturbed one. A refresh of that is then killed with SIGKILL: at a random time, or at the very moment a
-part file, the order to publish, the commit of a table, an index, the run's record or CURRENT.json appears (watched
-from outside); on Ray, it is a stage actor, a worker, a decoding child, the raylet or the driver that dies. After some
-kills the run is killed again, after the others the same command runs to its end, and both stores are compared: keys,
-versions, fingerprints, and vectors by cosine >= 0.9999. All the while a reader opens what is published, and checks
-that it is a state that the source was in, whole. With `--publish-every`, runs publish while they go on, kills meet
-those publications too, and each item for itself must be as it was in some state. With `--models 2`, runs compute
-two models, and both must be whole and of one state. With `--step`, a step of one's own makes two rows of each image,
-and its process is killed, too.
+Before most kills the source changes, and an undisturbed store is refreshed beside the disturbed one. A refresh of that
+is killed at a random time, or when a file of some kind appears; on Ray, a stage actor, a worker, a decoding child, the
+raylet or the driver dies. Then it is killed again, or the same command runs to its end, and the stores are compared:
+keys, versions, fingerprints, vectors. All the while a reader checks that what is published is a state of the source,
+whole; with `--publish-every`, each item for itself; with `--models 2`, in both models. With `--step`, a step of one's
+own makes two rows of each image, and its process is killed, too.
 
-With `--pauses`, so many processes more are stopped (SIGSTOP) and go on later (SIGCONT). Beside a driver that is stopped
-the same command runs: it has to be refused, and the paused run has to go on well. With `--bucket`, the disturbed store
-is in a bucket of a server on this machine (the tests' own, by moto), where it takes the store over: the paused run
-wakes in the midst of its work, or later. What all processes change in the store is recorded, and held to the store's
-protocol (`scripts/check_store_trace.py`). The last line is one JSON object; exit 1 where anything was lost, doubled,
-different or half published, or deviates from the protocol.
+With `--pauses`, so many processes more are stopped, and go on later. Beside a stopped driver the same command runs: it
+is refused, or in a bucket (`--bucket`, of the tests' server) takes the store over. What all processes change is held to
+the protocol of the store (`scripts/check_store_trace.py`). The last line is one JSON object; exit 1 where anything was
+wrong.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from random import Random
 
+import psutil
+from chaos_world import Poller, World, compare, state_of
 from check_store_trace import Checked, check
 
 import embedder
-from chaos_run.kills import LOST_CODE, REFUSAL_CODE, Kill, Victim, plan_kills
-from chaos_run.states import Poller, compare, state_of
-from chaos_run.world import World
-from harness import SCRIPTS
+from embedder.compat import STORE_TRACE_VARIABLE
+from embedder.store.files import StoreFiles
+from embedder.store.lock import read_holder
+from harness import EMBEDDER, SCRIPTS, descendants, environment, kill_all, title
+
+RUN_TIMEOUT_S = 240.0
+LOOK_S = 0.001
+LOOK_AT_ALL_S = 0.05  # at all processes of the run, which takes longer
+
+Reached = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One disturbance."""
+
+    engine: str  # of the run that is disturbed
+    # what: the process that dies: driver, decoding child, step's process; on Ray also a stage actor, worker, raylet
+    what: str
+    moment: str  # what has just happened when it dies
+    is_pause: bool = False  # whether it is stopped for a while instead
+
+    def __str__(self) -> str:
+        return f"{self.engine}: {self.what}{' paused' if self.is_pause else ''}, {self.moment}"
+
+
+MOMENTS = {
+    "at any time": "", "after a part file": "runs/*/journal/*.json", "after the order": "runs/*/publication.json",
+    "after the commit of embeddings": "embeddings/_delta_log/*.json",
+    "after the commit of items": "items/_delta_log/*.json", "while the index is built": "index/*",
+    "after the run's record": "runs/*/published.json", "after the swap": "CURRENT.json",
+}  # fmt: skip
+"""Moments of a run, and the files of the store that appear or change then."""
+
+AT_ONCE = "as soon as it is there"
+SHORT_LIVED = ("decode worker", "decoding child")  # all is decoded before the first part file is written
+RAY_PROCESSES = {
+    "driver": "", "stage actor": "ray::MapWorker(MapBatches(Stage", "decode worker": "ray::MapBatches(decode",
+    "write worker": "ray::Write", "decoding child": "media/sandbox_main.py", "raylet": "raylet/raylet",
+}  # fmt: skip
+STEP_PROCESS = "step's process"
+TITLES = RAY_PROCESSES | {STEP_PROCESS: "servables/interpreter_child.py"}
+LEASE_S = 6.0
+"""Of runs in a bucket: a driver that lives beats every second, also on a busy machine."""
+START_S = 3.0  # of a run, until it looks at the lock
+CHILD_PAUSE_S = (2.0, 8.0)
+LOST = ("took the store over", "another run published")
+REFUSAL_CODE, LOST_CODE = 2, 1
+PAUSED_ON_RAY = ("driver", "write worker", "raylet", "decoding child", "stage actor")
+
+
+def plan_kills(num: int, rng: Random, *, has_step: bool = False, num_pauses: int = 0) -> list[Kill]:
+    """Every moment and every kind of process, as often as there is room; a fifth on Ray."""
+    num_ray = min(max(num // 5, len(RAY_PROCESSES) if num >= 20 else 0), num)
+    names = list(RAY_PROCESSES)
+    of_ray = (names * num)[:num_ray]
+    ray = [Kill("ray", each, AT_ONCE if each in SHORT_LIVED else "after a part file") for each in of_ray]
+    local = []
+    for number in range(num - num_ray):
+        is_child = number % 10 == 9
+        moment = AT_ONCE if is_child else list(MOMENTS)[number % len(MOMENTS)]
+        child = STEP_PROCESS if has_step and number % 20 == 9 else "decoding child"
+        local.append(Kill("local", child if is_child else "driver", moment))
+    plan = [*ray, *local, *map(_pause, range(num_pauses))]
+    rng.shuffle(plan)
+    return plan
+
+
+def _pause(number: int) -> Kill:
+    if number % 5 == 4:
+        what = PAUSED_ON_RAY[number // 5 % len(PAUSED_ON_RAY)]
+        return Kill("ray", what, AT_ONCE if what in SHORT_LIVED else "after a part file", is_pause=True)
+    if number % 10 == 8:
+        return Kill("local", "decoding child", AT_ONCE, is_pause=True)
+    moments = [*list(MOMENTS)[1:], "at any time"]
+    return Kill("local", "driver", moments[number % len(moments)], is_pause=True)
+
+
+@dataclass
+class Paused:
+    """What became of a paused run."""
+
+    was_there: bool  # whether there was something to pause in time
+    code: int  # exit code of the run
+    second: int | None  # exit code of the same command, where it ran meanwhile
+    faults: list[str]  # what is wrong with either
+
+
+@dataclass
+class Victim:
+    """A run in a process of its own."""
+
+    store: Path | str  # folder or URI
+    config: Path  # of the run
+    log: Path  # what it says
+    trace: Path  # what its processes change in the store
+    second: Path | None = None  # configuration of a run beside it; by default the same
+
+    def start(self, config: Path | None = None) -> "subprocess.Popen[bytes]":
+        """Start it; what it says goes into a file, which no orphan can hold open."""
+        command = [*EMBEDDER, "refresh", str(config or self.config)]
+        variables = environment() | {STORE_TRACE_VARIABLE: str(self.trace), "EMBEDDER_LEASE_S": f"{LEASE_S:g}"}
+        with self.log.open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, env=variables)
+
+    def disturb(self, kill: Kill, rng: Random, typical_s: float) -> tuple[bool, int]:
+        """Run it and kill; says whether there was something to kill in time, and the exit code."""
+        return self._struck(self.start(), kill, rng, typical_s, lambda pid: os.kill(pid, signal.SIGKILL))
+
+    def _struck(
+        self, process: "subprocess.Popen[bytes]", kill: Kill, rng: Random, typical_s: float,
+        strike: Callable[[int], None],
+    ) -> tuple[bool, int]:  # fmt: skip
+        family: dict[int, psutil.Process] = {}
+        try:
+            is_struck = self._strike_when(process, kill, self._trigger(kill.moment, rng, typical_s), family, strike)
+            code = process.wait(RUN_TIMEOUT_S)
+        finally:
+            # What a killed run leaves behind: the daemons of its Ray would notice only after a while.
+            kill_all(family.values())
+            if process.poll() is None:
+                process.kill()
+        return is_struck, code
+
+    def pause(self, kill: Kill, rng: Random, typical_s: float) -> Paused:
+        """Run it, stop a process for a while, and let it end.
+
+        Beside a paused driver the same command runs. On a disk it is refused, and the paused one goes on. In a bucket
+        it takes the store over, and the paused one wakes while it is at work, or after it has ended.
+        """
+        start = self.log.stat().st_size if self.log.exists() else 0
+        process, second, is_held = self.start(), list["subprocess.Popen[bytes]"](), list[bool]()
+
+        def strike(pid: int) -> None:
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                if pid != process.pid:
+                    time.sleep(rng.uniform(*CHILD_PAUSE_S))
+                    return
+                is_held.append(self._holder() == pid)
+                second.append(self.start(self.second))
+                if isinstance(self.store, Path) or rng.random() < 0.5:
+                    second[0].wait(RUN_TIMEOUT_S)
+                else:
+                    time.sleep(START_S + LEASE_S + rng.uniform(0.0, typical_s))
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+        was_there, code = self._struck(process, kill, rng, typical_s, strike)
+        codes = [each.wait(RUN_TIMEOUT_S) for each in second]
+        said = self.log.read_bytes()[start:].decode(errors="replace")
+        faults = [f"{kill}: {each}" for each in self._wrong(code, codes, said, is_held=any(is_held))]
+        return Paused(was_there, code, codes[0] if codes else None, faults)
+
+    def _holder(self) -> int | None:
+        return read_holder(StoreFiles(self.store)).get("pid")
+
+    def _wrong(self, code: int, codes: list[int], said: str, *, is_held: bool) -> list[str]:
+        """What is wrong with the ends of a run that was paused, and of one beside it."""
+        if not codes:
+            return []
+        (second,) = codes
+        wrong = ["a traceback"] if "Traceback (most recent" in said else []
+        if isinstance(self.store, Path):
+            wrong += [f"the paused run ended with {code}"] if code != 0 else []
+            expected = REFUSAL_CODE if is_held else 0
+            return wrong + ([f"the one beside it ended with {second}"] if second != expected else [])
+        if code == LOST_CODE and not any(text in said for text in LOST):
+            wrong.append("the paused run failed, and had not lost the store")
+        if 0 not in (code, second) or not {code, second} <= {0, LOST_CODE, REFUSAL_CODE}:
+            wrong.append(f"the paused run ended with {code}, the one beside it with {second}")
+        return wrong
+
+    def _strike_when(
+        self, process: "subprocess.Popen[bytes]", kill: Kill, reached: Reached, family: dict[int, psutil.Process],
+        strike: Callable[[int], None],
+    ) -> bool:  # fmt: skip
+        deadline = time.monotonic() + RUN_TIMEOUT_S
+        while process.poll() is None and time.monotonic() < deadline:
+            if reached():
+                known = {each.pid: each for each in descendants(process.pid)}
+                family.update(known)
+                named = (each.pid for each in known.values() if TITLES[kill.what] in title(each))
+                pid = process.pid if kill.what == "driver" else next(named, None)
+                if pid is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        strike(pid)
+                        return True
+            time.sleep(LOOK_S if kill.moment != AT_ONCE else LOOK_AT_ALL_S)
+        return False
+
+    def _trigger(self, moment: str, rng: Random, typical_s: float) -> Reached:
+        """Tell when the moment has come, by what stands in the store that did not before."""
+        if moment == AT_ONCE:
+            return lambda: True
+        if moment == "at any time":
+            at_s = time.monotonic() + typical_s * rng.uniform(0.3, 1.0)
+            return lambda: time.monotonic() >= at_s
+        wanted = rng.randint(1, 3) if moment == "after a part file" else 1
+        if not isinstance(self.store, Path):
+            tail = TraceTail(self.trace, MOMENTS[moment])
+            return lambda: tail.num_written() >= wanted
+        before = self._stamps(self.store, MOMENTS[moment])
+        store = self.store
+        return lambda: len(self._stamps(store, MOMENTS[moment]) - before) >= wanted
+
+    def _stamps(self, store: Path, pattern: str) -> set[tuple[str, int]]:
+        """Files of the store, with the times of their last change."""
+        found = set()
+        for path in store.glob(pattern):
+            with contextlib.suppress(OSError):
+                found.add((str(path), path.stat().st_mtime_ns if path.is_file() else 0))
+        return found
+
+
+class TraceTail:
+    """Files of one pattern that are written from now on, by the trace of the store: asking a bucket takes longer."""
+
+    def __init__(self, trace: Path, pattern: str) -> None:
+        self._trace, self._pattern = trace, pattern
+        self._read = trace.stat().st_size if trace.exists() else 0
+        self._begun: set[tuple[str, int, int]] = set()
+        self._num_written = 0
+
+    def num_written(self) -> int:
+        if self._trace.exists() and self._trace.stat().st_size > self._read:
+            with self._trace.open("rb") as file:
+                file.seek(self._read)
+                whole, _, _ = file.read().rpartition(b"\n")
+            self._read += len(whole) + 1 if whole else 0
+            for line in whole.splitlines():
+                self._count(json.loads(line))
+        return self._num_written
+
+    def _count(self, change: dict) -> None:
+        key = (change["host"], change["pid"], change["id"])
+        if change.get("what") == "put" and fnmatch(change["path"], self._pattern):
+            self._begun.add(key)
+        self._num_written += key in self._begun and change.get("outcome") == "done"
+
 
 CHANGE_SHARE = 0.7  # of kills before which the source changes
 MAX_ATTEMPTS = 3  # to be there when the moment comes
@@ -56,23 +293,14 @@ class Chaos:
     """A disturbed store beside an undisturbed one."""
 
     def __init__(
-        self, root: Path, seed: int, publish_every_s: float | None = None, place: str | None = None, **world: int
+        self, root: Path, seed: int, every_s: float | None = None, place: str | None = None, **world: int
     ) -> None:
-        """Make the world.
-
-        Args:
-            root: folder.
-            seed: of all that is by chance.
-            publish_every_s: seconds between two publications of a run.
-            place: URI of a bucket for the disturbed store.
-            world: arguments of `World`.
-        """
         self.rng = Random(seed)
         self.world = World(root, Random(seed + 1), **world)
         self.world.build()
         if place is not None:
             self.world.in_bucket["disturbed"] = f"{place}/disturbed"
-        self.settings = {} if publish_every_s is None else {"publish_every_s": publish_every_s}
+        self.settings = {} if every_s is None else {"publish_every_s": every_s}
         self.poller = Poller(self.world.store("disturbed"), may_mix=bool(self.settings))
         self.tally: Counter[str] = Counter()
         self.by_kill: Counter[str] = Counter()
@@ -80,7 +308,6 @@ class Chaos:
         self.typical_s = 0.0  # seconds of a run
 
     def run(self, plan: list[Kill]) -> None:
-        """Disturb and compare."""
         self._refresh_undisturbed()
         self.poller.start()
         try:
@@ -145,7 +372,6 @@ class Chaos:
         return Victim(world.store("disturbed"), config, world.root / "victims.log", self.trace, second)
 
     def _to_the_end(self) -> None:
-        """The same command, undisturbed."""
         code = self._victim("local").start().wait()
         self.tally["reruns"] += 1
         if code != 0:
@@ -208,21 +434,16 @@ def bucket() -> Iterator[str]:
 
 
 def report(chaos: Chaos, checked: Checked, seconds: float, seed: int) -> int:
-    """Print what happened; gives the exit code."""
     tally, poller = chaos.tally, chaos.poller
     for kill, num in sorted(chaos.by_kill.items()):
         print(f"{num:5}  {kill}")
     for fault in [*chaos.faults, *poller.faults[:20], *checked.deviations[:20]]:
         print(f"FAULT {fault}")
     figures = {name: tally[name] for name in FIGURES} | {
-        "half_published_states": len(poller.faults),
-        "states_seen": len(poller.seen),
-        "polls": poller.num_polls,
-        "effects": checked.num_effects,
-        "deviations": len(checked.deviations),
-        "seconds": round(seconds, 1),
+        "half_published_states": len(poller.faults), "states_seen": len(poller.seen), "polls": poller.num_polls,
+        "effects": checked.num_effects, "deviations": len(checked.deviations), "seconds": round(seconds, 1),
         "seed": seed,
-    }
+    }  # fmt: skip
     for name, value in figures.items():
         print(f"{name:22} {value}")
     faults = [*chaos.faults, *poller.faults, *checked.deviations]

@@ -3,49 +3,274 @@
     python scripts/chaos_nodes.py [--rounds 3] [--seed 0] [--only kill,cut20] [--state rounds.jsonl] [--keep DIR]
 
 Each round makes a cluster of three nodes of one logical CPU, and a head without (`scripts/cluster/nodes.py`; root),
-runs `embedder embed` on it, and lets the fault happen once stages compute: `kill` (any node), `kill-only` (the node
-of a stage's only replica), `cut20` and `cut120` (a partition of so many seconds), `pause10` and `pause90` (all that
-runs on a node is stopped for so many seconds; Ray gives a node up after 65, and this one's tasks go on all the same),
-`pause-driver` (the driver is stopped, and the same command has to be refused meanwhile), `drain` (notice, and the end
-30 s later), `add` (one more node), `head` (the head dies, and the same command runs on a new one), `own-disks` (the
-nodes don't share the store, which has to be refused before anything is decoded). The run itself has to end with 0
-(with 2 where it is refused; not with 0 where the head dies, but then the second one), and all rows must equal those of
-a run in one process. What all processes change in the store is recorded, and held to the store's protocol
+runs `embedder embed` on it, and lets the fault happen once stages compute: docs/cluster.md tells of each. `own-disks`:
+nodes that don't share the store, which has to be refused. What processes change is held to the protocol of the store
 (`scripts/check_store_trace.py`). With `--state` the rounds that the file names are left out, and finished ones are
-added, so that the same command goes on where it stopped; with `--keep` it makes source and undisturbed store once. A
-round takes one to four minutes. The last line is one JSON object; exit 1 where anything was wrong.
+added; with `--keep` source and undisturbed store are made once. A round takes one to four minutes. The last line is one
+JSON object; exit 1 where anything was wrong.
 """
 
 import argparse
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
+
+from chaos import REFUSAL_CODE
+from chaos_world import World, compare
+from check_store_trace import Checked, check
 
 import embedder
-from chaos_run.node_faults import FAULTS, NUM_IMAGES, SETTINGS, VISION, Outcome, as_line, run_round
-from chaos_run.world import World
 from cluster.nodes import NodeCluster
-from harness import show
+from embedder.compat import STORE_TRACE_VARIABLE
+from harness import EMBEDDER, descendants, environment, show
+
+NUM_NODES = 3  # that compute; the driver is on a head without CPUs
+NODE_CPUS = 1.0
+DRIVER, SPARE = 0, NUM_NODES + 1
+STAGE_TITLE = "MapWorker(MapBatches(Stage"
+AT_WORK = f"{STAGE_TITLE}Actor)).submit"
+RUN_S = 480.0
+NUM_IMAGES = 1000
+FAULT_AFTER_S = (0.5, 8.0)  # of work on so many images; of fewer, in proportion
+# Large enough that stages compute for a while.
+VISION = {"image_size": 64, "patch_size": 8, "width": 256, "depth": 10, "num_heads": 4}
+SETTINGS = {
+    "num_stages": 2, "rows_per_part": 32, "batch_size": 16, "decode.items_per_task": 32, "no_progress_timeout_s": 300,
+}  # fmt: skip
+ONE_REPLICA = "[[stage]]\nreplicas = { min = 1, max = 1 }\n" * 2
+
+Happens = Callable[["NodeRound"], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One round."""
+
+    kind: str  # of the fault
+    number: int  # of the round among those of its kind
+    seed: int  # of all rounds
+    what: str  # that happened
+    code: int | None  # exit code of the run itself
+    code_again: int | None  # of the same command, where the first run can't end
+    num_rows: int  # compared
+    faults: list[str]  # what is wrong
+    stall_s: float  # longest time without a finished part after the fault
+    wall_s: float  # of the run
+    events: list[str] = field(default_factory=list)  # lines of the report
+    effects: int = 0  # changes of the store
+    deviations: int = 0  # from the store's protocol
+
+
+@dataclass
+class NodeRound:
+    """A run on nodes of its own, and its fault."""
+
+    world: World
+    cluster: NodeCluster
+    rng: Random
+    store: str
+    what: str = "nothing happened"
+    driver: int = DRIVER
+    process: "subprocess.Popen[bytes] | None" = None
+    second: Callable[[], int] = lambda: REFUSAL_CODE
+    refusal: str = ""
+
+    @property
+    def trace(self) -> Path:
+        """File of what the run's processes change in the store."""
+        return self.world.root / f"{self.store}.trace.jsonl"
+
+    def node_with_stage(self) -> int:
+        titles = {number: list(self.cluster.titles(number)) for number in range(1, NUM_NODES + 1)}
+        return self.rng.choice([number for number, found in titles.items() if STAGE_TITLE in " ".join(found)])
+
+    def is_at_work(self) -> bool:
+        """Whether a stage has begun to compute; a short call can be missed, what it led to can't."""
+        titles = (title for number in range(1, NUM_NODES + 1) for title in self.cluster.titles(number))
+        return any(AT_WORK in title for title in titles) or bool(self.entries())
+
+    def any_node(self) -> int:
+        return self.rng.randint(1, NUM_NODES)
+
+    def kill(self, number: int) -> None:
+        self.what = f"node {number} killed"
+        self.cluster.kill(number)
+
+    def cut(self, number: int, seconds: float) -> None:
+        self.what = f"node {number} partitioned for {seconds:g} s"
+        self.cluster.cut(number)
+        time.sleep(seconds)
+        self.cluster.heal(number)
+
+    def pause(self, number: int, seconds: float) -> None:
+        self.what = f"node {number} paused for {seconds:g} s"
+        self.cluster.pause(number)
+        time.sleep(seconds)
+        self.cluster.resume(number)
+
+    def pause_driver(self, seconds: float) -> None:
+        """Stop the driver for a while, in which the same command has to be refused."""
+        own = [] if self.process is None else [self.process.pid, *(each.pid for each in descendants(self.process.pid))]
+        until_s = time.monotonic() + seconds
+        self.what = f"the driver paused for {seconds:g} s"
+        for pid in own[1:]:  # the first one waits for the others
+            os.kill(pid, signal.SIGSTOP)
+        code = self.second()
+        self.refusal = "" if code == REFUSAL_CODE else f"the same command beside a paused driver ended with {code}"
+        time.sleep(max(0.0, until_s - time.monotonic()))
+        for pid in own:
+            os.kill(pid, signal.SIGCONT)
+
+    def drain(self, number: int, seconds: float) -> None:
+        self.what = f"node {number} drained, and ended after {seconds:g} s"
+        self.cluster.drain(number, seconds)
+        time.sleep(seconds)
+        self.cluster.kill(number)
+
+    def add(self) -> None:
+        self.what = f"node {SPARE} added"
+        self.cluster.add(SPARE, NODE_CPUS)
+
+    def entries(self) -> list[float]:
+        """Return the times at which write tasks ended, in order."""
+        return sorted(path.stat().st_mtime for path in self.world.store(self.store).glob("runs/*/journal/*.json"))
+
+    def report(self) -> dict[str, Any]:
+        """Return the last report in the store; empty where there is none."""
+        found = sorted(self.world.store(self.store).glob("runs/*/report.json"))
+        return json.loads(found[-1].read_text()) if found else {}
+
+
+FAULTS: dict[str, Happens] = {
+    "kill": lambda each: each.kill(each.any_node()),
+    "kill-only": lambda each: each.kill(each.node_with_stage()),
+    "cut20": lambda each: each.cut(each.node_with_stage(), 20),
+    "cut120": lambda each: each.cut(each.node_with_stage(), 120),
+    "pause10": lambda each: each.pause(each.node_with_stage(), 10),
+    "pause90": lambda each: each.pause(each.node_with_stage(), 90),
+    "pause-driver": lambda each: each.pause_driver(15),
+    "drain": lambda each: each.drain(each.node_with_stage(), 30),
+    "add": lambda each: each.add(),
+    "head": lambda each: each.kill(0),
+    "own-disks": lambda each: None,  # from the start
+}
+"""By kind; `kill-only` ends the node of a stage's only replica, `own-disks` is a store that nodes don't share."""
+
+
+def run_round(world: World, cluster: NodeCluster, kind: str, number: int, seed: int) -> Outcome:
+    """Make a cluster, run on it, disturb it, and compare with the undisturbed store."""
+    each = NodeRound(world, cluster, Random(f"{seed} {kind} {number}"), f"{kind}-{number}")
+    each.driver = 1 if kind == "head" else DRIVER
+    config = world.config_file(each.store, "ray", ray_address=cluster.address, **SETTINGS)
+    if kind != "add":  # a new node can be used where the number of replicas is open
+        config.write_text(config.read_text() + ONE_REPLICA)
+    log = world.root / f"{each.store}.log"
+    private = [str(world.store(each.store))] if kind == "own-disks" else []
+    for folder in private:
+        Path(folder).mkdir()
+        each.what = "a store that the nodes don't share"
+    _start(cluster, each, private)
+    begun_s = time.time()
+    try:
+        code, happened_s = _disturbed(each, kind, config, log)
+        again = None
+        if kind == "head":
+            _start(cluster, each, private)
+            again = _embed(each, config, log).wait(RUN_S)
+    except subprocess.TimeoutExpired:
+        code, again, happened_s = None, None, begun_s
+    finally:
+        cluster.stop()
+    wall_s = time.time() - begun_s
+    events = [event["text"] for event in each.report().get("events", [])]
+    num_rows, faults = (0, _refusal(each, code, log)) if kind == "own-disks" else _faults(each, kind, code, again)
+    checked = _checked(each, has_files=not private)
+    faults += checked.deviations[:3] + ([each.refusal] if each.refusal else [])
+    times = [happened_s, *(at_s for at_s in each.entries() if at_s > happened_s)]
+    stall_s = max((after - before for before, after in pairwise(times)), default=0.0)
+    outcome = Outcome(kind, number, seed, each.what, code, again, num_rows, faults, stall_s, wall_s, events)
+    return replace(outcome, effects=checked.num_effects, deviations=len(checked.deviations))
+
+
+def _checked(each: NodeRound, *, has_files: bool) -> Checked:
+    if not each.trace.exists():
+        return Checked(0, ["nothing was recorded"])
+    return check(each.trace, each.world.store(each.store) if has_files else None)
+
+
+def _start(cluster: NodeCluster, each: NodeRound, private: Sequence[str]) -> None:
+    # A driver that outlives the head needs a node of its own.
+    cluster.start(NUM_NODES + 1, NODE_CPUS, head_cpus=0, private=private)
+
+
+def _embed(each: NodeRound, config: Path, log: Path) -> "subprocess.Popen[bytes]":
+    command = each.cluster.command(each.driver, [*EMBEDDER, "embed", "--config", str(config)])
+    with log.open("ab") as output:
+        variables = environment() | {STORE_TRACE_VARIABLE: str(each.trace)}
+        return subprocess.Popen(command, stdout=output, stderr=output, env=variables)
+
+
+def _disturbed(each: NodeRound, kind: str, config: Path, log: Path) -> tuple[int | None, float]:
+    """Run, and let the fault happen once stages compute; gives the exit code, and the time of the fault."""
+    process = each.process = _embed(each, config, log)
+    each.second = lambda: _embed(each, config, log.with_suffix(".second.log")).wait(RUN_S)
+    happened_s = time.time()
+    try:
+        if kind != "own-disks":
+            while not each.is_at_work() and process.poll() is None and time.time() < happened_s + RUN_S:
+                time.sleep(0.1)
+            num_images = len(list(each.world.source.glob("*.png")))
+            time.sleep(each.rng.uniform(*FAULT_AFTER_S) * num_images / NUM_IMAGES)
+            happened_s = time.time()
+            if process.poll() is None:
+                with suppress(LookupError):
+                    FAULTS[kind](each)
+        return process.wait(RUN_S), happened_s
+    finally:
+        if process.poll() is None:
+            process.kill()
+
+
+def _faults(each: NodeRound, kind: str, code: int | None, again: int | None) -> tuple[int, list[str]]:
+    """Compare with the undisturbed store; gives the rows, and what is wrong."""
+    faults = [] if each.what != NodeRound.what else [f"the run ended with exit code {code} before it was disturbed"]
+    if kind == "head":
+        if code in (0, None) or again != 0:
+            faults.append(f"exit code {code}, and of the same command afterwards {again}")
+    elif code != 0:
+        return 0, ["the run did not end in time" if code is None else f"exit code {code}"]
+    if not (each.world.store(each.store) / "CURRENT.json").exists():
+        return 0, [*faults, "nothing is published"]
+    num_rows, other = compare(each.world.store(each.store), each.world.store("undisturbed"))
+    faults += [f"{len(found)} rows {what}: {sorted(map(str, found))[:3]}" for what, found in other.items() if found]
+    return num_rows, faults
+
+
+def _refusal(each: NodeRound, code: int | None, log: Path) -> list[str]:
+    """Say what is wrong with the refusal of a store that the nodes don't share."""
+    said = log.read_text(errors="replace")
+    faults = [] if code == REFUSAL_CODE else [f"exit code {code} instead of {REFUSAL_CODE}"]
+    faults += [] if "Traceback" not in said else ["a traceback"]
+    return faults + (["items were embedded"] if each.entries() else [])
+
 
 COLUMNS = {
-    "kind": "{kind}",
-    "round": "{number}",
-    "what": "{what}",
-    "exit": "{code}",
-    "again": "{code_again}",
-    "rows": "{num_rows}",
-    "stall s": "{stall_s:.1f}",
-    "run s": "{wall_s:.0f}",
-    "events": "{num_events}",
-    "effects": "{effects}",
-    "deviations": "{deviations}",
-    "wrong": "{wrong}",
-}
+    "kind": "{kind}", "round": "{number}", "what": "{what}", "exit": "{code}", "again": "{code_again}",
+    "rows": "{num_rows}", "stall s": "{stall_s:.1f}", "run s": "{wall_s:.0f}", "events": "{num_events}",
+    "effects": "{effects}", "deviations": "{deviations}", "wrong": "{wrong}",
+}  # fmt: skip
 
 
 def main() -> None:
@@ -54,9 +279,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(FAULTS), metavar="KIND,KIND")
     parser.add_argument("--state", type=Path, help="file of finished rounds, one JSON object a line")
-    parser.add_argument(
-        "--keep", type=Path, help="folder to work in, which is kept; source and undisturbed store are used again"
-    )
+    parser.add_argument("--keep", type=Path, help="folder to work in; source and undisturbed store are used again")
     parser.add_argument("--name", default="chaosnode", help="of the cluster, where several are up")
     parser.add_argument("--images", type=int, default=NUM_IMAGES)
     options = parser.parse_args()
@@ -76,28 +299,16 @@ def main() -> None:
 
 
 def read_state(path: Path | None) -> list[Outcome]:
-    """Read the rounds that have been made."""
     if path is None or not path.exists():
         return []
     return [Outcome(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def run_rounds(
-    world: World,
-    cluster: NodeCluster,
-    plan: Sequence[tuple[str, int]],
-    known: Sequence[Outcome],
+    world: World, cluster: NodeCluster, plan: Sequence[tuple[str, int]], known: Sequence[Outcome],
     options: argparse.Namespace,
-) -> list[Outcome]:
-    """Make the rounds that are left; gives all that were planned.
-
-    Args:
-        world: an empty one.
-        cluster: where the nodes are.
-        plan: kind and number of each round.
-        known: those that were made before, by seed.
-        options: seed, number of images, and the file for what is finished.
-    """
+) -> list[Outcome]:  # fmt: skip
+    """Make the rounds that are left; gives all that were planned."""
     done = {(each.kind, each.number): each for each in known if each.seed == options.seed}
     left = [key for key in plan if key not in done]
     if left and not (world.store("undisturbed") / "CURRENT.json").exists():
@@ -110,7 +321,7 @@ def run_rounds(
             print(f"    {event}", flush=True)
         if options.state is not None:
             with options.state.open("a") as file:
-                file.write(as_line(outcome) + "\n")
+                file.write(json.dumps(asdict(outcome)) + "\n")
         if not outcome.faults:
             shutil.rmtree(world.store(f"{kind}-{number}"))
             (world.root / f"{kind}-{number}.trace.jsonl").unlink()
@@ -121,15 +332,12 @@ def report(outcomes: Sequence[Outcome]) -> int:
     """Print the table and the summary; gives the exit code."""
     extra = [vars(each) | {"num_events": len(each.events), "wrong": "; ".join(each.faults)} for each in outcomes]
     show(extra, COLUMNS)
-    by_kind = {
-        kind: {
-            "rounds": len(of_kind := [each for each in outcomes if each.kind == kind]),
-            "wrong": sum(bool(each.faults) for each in of_kind),
-            "rows_compared": sum(each.num_rows for each in of_kind),
-            "longest_stall_s": round(max(each.stall_s for each in of_kind), 1),
-        }
-        for kind in dict.fromkeys(each.kind for each in outcomes)
-    }
+    by_kind = {}
+    for kind in dict.fromkeys(each.kind for each in outcomes):
+        own = [each for each in outcomes if each.kind == kind]
+        counts = {"rounds": len(own), "wrong": sum(bool(each.faults) for each in own)}
+        counts["rows_compared"] = sum(each.num_rows for each in own)
+        by_kind[kind] = counts | {"longest_stall_s": round(max(each.stall_s for each in own), 1)}
     faults = [f"{each.kind} {each.number}: {fault}" for each in outcomes for fault in each.faults]
     figures = {name: sum(getattr(each, name) for each in outcomes) for name in ("effects", "deviations")}
     print(json.dumps({"kinds": by_kind, **figures, "faults": faults}))

@@ -18,23 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from embedder.store.files import StoreFiles
-from store_simulation.trace_changes import Change
-from store_simulation.trace_checker import TraceChecker
+from store_simulation.checker import Change, TraceChecker
 
 MAX_SHOWN = 30
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Result of a check.
+    """Result of a check."""
 
-    Attributes:
-        num_effects: changes that were made, each deleted file for itself.
-        deviations: what did not hold.
-    """
-
-    num_effects: int
-    deviations: list[str]
+    num_effects: int  # changes that were made, each deleted file for itself
+    deviations: list[str]  # what did not hold
 
 
 def read_changes(lines: Iterable[str]) -> tuple[dict[str, list[Change]], list[str]]:
@@ -60,25 +54,14 @@ def read_changes(lines: Iterable[str]) -> tuple[dict[str, list[Change]], list[st
 def _change(found: dict[str, Any]) -> Change:
     content = found.get("content")
     return Change(
-        writer=(found["host"], found["pid"]),
-        begin_ns=found["at_ns"],
-        end_ns=None,
-        what=found["what"],
+        writer=(found["host"], found["pid"]), begin_ns=found["at_ns"], end_ns=None, what=found["what"],
         paths=tuple(found["paths"]) if found["what"] == "delete" else (found["path"],),
-        condition=found.get("condition"),
-        content=None if content is None else content.encode(),
+        condition=found.get("condition"), content=None if content is None else content.encode(),
         size=found.get("size", 0),
-    )
+    )  # fmt: skip
 
 
 def judge(changes: Sequence[Change], address: str, files: StoreFiles | None = None) -> Checked:
-    """Judge the changes of one store.
-
-    Args:
-        changes: of its processes.
-        address: of the store.
-        files: the store, if its files are to be compared.
-    """
     firsts = [each for each in changes if each.what == "put" and each.path in ("store.json", "CURRENT.json")]
     is_whole = bool(firsts) and firsts[0].condition == "absent"
     earlier = None if files is None else lambda path: _read(files, path)
@@ -102,12 +85,6 @@ def _read(files: StoreFiles, path: str) -> bytes | None:
 
 
 def check(trace: Path, store: str | Path | None = None) -> Checked:
-    """Check a trace.
-
-    Args:
-        trace: the file.
-        store: folder or URI of the store whose files are compared.
-    """
     files = None if store is None else StoreFiles(store)
     with trace.open(encoding="utf-8") as lines:
         stores, deviations = read_changes(lines)

@@ -35,18 +35,11 @@ def read_shipped() -> tuple[list[bytes], list[str]]:
 
 
 def shipped_pairs() -> list[Pair]:
-    """The shipped emoji with their captions."""
     return [(content, ".png", caption) for content, caption in zip(*read_shipped(), strict=True)]
 
 
 def write_pairs(folder: Path, num_items: int, originals: Sequence[Pair]) -> Path:
-    """Write pairs; behind the last original, names are links to the first ones' files, which are read from memory.
-
-    Args:
-        folder: to make.
-        num_items: pairs to write.
-        originals: their contents, repeated in order.
-    """
+    """Write pairs; behind the last original, names are links to the first ones' files, which are read from memory."""
     folder.mkdir(parents=True)
     for number in range(num_items):
         content, suffix, caption = originals[number % len(originals)]
@@ -62,21 +55,12 @@ def write_pairs(folder: Path, num_items: int, originals: Sequence[Pair]) -> Path
 
 
 def encode(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
-    """Content of an image's file."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
 
 
 def write_clip(path: Path, frames: Sequence[np.ndarray], codec: str = "mpeg4", kind: str | None = None) -> None:
-    """Write a clip of eight frames a second.
-
-    Args:
-        path: the file.
-        frames: uint8 (H, W, 3) each.
-        codec: FFmpeg's encoder.
-        kind: FFmpeg's container, where the path's suffix doesn't tell it.
-    """
     with av.open(str(path), "w", format=kind) as container:
         stream = container.add_stream(codec, rate=Fraction(8))
         stream.height, stream.width = frames[0].shape[:2]
@@ -88,15 +72,7 @@ def write_clip(path: Path, frames: Sequence[np.ndarray], codec: str = "mpeg4", k
 
 
 def write_config(path: Path, model: Path, store: Path, source: Path | str, **settings: object) -> Path:
-    """Write the configuration file of a run over one source; values are written as JSON, which TOML reads.
-
-    Args:
-        path: of the file.
-        model: model folder.
-        store: folder of the store.
-        source: folder of the items, or its URI.
-        settings: other keys; a dictionary is a section.
-    """
+    """Write the configuration file of a run over one source; values are written as JSON, which TOML reads."""
     settings = {"model": str(model), "store": str(store), **settings}
     plain = {key: value for key, value in settings.items() if not isinstance(value, dict)}
     lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
@@ -107,26 +83,15 @@ def write_config(path: Path, model: Path, store: Path, source: Path | str, **set
 
 
 def make_model(folder: Path, vision: dict, text: dict) -> Path:
-    """A model folder with fresh weights, and the demo's tokeniser.
-
-    Args:
-        folder: to make.
-        vision: of the vision tower, `VitTower`.
-        text: of the text tower, of the default family, where it differs from the demo's.
-    """
+    """A model folder with fresh weights, and the demo's tokeniser."""
     demo = json.loads((DEMO_MODEL / "config.json").read_text())
     text = {"vocab_size": demo["text"]["vocab_size"], "max_position_embeddings": 64, "pool": "mean"} | text
     config = ModelConfig(
-        name=folder.name,
-        trained=False,
-        embedding_dim=256,
-        vision=VitTower(**vision),
-        text=text,
+        name=folder.name, trained=False, embedding_dim=256, vision=VitTower(**vision), text=text,
         preprocess=PreprocessConfig(image_size=vision["image_size"], resize="squash", max_caption_tokens=64),
-    )
+    )  # fmt: skip
     return init_model(config, folder, seed=0, tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_text())
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors of length 1; float32 (N, E)."""
     return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)

@@ -47,7 +47,6 @@ def main() -> None:
 
 
 def count(checkout: Path) -> dict:
-    """What stands in a row of the table."""
     lines, lengths, documented = dict.fromkeys(PACKAGES, 0), {"none": 0}, []
     for package in PACKAGES:
         for path in sorted((checkout / package).rglob("*.py")):
@@ -83,7 +82,6 @@ def structure(checkout: Path) -> dict[str, int]:
 
 
 def product_trees(checkout: Path) -> dict[Path, ast.Module]:
-    """Every file of the product, parsed."""
     paths = (path for package in PRODUCT for path in sorted((checkout / package).rglob("*.py")))
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
@@ -100,16 +98,14 @@ def import_graph(checkout: Path, trees: Mapping[Path, ast.Module]) -> networkx.D
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 inner = {f"{node.module}.{each.name}" for each in node.names}
-                graph.add_edges_from(
-                    (name, each) for each in (inner & modules.keys()) or {node.module} & modules.keys()
-                )
+                known = inner & modules.keys() or {node.module} & modules.keys()
+                graph.add_edges_from((name, each) for each in known)
             elif isinstance(node, ast.Import):
                 graph.add_edges_from((name, each.name) for each in node.names if each.name in modules)
     return graph
 
 
 def file_circles(graph: networkx.DiGraph) -> list[list[str]]:
-    """Modules that import each other, by whatever way."""
     return [sorted(each) for each in networkx.strongly_connected_components(graph) if len(each) > 1]
 
 

@@ -2,15 +2,12 @@
 
     python scripts/cut_power.py [NUM_CUTS] [SEED] [--plant sync-nothing]
 
-A writer publishes without pause on an ext4 file system of its own, in an image file (a loop device; needs root). At a
-random moment the image is copied as its device has it, while nothing is being written to the copy's source: what the
-kernel holds back, and would lose with the power, is not in it. The copy is mounted, and must hold what the writer had
-said to be done, whole: `embedder store check --deep` finds no error, both tables have the rows of one publication, the
-last one or a later one. Then the next writer publishes there and cleans up, after which the check must find nothing at
-all. `--plant sync-nothing` leaves the flushes out, which must be found.
-
-The last line is one JSON object (`cuts`, `faults`, `publications`, `seconds`); exit 1 where something was lost, and 3
-where there is no loop device.
+A writer publishes without pause on an ext4 file system in an image file (a loop device; needs root). At a random moment
+the image is copied as its device has it: what the kernel holds back is not in it. The copy is mounted, and must hold
+what the writer had said to be done: `embedder store check --deep` finds no error, both tables have the rows of one
+publication, the last one or a later one. Then the next writer publishes there and cleans up, and the check must find
+nothing at all. `--plant sync-nothing` leaves the flushes out, which must be found. The last line is one JSON object;
+exit 1 where something was lost, and 3 where there is no loop device.
 """
 
 import argparse
@@ -28,8 +25,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pyarrow as pa
+from published_rows import as_embedded
 
+from embedder.batch_schema import VECTOR
 from embedder.errors import StoreError
 from embedder.store.backends import Disk
 from embedder.store.files import StoreFiles
@@ -46,14 +46,13 @@ from embedder.store.publish.tombstones import read_purged
 from embedder.store.store_info import bind_store
 from embedder.store.tables.tables import RecordTable
 from embedder.store_check.check import check_store
-from growth.made_up import as_embedded
-from store_simulation.operations import INFO, no_index, none
+from store_simulation.schedules import INFO, no_index, none
 
 IMAGE_BYTES = 96 << 20
 OPTIONS = "loop,noauto_da_alloc,commit=300"
 """The kernel flushes nothing by itself: neither what takes another file's name, nor names every five seconds."""
 ITEMS = tuple(f"item{number}" for number in range(8))
-MAX_COPIES = 2000
+MAX_COPIES, DIMENSIONS = 2000, 16
 NO_DEVICE = 3
 
 Rows = dict[str, str]
@@ -64,12 +63,6 @@ class Writer:
     """Writer that publishes one change after another, and knows what is published then."""
 
     def __init__(self, folder: Path, random: Random) -> None:
-        """Name the store.
-
-        Args:
-            folder: of the store.
-            random: chooses the changes.
-        """
         self.files, self.random, self.rows, self._num = StoreFiles(folder), random, dict[str, str](), 0
 
     def change(self) -> Iterator[Rows]:
@@ -114,11 +107,9 @@ class Writer:
             publish(run, metadata, no_index, intent, pa.chunked_array([pa.array(retired or [], pa.string())]))
 
     def purge(self, item: str) -> None:
-        """Purge an item."""
         self.locked(lambda: purge(self.files, {item}, none))
 
     def locked(self, work: Callable[[], object]) -> None:
-        """Do upkeep."""
         with write_lock(self.files):
             finish_publication(self.files, no_index)
             work()
@@ -127,8 +118,8 @@ class Writer:
 def _finished_row(item: str, version: str) -> pa.Table:
     fields = {"item_id": item, "source": "", "uri": f"/texts/{item}", "modified": "t0", "caption": f"text of {item}"}
     listed = pa.table({name: [value] for name, value in fields.items()} | {"size_bytes": pa.array([10], pa.int64())})
-    rows = as_embedded(listed, int(version, 16))
-    return rows.set_column(rows.schema.get_field_index("content_version"), "content_version", pa.array([version]))
+    vector = np.random.default_rng(int(version, 16)).standard_normal(DIMENSIONS, np.float32)
+    return as_embedded(listed, pa.array([vector], VECTOR), version)
 
 
 def write_forever(folder: Path, seed: int) -> None:
@@ -144,7 +135,6 @@ class States:
     """What a writer has said: the rows after each change, and how many changes are done."""
 
     def __init__(self, writer: subprocess.Popen[str]) -> None:
-        """Listen to a writer, in a thread."""
         self.begun: list[Rows] = [{}]
         self.num_done = 0
         self._lines = writer.stdout or ()
@@ -171,7 +161,6 @@ def mounted(image: Path, folder: Path) -> Iterator[str]:
 
 
 def make_image(path: Path) -> None:
-    """Make an empty file system in a file."""
     with path.open("wb") as file:
         file.truncate(IMAGE_BYTES)
     subprocess.run(["mkfs.ext4", "-q", "-F", "-J", "size=4", "-E", "lazy_itable_init=0", path], check=True)
@@ -198,7 +187,6 @@ def _writes(device: str) -> tuple[str, ...]:
 
 
 def _extents(file: int) -> Iterator[tuple[int, int]]:
-    """Where a sparse file has content."""
     end = 0
     while True:
         try:
@@ -210,11 +198,6 @@ def _extents(file: int) -> Iterator[tuple[int, int]]:
 
 
 def published_rows(files: StoreFiles) -> Rows:
-    """What both tables hold.
-
-    Raises:
-        ValueError: they differ, or hold an item twice.
-    """
     current = read_current(files)
     if current is None:
         return {}
@@ -262,7 +245,6 @@ def _errors(files: StoreFiles, severities: tuple[str, ...]) -> list[str]:
 
 
 def cut_power(num_cuts: int, seed: int, root: Path, plant: str | None) -> int:
-    """Cut, judge and report."""
     image, copy, random, began_s = root / "disk.img", root / "cut.img", Random(seed), time.monotonic()
     make_image(image)
     own = [sys.executable, __file__, "--write", str(root / "disk" / "store"), "--seed", str(seed)]
@@ -298,13 +280,11 @@ def cut_power(num_cuts: int, seed: int, root: Path, plant: str | None) -> int:
 
 
 def has_loop_devices() -> bool:
-    """Whether this process may mount an image."""
     tools = all(shutil.which(each) for each in ("mkfs.ext4", "mount", "findmnt"))
     return os.geteuid() == 0 and tools and Path("/dev/loop-control").exists()
 
 
 def main() -> int:
-    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("num_cuts", nargs="?", type=int, default=200)
     parser.add_argument("seed", nargs="?", type=int, default=0)

@@ -40,9 +40,8 @@ def main() -> int:
     before = statuses(url, token)
     item = json.loads(answer_of(f"{url}/search", token, SEARCH))["answers"][0]["hits"][0]["item_id"]
     # Made-up ids are of no item, so that half of the time all requests are about one that exists.
-    failed = [
-        fuzz(asked, url, token, part) for part in ("", f"[parameters]\nitem_id = {json.dumps(quote(item, safe=''))}\n")
-    ]
+    known = f"[parameters]\nitem_id = {json.dumps(quote(item, safe=''))}\n"
+    failed = [fuzz(asked, url, token, part) for part in ("", known)]
     by_status: dict[str, int] = {}
     for (route, status), count in statuses(url, token).items():
         new = count - before.get((route, status), 0)
@@ -59,19 +58,13 @@ def fuzz(asked: argparse.Namespace, url: str, token: str | None, parameters: str
     with tempfile.TemporaryDirectory() as folder:
         configuration = Path(folder) / "schemathesis.toml"
         configuration.write_text(parameters + CONFIGURATION, encoding="utf-8")
-        done = subprocess.run(
-            [
-                *(Path(sys.executable).with_name("schemathesis"), "--config-file", configuration, "run"),
-                *(f"{url}/openapi.json", "--url", url, "--max-time", str(seconds), "--checks", CHECKS),
-                *("--workers", str(asked.workers), "--seed", str(asked.seed), "--continue-on-failure"),
-                *("--suppress-health-check", "all", "--warnings", "off", "--request-timeout", "60", "--no-color"),
-                *("--generation-database", "none"),
-                *(("--header", f"Authorization: Bearer {token}") if token else ()),
-            ],
-            cwd=folder,
-            timeout=seconds + GRACE_S,
-            check=False,
-        )
+        command = [Path(sys.executable).with_name("schemathesis"), "--config-file", configuration, "run"]
+        command += [f"{url}/openapi.json", "--url", url, "--max-time", str(seconds), "--checks", CHECKS]
+        command += ["--workers", str(asked.workers), "--seed", str(asked.seed), "--continue-on-failure"]
+        command += ["--suppress-health-check", "all", "--warnings", "off", "--request-timeout", "60", "--no-color"]
+        command += ["--generation-database", "none"]
+        command += ["--header", f"Authorization: Bearer {token}"] if token else []
+        done = subprocess.run(command, cwd=folder, timeout=seconds + GRACE_S, check=False)
     return done.returncode != 0
 
 

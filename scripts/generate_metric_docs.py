@@ -28,7 +28,6 @@ Row = tuple[str, str, tuple[str, ...], str]
 
 
 def page() -> str:
-    """The whole page, with its tables made anew."""
     makers = {"run": _live, "end": _text_file, "ray": _of_ray, "web": _service}
     text = PAGE.read_text(encoding="utf-8")
     return BLOCK.sub(lambda found: "\n".join(["", *_table(makers[found[1]]()), "", ""]), text)
@@ -53,15 +52,11 @@ def _text_file() -> Iterator[Row]:
     """Rows of the file that a run with everything in it would write."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
     report = dict.fromkeys(FIGURES, 1.0) | {
-        "num_items": 1,
-        "held": False,
-        "steps": [{"step": "decode", **dict.fromkeys(STEP_FIGURES, 1)}],
-        "guards": [{"name": "rejects", "passed": True}],
-        "metrics": {"price": {"mean": 1.0}},
-    }
-    for family in text_string_to_metric_families(
-        metrics_text(summarise("refresh", "store", 0, "done", (now, now), report, now))
-    ):
+        "num_items": 1, "held": False, "steps": [{"step": "decode", **dict.fromkeys(STEP_FIGURES, 1)}],
+        "guards": [{"name": "rejects", "passed": True}], "metrics": {"price": {"mean": 1.0}},
+    }  # fmt: skip
+    text = metrics_text(summarise("refresh", "store", 0, "done", (now, now), report, now))
+    for family in text_string_to_metric_families(text):
         labels = tuple(label for label in family.samples[0].labels if label not in STORE_LABELS)
         yield family.name, unit_of(family.name), labels, family.documentation
 

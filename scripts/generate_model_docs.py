@@ -27,7 +27,6 @@ COLUMNS = (
 
 
 def page() -> str:
-    """The whole page, with its table made anew."""
     text = PAGE.read_text(encoding="utf-8")
     tables = _table(COLUMNS, map(_cells, PUBLISHED)), _table(("of transformers", "`model_type`"), _kinds())
     return BLOCK.sub(lambda _: "\n".join(["", *tables[0], "", *tables[1], "", ""]), text)
@@ -50,7 +49,6 @@ def _kinds() -> Iterator[list[str]]:
 
 
 def _cells(name: str) -> list[str]:
-    """Cells of one model's row."""
     model = PUBLISHED[name]
     with TemporaryDirectory() as folder:
         config = model.describe(Path(folder))

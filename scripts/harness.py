@@ -1,4 +1,4 @@
-"""What the scripts share: commands that are run and watched, what their processes take, and tables.
+"""What the scripts share: commands and services that are run and watched, what their processes take, and tables.
 
 Imports of this project only how it measures CPU and memory itself, so that both are counted alike.
 """
@@ -6,13 +6,19 @@ Imports of this project only how it measures CPU and memory itself, so that both
 import contextlib
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import psutil
 
@@ -20,7 +26,7 @@ from embedder.executors.monitor import CpuUse, PeakMemory
 
 SCRIPTS = Path(__file__).parent
 EMBEDDER = (sys.executable, "-m", "embedder")
-INTERVAL_S = 0.5
+INTERVAL_S, LOOK_EVERY_S = 0.5, 0.05
 MIB, GIB = 1 << 20, 1 << 30
 
 
@@ -30,45 +36,21 @@ class CommandFailedError(Exception):
 
 @dataclass(frozen=True)
 class Watched:
-    """One process with all that it started.
+    """One process with all that it started."""
 
-    Attributes:
-        pid: its process id.
-        started_s: Unix time of its start.
-        wall_s: from its start to its end.
-        cpu_use: CPU seconds over time.
-        peak_bytes: memory, each shared page counted once (PSS).
-        last_line: of its standard output.
-    """
-
-    pid: int
-    started_s: float
-    wall_s: float
-    cpu_use: CpuUse
-    peak_bytes: int
-    last_line: str
+    pid: int  # its process id
+    started_s: float  # Unix time of its start
+    wall_s: float  # from its start to its end
+    cpu_use: CpuUse  # CPU seconds over time
+    peak_bytes: int  # memory, each shared page counted once (PSS)
+    last_line: str  # of its standard output
 
 
 def run_watched(
-    command: Sequence[str | Path],
-    folder: Path,
-    timeout_s: float,
-    *,
-    peak_memory: PeakMemory | None = None,
+    command: Sequence[str | Path], folder: Path, timeout_s: float, *, peak_memory: PeakMemory | None = None,
     checkout: Path | None = None,
-) -> Watched:
-    """Run a command to its end, and watch the cores and the memory that its processes take.
-
-    Args:
-        command: the command line.
-        folder: what the command prints goes into files there.
-        timeout_s: after which it is ended, with all that it started.
-        peak_memory: reader of the memory, where more than its peak is asked for.
-        checkout: in which it runs, by the code that is there; by default the scripts' own code, from here.
-
-    Raises:
-        CommandFailedError: it took too long, or failed; with the end of its messages.
-    """
+) -> Watched:  # fmt: skip
+    """Run a command to its end, and watch the cores and the memory that its processes take."""
     out, err = folder / "stdout.txt", folder / "stderr.txt"
     cpu_use, peak_memory, ended = CpuUse(), peak_memory or PeakMemory(), threading.Event()
     started_s = time.time()
@@ -106,6 +88,29 @@ def json_of(command: Sequence[str | Path], timeout_s: float | None = None) -> di
     """Run a command that has to succeed; gives the JSON of the last line that it prints."""
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=timeout_s, env=environment())
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def take(command: Sequence[str | Path]) -> tuple[dict[str, float], dict]:
+    """Run a command that has to succeed, and ask the kernel what it took; gives the JSON of its last line, too."""
+    before_s, started_s, peak_bytes = _children_cpu_s(), time.perf_counter(), 0
+    with tempfile.TemporaryFile("w+") as printed:
+        process = subprocess.Popen(command, stdout=printed, text=True, env=environment())
+        while process.poll() is None:
+            # `ru_maxrss` is no less than the memory of this process, of which that one is a copy at first.
+            peak_bytes = max(peak_bytes, peak_rss_bytes(process.pid))
+            time.sleep(LOOK_EVERY_S)
+        wall_s = time.perf_counter() - started_s
+        if process.returncode:
+            raise CommandFailedError(f"{' '.join(map(str, command))} ended with exit code {process.returncode}")
+        printed.seek(0)
+        last_line = printed.read().rstrip().rpartition("\n")[2]
+    found = json.loads(last_line) if last_line.startswith("{") else {}
+    return {"wall_s": wall_s, "cpu_s": _children_cpu_s() - before_s, "peak_bytes": peak_bytes}, found
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def environment(checkout: Path | None = None) -> dict[str, str]:
@@ -164,3 +169,69 @@ def show(records: Iterable[Mapping[str, object]], columns: Mapping[str, str]) ->
 def number(value: float | None, digits: int) -> str:
     """A figure in a table; a dash where there is none."""
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 120.0  # Ray Serve's replicas end one after the other
+
+
+class Server:
+    """A running service."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, ready_s: float) -> None:
+        self.process, self.url, self.ready_s = process, url, ready_s
+
+    def _total(self, of: Callable[[psutil.Process], float]) -> float:
+        total = 0.0
+        for each in [psutil.Process(self.process.pid), *descendants(self.process.pid)]:
+            with contextlib.suppress(psutil.Error):
+                total += of(each)
+        return total
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of its processes so far."""
+        return self._total(lambda each: sum(each.cpu_times()[:2]))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of its processes, each shared page counted once (PSS)."""
+        return int(self._total(lambda each: each.memory_full_info().pss))
+
+
+@contextmanager
+def serving(store: str | Path, log: Path, options: Sequence[str] = ()) -> Iterator[Server]:
+    """Start `embedder serve` on a free port of this machine, wait until it is ready, and end it in the end."""
+    port = free_port()
+    began_s, url = time.perf_counter(), f"http://127.0.0.1:{port}"
+    command = [*EMBEDDER, "serve", "--store", str(store), "--port", str(port), *options]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment(), start_new_session=True)
+    try:
+        while not is_ready(url):
+            if process.poll() is not None or time.perf_counter() - began_s > START_TIMEOUT_S:
+                raise CommandFailedError(f"{' '.join(command)} is not ready: {log.read_text()[-2000:]}")
+            time.sleep(0.02)
+        yield Server(process, url, time.perf_counter() - began_s)
+    finally:
+        started = descendants(process.pid)
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        kill_all(started)
+
+
+def is_ready(url: str) -> bool:
+    try:
+        with urlopen(f"{url}/readyz", timeout=5) as answer:
+            return answer.status == 200
+    except (URLError, OSError):
+        return False
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]

@@ -21,8 +21,7 @@ from PIL import Image
 
 import embedder
 from corpus import DEMO_MODEL, encode, write_config
-from growth.names import take
-from harness import EMBEDDER
+from harness import EMBEDDER, take
 
 LIMIT_S = 10.0
 PER_FOLDER = 1000
@@ -36,13 +35,7 @@ def main() -> None:
 
 
 def measure(root: Path, num_items: int, model: Path) -> dict:
-    """Run the nights one after another; gives their seconds, on the clock (`_s`) and of CPU (`_cpu_s`).
-
-    Args:
-        root: to work in.
-        num_items: of the source.
-        model: model folder.
-    """
+    """Run the nights one after another; gives their seconds, on the clock (`_s`) and of CPU (`_cpu_s`)."""
     source = root / "images"
     paths = write_images(source, num_items)
     config = write_config(root / "nightly.toml", model, root / "store", source)
@@ -77,7 +70,6 @@ def measure(root: Path, num_items: int, model: Path) -> dict:
 
 
 def refresh(config: Path) -> tuple[dict[str, float], dict]:
-    """One night: its seconds, and its report."""
     took, report = take([*EMBEDDER, "refresh", str(config), "--json"])
     print(f"{took['wall_s']:7.2f} s  {report['outcome']}; {report['reasons']}", flush=True)
     return took, report
@@ -105,12 +97,10 @@ def digests(store: Path) -> dict[str, str]:
 
 
 def rows_of(store: Path) -> dict[str, dict]:
-    """The published rows by item."""
     return {row["item_id"]: row for row in embedder.open_store(store).to_arrow().to_pylist()}
 
 
 def check(holds: bool, promise: str) -> None:
-    """End with what does not hold."""
     if not holds:
         sys.exit(f"measure_refresh: it does not hold that {promise}")
 

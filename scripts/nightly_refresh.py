@@ -36,16 +36,14 @@ class Nightly:
             self.process.send_signal(number)
 
     def run(self) -> int:
-        """Give the exit code of the last attempt."""
         code = 1
         for attempt in range(1, self.num_attempts + 1):
             code, last_line = self._attempt()
             if code != 1 or last_line.startswith(REFUSED) or self.asked_to_stop.is_set():
                 break
             if attempt < self.num_attempts:
-                print(
-                    f"nightly: attempt {attempt} of {self.num_attempts} failed; again in {self.wait_s:g} s", flush=True
-                )
+                left = f"attempt {attempt} of {self.num_attempts} failed; again in {self.wait_s:g} s"
+                print(f"nightly: {left}", flush=True)
                 if self.asked_to_stop.wait(self.wait_s):
                     break
         return code
@@ -64,7 +62,6 @@ class Nightly:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before the first `--`, and after it."""
     stop = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:stop], arguments[stop + 1 :]
 

@@ -33,7 +33,7 @@ from embedder.store.lock import write_lock
 from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.vacuum import vacuum
 from embedder.store_index.keep_index import index_choice
-from serve_bench.server import serving
+from harness import serving
 
 NUM_ITEMS, NUM_TEXTS, K = 60, 20, 10
 PURGED = 7  # number of the item; no client names it but the one that looks for it
@@ -48,19 +48,12 @@ Hit = tuple[str, str, float]
 
 @dataclass(frozen=True)
 class Answer:
-    """What an answer names.
+    """What an answer names."""
 
-    Attributes:
-        version: that answered.
-        captions: of all its hits and rows.
-        text: number of the text that was searched for; None of other requests.
-        hits: of that text.
-    """
-
-    version: str
-    captions: tuple[str, ...]
-    text: int | None = None
-    hits: tuple[Hit, ...] = ()
+    version: str  # that answered
+    captions: tuple[str, ...]  # of all its hits and rows
+    text: int | None = None  # number of the text that was searched for; None of other requests
+    hits: tuple[Hit, ...] = ()  # of that text
 
 
 @dataclass
@@ -76,7 +69,6 @@ class Requests:
 
     @property
     def number(self) -> int:
-        """How many there were."""
         return sum(self.num_by_kind.values())
 
 
@@ -92,21 +84,12 @@ def main() -> None:
 
 
 def ask_and_publish(folder: Path, num_requests: int, num_clients: int) -> dict[str, Any]:
-    """Ask and publish at the same time; gives the counts.
-
-    Args:
-        folder: to work in.
-        num_requests: at least.
-        num_clients: that ask.
-    """
+    """Ask and publish at the same time; gives the counts."""
     nights = Nights(folder)
     nights.publish(0)
     expected = dict([answers_now(nights)])
     requests, began_s = Requests(), time.perf_counter()
-    with (
-        serving(nights.store, folder / "serve.log", OPTIONS) as server,
-        ThreadPoolExecutor(num_clients) as threads,
-    ):
+    with serving(nights.store, folder / "serve.log", OPTIONS) as server, ThreadPoolExecutor(num_clients) as threads:
         asked = itertools.count()
         running = [threads.submit(Client(server.url, requests).run, asked) for _ in range(num_clients)]
         try:
@@ -159,7 +142,6 @@ class Nights:
         embedder.refresh(self._config(), forced=("retrieval", "vectors"))
 
     def purge(self) -> None:
-        """Remove one item for good."""
         with write_lock(self.files):
             purge(self.files, [item_id(PURGED)], index_choice(self.files, self._config().index, reuse=False))
 
@@ -245,7 +227,6 @@ def item_id(number: int) -> str:
 
 
 def other(number: int) -> int:
-    """Number of an item that is not purged."""
     return (number + (number % NUM_ITEMS == PURGED)) % NUM_ITEMS
 
 
@@ -297,7 +278,6 @@ def traces_in(cache: Path, kept: list[bytes]) -> list[str]:
 
 
 def traces_served(url: str) -> list[str]:
-    """Addresses of what was purged that still answer."""
     paths = [f"/items/{item_id(PURGED)}", *(f"/items/{item_id(PURGED)}/image?size={size}" for size in SIZES_PX)]
     return [f"{path}: {status}" for path in paths if (status := read(url, path)[0]) != 404]
 
@@ -309,15 +289,10 @@ def tally(requests: Requests, expected: dict[str, list[tuple[Hit, ...]]]) -> dic
     for line in [*requests.failures[:5], *map(str, mixed[:3]), *requests.traces[:5]]:
         print(line, file=sys.stderr)
     return {
-        "requests": requests.number,
-        "by_kind": dict(requests.num_by_kind),
-        "publications": len(expected) - 1,
-        "versions": len(expected),
-        "versions_answering": len(versions & set(expected)),
-        "failed": len(requests.failures),
-        "mixed": len(mixed),
-        "traces": len(requests.traces),
-    }
+        "requests": requests.number, "by_kind": dict(requests.num_by_kind), "publications": len(expected) - 1,
+        "versions": len(expected), "versions_answering": len(versions & set(expected)),
+        "failed": len(requests.failures), "mixed": len(mixed), "traces": len(requests.traces),
+    }  # fmt: skip
 
 
 def is_of_its_version(answer: Answer, expected: dict[str, list[tuple[Hit, ...]]]) -> bool:
@@ -341,7 +316,6 @@ def is_hit(found: Hit, wanted: Hit) -> bool:
 
 
 def until(happened: Callable[[], bool], limit_s: float = 300.0) -> None:
-    """Wait for something."""
     stop_s = time.monotonic() + limit_s
     while not happened():
         if time.monotonic() > stop_s:

@@ -6,11 +6,10 @@
     python scripts/simulate_store.py --list-faults
     python scripts/simulate_store.py --replay '{"operations": ...}'
 
-The store's own code runs (locks, records, journals, logs, publications, deletions), on a simulated bucket or a
-simulated disk with a volatile half. A schedule says which commands run and where each is paused, killed, cut off from
-power, refused, or left without its answer. What must hold is in `docs/store-protocol.md`. A failing schedule is printed
-with its seed, and again without what it fails without; `--replay` runs it. The last line is one JSON document:
-`schedules`, `violations`, `seconds`; exit 1 where there is a violation (with --all-faults: where a fault is not found).
+The store's own code runs on a simulated bucket, or a disk with a volatile half. A schedule says which commands
+run and where each is paused, killed, cut off from power, refused, or left without its answer. What must hold is in
+`docs/store-protocol.md`. A failing schedule is printed with its seed, and again without what it fails without. The last
+line is one JSON document; exit 1 where there is a violation (with --all-faults: where a fault is not found).
 """
 
 import argparse
@@ -22,22 +21,10 @@ import sys
 import time
 from collections.abc import Iterator
 from random import Random
-from typing import Any
 
-from store_simulation import light_rows
-from store_simulation.faults import FAULTS, plant
-from store_simulation.schedules import (
-    OTHERS,
-    WEIGHTS,
-    Schedule,
-    base,
-    draw,
-    from_json,
-    run_schedule,
-    shrink,
-    to_json,
-    typical,
-)
+from store_simulation import patches, schedules
+from store_simulation.patches import FAULTS, plant
+from store_simulation.schedules import Schedule, run_schedule
 
 MAX_SHOWN = 5
 BATCH = 250
@@ -46,11 +33,11 @@ BATCH = 250
 def prepare(fault: str | None = None) -> None:
     """Make this process a simulator's; the stores that schedules begin with are made before a fault is planted."""
     logging.disable(logging.CRITICAL)
-    light_rows.install()
+    patches.install()
     for on_disk in (False, True):
-        base(on_disk)
-        for name in WEIGHTS | OTHERS:
-            typical(name, on_disk)
+        schedules.base(on_disk)
+        for name in schedules.WEIGHTS | schedules.OTHERS:
+            schedules.typical(name, on_disk)
     if fault is not None:
         plant(fault)
     gc.collect()
@@ -59,8 +46,7 @@ def prepare(fault: str | None = None) -> None:
 
 
 def schedule_of(seed: int) -> Schedule:
-    """Draw the schedule of a seed."""
-    return draw(Random(seed))
+    return schedules.draw(Random(seed))
 
 
 def find(seeds: range) -> tuple[int, list[tuple[int, tuple[str, ...]]]]:
@@ -80,7 +66,6 @@ def batches(seed: int, num_schedules: int | None, until_s: float | None) -> Iter
 
 
 def simulate(options: argparse.Namespace) -> int:
-    """Run schedules in some processes and report."""
     began_s = time.monotonic()
     until_s = None if options.minutes is None else began_s + 60 * options.minutes
     num_schedules = None if options.minutes is not None else options.schedules
@@ -104,9 +89,9 @@ def simulate(options: argparse.Namespace) -> int:
 def show(seed: int, violations: tuple[str, ...]) -> None:
     """Print a failing schedule and what is left of it."""
     print(f"seed {seed}: {'; '.join(violations[:3])}")
-    print(f"    {to_json(schedule_of(seed))}")
-    smaller = shrink(schedule_of(seed))
-    print(f"    shrunk to {to_json(smaller)}: {'; '.join(run_schedule(smaller).violations[:3])}")
+    print(f"    {schedules.to_json(schedule_of(seed))}")
+    smaller = schedules.shrink(schedule_of(seed))
+    print(f"    shrunk to {schedules.to_json(smaller)}: {'; '.join(run_schedule(smaller).violations[:3])}")
 
 
 def find_fault(asked: tuple[str, int, int]) -> tuple[int | None, float]:
@@ -133,19 +118,13 @@ def find_all_faults(options: argparse.Namespace) -> int:
             found = "NOT FOUND" if number is None else f"{number:,}"
             print(f"| {fault.name} | {fault.description} | {found} | {seconds:.1f} |", flush=True)
     survivors = [fault.name for fault, (number, _) in zip(FAULTS, answers, strict=True) if number is None]
-    result: dict[str, Any] = {
-        "faults": len(FAULTS),
-        "survivors": survivors,
-        "schedules": sum(number or options.schedules for number, _ in answers),
-        "seconds": round(time.monotonic() - began_s, 2),
-    }
-    print(json.dumps(result))
+    result = {"faults": len(FAULTS), "survivors": survivors, "seconds": round(time.monotonic() - began_s, 2)}
+    print(json.dumps(result | {"schedules": sum(number or options.schedules for number, _ in answers)}))
     return 1 if survivors else 0
 
 
 def replay(text: str) -> int:
-    """Run one schedule again."""
-    outcome = run_schedule(from_json(text))
+    outcome = run_schedule(schedules.from_json(text))
     for violation in outcome.violations:
         print(violation)
     result = {"schedules": 1, "violations": len(outcome.violations), "results": outcome.results, "items": outcome.items}
@@ -154,7 +133,6 @@ def replay(text: str) -> int:
 
 
 def main() -> int:
-    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedules", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)

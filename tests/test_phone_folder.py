@@ -19,7 +19,7 @@ from embedder.installation import MISSING_EXTRA
 from embedder.media.errors import DecodeError
 from embedder.plugins.serve.thumbnails import unreadable
 from embedder.steps.decode import forget_reader
-from hostile.camera_raws import dng
+from hostile.files import dng
 from shards.fresh import init_model
 from shards.train_tokenizer import train_tokenizer
 

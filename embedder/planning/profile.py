@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 SHARED_MEMORY = Path("/dev/shm")  # where Ray's object store is, too
 SEND_BYTES = 16 << 20
 # CPU that Ray itself takes beside the steps (daemons, scheduling, handing blocks over, our monitor): of one core all
-# the time, and seconds for each call of a step. Found on two cores of a cloud server with Ray 2.60;
-# scripts/compare_predictions.py prints what runs take beside what these say. They change no cut, only the throughput
-# that a plan predicts, by a tenth for a small model.
+# the time, and seconds for each call of a step. Found on two cores of a cloud server with Ray 2.60, by
+# `compare_predictions.py` of commit ebc4ef6. They change no cut, only the throughput that a plan predicts, by a tenth
+# for a small model.
 ENGINE_CORES = 0.12
 ENGINE_CALL_S = 0.010
 

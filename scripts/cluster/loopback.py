@@ -16,7 +16,6 @@ OBJECT_STORE_BYTES = 300_000_000
 
 
 def as_node(text: str) -> dict[str, Any]:
-    """Read CPUs, GPUs and labels of a node."""
     cpus, _, rest = text.partition(":")
     gpus, _, labels = rest.partition(":")
     node: dict[str, Any] = {"num_cpus": float(cpus), "num_gpus": int(gpus or 0)}

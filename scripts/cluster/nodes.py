@@ -10,12 +10,10 @@
     python scripts/cluster/nodes.py who                         # which of Ray's processes run where
     python scripts/cluster/nodes.py stop
 
-Each node has namespaces of its own: network, processes, mounts and host name. `start --private DIR` gives each node an
-empty DIR of its own (DIR:50m bounds its size), as machines have that share no disk. `add 3 --cores 0.5` holds a node
-to half a core. `start 1 --cpus 0 --grow 3` makes a head whose cluster grows by itself, up to three nodes of one CPU
-(`--grow-cpus`), as one of rented machines does. A cluster has a name (`--name`), so that several can be up. A driver
-must run on a node: `run`. Of Ray's own tools, `ray stop` and `ray.cluster_utils.AutoscalingCluster` end every Ray of
-the machine: never use them beside a cluster.
+Each node has namespaces of its own: network, processes, mounts and host name. `start --private DIR` gives each an empty
+DIR of its own (DIR:50m bounds its size); `add 3 --cores 0.5` holds a node to half a core; `start 1 --cpus 0 --grow 3`
+makes a head whose cluster grows up to three nodes (`--grow-cpus`). Several can be up by name (`--name`). A driver must
+run on a node: `run`. `ray stop` and `ray.cluster_utils.AutoscalingCluster` end every Ray of the machine.
 """
 
 import argparse
@@ -51,14 +49,10 @@ class NodeError(Exception):
 
 @dataclass(frozen=True)
 class NodeCluster:
-    """Nodes of one name; everything else about them is asked of the kernel.
+    """Nodes of one name; everything else about them is asked of the kernel."""
 
-    Attributes:
-        name: begins the names of their network namespaces.
-        subnet: first three numbers of their addresses; clusters don't see each other, and may have the same.
-    """
-
-    name: str = "raynode"
+    name: str = "raynode"  # begins the names of their network namespaces
+    # subnet: first three numbers of their addresses; clusters don't see each other, and may have the same
     subnet: str = "10.77.0"
 
     @property
@@ -68,35 +62,16 @@ class NodeCluster:
 
     @property
     def address(self) -> str:
-        """Address of the cluster."""
         return f"{self.ip(0)}:{PORT}"
 
     def ip(self, number: int) -> str:
-        """Address of a node."""
         return f"{self.subnet}.{10 + number}"
 
     def start(
-        self,
-        num_nodes: int,
-        cpus: float,
-        *,
-        head_cpus: float | None = None,
-        ray: Sequence[str] = (),
-        private: Sequence[str] = (),
-        grow: int = 0,
-        grow_cpus: float = 1,
-    ) -> str:
-        """Start a head and the nodes beside it, one after the other; gives the address.
-
-        Args:
-            num_nodes: the head among them.
-            cpus: logical CPUs of each.
-            head_cpus: of the head, where it has others.
-            ray: further options of `ray start`.
-            private: folders that each node has for itself, empty; "folder:size" bounds one.
-            grow: nodes that may join when tasks, actors or `request_resources` ask for more than there is.
-            grow_cpus: logical CPUs of each of those.
-        """
+        self, num_nodes: int, cpus: float, *, head_cpus: float | None = None, ray: Sequence[str] = (),
+        private: Sequence[str] = (), grow: int = 0, grow_cpus: float = 1,
+    ) -> str:  # fmt: skip
+        """Start a head and the nodes beside it, one after the other; gives the address."""
         self.stop()
         (self.place / "ray").mkdir(parents=True)
         self._token.touch(mode=0o600)
@@ -119,23 +94,11 @@ class NodeCluster:
         return self.address
 
     def add(self, number: int, cpus: float, ray: Sequence[str] = (), cores: float | None = None) -> None:
-        """Start one more node, or one anew that was killed.
-
-        Args:
-            number: of the node.
-            cpus: its logical CPUs.
-            ray: further options of `ray start`.
-            cores: of the machine that its processes get together, where that is bounded.
-        """
+        """Start one more node, or one anew that was killed."""
         self._start_node(number, cpus, [f"--address={self.address}", *ray], cores)
 
     def command(self, number: int, words: Sequence[str]) -> list[str]:
-        """Command line that runs another one on a node, in this folder, with the cluster's token.
-
-        Args:
-            number: of the node.
-            words: the command line there.
-        """
+        """Command line that runs another one on a node, in this folder, with the cluster's token."""
         pid = self._first_process(number)
         enter = [*self._bounded(number), "nsenter", "-t", str(pid), "-m", "-u", "-n", "-p", f"--wd={Path.cwd()}"]
         return [*enter, "env", *(f"{name}={value}" for name, value in self._variables().items()), *words]
@@ -149,7 +112,6 @@ class NodeCluster:
         self._signal(number, signal.SIGSTOP)
 
     def resume(self, number: int) -> None:
-        """Let everything on a node go on."""
         self._signal(number, signal.SIGCONT)
 
     def _signal(self, number: int, kind: signal.Signals) -> None:
@@ -158,17 +120,15 @@ class NodeCluster:
                 os.kill(pid, kind)
 
     def cut(self, number: int) -> None:
-        """Take a node's link away."""
         _ip(f"-n {self.netns(number)} link set e0 down")
 
     def heal(self, number: int) -> None:
-        """Give a node's link back."""
         _ip(f"-n {self.netns(number)} link set e0 up")
         _ip(f"-n {self.netns(number)} route replace default via {self.subnet}.1")
 
     def drain(self, number: int, seconds: float) -> None:
         """Tell Ray that a node goes away in so many seconds; whoever says so has to end it then."""
-        drain = [sys.executable, str(Path(__file__).with_name("drain.py")), self.address, self.ip(number), str(seconds)]
+        drain = [sys.executable, __file__, "give-notice", self.address, self.ip(number), str(seconds)]
         subprocess.run(self.command(0, drain), check=True)
 
     def titles(self, number: int) -> Iterator[str]:
@@ -186,7 +146,6 @@ class NodeCluster:
         return sorted(int(end) for end in ends if end.isdigit())
 
     def stop(self) -> None:
-        """End the cluster, and delete what it left."""
         names = {line.split()[0] for line in _ip("netns list").splitlines() if line}
         mine = [self.netns(number) for number in self.numbers()] + [name for name in names if name == self.switch]
         for name in mine:
@@ -206,7 +165,6 @@ class NodeCluster:
         shutil.rmtree(self.place, ignore_errors=True)
 
     def netns(self, number: int) -> str:
-        """Name of a node's network namespace."""
         return f"{self.name}{number}"
 
     @property
@@ -243,17 +201,12 @@ class NodeCluster:
         inside = " && ".join([*setup, f"exec {shlex.join(map(str, ray))}"])
         unshare = ["unshare", "-m", "-u", "-p", "--fork", "--mount-proc", "--kill-child", "--propagation", "private"]
         log = self.place / f"node{number}.log"
+        command = [*self._bounded(number), "ip", "netns", "exec", self.netns(number), *unshare, "bash", "-c", inside]
+        growing = GROWING if any("autoscaling" in option for option in options) else {}
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*self._bounded(number), "ip", "netns", "exec", self.netns(number), *unshare, "bash", "-c", inside],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env=os.environ
-                | self._variables()
-                | (GROWING if any("autoscaling" in option for option in options) else {}),
-            )
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            variables = os.environ | self._variables() | growing
+            process = subprocess.Popen(command, **streams, start_new_session=True, env=variables)
 
         def is_up() -> bool:
             if process.poll() is not None:
@@ -279,7 +232,6 @@ class NodeCluster:
         return ["sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh"] if group.is_dir() else []
 
     def _cgroup(self, number: int) -> Path:
-        """Return the control group of a node."""
         return (CGROUPS / "cpu" if (CGROUPS / "cpu").is_dir() else CGROUPS) / self.netns(number)
 
     def _link(self, number: int) -> None:
@@ -303,32 +255,19 @@ class NodeCluster:
         resources = {"CPU": cpus, "object_store_memory": OBJECT_STORE_BYTES}
         worker = {"resources": resources, "min_workers": 0, "max_workers": num_nodes, "node_config": {}}
         provider = {
-            "type": "external",
-            "module": PROVIDER,
-            "gcs_address": self.address,
-            "use_node_id_as_ip": True,
-            "disable_node_updaters": True,
-            "disable_launch_config_check": True,
-        }
-        config = {
-            "cluster_name": self.name,
-            "provider": provider,
-            "max_workers": num_nodes,
-            "idle_timeout_minutes": 5,
-            "head_node_type": HEAD_TYPE,
-            "available_node_types": {
-                HEAD_TYPE: {"resources": {"CPU": 0}, "max_workers": 0, "node_config": {}},
-                WORKER_TYPE: worker,
-            },
-            **{name: {} for name in ("auth", "file_mounts")},
-            **{name: [] for name in ("cluster_synced_files", "worker_setup_commands", "worker_start_ray_commands")},
-        }
+            "type": "external", "module": PROVIDER, "gcs_address": self.address, "use_node_id_as_ip": True,
+            "disable_node_updaters": True, "disable_launch_config_check": True,
+        }  # fmt: skip
+        head = {"resources": {"CPU": 0}, "max_workers": 0, "node_config": {}}
+        config = {"cluster_name": self.name, "provider": provider, "max_workers": num_nodes, "idle_timeout_minutes": 5}
+        config |= {"head_node_type": HEAD_TYPE, "available_node_types": {HEAD_TYPE: head, WORKER_TYPE: worker}}
+        lists = ("cluster_synced_files", "worker_setup_commands", "worker_start_ray_commands")
+        config |= {"auth": {}, "file_mounts": {}, **{name: [] for name in lists}}
         path = self.place / "autoscaling.yaml"
         path.write_text(json.dumps(config))
         return path
 
     def _first_process(self, number: int) -> int:
-        """Return the process whose number is 1 on the node."""
         for pid in _pids(self.netns(number)):
             with suppress(OSError):
                 status = Path(f"/proc/{pid}/status").read_text()
@@ -354,7 +293,23 @@ def _wait_for(is_so, complaint: str) -> None:
         time.sleep(0.2)
 
 
+def give_notice(address: str, node_ip: str, seconds: str) -> None:
+    """Tell a cluster, on one of its nodes, that a node goes away: whoever says so has to end it then."""
+    import ray
+
+    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    found = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] == node_ip]
+    ray.shutdown()
+    if len(found) != 1:
+        sys.exit(f"error: {len(found)} living nodes have the address {node_ip}; one is expected")
+    command = [BIN / "ray", "drain-node", "--address", address, "--node-id", found[0]]
+    reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the machine is taken away"]
+    subprocess.run([*command, *reason, "--deadline-remaining-seconds", str(round(float(seconds)))], check=True)
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["give-notice"]:
+        return give_notice(*sys.argv[2:])
     parser = argparse.ArgumentParser(description="Make a Ray cluster of namespaces on one machine.")
     parser.add_argument("--name", default=NodeCluster.name)
     parser.add_argument("--subnet", default=NodeCluster.subnet)
@@ -388,7 +343,6 @@ def main() -> None:
 
 
 def _do(cluster: NodeCluster, command: str, options: dict) -> None:
-    """Do what the command line says."""
     match command:
         case "start":
             print(cluster.start(**options))

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from daft import DataType, Series, col
 
-from pipeline_bench.task import VECTORS_FOLDER, Task, note_finished
+from pipeline_bench.plain import VECTORS_FOLDER, Task, note_finished
 
 
 @daft.cls
@@ -29,7 +29,6 @@ class Decode:
 
     @daft.method(return_dtype=DataType.struct({"pixels": DataType.binary(), "token_ids": DataType.binary()}))
     def pair(self, encoded: bytes, path: str) -> dict[str, bytes]:
-        """Decode one pair."""
         caption = Path(path).with_suffix(".txt").read_text(encoding="utf-8")
         pixels, token_ids = self.decode.pixels(io.BytesIO(encoded)), self.decode.token_ids(caption)
         return {"pixels": pixels.tobytes(), "token_ids": token_ids.tobytes()}
@@ -46,7 +45,6 @@ class DaftEmbed:
         self.side = self.model.config.preprocess.image_size
 
     def embed(self, pixels: Series, token_ids: Series) -> Any:
-        """Both vectors of each pair."""
         import torch
 
         from pipeline_bench.plain import embed_batch, packed_batch

@@ -3,31 +3,94 @@
     python -m pipeline_bench.plain limit TASK      # forward passes alone, all inputs decoded in memory before the first
     python -m pipeline_bench.plain loop TASK       # a careful script: `DataLoader` workers decode, Parquet at the end
 
-The limit runs in processes that share the cores, or in one. One process with all threads waits at the end of each
-operation for its slowest thread; processes of one thread each never do, and can be faster. The pipeline may win by that
-as well, so both are measured. Freed memory is kept, as the stages do it: this is what the hardware allows, not what a
-script would reach.
+The limit runs in processes of one thread each, or in one, which waits at the end of each operation for its slowest
+thread. Freed memory is kept, as the stages do it: this is what the hardware allows, not what a script would reach.
 
 `B` pairs, `S` side of the square, `T` tokens of all captions, `E` embedding size.
 """
 
+import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from PIL import Image, ImageOps
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, Dataset
 
-from pipeline_bench.task import Task, note_finished, write_vectors
 from shards.activations import Batch, TowerState
 from shards.config import TOKENIZER_FILE, load_model_config
 from shards.shard import Shard, load_shard
 from shards.shard_specs import whole_model
+
+FINISHED_FILE = "finished.txt"
+VECTORS_FOLDER = "vectors"
+SIDES = ("image_embedding", "text_embedding")
+SUFFIXES = (".jpg", ".png")
+
+Event = tuple[float, int]
+"""Unix time, and how many items were finished then: their vectors were in the memory of a CPU."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Model and items of one contestant's run, and with which numbers it runs."""
+
+    model: str  # model folder
+    items: str  # folder of files `000000.jpg` with `000000.txt`
+    num_items: int  # pairs in it
+    num_distinct: int  # pairs after which the contents begin anew
+    dtype: str  # compute dtype
+    out: str = ""  # folder to leave the results in
+    batch_size: int = 32  # items of one forward pass
+    num_threads: int = 1  # torch threads of one process that runs the model
+    num_workers: int = 1  # processes that decode, or for the limit, that run the model
+    prefetch: int = 4  # batches that each process that decodes may be ahead
+
+    @staticmethod
+    def from_command_line() -> "Task":
+        """The task that this process was started with, its last argument."""
+        return Task(**json.loads(sys.argv[-1]))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def images(self) -> list[Path]:
+        """The images of all pairs, in the order of their names."""
+        return sorted(path for path in Path(self.items).iterdir() if path.suffix in SUFFIXES)[: self.num_items]
+
+
+def note_finished(out: str | Path, num_items: int) -> None:
+    """Note that further items are finished now; several processes may write into one file."""
+    with (Path(out) / FINISHED_FILE).open("a") as file:
+        file.write(f"{time.time():.6f} {num_items}\n")  # one small write at the end: none falls into another
+
+
+def read_finished(out: Path) -> list[Event]:
+    """What all processes have noted, in the order of time."""
+    lines = (out / FINISHED_FILE).read_text().splitlines()
+    return sorted((float(time_s), int(number)) for time_s, number in map(str.split, lines))
+
+
+def write_vectors(out: str | Path, name: str, ids: Sequence[str], images: np.ndarray, texts: np.ndarray) -> None:
+    """Write one Parquet file of the results, with columns item_id, image_embedding and text_embedding."""
+    folder = Path(out) / VECTORS_FOLDER
+    folder.mkdir(exist_ok=True)
+    vectors = {
+        side: pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).reshape(-1)), values.shape[1])
+        for side, values in zip(SIDES, (images, texts), strict=True)
+    }
+    table = pa.table({"item_id": list(ids)} | vectors)
+    pq.write_table(table, folder / f"{name}.parquet", use_dictionary=["item_id"])
+
 
 Pair = tuple[np.ndarray, np.ndarray]
 """Pixels uint8 (S, S, 3), token ids int32 (T,)."""
@@ -60,7 +123,6 @@ class PlainDecoder:
         return np.array(squashed)
 
     def token_ids(self, caption: str) -> np.ndarray:
-        """Tokenise; int32 (T,)."""
         return np.array(self.tokenizer.encode(caption).ids, np.int32)
 
 
@@ -71,30 +133,17 @@ def decoder_of(model: str) -> PlainDecoder:
 
 
 def as_batch(pairs: Sequence[Pair]) -> Batch:
-    """One batch of pairs."""
     return packed_batch(np.stack([pixels for pixels, _ in pairs]), [ids for _, ids in pairs])
 
 
 def packed_batch(pixels: np.ndarray, token_ids: Sequence[np.ndarray]) -> Batch:
-    """One batch.
-
-    Args:
-        pixels: uint8 (B, S, S, 3).
-        token_ids: int32 (T,) of each pair.
-    """
     lengths = torch.tensor([len(ids) for ids in token_ids])
     vision = TowerState(torch.from_numpy(pixels), torch.ones(len(pixels), dtype=torch.int64))
     return Batch(vision, TowerState(torch.from_numpy(np.concatenate(token_ids)), lengths))
 
 
 def load_whole(model: str, dtype: str, num_threads: int) -> Shard:
-    """The whole model in one piece, and as many threads for it.
-
-    Args:
-        model: model folder.
-        dtype: compute dtype.
-        num_threads: of torch in this process.
-    """
+    """The whole model in one piece, and as many threads for it."""
     torch.set_num_threads(num_threads)
     return load_shard(model, whole_model(load_model_config(model)), dtype=dtype)
 
@@ -107,13 +156,7 @@ def embed_batch(model: torch.nn.Module, batch: Batch) -> tuple[np.ndarray, np.nd
 
 
 def embed_all(task: Task, name: str, batches: Iterable[tuple[list[str], Batch]]) -> None:
-    """Embed batches of named pairs, and write their vectors into one file.
-
-    Args:
-        task: model, dtype, threads and folder of the results.
-        name: of the file.
-        batches: names and inputs.
-    """
+    """Embed batches of named pairs, and write their vectors into one file."""
     model = load_whole(task.model, task.dtype, task.num_threads)
     ids, images, texts = [], [], []
     for names, batch in batches:
@@ -144,19 +187,14 @@ def collate(rows: list[tuple[str, Pair]]) -> tuple[list[str], Batch]:
 
 
 def run_loop(task: Task, images: list[Path]) -> None:
-    """Embed the pairs of these images."""
     loader = DataLoader(
-        Pairs(task.model, images),
-        batch_size=task.batch_size,
-        num_workers=task.num_workers,
-        prefetch_factor=task.prefetch if task.num_workers else None,
-        collate_fn=collate,
-    )
+        Pairs(task.model, images), batch_size=task.batch_size, num_workers=task.num_workers,
+        prefetch_factor=task.prefetch if task.num_workers else None, collate_fn=collate,
+    )  # fmt: skip
     embed_all(task, "all", loader)
 
 
 def decoded(task: Task, num_pairs: int) -> list[Pair]:
-    """The first pairs."""
     decode = PlainDecoder(task.model)
     return [decode(image) for image in task.images()[:num_pairs]]
 
@@ -176,13 +214,7 @@ def run_limit(task: Task) -> int:
 
 
 def embed_share(task: Task, pairs: list[Pair], number: int) -> None:
-    """Embed the batches of one of `num_workers` processes, which take turns.
-
-    Args:
-        task: of all processes.
-        pairs: every distinct one.
-        number: of this process, from 0.
-    """
+    """Embed the batches of one of `num_workers` processes, which take turns."""
     from embedder.compat.malloc import keep_freed_memory
 
     keep_freed_memory()

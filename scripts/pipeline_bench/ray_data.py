@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from embedder.executors.ray_session import start_ray
-from pipeline_bench.task import SIDES, VECTORS_FOLDER, Task, note_finished
+from pipeline_bench.plain import SIDES, VECTORS_FOLDER, Task, note_finished
 
 Row = dict[str, Any]
 Columns = dict[str, np.ndarray]
@@ -48,7 +48,6 @@ class RayDataEmbed:
         self.out = task.out
 
     def __call__(self, batch: Columns) -> Columns:
-        """Both vectors of each pair."""
         from pipeline_bench.plain import embed_batch, packed_batch
 
         images, texts = embed_batch(self.model, packed_batch(np.array(batch["pixels"]), list(batch["token_ids"])))
@@ -65,11 +64,9 @@ def main() -> None:
     images = [str(image) for image in task.images()]
     dataset = ray.data.read_binary_files(images, include_paths=True).map(partial(decode, model=task.model))
     embedded = dataset.map_batches(
-        RayDataEmbed,
-        fn_constructor_args=(task,),
-        batch_size=task.batch_size,
+        RayDataEmbed, fn_constructor_args=(task,), batch_size=task.batch_size,
         compute=ray.data.ActorPoolStrategy(size=1),
-    )
+    )  # fmt: skip
     embedded.write_parquet(str(Path(task.out) / VECTORS_FOLDER))
     ray.shutdown()
 

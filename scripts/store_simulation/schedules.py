@@ -1,21 +1,196 @@
 """Schedules: which operations run on the store, where each is interrupted and how, and what must hold at the end."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
+from embedder.errors import RunFailedError, StoreError
 from embedder.store.backends import DiskBackend, is_unfinished
 from embedder.store.files import StoreFiles
+from embedder.store.journal.journal_segments import names_in_journal, seal
+from embedder.store.journal.part_writer import RunMetadata, write_copies
+from embedder.store.journal.refusals import rollback_on_mistake, snapshot_files
+from embedder.store.journal.runs import Run, start_run
+from embedder.store.layout import StoreInfo, read_current
+from embedder.store.lock import write_lock
+from embedder.store.maintenance.compact import compact
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.rollback import release, rollback
+from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish import publish
+from embedder.store.publish.current import IndexChoice, swap_index
 from embedder.store.publish.history import publications, readable
-from embedder.store.publish.tombstones import PURGED_FILE, PurgedIds
-from store_simulation.backends import Files, SimulatedBucket, SimulatedDisk
+from embedder.store.publish.interim import UnpublishedWork
+from embedder.store.publish.publication import ModelWork, PublishIntent
+from embedder.store.publish.publish import InterimWork, finish_publication, publish_interim
+from embedder.store.publish.tombstones import PURGED_FILE, PurgedIds, purged_before
+from embedder.store.store_info import bind_store
+from embedder.store.tables.models import model_files
+from embedder.store.tables.tables import RecordTable
+from embedder.store_index import versions
+from embedder.store_index.versions import has_version
+from index.manifest import MANIFEST_NAME
 from store_simulation.checker import Checker
-from store_simulation.operations import ERRORS, OPERATIONS, embed
-from store_simulation.world import FOREVER, Fault, Process, Stuck, World
+from store_simulation.patches import NO_COLUMNS, Rows
+from store_simulation.world import FOREVER, Fault, Files, Process, SimulatedBucket, SimulatedDisk, Stuck, World
+
+INFO = StoreInfo(
+    model="m", model_fingerprint="f", preprocess_fingerprint="p", segment_s=5.0, frames_per_segment=4, dtype="float32"
+)
+ERRORS = (StoreError, RunFailedError)
+
+
+def none(candidate: Any, model: str = "") -> None:
+    return
+
+
+def no_index(version: int, info: Any = None) -> None:
+    return
+
+
+def embed(
+    files: StoreFiles, process: Process, items: Sequence[str], *, num_tasks: int = 1, retired: Sequence[str] = (),
+    is_interim: bool = False, model: str = "",
+) -> None:  # fmt: skip
+    """Embed items and publish them, as `embed` and `refresh` do."""
+    process.notes["retired"] = set(retired)
+    with write_lock(files):
+        bind_store(files, INFO)
+        finish_publication(files, no_index)
+        gone = purged_before(files, items)
+        items = [each for each in items if each not in gone]
+        process.notes["items"] = dict.fromkeys(items, process.name)
+        views = [(model_files(files, model), INFO)] if model else []
+        for view, info in views:
+            bind_store(view, info)
+        run = start_run(files, INFO, NO_COLUMNS, views)
+        process.notes["run"] = (run.run_id, run.session)
+        metadata = RunMetadata(run.run_id, run.session, "f", "p", NO_COLUMNS)
+        works = [(Run(view, run.info, run.session), metadata) for view, _ in views]
+        intent = PublishIntent(kind="refresh", info=INFO)
+        work = UnpublishedWork(run, pa.chunked_array([pa.array(items, pa.string())]))
+        for task in range(num_tasks):
+            rows = Rows({"item_id": each, "version": process.name} for each in items[task::num_tasks])
+            for view_run, _ in works:
+                write_copies(view_run.files, metadata, task, {"embeddings": rows, "items": rows}, "")
+            write_copies(files, metadata, task, {"embeddings": rows, "items": rows}, "")
+            if is_interim and task < num_tasks - 1:
+                batch = work.next()
+                publish_interim(InterimWork(run, batch, metadata, intent), no_index)
+                work.note_published(batch)
+                seal(files, run.run_id, sorted(names_in_journal(files, run.run_id)))
+        ids = pa.chunked_array([pa.array(list(retired), pa.string())])
+        models = [ModelWork(own, metadata, intent, ids) for own, _ in works]
+        process.notes["published"] = None
+        publish(run, metadata, no_index, intent, ids, models)
+
+
+def write_late(files: StoreFiles, process: Process) -> None:
+    """Go on with a write task of the first process, whose driver may be gone."""
+    run = process.notes["first"].notes.get("run")
+    if run is not None:
+        rows = Rows([{"item_id": "k", "version": process.name}])
+        write_copies(files, RunMetadata(*run, "f", "p", NO_COLUMNS), 7, {"embeddings": rows, "items": rows}, "")
+
+
+def refuse(files: StoreFiles, process: Process) -> None:
+    """Begin a run that ends with a mistake of the user's, and take back what it has made."""
+    before = snapshot_files(files)
+    with write_lock(files), rollback_on_mistake(files, before):
+        bind_store(files, INFO)
+        finish_publication(files, no_index)
+        start_run(files, INFO, NO_COLUMNS)
+        raise StoreError("a mistake")
+
+
+def locked(files: StoreFiles, work: Callable[[StoreFiles], Any]) -> None:
+    with write_lock(files):
+        finish_publication(files, no_index)
+        work(files)
+
+
+def build_index(files: StoreFiles, process: Process) -> None:
+    with write_lock(files):
+        finish_publication(files, no_index)
+        current = read_current(files)
+        if current is None:
+            return
+        number = versions._claim_number(files)
+        for name in ("vectors.faiss", MANIFEST_NAME):
+            files.confirm_lease()
+            manifest = {"embeddings_version": current.embeddings, "built_at": current.published_at.isoformat()}
+            files.write(f"index/{number:06d}/{name}", json.dumps(manifest | {"by": process.name}).encode())
+        swap_index(files, number)
+
+
+def keep_index(files: StoreFiles) -> IndexChoice:
+    """Choose the index of the candidate while it is there."""
+
+    def choose(candidate: Any, model: str = "") -> int | None:
+        view = model_files(files, model)
+        return candidate.index if candidate.index is not None and has_version(view, candidate.index) else None
+
+    return choose
+
+
+def read(files: StoreFiles, process: Process) -> None:
+    """Read what is published, and later read the same version again."""
+    current = read_current(files)
+    if current is None:
+        return
+    seen = {}
+    for turn in range(2):
+        for name in ("items", "embeddings"):
+            try:
+                rows = RecordTable(files, name, getattr(current, name)).read()
+            except FileNotFoundError as error:
+                newest = read_current(files)
+                if newest is not None and newest.run_id == current.run_id:
+                    raise AssertionError(f"a reader of {current.run_id} lost {error}") from None
+                return
+            found = {row["item_id"]: row["version"] for row in rows}
+            if turn and found.keys() - seen[name].keys():
+                raise AssertionError(f"a reader's version of {name} grew: {found} after {seen[name]}")
+            seen[name] = found
+
+
+def roll_back_first(files: StoreFiles) -> None:
+    """Go back to the first publication that can be read."""
+    rollback(files, publications(files)[0].run_id, keep_index(files))
+
+
+def purge_items(files: StoreFiles, process: Process, items: Sequence[str]) -> None:
+    process.notes["purging"] = set(items)
+    process.notes["on_begin"](set(items))
+    with write_lock(files):
+        finish_publication(files, no_index)
+        process.notes["changes"] = process.notes["checker"].num_changes
+        purge(files, set(items), keep_index(files))
+
+
+Operation = Callable[[StoreFiles, Process], Any]
+
+OPERATIONS: dict[str, Operation] = {
+    "embed a b y": partial(embed, items=("a", "b", "y")), "embed c w": partial(embed, items=("c", "w")),
+    "embed c d in two tasks": partial(embed, items=("c", "d"), num_tasks=2),
+    "embed and publish as it goes": partial(embed, items=("a", "c", "y"), num_tasks=3, is_interim=True),
+    "embed two models": partial(embed, items=("a", "x"), model="second"),
+    "refresh without x": partial(embed, items=("a",), retired=("x",)),
+    "rollback": lambda files, _: locked(files, lambda each: rollback(each, None, keep_index(each))),
+    "rollback to the first": lambda files, _: locked(files, roll_back_first),
+    "release": lambda files, _: locked(files, release),
+    "vacuum": lambda files, _: locked(files, lambda each: vacuum(each, keep_days=0, keep_versions=1)),
+    "compact": lambda files, _: locked(files, lambda each: compact(each, choose_index=keep_index(each))),
+    "purge x": partial(purge_items, items=("x",)), "purge z": partial(purge_items, items=("z",)), "index": build_index,
+    "embed nothing, by mistake": refuse, "late worker": write_late, "read": read,
+}  # fmt: skip
+
 
 CHECKED_AT_THE_END = 6
 """Of how many schedules one affords a further writer at its end, and of twice as many a vacuum."""
@@ -24,42 +199,26 @@ CLOCKS = (timedelta(), timedelta(days=36_500), timedelta(days=-36_500))
 
 
 class Schedule(NamedTuple):
-    """What happens to one store.
+    """What happens to one store."""
 
-    Attributes:
-        operations: names, one for each process, in the order of their beginnings.
-        faults: what goes wrong.
-        clocks: numbers in `CLOCKS`, one for each process.
-        on_disk: whether the store is on a disk, else it is in a bucket.
-        lock: content that the lock has at the beginning.
-        luck: seed of what a power cut leaves of what was not synced; it also says how much is checked at the end, as
-            not every schedule can afford a vacuum.
-    """
-
-    operations: tuple[str, ...]
-    faults: tuple[Fault, ...] = ()
-    clocks: tuple[int, ...] = ()
-    on_disk: bool = False
-    lock: str = ""
+    operations: tuple[str, ...]  # names, one for each process, in the order of their beginnings
+    faults: tuple[Fault, ...] = ()  # what goes wrong
+    clocks: tuple[int, ...] = ()  # numbers in `CLOCKS`, one for each process
+    on_disk: bool = False  # whether the store is on a disk, else it is in a bucket
+    lock: str = ""  # content that the lock has at the beginning
+    # luck: seed of what a power cut leaves of what was not synced; it also says how much is checked at the end, as
+    # not every schedule can afford a vacuum
     luck: int = 0
 
 
 class Outcome(NamedTuple):
-    """What came of a schedule.
+    """What came of a schedule."""
 
-    Attributes:
-        violations: what did not hold; nothing of a good one.
-        num_effects: effects of each process.
-        num_changes: those of them that change the store.
-        results: how each process ended.
-        items: what was published then: item -> process that embedded it.
-    """
-
-    violations: tuple[str, ...]
-    num_effects: tuple[int, ...]
-    num_changes: tuple[int, ...]
-    results: tuple[str, ...]
-    items: dict[str, str]
+    violations: tuple[str, ...]  # what did not hold; nothing of a good one
+    num_effects: tuple[int, ...]  # effects of each process
+    num_changes: tuple[int, ...]  # those of them that change the store
+    results: tuple[str, ...]  # how each process ended
+    items: dict[str, str]  # what was published then: item -> process that embedded it
 
 
 @cache
@@ -68,9 +227,8 @@ def base(on_disk: bool) -> Any:
     checker, world = Checker(), World(ERRORS)
     backend = _backend(world, checker, None, on_disk)
     for number, items in enumerate((("x", "y", "w", "v"), ("x", "z"))):
-        process = _process(
-            world, checker, backend, number, f"base{number}", partial(embed, items=items), (), 0, on_disk
-        )
+        work = partial(embed, items=items)
+        process = _process(world, checker, backend, number, f"base{number}", work, (), 0, on_disk)
         world.run([process], lambda _: None)
         if process.result != "ok" or checker.violations:
             raise RuntimeError(f"no store to begin with: {process.result}; {checker.violations}")
@@ -87,16 +245,9 @@ def _backend(world: World, checker: Checker, start: Any, on_disk: bool) -> Any:
 
 
 def _process(
-    world: World,
-    checker: Checker,
-    backend: Any,
-    number: int,
-    name: str,
-    operation: Any,
-    faults: Any,
-    clock: int,
+    world: World, checker: Checker, backend: Any, number: int, name: str, operation: Any, faults: Any, clock: int,
     on_disk: bool,
-) -> Process:
+) -> Process:  # fmt: skip
     def work(process: Process) -> None:
         environment = world.environment(process)
         if on_disk:
@@ -114,9 +265,8 @@ def _process(
 def run_schedule(schedule: Schedule) -> Outcome:
     """Run one schedule on a store of its own."""
     start, before = base(schedule.on_disk)
-    checker = Checker(
-        states=dict(before.states), written=set(before.written), current=before.current, needed=before.needed
-    )
+    checker = Checker(written=set(before.written), current=before.current, needed=before.needed)
+    checker.states = dict(before.states)
     world = World(ERRORS)
     luck = Random(schedule.luck)
     backend = _backend(world, checker, start, schedule.on_disk)
@@ -127,16 +277,9 @@ def run_schedule(schedule: Schedule) -> Outcome:
         faults = [each for each in schedule.faults if each.process == number]
         clock = schedule.clocks[number] if number < len(schedule.clocks) else 0
         process = _process(
-            world,
-            checker,
-            backend,
-            number,
-            f"{'ABC'[number]} {name}",
-            OPERATIONS[name],
-            faults,
-            clock,
+            world, checker, backend, number, f"{'ABC'[number]} {name}", OPERATIONS[name], faults, clock,
             schedule.on_disk,
-        )
+        )  # fmt: skip
         if name.startswith("refresh without"):
             checker.retired.add(name.split()[-1])
         processes.append(process)
@@ -162,16 +305,12 @@ def run_schedule(schedule: Schedule) -> Outcome:
     for crash in world.crashes:
         checker.fail(crash)
     return Outcome(
-        tuple(checker.violations),
-        tuple(each.num_effects for each in processes),
-        tuple(each.num_changes for each in processes),
-        tuple(each.result for each in processes),
-        items,
-    )
+        tuple(checker.violations), tuple(each.num_effects for each in processes),
+        tuple(each.num_changes for each in processes), tuple(each.result for each in processes), items,
+    )  # fmt: skip
 
 
 def _on_end(checker: Checker, backend: Any, process: Process) -> None:
-    """Judge what a command has said."""
     if process.result != "ok":
         if "purging" in process.notes and process.number < len("ABC"):
             checker.unfinished_purges.add(process.name.partition(" ")[2])
@@ -262,8 +401,6 @@ def _at_the_end(world: World, checker: Checker, backend: Any, schedule: Schedule
 
 
 def _check_history(world: World, checker: Checker, backend: Any, schedule: Schedule) -> None:
-    """Publications that the store calls readable are whole."""
-
     def look(files: StoreFiles, process: Process) -> None:
         history = publications(files)
         for each in history:
@@ -351,33 +488,17 @@ def draw(random: Random) -> Schedule:
 
 ON_DISK = 0.12
 WEIGHTS = {
-    "embed a b y": 5,
-    "embed c w": 3,
-    "embed c d in two tasks": 2,
-    "embed and publish as it goes": 4,
-    "embed two models": 3,
-    "refresh without x": 3,
-    "rollback": 2,
-    "rollback to the first": 5,
-    "release": 1,
-    "vacuum": 6,
-    "compact": 2,
-    "purge x": 5,
-    "purge z": 4,
-    "index": 3,
-    "embed nothing, by mistake": 3,
-}
+    "embed a b y": 5, "embed c w": 3, "embed c d in two tasks": 2, "embed and publish as it goes": 4,
+    "embed two models": 3, "refresh without x": 3, "rollback": 2, "rollback to the first": 5, "release": 1, "vacuum": 6,
+    "compact": 2, "purge x": 5, "purge z": 4, "index": 3, "embed nothing, by mistake": 3,
+}  # fmt: skip
 OTHERS = {"late worker": 2, "read": 2}
 RIVALS_SHARE = 0.2
 RIVALS = (
-    ("vacuum", "rollback to the first"),
-    ("rollback to the first", "vacuum"),
-    ("embed and publish as it goes", "embed and publish as it goes"),
-    ("purge x", "purge z"),
-    ("purge z", "purge x"),
-    ("index", "index"),
-    ("embed and publish as it goes", "embed and publish as it goes", "embed c w"),
-)
+    ("vacuum", "rollback to the first"), ("rollback to the first", "vacuum"),
+    ("embed and publish as it goes", "embed and publish as it goes"), ("purge x", "purge z"), ("purge z", "purge x"),
+    ("index", "index"), ("embed and publish as it goes", "embed and publish as it goes", "embed c w"),
+)  # fmt: skip
 """Pairs that delete what the other one publishes, rewrite the same files, or take the same names."""
 RIVALS_ON_DISK = (("compact", "purge x"), ("embed two models", "purge x"), ("purge z", "purge x"))
 """Pairs of which the first one writes what the second one is to find, also where it was not finished."""
@@ -402,32 +523,18 @@ def _place(random: Random, name: str, on_disk: bool = False) -> int:
 
 
 def _pause(random: Random, other: str) -> int:
-    """Effects of others: a few, up to some place in their work, until one has published, or all.
-
-    Args:
-        random: chooses.
-        other: operation that runs meanwhile.
-    """
+    """Effects of others: a few, up to some place in their work, until one has published, or all."""
     until_published = typical(other, False)[0] + random.randint(-8, 16)  # to take the lock over adds a dozen
-    return random.choice(
-        (random.randint(1, 60), random.randint(20, 200), max(1, until_published), FOREVER, FOREVER, FOREVER)
-    )
+    few, some = random.randint(1, 60), random.randint(20, 200)
+    return random.choice((few, some, max(1, until_published), FOREVER, FOREVER, FOREVER))
 
 
 LOCKS = (
-    "",
-    "[]",
-    "nonsense",
-    "{}",
-    '{"token": 5, "lease_s": 1e9}',
-    '{"token": "x", "lease_s": "nan"}',
-    '{"lease_s": -1}',
-)
+    "", "[]", "nonsense", "{}", '{"token": 5, "lease_s": 1e9}', '{"token": "x", "lease_s": "nan"}', '{"lease_s": -1}',
+)  # fmt: skip
 
 
 def shrink(schedule: Schedule) -> Schedule:
-    """Leave out what a failing schedule fails without."""
-
     def fails(candidate: Schedule) -> bool:
         return bool(run_schedule(candidate).violations)
 
@@ -458,14 +565,11 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
 
 
 def to_json(schedule: Schedule) -> str:
-    """Schedule as one line."""
     return json.dumps(schedule._asdict() | {"faults": [each._asdict() for each in schedule.faults]})
 
 
 def from_json(text: str) -> Schedule:
-    """Schedule of a line."""
     found = json.loads(text)
     faults = tuple(Fault(**each) for each in found["faults"])
-    return Schedule(
-        **found | {"operations": tuple(found["operations"]), "clocks": tuple(found["clocks"]), "faults": faults}
-    )
+    lists = {name: tuple(found[name]) for name in ("operations", "clocks")}
+    return Schedule(**found | lists | {"faults": faults})

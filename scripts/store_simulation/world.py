@@ -1,19 +1,22 @@
-"""Processes that work on one simulated store, one at a time, interrupted where a schedule says, with their own clocks.
+"""Processes of a simulation, and the simulated bucket and disk whose every effect they may be interrupted at."""
 
-Each process is a greenlet that runs the store's real code. At each of its effects on the store it may be paused,
-killed, or given a wrong answer; whoever is not paused goes on, the process that was paused first before the others. So
-what happens follows from the schedule alone.
-"""
+from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import greenlet
 
+from embedder.store.backends import Condition, Disk, FileInfo, Tag, WriteConflictError
 from embedder.store.environment import Environment
+from embedder.store.errors import StoreUnavailableError
+from embedder.store.files import StoreFiles
+from store_simulation.checker import Checker
 
 Kind = Literal[
     "pause", "kill", "kill after", "lost", "late", "repeated", "refused", "power cut", "power cut at the end", "lag"
@@ -28,19 +31,12 @@ FOREVER = 10**9
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong.
+    """One thing that goes wrong."""
 
-    Attributes:
-        process: its number in the schedule.
-        effect: number of the effect of that process, from 1; a negative one counts its changes of the store only.
-        kind: what happens.
-        length: effects of others, for which a pause lasts or by which a late effect is late.
-    """
-
-    process: int
-    effect: int
-    kind: Kind
-    length: int = FOREVER
+    process: int  # its number in the schedule
+    effect: int  # number of the effect of that process, from 1; a negative one counts its changes of the store only
+    kind: Kind  # what happens
+    length: int = FOREVER  # effects of others, for which a pause lasts or by which a late effect is late
 
 
 class Killed(BaseException):
@@ -67,7 +63,7 @@ class Process:
 
     number: int
     name: str
-    run: Callable[["Process"], Any]
+    run: Callable[[Process], Any]
     faults: dict[int, Fault]
     clock_offset: timedelta = timedelta()
     num_effects: int = 0
@@ -83,7 +79,6 @@ class Process:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
         return self.state in ("done", "killed")
 
 
@@ -91,11 +86,6 @@ class World:
     """Clock and processes of one schedule."""
 
     def __init__(self, errors: tuple[type[Exception], ...]) -> None:
-        """Make a world without processes.
-
-        Args:
-            errors: by which an operation may end; any other is a finding.
-        """
         self.errors = errors
         self.time_s, self.num_effects, self.num_tokens = 0.0, 0, 0
         self.processes: list[Process] = []
@@ -105,8 +95,6 @@ class World:
         self._hub = greenlet.getcurrent()
 
     def environment(self, process: Process) -> Environment:
-        """Clocks and the like of a process."""
-
         def token(num_bytes: int) -> str:
             self.num_tokens += 1
             return f"{self.num_tokens * 0x9E3779B1 % 2 ** (8 * num_bytes):0{2 * num_bytes}x}"
@@ -116,19 +104,12 @@ class World:
             self._hub.switch()
 
         return Environment(
-            clock_s=lambda: self.time_s,
-            now=lambda: START + process.clock_offset + timedelta(seconds=self.time_s),
-            sleep=sleep,
-            token=token,
-            repeat=lambda every_s, action, name: _NoBeats(),
-            make_lock=_NoLock,
-        )
+            clock_s=lambda: self.time_s, now=lambda: START + process.clock_offset + timedelta(seconds=self.time_s),
+            sleep=sleep, token=token, repeat=lambda every_s, action, name: _NoBeats(), make_lock=_NoLock,
+        )  # fmt: skip
 
     def effect(self, *, is_change: bool = False) -> Fault | None:
         """Count an effect of the current process and do to it what the schedule says, before the effect.
-
-        Args:
-            is_change: whether it changes the store.
 
         Returns:
             What is to be done to the effect itself.
@@ -179,7 +160,6 @@ class World:
             action()
 
     def run(self, processes: list[Process], on_end: Callable[[Process], None]) -> None:
-        """Run processes to their ends."""
         self.processes, self.next_resume = processes, FOREVER
         while (process := self._next()) is not None:
             self.current = process
@@ -217,9 +197,8 @@ class World:
         waiting = [each for each in self.processes if not each.is_over]
         if not waiting:
             return None
-        self.next_resume = min(
-            (each.paused_until for each in waiting if each.paused_until > self.num_effects), default=FOREVER
-        )
+        paused = (each.paused_until for each in waiting if each.paused_until > self.num_effects)
+        self.next_resume = min(paused, default=FOREVER)
         free = [each for each in waiting if each.paused_until <= self.num_effects]
         ready = [each for each in free if each.wakes_at_s <= self.time_s]
         if ready:
@@ -230,3 +209,316 @@ class World:
         first = min(waiting, key=lambda each: each.paused_until)
         first.paused_until = self.num_effects
         return first
+
+
+STORE = "s3://simulated/store"
+
+
+class Files(StoreFiles):
+    """Store of a simulated backend."""
+
+    def __init__(self, backend: Any, environment: Environment, address: str = STORE) -> None:
+        super().__init__(address)
+        self.backend, self.environment = backend, environment
+
+
+class SimulatedBucket:
+    """Bucket whose objects change one at a time; each change is judged by the checker at once."""
+
+    def __init__(self, world: World, checker: Checker, objects: dict[str, tuple[bytes, int]]) -> None:
+        self._world, self._checker, self.objects = world, checker, objects
+        self._paths = sorted(objects)
+        self._num_versions = max((version for _, version in objects.values()), default=0)
+        checker.attach(self._content)
+
+    def _content(self, path: str) -> bytes | None:
+        found = self.objects.get(path)
+        return None if found is None else found[0]
+
+    def read(self, path: str) -> tuple[bytes, Tag]:
+        fault = self._world.effect()
+        if fault is not None and fault.kind in ("refused", "lost"):
+            raise StoreUnavailableError("store s3://simulated: 503")
+        try:
+            content, version = self.objects[path]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+        return content, {"e_tag": version}
+
+    def read_log(self, paths: Sequence[str]) -> list[bytes]:
+        """Read entries of a log as one effect: as none is ever changed, it is all the same what happens in between."""
+        self._answer()
+        for path in paths:
+            if path not in self.objects:
+                raise FileNotFoundError(path)
+        return [self.objects[path][0] for path in paths]
+
+    def exists(self, path: str) -> bool:
+        self._answer()
+        return path in self.objects
+
+    def folders(self, folder: str) -> list[str]:
+        self._answer()
+        start = f"{folder}/"
+        below = (path[len(start) :] for path in self._under(start, None))
+        return sorted({path.split("/", 1)[0] for path in below if "/" in path})
+
+    def _under(self, start: str, after: str | None) -> list[str]:
+        """Paths that begin with a text, and sort after another one."""
+        first = bisect_left(self._paths, start) if after is None else bisect_right(self._paths, max(start, after))
+        return self._paths[first : bisect_left(self._paths, f"{start[:-1]}0") if start else None]
+
+    def _answer(self) -> None:
+        fault = self._world.effect()
+        if fault is not None and fault.kind in ("refused", "lost"):
+            raise StoreUnavailableError("store s3://simulated: 503")
+
+    def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
+        """As of `Backend`; one that lags lacks entries of a table's log that are new."""
+        self._answer()
+        start = f"{folder.rstrip('/')}/" if folder else ""
+        found = [FileInfo(path, len(self.objects[path][0])) for path in self._under(start, after)]
+        process = self._world.current
+        if process is not None and process.lagging and folder.endswith("_delta_log"):
+            found = found[: max(1, len(found) - 2)]
+        return iter(found)
+
+    def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
+        content = data if isinstance(data, bytes) else data.read_bytes()
+        fault = self._world.effect(is_change=True)
+        kind = "" if fault is None else fault.kind
+        writer = self._world.current
+        if kind == "refused":
+            raise StoreUnavailableError("store s3://simulated: 503")
+        if kind == "late" and fault is not None:
+            when = self._world.num_effects + fault.length
+            self._world.later.append((when, lambda: self._try(path, content, condition, writer)))
+            raise StoreUnavailableError("store s3://simulated: no answer")
+        if kind == "repeated":
+            self._try(path, content, condition, writer)
+        tag = self._apply(path, content, condition, writer)
+        if kind == "kill after":
+            self._world.kill()
+        if kind == "lost":
+            raise StoreUnavailableError("store s3://simulated: no answer")
+        return tag
+
+    def _apply(self, path: str, content: bytes, condition: Condition, writer: Any) -> Tag:
+        """Make a change, or find that it was made already by a request that was sent again."""
+        found = self.objects.get(path)
+        is_due = condition is None or (found is None if condition == "absent" else _has(found, condition))
+        if not is_due:
+            if found is not None and found[0] == content:
+                return {"e_tag": found[1]}
+            raise WriteConflictError(path)
+        self._num_versions += 1
+        if found is None:
+            insort(self._paths, path)
+        self.objects[path] = (content, self._num_versions)
+        self._checker.on_put(path, content, writer)
+        return {"e_tag": self._num_versions}
+
+    def _try(self, path: str, content: bytes, condition: Condition, writer: Any) -> None:
+        try:
+            self._apply(path, content, condition, writer)
+        except WriteConflictError:
+            return
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """As of `Backend`; one effect for each, between which a process may end."""
+        for path in list(paths):
+            fault = self._world.effect(is_change=True)
+            if fault is not None and fault.kind == "refused":
+                raise StoreUnavailableError("store s3://simulated: 503")
+            if self.objects.pop(path, None) is not None:
+                self._paths.remove(path)
+                self._checker.on_delete(path)
+            if fault is not None and fault.kind == "kill after":
+                self._world.kill()
+
+    def below(self, folder: str) -> Below:
+        return Below(self, folder)
+
+    def open(self, path: str) -> Any:
+        raise NotImplementedError(path)
+
+    def read_table(self, path: str, columns: list[str] | None) -> Any:
+        raise NotImplementedError(path)
+
+
+def _has(found: tuple[bytes, int] | None, tag: Condition) -> bool:
+    return found is not None and isinstance(tag, dict) and tag.get("e_tag") == found[1]
+
+
+class Below:
+    """Folder of a simulated backend, whose methods take a path first."""
+
+    def __init__(self, backend: Any, folder: str) -> None:
+        self._backend, self._start = backend, f"{folder}/"
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._backend, name)
+        return lambda path, *others: method(self._start + path, *others)
+
+    def read_log(self, paths: Sequence[str]) -> list[bytes]:
+        return self._backend.read_log([self._start + path for path in paths])
+
+    def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
+        found = self._backend.list(self._start + folder, None if after is None else self._start + after)
+        return (FileInfo(path.removeprefix(self._start), size) for path, size in found)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        self._backend.delete(self._start + path for path in paths)
+
+
+class SimulatedDisk(Disk):
+    """File system with a volatile half, which is lost when the machine dies, and a durable one, which stays.
+
+    A name is durable after its folder was synced, the content of a file after the file was. What was not synced may be
+    there after a power cut or not, as the schedule's random numbers say; a file whose name is there and whose content
+    was not synced is empty.
+    """
+
+    def __init__(self, world: World, checker: Checker, root: str) -> None:
+        self._world, self._checker, self._root = world, checker, root.rstrip("/") + "/"
+        self.contents: dict[int, bytes] = {}
+        self.synced: set[int] = set()
+        self.names: dict[str, int] = {}
+        self.durable_names: dict[str, int] = {}
+        self.folders_there: set[str] = {"/", root}
+        self.durable_folders: set[str] = {"/", root}
+        self._num_files = 0
+        self._sorted: list[str] = []
+        self._unsynced: dict[str, set[str]] = {}
+        checker.attach(lambda path: self.contents.get(self.names.get(self._root + path, -1)))
+
+    def copy_from(self, other: SimulatedDisk) -> None:
+        self.contents, self.synced = dict(other.contents), set(other.synced)
+        self.names, self.durable_names = dict(other.names), dict(other.names)
+        self._sorted = sorted(self.names)
+        self.folders_there, self.durable_folders = set(other.folders_there), set(other.folders_there)
+        self._num_files = other._num_files
+
+    def _effect(self, *, is_change: bool = True) -> str:
+        fault = self._world.effect(is_change=is_change)
+        if fault is None:
+            return ""
+        if fault.kind == "refused":
+            raise OSError(28, "No space left on device")
+        if fault.kind == "power cut":
+            self._world.kill(with_machine=True)
+        return fault.kind
+
+    def _after(self, kind: str) -> None:
+        if kind in ("kill after", "lost"):
+            self._world.kill()
+
+    def create(self, path: str, data: bytes | Path) -> None:
+        kind = self._effect()
+        if path in self.names:
+            raise FileExistsError(path)
+        self._num_files += 1
+        self.contents[self._num_files] = data if isinstance(data, bytes) else data.read_bytes()
+        self._name(path, self._num_files)
+        self._after(kind)
+
+    def sync_file(self, path: str) -> None:
+        kind = self._effect()
+        self.synced.add(self.names[path])
+        self._after(kind)
+
+    def rename(self, source: str, target: str) -> None:
+        kind = self._effect()
+        if source not in self.names:
+            raise FileNotFoundError(source)
+        self._name(target, self.names[source])
+        self._unname(source)
+        self._report_put(target)
+        self._after(kind)
+
+    def link(self, source: str, target: str) -> None:
+        kind = self._effect()
+        if target in self.names:
+            raise FileExistsError(target)
+        self._name(target, self.names[source])
+        self._unname(source)
+        self._report_put(target)
+        self._after(kind)
+
+    def _name(self, path: str, file: int) -> None:
+        if path not in self.names:
+            insort(self._sorted, path)
+        self.names[path] = file
+        self._unsynced.setdefault(path.rpartition("/")[0], set()).add(path)
+
+    def _unname(self, path: str) -> None:
+        del self.names[path]
+        self._sorted.remove(path)
+        self._unsynced.setdefault(path.rpartition("/")[0], set()).add(path)
+
+    def _report_put(self, target: str) -> None:
+        self._checker.on_put(target.removeprefix(self._root), self.contents[self.names[target]], self._world.current)
+
+    def unlink(self, path: str) -> None:
+        if path not in self.names:
+            raise FileNotFoundError(path)
+        kind = self._effect()
+        if path in self.names:
+            self._unname(path)
+            self._checker.on_delete(path.removeprefix(self._root))
+        self._after(kind)
+
+    def make_folder(self, path: str) -> None:
+        self.folders_there.add(path)
+
+    def sync_folder(self, path: str) -> None:
+        kind = self._effect()
+        for name in self._unsynced.pop(path.rstrip("/"), ()):
+            if name in self.names:
+                self.durable_names[name] = self.names[name]
+            else:
+                self.durable_names.pop(name, None)
+        above = (path.rstrip("/"), "")
+        self.durable_folders |= {each for each in self.folders_there if each.rpartition("/")[0] in above}
+        self._after(kind)
+
+    def read(self, path: str) -> bytes:
+        self._effect(is_change=False)
+        if path not in self.names:
+            raise FileNotFoundError(path)
+        return self.contents[self.names[path]]
+
+    def is_file(self, path: str) -> bool:
+        return path in self.names
+
+    def is_folder(self, path: str) -> bool:
+        return path in self.folders_there
+
+    def entries(self, path: str) -> list[tuple[str, bool, int]]:
+        start = path.rstrip("/") + "/"
+        found: dict[str, tuple[str, bool, int]] = {}
+        for name in self._sorted[bisect_left(self._sorted, start) : bisect_left(self._sorted, f"{start[:-1]}0")]:
+            first, _, rest = name[len(start) :].partition("/")
+            found[first] = (first, bool(rest), 0 if rest else len(self.contents[self.names[name]]))
+        return list(found.values())
+
+    def cut_power(self, keeps: Any) -> None:
+        names = dict(self.durable_names)
+        for name in self.names.keys() | self.durable_names.keys():
+            if self.names.get(name) != self.durable_names.get(name) and keeps():
+                if name in self.names:
+                    names[name] = self.names[name]
+                else:
+                    del names[name]
+        self.names = {name: file for name, file in names.items() if self._folder_stays(name)}
+        for file in set(self.names.values()) - self.synced:
+            self.contents[file] = b""
+        self.folders_there = set(self.durable_folders)
+        self.durable_names = dict(self.names)
+        self._sorted, self._unsynced = sorted(self.names), {}
+
+    def _folder_stays(self, name: str) -> bool:
+        folder = name.rpartition("/")[0]
+        while folder and folder in self.durable_folders:
+            folder = folder.rpartition("/")[0]
+        return not folder

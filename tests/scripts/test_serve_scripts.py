@@ -18,7 +18,7 @@ def publications():
 
 
 def test_texts_are_all_different_and_as_long_as_captions():
-    from serve_bench.stores import Texts
+    from bench_serve import Texts
 
     texts = Texts()
     several = [texts[number] for number in range(20_000)]
@@ -88,18 +88,3 @@ def test_a_service_is_measured_beside_searches_in_process():
     assert each["name"] == "shipped" and each["num_vectors"] == 2000 and each["num_errors"] == 0
     assert each["full"]["cpu_ms"] > 0 and each["process"]["cpu_ms"] > 0
     assert each["half"]["num_answered"] > 0 and each["half"]["p99_ms"] >= each["half"]["p50_ms"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_replica_that_is_killed_under_load_costs_what_it_was_answering(tmp_path):
-    for package in ("grpc", "watchfiles"):
-        pytest.importorskip(package, reason="Ray Serve is not installed: pip install 'embedder[ray-serve]'")
-    from corpus import DEMO_MODEL
-    from serve_bench.stores import make_store
-
-    store = make_store(tmp_path / "store", DEMO_MODEL, 2000, "flat")
-    found = found_by("kill_serve_replica.py", store, 200, 4, timeout_s=570)
-    assert found["replicas"] == 2 and found["killed"] and found["requests"] >= 200
-    assert (found["failed_for_good"], found["failed_after_the_kill"]) == (0, 0)
-    assert found["failed_in_flight"] <= 4

@@ -1,7 +1,7 @@
 """The planner's table gives what was measured on an H100 and an H200: forward passes of towers, products, copies."""
 
 import pytest
-from gpu_simulation.models import MODELS
+from gpu_simulation import MODELS
 
 from shards.planning.costs import estimate_costs
 from shards.planning.devices import DEVICES

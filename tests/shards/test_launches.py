@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from gpu_simulation.device import SimulatedGpu, fused_attention
-from gpu_simulation.h100 import H100
-from gpu_simulation.models import MODELS, shard_of_shapes
-from gpu_simulation.stage import caption_lengths
+from gpu_simulation import H100, MODELS, SimulatedGpu, caption_lengths, fused_attention, shard_of_shapes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from tower_checks import make_batch

@@ -18,7 +18,7 @@ from command_runs import run_here
 from PIL import Image
 
 import embedder
-from hostile.camera_raws import dng
+from hostile.files import dng
 
 DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
 CAPTIONS = ("a red car in the rain", "two dogs", "a red heart", "a slice of pizza", "snow", "a cat on the beach")

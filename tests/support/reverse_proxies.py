@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_bench.server import free_port
+from harness import free_port
 
 NAME = "search.example.org"
 CLIENT = "127.0.0.2"  # another address than the proxy's own, so that the service can tell them apart

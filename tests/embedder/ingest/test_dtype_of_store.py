@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import samples
 from embedding_runs import embedded
-from gpu_simulation.models import MODELS
+from gpu_simulation import MODELS
 from PIL import Image
 
 from embedder import installation

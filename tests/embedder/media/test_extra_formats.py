@@ -18,8 +18,7 @@ from embedder.media.extra_formats.jpeg_xl import declared_size
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
-from hostile.camera_raws import dng
-from hostile.crafted_formats import heic_size, jxl_size
+from hostile.files import dng, heic_size, jxl_size
 
 STORED = [RED, GREEN, BLUE, YELLOW]
 FORMATS = ["HEIF", "JXL"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gpu_simulation.models import MODELS
+from gpu_simulation import MODELS
 
 from embedder.config import load_config
 from embedder.errors import ConfigError

@@ -1,20 +1,21 @@
 """A language model in an environment of its own writes captions, which the text tower embeds in the same run.
 
 The tests with a second environment need EMBEDDER_SECOND_PYTHON: an interpreter with torch, transformers, pyarrow and
-Pillow, or `make`, which has scripts/second_environment.py install one (some 200 MB are downloaded). The one of vLLM
-runs where that interpreter has vLLM, too.
+Pillow, or `make`, which has pip install one with an older transformers and pyarrow beside this one's torch. The one of
+vLLM runs where that interpreter has vLLM, too.
 """
 
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 from importlib.metadata import version
 
 import hf_checkpoints
 import numpy as np
 import pyarrow as pa
 import pytest
-from script_runs import found_by
 from servable_runs import png, run_servables
 
 import embedder
@@ -22,6 +23,7 @@ from embedder.encoders.query_encoder import QueryEncoder
 from embedder.models.model_folder import open_model
 
 VARIABLE = "EMBEDDER_SECOND_PYTHON"
+OLDER = ("transformers>=4.50,<5", "pyarrow>=16,<20", "pillow")
 PROBE = '''
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -52,8 +54,18 @@ def second_python(tmp_path_factory):
     if not named:
         pytest.skip(f"{VARIABLE} names no interpreter; with {VARIABLE}=make one is installed")
     if named == "make":
-        return found_by("second_environment.py", tmp_path_factory.mktemp("second") / "env", timeout_s=600)["python"]
+        return make_environment(tmp_path_factory.mktemp("second") / "env")
     return named
+
+
+def make_environment(folder):
+    """An environment of older packages, behind which those of this one are found; gives its interpreter."""
+    venv.create(folder, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet", *OLDER]
+    subprocess.run(pip, check=True, timeout=600)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "here.pth").write_text(sysconfig.get_path("purelib"))
+    return str(folder / "bin/python")
 
 
 def check_embedded(found, giver, model):

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 import pytest
-from delta_rows import delta_rows
+from published_rows import delta_rows
 from store_samples import begin, publish_rows, row, table
 
 from embedder.errors import ConfigError, StoreError

@@ -16,8 +16,8 @@ import numpy as np
 import polars
 import pytest
 import samples
-from delta_rows import delta_rows
 from embedding_runs import embedded
+from published_rows import delta_rows
 from store_samples import row
 from store_states import new_store, publish_refresh, vectors_now
 
@@ -62,7 +62,7 @@ WAYS = {
     "Store.to_arrow": lines_of(block_with("store.to_arrow(["), "store", "vectors") + "\nvectors.num_rows",
     "Polars": block_with("polars"),
     "DuckDB": block_with("duckdb"),
-    "deltalake": "from delta_rows import delta_rows\ndelta_rows('runs/demo/store/embeddings').num_rows",
+    "deltalake": "from published_rows import published_rows\ndelta_rows('runs/demo/store/embeddings').num_rows",
 }
 SHOWS = {"Store.to_arrow": "40\n", "Polars": "shape: (5, ", "DuckDB": "image", "deltalake": "40\n"}
 

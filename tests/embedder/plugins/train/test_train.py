@@ -260,7 +260,7 @@ def test_a_run_learns_and_keeps_the_model_that_was_best_on_held_out_pictures(tin
 
 @pytest.mark.parametrize(("what", "num_runs"), [("all", 384), ("projections", 96)])
 def test_projections_only_runs_each_image_through_the_towers_once(tmp_path, monkeypatch, what, num_runs):
-    """Whence an epoch is many times faster; `scripts/measure_training.py` measures by how much."""
+    """Whence an epoch is many times faster."""
     from embedder.plugins.train.trainer import trainer
 
     rows = []

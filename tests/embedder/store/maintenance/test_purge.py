@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from delta_rows import delta_rows
 from deltalake import DeltaTable
+from published_rows import delta_rows
 from store_samples import begin, reject, row, table
 from store_states import (
     Killed,

@@ -9,8 +9,8 @@ from itertools import count
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from delta_rows import delta_rows
 from deltalake import DeltaTable
+from published_rows import delta_rows
 from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
 from store_states import Killed, dying, finished_ids
 from work_on_disk import finished_items_in  # noqa: F401 - runs each test in memory and on disk

@@ -1,0 +1,275 @@
+"""The world of a disturbed run: its source, its configuration, and states of its store, read as a reader does."""
+
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from deltalake.exceptions import TableNotFoundError
+from PIL import Image
+from published_rows import delta_rows
+
+import embedder
+from corpus import encode, make_model, write_clip, write_config
+from embedder.errors import StoreError
+from embedder.store.files import StoreFiles
+from embedder.store.layout import Current, read_current
+from embedder.store.tables.models import model_files
+from embedder.store.tables.tables import RecordTable
+from embedder.store_index.versions import fetched_manifest
+
+NUM_ITEMS = 96
+WORDS = ("red", "blue", "green", "car", "cat", "bird", "horse", "tree", "house", "sea", "sun", "night", "old", "runs")
+# Small batches and part files: many moments at which something is half done. Seeded towers have learned nothing, and a
+# caption that moves one image in ten is no sign of anything.
+RUN_SETTINGS = {
+    "rows_per_part": 8, "batch_size": 4, "segment_s": 1.0, "frames_per_segment": 2, "no_progress_timeout_s": 60,
+    "max_reject_fraction": 0.0, "max_retire_fraction": 0.2, "max_retrieval_drop": 1.0, "decode.items_per_task": 8,
+}  # fmt: skip
+# Towers of 4 + 4 layers, that embed an image in a millisecond.
+SMALL_VISION = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 4, "num_heads": 2}
+TEXT = {
+    "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64,
+}  # fmt: skip
+STEP_FILE = "own_step.py"
+HALVES = """
+def halves(batch):
+    image = batch["image"][0].as_py()
+    half = image["width"] // 2
+    regions = [{"x": x, "y": 0, "width": half, "height": image["height"]} for x in (0, half)]
+    return {"region": regions, "side": ["left", "right"]}
+"""
+STEP = f"""[[step]]
+name = "halves"
+callable = "{STEP_FILE}:halves"
+inputs = ["image"]
+outputs = {{ region = "region", side = "string" }}
+one_to_many = true
+"""
+
+
+class World:
+    """A folder that holds all of it."""
+
+    def __init__(self, root: Path, rng: Random, num_models: int = 1, has_step: bool = False) -> None:
+        self.root, self.source, self.rng, self.num_made = root, root / "source", rng, 0
+        self.further = [f"other{number}" for number in range(1, num_models)]
+        self.has_step = has_step
+        self.in_bucket: dict[str, str] = {}
+        """URIs of stores that are not in the folder, by name."""
+
+    def build(self, num_images: int = NUM_ITEMS, vision: dict = SMALL_VISION) -> None:
+        self.source.mkdir(parents=True)
+        for _ in range(num_images):
+            self._add()
+        for number in range(2):  # brightness grows with time
+            frames = [np.full((48, 48, 3), (9 * frame + 40 * number) % 256, np.uint8) for frame in range(24)]
+            write_clip(self.source / f"clip{number}.mp4", frames)
+        make_model(self.root / "model", vision, TEXT)
+        (self.root / STEP_FILE).write_text(HALVES)
+        for number, name in enumerate(self.further, 1):  # of a size of its own, so that each image is decoded twice
+            make_model(self.root / name, vision | {"image_size": vision["image_size"] + number * 8}, TEXT)
+
+    def config_file(self, store: str, engine: str, **settings: object) -> Path:
+        path, settings = self.root / f"{store}-{engine}.toml", RUN_SETTINGS | {"engine": engine} | settings
+        write_config(path, self.root / "model", self.store(store), self.source, **settings)
+        if self.has_step:
+            path.write_text(f"{path.read_text()}\n{STEP}")
+        if not self.further:
+            return path
+        models = [{"uri": str(self.root / "model")}]
+        models += [{"name": name, "uri": str(self.root / name)} for name in self.further]
+        _, _, others = path.read_text().partition("\n")  # its first line is the model
+        tables = ["\n".join(["[[model]]", *(f"{key} = {json.dumps(each[key])}" for key in each)]) for each in models]
+        path.write_text("\n".join([others, *tables, ""]))
+        return path
+
+    def store(self, name: str) -> Path | str:
+        return self.in_bucket.get(name, self.root / name)
+
+    def change(self) -> str:
+        """Add, change, touch and delete some items; says what was done."""
+        images = sorted(self.source.glob("*.png"))
+        self.rng.shuffle(images)
+        changed, captioned, touched, deleted = (images[a:b] for a, b in ((0, 16), (16, 20), (20, 24), (24, 30)))
+        for path in changed:
+            path.write_bytes(self._image())
+        for path in captioned:
+            path.with_suffix(".txt").write_text(self._caption())
+        for path in touched:
+            os.utime(path)
+        for path in deleted:
+            path.unlink()
+            path.with_suffix(".txt").unlink(missing_ok=True)
+        for _ in range(6):
+            self._add()
+        return f"{len(changed)} changed, {len(captioned)} captions, {len(touched)} touched, {len(deleted)} gone, 6 new"
+
+    def _add(self) -> None:
+        path = self.source / f"{self.num_made:05d}.png"
+        self.num_made += 1
+        path.write_bytes(self._image())
+        if self.num_made % 2:
+            path.with_suffix(".txt").write_text(self._caption())
+
+    def _image(self) -> bytes:
+        pixels = np.random.default_rng(self.rng.getrandbits(32)).integers(0, 255, (6, 8, 3), np.uint8)
+        return encode(Image.fromarray(pixels).resize((64, 48), Image.Resampling.NEAREST))
+
+    def _caption(self) -> str:
+        return " ".join(self.rng.choices(WORDS, k=6))
+
+
+MIN_COSINE = 0.9999
+EXACT = ("modality", "uri", "caption", "content_version", "model_fingerprint", "preprocess_fingerprint")
+OF_STEP = ("region", "side")  # columns, where runs have one
+ITEM_FACTS = ("content_version", "state", "size_bytes", "modified", "num_vectors")
+
+Fingerprint = frozenset[tuple[str, int, str]]
+"""What tells two states apart: item, segment and content of each row."""
+
+
+def fingerprint(rows: Any) -> Fingerprint:
+    """Tell a table's rows from those of other states."""
+    return frozenset(zip(*(rows[name].to_pylist() for name in ("item_id", "segment", "content_version")), strict=True))
+
+
+def items_in(state: Fingerprint) -> set[tuple[str, Fingerprint]]:
+    rows: dict[str, set[tuple[str, int, str]]] = {}
+    for row in state:
+        rows.setdefault(row[0], set()).add(row)
+    return {(item_id, frozenset(found)) for item_id, found in rows.items()}
+
+
+def state_of(store: Path | str) -> Fingerprint:
+    return fingerprint(embedder.open_store(store).to_arrow(["item_id", "segment", "content_version"]))
+
+
+def compare(store: Path | str, undisturbed: Path) -> tuple[int, dict[str, list[Any]]]:
+    """Compare rows and items of all models of two stores: keys, versions, fingerprints, vectors; and count the rows."""
+    num_rows, difference = 0, {"lost": [], "duplicated": [], "differing": []}
+    for model in (None, *embedder.open_store(undisturbed).models):
+        num_rows += _compare_model(store, undisturbed, model, difference)
+    return num_rows, difference
+
+
+def _compare_model(store: Path | str, undisturbed: Path, model: str | None, difference: dict[str, list[Any]]) -> int:
+    """Compare the rows and items of one model; gives the number of its rows."""
+    found, expected = (embedder.open_store(each, model=model) for each in (store, undisturbed))
+    rows = found.to_arrow()
+    for ours, theirs, key, facts in (
+        (rows, expected.to_arrow(), ("item_id", "segment"), EXACT),
+        (found.items(), expected.items(), ("item_id",), ITEM_FACTS),
+    ):
+        by_key, wanted = _by_key(ours, key), _by_key(theirs, key)
+        difference["duplicated"] += [key for key, rows_of in by_key.items() if len(rows_of) > 1]
+        difference["lost"] += wanted.keys() - by_key.keys()
+        difference["differing"] += by_key.keys() - wanted.keys()
+        common = wanted.keys() & by_key.keys()
+        difference["differing"] += [key for key in common if not _same(by_key[key][-1], wanted[key][-1], facts)]
+    return rows.num_rows
+
+
+def _by_key(table: pa.Table, key: Sequence[str]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in table.to_pylist():
+        found.setdefault(tuple(row[name] for name in key), []).append(row)
+    return found
+
+
+def _same(row: dict[str, Any], other: dict[str, Any], facts: Sequence[str]) -> bool:
+    if any(row.get(name) != other.get(name) for name in (*facts, *OF_STEP)):
+        return False
+    return all(_same_vector(row.get(name), other.get(name)) for name in ("image_embedding", "text_embedding"))
+
+
+def _same_vector(vector: list[float] | None, other: list[float] | None) -> bool:
+    if vector is None or other is None:
+        return vector is other
+    return bool(np.dot(vector, other) >= MIN_COSINE)
+
+
+class Poller(threading.Thread):
+    """Opens what is published all the while, as searches do, and on a disk both tables as other programs do."""
+
+    def __init__(self, store: Path | str, *, may_mix: bool = False) -> None:
+        super().__init__(name="reader", daemon=True)
+        self.may_mix = may_mix
+        """Whether each item may be of another state, as runs publish while they go on."""
+        self.allowed: list[Fingerprint] = [frozenset()]
+        """States that may be seen: each that the source was in."""
+        self.num_polls = 0
+        self.seen: list[Fingerprint] = []
+        """States in the order of their first sight."""
+        self.faults: list[str] = []
+        self._store, self._stopped = store, threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self.poll()
+            except (StoreError, OSError, ValueError) as error:
+                self.faults.append(f"{type(error).__name__}: {error}")
+            time.sleep(0.02 if isinstance(self._store, Path) else 1.0)  # the bucket's server has one thread
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+
+    def _is_allowed(self, state: Fingerprint) -> bool:
+        if not self.may_mix or state in self.allowed:
+            return state in self.allowed
+        return items_in(state) <= set().union(*map(items_in, self.allowed))
+
+    def poll(self) -> None:
+        self.num_polls += 1
+        files = StoreFiles(self._store)
+        if isinstance(self._store, Path):
+            self._look_at_newest(files)
+        current = read_current(files) if files.exists("CURRENT.json") else None
+        if current is None:
+            return
+        state = self._whole_state(files, current)
+        for name, own in current.models.items():
+            if not self.may_mix and self._whole_state(model_files(files, name), own) != state:
+                self.faults.append(f"run {current.run_id}: model {name} is of another state than the main one")
+        if not self._is_allowed(state):
+            self.faults.append(f"run {current.run_id}: {len(state)} rows that are no state of the source")
+        elif state not in self.seen:
+            self.seen.append(state)
+
+    def _whole_state(self, files: StoreFiles, current: Current) -> Fingerprint:
+        """The published rows; items, rows and index must belong together."""
+        rows = RecordTable(files, "embeddings", current.embeddings).read(["item_id", "segment", "content_version"])
+        items = RecordTable(files, "items", current.items).read(["item_id", "num_vectors"]).to_pylist()
+        num_found = Counter(rows["item_id"].to_pylist())
+        num_stated = {item["item_id"]: item["num_vectors"] for item in items if item["num_vectors"]}
+        if num_found != Counter(num_stated):
+            self.faults.append(f"run {current.run_id}: items and embeddings do not belong together")
+        if len(set(zip(rows["item_id"].to_pylist(), rows["segment"].to_pylist(), strict=True))) != rows.num_rows:
+            self.faults.append(f"run {current.run_id}: a row stands twice")
+        state = fingerprint(rows)
+        if current.index is not None and self._state_of_index(files, current.index) != state:
+            self.faults.append(f"run {current.run_id}: the index is of another state")
+        return state
+
+    def _state_of_index(self, files: StoreFiles, number: int) -> Fingerprint:
+        """The rows that an index was built of; a compaction keeps that of the version before, of equal rows."""
+        version = fetched_manifest(files, number).embeddings_version
+        return fingerprint(RecordTable(files, "embeddings", version).read(["item_id", "segment", "content_version"]))
+
+    def _look_at_newest(self, files: StoreFiles) -> None:
+        """Programs that know no CURRENT.json may be one commit ahead, never in the middle of one."""
+        try:
+            rows = delta_rows(files.uri("embeddings"), columns=["item_id", "segment", "content_version"])
+        except TableNotFoundError:
+            return
+        if rows.num_rows and not self._is_allowed(fingerprint(rows)):
+            self.faults.append(f"newest embeddings: {rows.num_rows} rows that are no state")
