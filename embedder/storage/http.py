@@ -185,7 +185,7 @@ class _Connection(HTTPConnection):
 
     def putrequest(self, method: str, url: str, *args: Any, **options: Any) -> None:
         """Ask for the target as the address writes it; urllib3 has encoded it a second time."""
-        super().putrequest(method, url if self.proxy_is_forwarding else _exchange.get().target, *args, **options)
+        super().putrequest(method, _exchange.get().target, *args, **options)
 
 
 class _SecureConnection(_Connection, HTTPSConnection):
@@ -243,10 +243,12 @@ class Connections:
             PrivateAddressError: the server lies in a private network.
             StoppedError: the request to end came.
         """
-        token = _exchange.set(_Exchange(limits, address.target))
+        proxy = proxy_for(address) if use_proxy else None
+        target = address.target if proxy is None or address.scheme == "https" else address.url
+        token = _exchange.set(_Exchange(limits, target))
         response = None
         try:
-            response = self._send(method, address, headers, body, proxy_for(address) if use_proxy else None)
+            response = self._send(method, address, headers, body, proxy)
             yield response
         except urllib3.exceptions.HTTPError as error:
             raise _cause(error) from None
@@ -267,13 +269,12 @@ class Connections:
         if manager is None:
             manager = self._managers.setdefault((address.scheme, proxy), self._make_manager(address.scheme, proxy))
         pool = manager.connection_from_host(address.host, address.port, address.scheme)
-        url = address.url if proxy is not None and address.scheme == "http" else address.target
         exchange = _exchange.get()
         while True:
             try:
                 return pool.urlopen(
                     method,
-                    url,
+                    exchange.target,
                     body,
                     headers,
                     retries=False,
