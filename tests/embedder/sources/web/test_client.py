@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import samples
+from urllib3.connection import HTTPConnection
 from web_downloads import HEAD, LIMITS, PNG, asked, failure
 from web_server import image, in_turn, redirect, slowly, status, web_server
 
@@ -32,6 +33,20 @@ def test_an_address_is_encoded_as_browsers_do(server, client):
     fetched = client.download(f"{server.url}/été à/a%2Fb.png?größe=1 2#part", LIMITS)
     assert fetched.data == samples.image_bytes(1)
     assert server.paths == ["/%C3%A9t%C3%A9%20%C3%A0/a%2Fb.png?gr%C3%B6%C3%9Fe=1%202"]
+
+
+def test_an_address_is_asked_for_as_it_is_written(server, client):
+    server.routes["/100%/caf%c3%a9/../a.png"] = image(1)
+    assert client.download(f"{server.url}/100%/caf%c3%a9/../a.png?q=50%&x=%41", LIMITS).data == samples.image_bytes(1)
+    assert server.paths == ["/100%/caf%c3%a9/../a.png?q=50%&x=%41"]
+
+
+def test_a_connection_that_skipped_the_checks_is_not_used(server, client, monkeypatch):
+    """The hook that they hang on is none that urllib3 promises."""
+    monkeypatch.setattr(http._Connection, "_new_conn", HTTPConnection._new_conn)
+    error = failure(client, asked(server, image(0)))
+    assert "without the checks of addresses" in error.message
+    assert server.requests == []
 
 
 PRIVATE = ("127.0.0.1", "localhost", "2130706433", "0x7f.1", "127.1", "0.0.0.0", "[::ffff:127.0.0.1]")

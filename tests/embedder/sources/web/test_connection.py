@@ -41,9 +41,7 @@ def test_addresses_of_private_networks_of_clouds_and_of_nobody(address):
 def named(monkeypatch):
     """Has every name lead to loopback."""
     look_up = socket.getaddrinfo
-    monkeypatch.setattr(
-        http.socket, "getaddrinfo", lambda host, port, **options: look_up("127.0.0.1", port, **options)
-    )
+    monkeypatch.setattr(http.socket, "getaddrinfo", lambda host, port, **options: look_up("127.0.0.1", port, **options))
 
 
 @pytest.fixture
