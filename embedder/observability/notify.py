@@ -6,15 +6,16 @@ import os
 import signal
 import subprocess
 import threading
-import urllib.error
-import urllib.request
+import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from http.client import HTTPException
 from typing import Any
 
 from embedder.config import OnFailure
 from embedder.redaction import mask
+from embedder.storage.http import Connections, Limits
+from embedder.storage.web_address import WebAddressError, parse_address
 
 LOG = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def call_webhook(url: str, summary: Mapping[str, Any], timeout_s: float) -> str 
         What went wrong, without the address, which is a secret; none where nothing did.
     """
     answers: list[str | None] = []
-    # In a thread: a server that sends a byte now and then would outlast the time limit of each single read.
+    # In a thread: no limit holds for the look-up of a name.
     thread = threading.Thread(target=lambda: answers.append(_post(url, summary, timeout_s)), daemon=True)
     thread.start()
     thread.join(timeout_s)
@@ -100,30 +101,19 @@ def call_webhook(url: str, summary: Mapping[str, Any], timeout_s: float) -> str 
 def _post(url: str, summary: Mapping[str, Any], timeout_s: float) -> str | None:
     text = f"embedder {summary['kind']} of {summary['store']}: {summary['message']}"
     body = json.dumps({"text": text, **summary}).encode()
+    headers = {"Content-Type": "application/json", "User-Agent": "embedder"}
+    limits = Limits(timeout_s, time.monotonic() + timeout_s)
     try:
-        request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")
-        with _opener.open(request, timeout=timeout_s):
-            return None
-    except urllib.error.HTTPError as error:
-        error.close()
-        return f"the server answered {error.code}; check the address"
-    except (OSError, HTTPException, ValueError) as error:
-        return f"it can't be reached ({_reason(error)}); check the address and the network"
-
-
-def _reason(error: Exception) -> str:
-    """Why a request failed, in words of the system or of ours: those of the libraries may quote the address."""
-    cause = getattr(error, "reason", error)
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror.lower()
-    return "its answer is not HTTP" if isinstance(error, HTTPException) else "it is no address of a web server"
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refusal of redirects, which would carry the summary to an address that nobody configured."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-_opener = urllib.request.build_opener(_NoRedirect)
+        # A redirect isn't followed: it would carry the summary to an address that nobody configured.
+        with (
+            closing(Connections()) as connections,
+            connections.ask("POST", parse_address(url), limits, headers, body, use_proxy=True) as response,
+        ):
+            return None if response.status < 300 else f"the server answered {response.status}; check the address"
+    except WebAddressError:
+        reason = "it is no address of a web server"
+    except TimeoutError:
+        return f"no answer within timeout_s = {timeout_s:g}"
+    except (OSError, HTTPException) as error:  # in words of the system: those of a library may quote the address
+        reason = (getattr(error, "strerror", None) or "").lower() or "its answer is not HTTP"
+    return f"it can't be reached ({reason}); check the address and the network"

@@ -1,7 +1,6 @@
 """From a `uri` to bytes, or to a local path that bytes can be streamed from."""
 
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from hashlib import blake2b
@@ -12,7 +11,7 @@ from embedder.config import WebConfig
 from embedder.sources.byte_ranges import EmbeddedFile, local_version, open_ranges, open_regular
 from embedder.sources.captions import read_caption
 from embedder.sources.errors import FetchError, from_os_error
-from embedder.sources.fetched import Fetched
+from embedder.sources.fetched import Fetched, write_temporary
 from embedder.sources.parquet_cells import ParquetCells
 from embedder.sources.tar_scan import BLOCK_BYTES, check_member
 from embedder.sources.uris import TableCell, TarMember, split_uri
@@ -257,24 +256,9 @@ def _remote_file(uri: str, max_bytes: int, max_file_bytes: int | None = None) ->
         _check_size(ranges.size, max_file_bytes, readable(uri), "decode.max_video_bytes")
         if ranges.size <= max_bytes:
             return Fetched(ranges.read_at(0, ranges.size), None, ranges.size)
-        return Fetched(None, _download(ranges, uri), ranges.size, is_temporary=True)
-
-
-def _download(ranges: ByteRanges, uri: str) -> Path:
-    """Copy an object to a temporary file, piece by piece; nothing is left behind when that fails."""
-    descriptor, name = tempfile.mkstemp(prefix="embedder-", suffix=".part")
-    path = Path(name)
-    try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123 (takes a descriptor)
-            for start in range(0, ranges.size, CHUNK_BYTES):
-                file.write(ranges.read_at(start, min(CHUNK_BYTES, ranges.size - start)))
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise from_os_error(error, f"{uri}: download to {path}") from None
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    return path
+        starts = range(0, ranges.size, CHUNK_BYTES)
+        pieces = (ranges.read_at(start, min(CHUNK_BYTES, ranges.size - start)) for start in starts)
+        return write_temporary(pieces, f"{uri}: download")
 
 
 def _check_size(size: int, max_bytes: int | None, where: str, limit: str = "decode.max_file_bytes") -> None:

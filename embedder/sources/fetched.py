@@ -1,9 +1,13 @@
 """The bytes of one item, wherever they came from."""
 
 import os
+import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from embedder.sources.errors import from_os_error
 
 
 @dataclass(frozen=True)
@@ -49,3 +53,28 @@ class Fetched:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def write_temporary(pieces: Iterable[bytes], where: str) -> Fetched:
+    """Write what comes piece by piece to a temporary file; nothing is left behind when that fails.
+
+    Args:
+        pieces: of the content.
+        where: what is done, for people.
+
+    Raises:
+        FetchError: the disk is full or can't be written, or a piece can't be read.
+    """
+    path = None
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="embedder-", suffix=".part")
+        path = Path(name)
+        with open(descriptor, "wb") as file:  # noqa: PTH123 (takes a descriptor)
+            size = sum(map(file.write, pieces))
+    except BaseException as error:
+        if path is not None:
+            path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise from_os_error(error, f"{where} to {path or tempfile.gettempdir()}") from None
+        raise
+    return Fetched(None, path, size, is_temporary=True)

@@ -9,7 +9,7 @@ from itertools import islice
 from embedder.sources.fetched import Fetched
 from embedder.sources.web.body import SizeLimits
 from embedder.sources.web.client import WebClient
-from embedder.sources.web.connection import Stop
+from embedder.storage.http import Stop
 
 DEPTH = 2  # downloads under way or waiting to be taken, for each thread: the next ones go on while one is decoded
 

@@ -1,17 +1,14 @@
 """Body of an answer, received within limits: its kind is known from the first bytes, and decides how much may come."""
 
-import tempfile
 import zlib
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from http.client import HTTPResponse
-from pathlib import Path
-from typing import BinaryIO, Self
+from itertools import chain
 
 from embedder.media.sniff import sniff, unreadable_kind
-from embedder.sources.errors import FetchError, from_os_error
-from embedder.sources.fetched import Fetched
+from embedder.sources.errors import FetchError
+from embedder.sources.fetched import Fetched, write_temporary
+from embedder.storage.http import Response
 from embedder.storage.printable import printable
 
 CHUNK_BYTES = 64 << 10
@@ -39,7 +36,7 @@ class SizeLimits:
         return self.image_bytes, "decode.max_file_bytes"
 
 
-def receive(response: HTTPResponse, limits: SizeLimits, where: str) -> Fetched:
+def receive(response: Response, limits: SizeLimits, where: str) -> Fetched:
     """Receive an image or a video; whatever else is sent is left after its first bytes.
 
     Args:
@@ -65,23 +62,31 @@ def receive(response: HTTPResponse, limits: SizeLimits, where: str) -> Fetched:
             return Fetched(head, None, len(head))
         raise FetchError("NotMedia", f"{where}: {_describe(response, head)}; name the address of an image or a video")
     limit, key = limits.of(kind)
-    announced = response.getheader("Content-Length") or ""
+    announced = response.headers.get("Content-Length") or ""
     if announced.isdecimal() and len(announced) < 20 and int(announced) > limit:
         raise FetchError("TooLarge", f"{where}: {kind} of {int(announced):,} bytes; {key} allows {limit:,}")
-    with _Received(where) as received:
-        received.write(head)
-        for piece in pieces:
-            received.write(piece)
-            if received.size > limit:
-                break
-        if received.size > limit:
-            raise FetchError("TooLarge", f"{where}: {kind} of more than {limit:,} bytes, which {key} allows")
-        return received.finish()
+    too_large = FetchError("TooLarge", f"{where}: {kind} of more than {limit:,} bytes, which {key} allows")
+    pieces = _within(chain((head,), pieces), limit, too_large)
+    held = bytearray()
+    for piece in pieces:
+        held += piece
+        if len(held) > HELD_BYTES:
+            return write_temporary(chain((bytes(held),), pieces), f"{where}: download")
+    return Fetched(bytes(held), None, len(held))
 
 
-def _describe(response: HTTPResponse, head: bytes) -> str:
+def _within(pieces: Iterable[bytes], limit: int, too_large: FetchError) -> Iterator[bytes]:
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        if size > limit:
+            raise too_large
+        yield piece
+
+
+def _describe(response: Response, head: bytes) -> str:
     """Describe an answer that is no media by what it is declared to be, a web page by its first bytes."""
-    declared = printable(response.getheader("Content-Type") or "no type", 80)
+    declared = printable(response.headers.get("Content-Type") or "no type", 80)
     if not head:
         return f"the answer is empty ({declared})"
     if head[:1024].lstrip().lower().startswith((b"<!doctype html", b"<html")):
@@ -89,9 +94,9 @@ def _describe(response: HTTPResponse, head: bytes) -> str:
     return f"the answer is neither an image nor a video ({declared})"
 
 
-def _pieces(response: HTTPResponse, max_bytes: int, where: str) -> Iterator[bytes]:
+def _pieces(response: Response, max_bytes: int, where: str) -> Iterator[bytes]:
     """Yield the body, decompressed piece by piece; ends where it is whole."""
-    coding = (response.getheader("Content-Encoding") or "identity").strip().lower()
+    coding = (response.headers.get("Content-Encoding") or "identity").strip().lower()
     if coding != "identity" and coding not in WINDOW_BITS:
         raise FetchError(
             "BadEncoding",
@@ -113,7 +118,7 @@ def _pieces(response: HTTPResponse, max_bytes: int, where: str) -> Iterator[byte
             raise FetchError("BadEncoding", f"{where}: the answer is declared as {coding}, and is not") from None
         if expander.eof:
             return
-    if response.length or expander is not None:
+    if expander is not None:
         raise FetchError("Truncated", f"{where}: the connection ended after {num_received:,} bytes", transient=True)
 
 
@@ -125,56 +130,3 @@ def _expand(expander: "zlib._Decompress", chunk: bytes) -> Iterator[bytes]:
         chunk = expander.unconsumed_tail
         if not chunk and len(piece) < CHUNK_BYTES:
             return
-
-
-class _Received:
-    """Bytes received so far: in memory, then in a temporary file, which is deleted unless it is handed out."""
-
-    def __init__(self, where: str) -> None:
-        self.size = 0
-        self._where = where
-        self._held = bytearray()
-        self._file: BinaryIO | None = None
-        self._path: Path | None = None
-        self._is_given = False
-
-    def write(self, piece: bytes) -> None:
-        """Add a piece.
-
-        Raises:
-            FetchError: the disk is full, or can't be written.
-        """
-        self.size += len(piece)
-        if self._file is None and self.size <= HELD_BYTES:
-            self._held += piece
-            return
-        try:
-            if self._file is None:
-                descriptor, name = tempfile.mkstemp(prefix="embedder-", suffix=".part")
-                self._path, self._file = Path(name), open(descriptor, "wb")  # noqa: PTH123, SIM115
-                self._file.write(self._held)
-                self._held = bytearray()
-            self._file.write(piece)
-        except OSError as error:
-            raise from_os_error(error, f"{self._where}: download to {tempfile.gettempdir()}") from None
-
-    def finish(self) -> Fetched:
-        """Hand out what came."""
-        if self._file is None:
-            return Fetched(bytes(self._held), None, self.size)
-        try:
-            self._file.close()
-        except OSError as error:
-            raise from_os_error(error, f"{self._where}: download to {tempfile.gettempdir()}") from None
-        self._is_given = True
-        return Fetched(None, self._path, self.size, is_temporary=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._path is not None and not self._is_given:
-            if self._file is not None:
-                with suppress(OSError):
-                    self._file.close()
-            self._path.unlink(missing_ok=True)

@@ -4,13 +4,10 @@ import http.client
 import random
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
-from functools import cached_property
 from http import HTTPStatus
 from os import environ
 from typing import TypeVar
@@ -20,20 +17,12 @@ from embedder.config import WebConfig
 from embedder.sources.errors import FetchError
 from embedder.sources.fetched import Fetched
 from embedder.sources.web.body import SizeLimits, receive
-from embedder.sources.web.connection import (
-    Limits,
-    Stop,
-    WebConnection,
-    check_literal,
-    open_connection,
-    proxy_for,
-    tls_context,
-)
 from embedder.sources.web.hosts import Hosts
+from embedder.storage.http import Connections, Limits, PrivateAddressError, Response, Stop, is_public, retry_after_s
 from embedder.storage.web_address import WebAddress, WebAddressError, parse_address, shown_address
 
 FIRST_WAIT_S, MAX_WAIT_S = 0.5, 8.0  # between two tries, doubled each time
-MAX_KEPT = 32  # idle connections, of all hosts
+MAX_KEPT = 32  # hosts whose idle connections are kept
 MAX_DRAINED_BYTES = 64 << 10  # of an answer that nobody wants, so that its connection can be used again
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses after which the same request may succeed
@@ -51,7 +40,7 @@ REFUSALS = {
 }
 
 T = TypeVar("T")
-Read = Callable[[http.client.HTTPResponse], T]
+Read = Callable[[Response], T]
 
 
 def reader_settings() -> WebConfig:
@@ -68,13 +57,9 @@ def reader_settings() -> WebConfig:
 
 
 class WebError(FetchError):
-    """One attempt failed.
+    """One attempt failed; the host wants to be asked again after `wait_s` seconds, 0 where it doesn't say."""
 
-    Attributes:
-        wait_s: seconds after which the host wants to be asked again; None where it says nothing.
-    """
-
-    def __init__(self, error_type: str, message: str, transient: bool = False, wait_s: float | None = None) -> None:
+    def __init__(self, error_type: str, message: str, transient: bool = False, wait_s: float = 0.0) -> None:
         super().__init__(error_type, message, transient)
         self.wait_s = wait_s
 
@@ -94,7 +79,7 @@ class _WebItem:
         settings = self.settings
         if self.ends_s is None:
             self.ends_s = time.monotonic() + settings.timeout_s
-        return Limits(self.stop, self.ends_s, settings.idle_timeout_s, settings.allow_private, self.where)
+        return Limits(settings.idle_timeout_s, self.ends_s, settings.allow_private, self.stop)
 
     @property
     def left_s(self) -> float:
@@ -108,8 +93,7 @@ class WebClient:
     def __init__(self, settings: WebConfig) -> None:
         self.settings = settings
         self._hosts = Hosts(settings.parallel_per_host)
-        self._idle: list[tuple[tuple[str, str, int], WebConnection]] = []
-        self._lock = threading.Lock()
+        self._connections = Connections(MAX_KEPT, settings.parallel_per_host)
 
     def download(self, address: str, limits: SizeLimits, stop: Stop | None = None) -> Fetched:
         """Download an image or a video.
@@ -135,14 +119,7 @@ class WebClient:
 
     def close(self) -> None:
         """Close the idle connections."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for _, connection in idle:
-            connection.close()
-
-    @cached_property
-    def _context(self) -> ssl.SSLContext:
-        return tls_context()
+        self._connections.close()
 
     def _ask(self, method: str, address: str, stop: Stop, read: Read[T]) -> T:
         """Ask until there is an answer, a few times at most."""
@@ -154,7 +131,7 @@ class WebClient:
                 return self._follow(item, read)
             except WebError as error:
                 wait_s = min(FIRST_WAIT_S * 2 ** (tries - 1), MAX_WAIT_S) * random.uniform(0.5, 1.0)
-                wait_s = max(wait_s, error.wait_s or 0.0)
+                wait_s = max(wait_s, error.wait_s)
                 if not error.transient or tries >= self.settings.max_tries or wait_s >= item.left_s:
                     told = f"{error.message}, after {tries} tries" if tries > 1 else error.message
                     raise FetchError(error.error_type, told, error.transient) from None
@@ -183,63 +160,33 @@ class WebClient:
             found = self._exchange(target, item, read)
         except (OSError, http.client.HTTPException) as error:
             failure = _to_web_error(error, item)
+        except PrivateAddressError as error:
+            failure = _private_address(str(error), item)
         except WebError as error:
             failure = error
-        except FetchError as error:  # of the body, or a refused address
+        except FetchError as error:  # of the body
             failure = WebError(error.error_type, error.message, error.transient)
         else:
             self._hosts.note(host, failed=False)
             return found
-        wait_s = min(failure.wait_s or 0.0, self.settings.timeout_s)
+        wait_s = min(failure.wait_s, self.settings.timeout_s)
         self._hosts.note(host, failed=failure.transient, wait_s=wait_s)
         raise failure from None
 
     def _exchange(self, target: WebAddress, item: _WebItem, read: "Read[T]") -> "T | _Redirect":
-        """Send the request on a kept connection, or on a new one where that has been closed meanwhile."""
-        kept = self._take(target)
-        if kept is not None:
-            with suppress(ConnectionError, http.client.BadStatusLine):
-                return self._over(kept, target, item, read)
-        proxy = proxy_for(target) if self.settings.use_proxy else None
-        return self._over(open_connection(target, self._context, proxy), target, item, read)
-
-    def _over(self, connection: WebConnection, target: WebAddress, item: _WebItem, read: "Read[T]") -> "T | _Redirect":
-        """Send the request on one connection, which is kept where it can be used again."""
-        wanted = {"User-Agent": self.settings.user_agent, "Accept": "image/*, video/*", "Accept-Encoding": "identity"}
-        is_kept = False
-        try:
-            response = connection.ask(item.method, target, wanted, item.limits())
+        """Ask once and take the answer; where nobody wants it, a small one is read, so that its connection is kept."""
+        settings = self.settings
+        wanted = {"User-Agent": settings.user_agent, "Accept": "image/*, video/*", "Accept-Encoding": "identity"}
+        asked = self._connections.ask(item.method, target, item.limits(), wanted, use_proxy=settings.use_proxy)
+        with asked as response:
             if response.status == HTTPStatus.OK:
-                found: T | _Redirect = read(response)
-            elif response.length is not None and response.length <= MAX_DRAINED_BYTES:
+                return read(response)
+            if response.length_remaining is not None and response.length_remaining <= MAX_DRAINED_BYTES:
                 response.read()
-            is_kept = response.isclosed() and not response.will_close
-        finally:
-            connection.release()
-            if not is_kept:
-                connection.close()
-        if is_kept:
-            self._keep(target, connection)
-        if response.status == HTTPStatus.OK:
-            return found
-        location = response.getheader("Location")
-        if response.status in REDIRECTS and location:
-            return _Redirect(_as_text(location))
-        raise _refusal(response, item)
-
-    def _take(self, target: WebAddress) -> WebConnection | None:
-        """Take the latest idle connection to a server."""
-        with self._lock:
-            numbers = [number for number, (origin, _) in enumerate(self._idle) if origin == target[:3]]
-            return self._idle.pop(numbers[-1])[1] if numbers else None
-
-    def _keep(self, target: WebAddress, connection: WebConnection) -> None:
-        """Keep a connection, in the oldest one's place where there are many."""
-        with self._lock:
-            self._idle.append((target[:3], connection))
-            dropped = self._idle.pop(0)[1] if len(self._idle) > MAX_KEPT else None
-        if dropped is not None:
-            dropped.close()
+            location = response.headers.get("Location")
+            if response.status in REDIRECTS and location:
+                return _Redirect(_as_text(location))
+            raise _refusal(response, item)
 
 
 class _Redirect(str):
@@ -262,22 +209,32 @@ def _parse_address(address: str, item: _WebItem) -> WebAddress:
     except WebAddressError as error:
         what = "" if address == item.address else "redirected to what is refused: "
         raise WebError("BadAddress", f"{item.where}: {what}{error}") from None
-    if item.settings.use_proxy and not item.settings.allow_private:
-        check_literal(target.host, item.where)
+    if item.settings.use_proxy and not item.settings.allow_private:  # a name is left to the proxy, which looks it up
+        with suppress(ValueError):
+            if not is_public(target.host):
+                raise _private_address(target.host, item)
     return target
 
 
-def _validator(response: http.client.HTTPResponse) -> str:
+def _private_address(found: str, item: _WebItem) -> WebError:
+    return WebError(
+        "PrivateAddress",
+        f"{item.where}: {found}, which is not on the open internet; a table may not reach into this network unless "
+        "web.allow_private = true",
+    )
+
+
+def _validator(response: Response) -> str:
     """Return what an answer tells of the state of its content."""
     response.read()  # nothing, after which the connection can be used again
-    etag, time_text = response.getheader("ETag"), response.getheader("Last-Modified")
+    etag, time_text = response.headers.get("ETag"), response.headers.get("Last-Modified")
     if etag:
         return etag[:MAX_VALIDATOR_CHARACTERS]
-    size = response.getheader("Content-Length")
+    size = response.headers.get("Content-Length")
     return f"{time_text or ''}|{size or ''}"[:MAX_VALIDATOR_CHARACTERS] if time_text or size else ""
 
 
-def _refusal(response: http.client.HTTPResponse, item: _WebItem) -> WebError:
+def _refusal(response: Response, item: _WebItem) -> WebError:
     """Error for an answer without content."""
     status = response.status
     try:
@@ -285,23 +242,14 @@ def _refusal(response: http.client.HTTPResponse, item: _WebItem) -> WebError:
     except ValueError:
         answer = str(status)
     told = f"{item.where}: the server answers {answer}"
-    if status in PASSING:
-        wait_s = _wait_s(response.getheader("Retry-After")) if status in BUSY else None
+    if status in BUSY:
+        wait_s = retry_after_s(response)
         asked = "" if wait_s is None else f" and asks to wait {wait_s:g} s"
-        return WebError("ServerBusy" if status in BUSY else "ServerError", told + asked, True, wait_s)
+        return WebError("ServerBusy", told + asked, True, wait_s or 0.0)
+    if status in PASSING:
+        return WebError("ServerError", told, True)
     error_type, cure = REFUSALS.get(status, ("RequestRefused", "check the address in a browser"))
     return WebError(error_type, f"{told}; {cure}")
-
-
-def _wait_s(after: str | None) -> float | None:
-    """Seconds of `Retry-After`, which is a number or a date."""
-    if after is None:
-        return None
-    if after.strip().isdecimal():
-        return float(after.strip()[:9])
-    with suppress(ValueError, TypeError, OverflowError):
-        return max(parsedate_to_datetime(after).timestamp() - time.time(), 0.0)
-    return None
 
 
 def _to_web_error(error: OSError | http.client.HTTPException, item: _WebItem) -> WebError:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from embedder.sources.errors import FetchError
-from embedder.sources.web.connection import Stop
+from embedder.storage.http import Stop
 
 MAX_FAILURES = 10  # attempts, one after the other; a host that fails so often is left alone
 REST_S = 30.0

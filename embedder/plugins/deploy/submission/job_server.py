@@ -16,7 +16,8 @@ from typing import Any
 from urllib.parse import quote
 
 from embedder.errors import ConfigError, RunFailedError
-from embedder.retrieval.http_client import HttpAnswer, HttpClient
+from embedder.retrieval.http_client import HttpClient
+from embedder.storage.http import Response
 from embedder.storage.printable import printable
 from shards.schema import parse_json
 
@@ -105,7 +106,7 @@ class JobServer(HttpClient):
             if any(job.job_id == job_id for job in self.jobs()):
                 return job_id
             raise
-        if answer.status < 300 or "already exists" in answer.body.decode(errors="replace"):
+        if answer.status < 300 or "already exists" in answer.data.decode(errors="replace"):
             return job_id
         raise self._refusal(answer)
 
@@ -147,13 +148,13 @@ class JobServer(HttpClient):
     def _read_json(self, method: str, path: str) -> Any:
         return self._parse(self._answer(method, path))
 
-    def _parse(self, answer: HttpAnswer) -> Any:
+    def _parse(self, answer: Response) -> Any:
         try:
-            return parse_json(answer.body)
+            return parse_json(answer.data)
         except ValueError:
-            raise self._unknown(answer.body.decode(errors="replace")) from None
+            raise self._unknown(answer.data.decode(errors="replace")) from None
 
-    def _answer(self, method: str, path: str, body: bytes | None = None, allowed: tuple[int, ...] = ()) -> HttpAnswer:
+    def _answer(self, method: str, path: str, body: bytes | None = None, allowed: tuple[int, ...] = ()) -> Response:
         """Ask until something answers, for `PATIENCE_S` at most.
 
         Args:
@@ -191,9 +192,9 @@ class JobServer(HttpClient):
             f"{self.url}: it can't be reached ({found}); give the address of the cluster's dashboard, as {self.example}"
         )
 
-    def _refusal(self, answer: HttpAnswer) -> Exception:
+    def _refusal(self, answer: Response) -> Exception:
         """Error of an answer that is none that was asked for."""
-        text = answer.body.decode(errors="replace").strip()
+        text = answer.data.decode(errors="replace").strip()
         if answer.status in (401, 403):
             found = "it wants a token" if self._token is None else "it wants another token"
             return ConfigError(f"{self.url}: {found} ({answer.status}); {TOKEN_CURE}")

@@ -6,10 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import samples
+from urllib3.connection import HTTPConnection
 from web_downloads import HEAD, LIMITS, PNG, asked, failure
 from web_server import image, in_turn, redirect, slowly, status, web_server
 
-from embedder.sources.web import connection, hosts
+from embedder.sources.web import hosts
+from embedder.storage import http
 
 
 def test_an_image_comes_as_it_is_and_connections_are_used_again(server, make_client):
@@ -33,6 +35,20 @@ def test_an_address_is_encoded_as_browsers_do(server, client):
     assert server.paths == ["/%C3%A9t%C3%A9%20%C3%A0/a%2Fb.png?gr%C3%B6%C3%9Fe=1%202"]
 
 
+def test_an_address_is_asked_for_as_it_is_written(server, client):
+    server.routes["/100%/caf%c3%a9/../a.png"] = image(1)
+    assert client.download(f"{server.url}/100%/caf%c3%a9/../a.png?q=50%&x=%41", LIMITS).data == samples.image_bytes(1)
+    assert server.paths == ["/100%/caf%c3%a9/../a.png?q=50%&x=%41"]
+
+
+def test_a_connection_that_skipped_the_checks_is_not_used(server, client, monkeypatch):
+    """The hook that they hang on is none that urllib3 promises."""
+    monkeypatch.setattr(http._Connection, "_new_conn", HTTPConnection._new_conn)
+    error = failure(client, asked(server, image(0)))
+    assert "without the checks of addresses" in error.message
+    assert server.requests == []
+
+
 PRIVATE = ("127.0.0.1", "localhost", "2130706433", "0x7f.1", "127.1", "0.0.0.0", "[::ffff:127.0.0.1]")
 
 
@@ -49,7 +65,7 @@ def test_no_spelling_of_a_private_address_is_connected_to_unless_it_is_allowed(s
 @pytest.fixture
 def only_one_private(monkeypatch):
     """Takes 127.0.0.1 for the open internet, and 127.0.0.2 for a private network."""
-    monkeypatch.setattr(connection, "is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr(http, "is_public", lambda address: address == "127.0.0.1")
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
@@ -73,7 +89,7 @@ def test_a_name_is_looked_up_once_and_its_checked_address_is_connected_to(
         lookups.append(host)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answers[len(lookups) - 1], port))]
 
-    monkeypatch.setattr(connection.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(http.socket, "getaddrinfo", look_up)
     with web_server("127.0.0.2", server.server_port) as inner:
         client = make_client(allow_private=False)
         address = f"http://photos.example:{server.server_port}/a.png"
@@ -88,7 +104,7 @@ def test_a_name_is_looked_up_once_and_its_checked_address_is_connected_to(
 def test_of_several_addresses_of_a_name_only_public_ones_are_tried(server, make_client, only_one_private, monkeypatch):
     server.routes["/a.png"] = image(0)
     both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, server.server_port)) for ip in ("127.0.0.2", "127.0.0.1")]
-    monkeypatch.setattr(connection.socket, "getaddrinfo", lambda *_, **__: both)
+    monkeypatch.setattr(http.socket, "getaddrinfo", lambda *_, **__: both)
     with web_server("127.0.0.2", server.server_port) as inner:
         client = make_client(allow_private=False)
         assert client.download(f"http://photos.example:{server.server_port}/a.png", LIMITS).data == PNG
@@ -282,13 +298,13 @@ def test_an_unknown_host_is_a_lasting_reason(client, monkeypatch):
     def unknown(*_, **__):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(connection.socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(http.socket, "getaddrinfo", unknown)
     error = failure(client, "http://no-such-host.invalid/a.png")
     assert (error.error_type, error.transient) == ("UnknownHost", False)
 
 
 def test_a_stopped_download_ends_whatever_it_waits_for(server, client):
-    begun, stop = threading.Event(), connection.Stop()
+    begun, stop = threading.Event(), http.Stop()
 
     def silent(handler):
         begun.set()
@@ -299,4 +315,4 @@ def test_a_stopped_download_ends_whatever_it_waits_for(server, client):
         download = pool.submit(client.download, address, LIMITS, stop)
         begun.wait()
         stop.set()
-        assert isinstance(download.exception(timeout=4), connection.StoppedError)  # the idle time is 5 s
+        assert isinstance(download.exception(timeout=4), http.StoppedError)  # the idle time is 5 s

@@ -12,9 +12,9 @@ from certificates import make_certificate
 from web_server import image, web_server
 
 from embedder.sources.errors import FetchError
-from embedder.sources.web import connection
 from embedder.sources.web.body import SizeLimits
-from embedder.sources.web.connection import is_public
+from embedder.storage import http
+from embedder.storage.http import is_public
 
 LIMITS = SizeLimits(1 << 20, 1 << 20)
 NAME = "photos.example"
@@ -41,9 +41,7 @@ def test_addresses_of_private_networks_of_clouds_and_of_nobody(address):
 def named(monkeypatch):
     """Has every name lead to loopback."""
     look_up = socket.getaddrinfo
-    monkeypatch.setattr(
-        connection.socket, "getaddrinfo", lambda host, port, **options: look_up("127.0.0.1", port, **options)
-    )
+    monkeypatch.setattr(http.socket, "getaddrinfo", lambda host, port, **options: look_up("127.0.0.1", port, **options))
 
 
 @pytest.fixture
