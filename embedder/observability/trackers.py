@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from embedder.config_toml.tracker_section import TrackerConfig
+from embedder.config_toml.sections import TrackerConfig
 from embedder.installation import require
 from embedder.observability.tracker_clients import TrackerClient, open_client
 from embedder.redaction import mask

@@ -108,7 +108,7 @@ def make(root: Path, number: int, changed_every: int = 0) -> dict[str, Any]:
 
 def build(root: Path, number: int) -> dict[str, Any]:
     """Build the index of the first version, and publish that."""
-    from embedder.config_toml.index_section import IndexConfig
+    from embedder.config_toml.sections import IndexConfig
     from embedder.store.current import move_current
     from embedder.store.files import StoreFiles
     from embedder.store.layout import Current, utc_now
@@ -123,7 +123,7 @@ def build(root: Path, number: int) -> dict[str, Any]:
 
 def update(root: Path, number: int) -> dict[str, Any]:
     """Update it with the second version."""
-    from embedder.config_toml.index_section import IndexConfig
+    from embedder.config_toml.sections import IndexConfig
     from embedder.store.files import StoreFiles
     from embedder.store_index.keep_words import ensure_words
 

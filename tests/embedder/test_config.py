@@ -48,28 +48,6 @@ def test_options_win_over_the_file_and_settings_over_options(tmp_path):
     assert config.model == "/a path/with spaces"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('modle = "x"', "modle"),
-        ("segment_s = -1", "segment_s = -1"),
-        ("segment_s = nan", "segment_s"),
-        ('dtype = "int7"', 'dtype = "int7"'),
-        ("batch_size = 0", 'write "auto" or a number'),
-        ("num_stages = 3\n[[stage]]\n[[stage]]", "2 .*stage.* entries for num_stages = 3"),
-        ('[[source]]\npath = "a"\n[[source]]\npath = "b"', "need a `name` each"),
-        ("[[stage]]\nreplicas = { min = 3, max = 2 }", "below min"),
-        ("model = ", "model has no value"),
-    ],
-)
-def test_what_breaks_a_rule_is_named_in_one_line(tmp_path, text, message):
-    (tmp_path / "run.toml").write_text(text)
-    with pytest.raises(ConfigError, match=message) as error:
-        load_config(tmp_path / "run.toml")
-    assert str(tmp_path / "run.toml") in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_a_missing_file_and_a_broken_setting_are_named(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         load_config(tmp_path / "missing.toml")

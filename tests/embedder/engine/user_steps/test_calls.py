@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from embedder.config_toml.step_section import StepConfig
+from embedder.config_toml.sections import StepConfig
 from embedder.engine.user_steps.calls import StepCalls
 from embedder.engine.user_steps.declared import open_step
 from embedder.servables.errors import ServableError

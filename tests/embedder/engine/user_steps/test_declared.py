@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from own_steps import STEPS, steps_file
 
-from embedder.config_toml.step_section import StepConfig
+from embedder.config_toml.sections import StepConfig
 from embedder.engine.user_steps import declared
 from embedder.engine.user_steps.calls import StepCalls
 from embedder.engine.user_steps.declared import StepError, check_columns, open_step, step_fingerprints
