@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -175,10 +175,12 @@ def _validate(kind: type[SomeConfig], tree: Any) -> SomeConfig:
 
 
 def _as_python(value: Any, whole: Collection[values.Path] = (), path: values.Path = ()) -> Any:
-    """Values of TOML as the classes take them; a decimal, which none takes, for an integer beyond TOML's 64 bits."""
+    """Values as the classes take them; a decimal, which none takes, for an integer beyond TOML's 64 bits."""
     if isinstance(value, Mapping):
         return {key: _as_python(each, whole, (*path, key)) for key, each in value.items()}
-    if isinstance(value, list | tuple):
+    if hasattr(value, "tolist"):  # NumPy's, of a caller in Python
+        value = value.tolist()
+    if isinstance(value, list | tuple | Set):
         return tuple(_as_python(each, whole, (*path, number)) for number, each in enumerate(value))
     if path in whole:
         return int(value)

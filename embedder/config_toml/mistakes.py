@@ -305,7 +305,9 @@ def _unknown_key(found: _Found) -> Mistake:
     if cure := _with_unit(kind, key, value):
         pass
     elif meant := close_to(key, keys):
-        cure = f"did you mean {_format_key((*table, meant), kind.model_fields[meant].annotation)}?"
+        is_word = meant == "kind" and isinstance(value, str) and value.isalnum()  # as no secret is
+        known = _format_key((*table, meant), kind.model_fields[meant].annotation)
+        cure = f"did you mean {known}{f' = {toml(value.lower())}' if is_word else ''}?"
     elif meant := close_to(key, owners):
         where = owners[meant].heading
         cure = f"did you mean {meant} {f'in {where}' if where else 'at the top, above the first [table]'}?"

@@ -1,5 +1,6 @@
 """One file describes a run; what is wrong in it is named."""
 
+import numpy as np
 import pytest
 
 from embedder.config import load_config
@@ -77,4 +78,6 @@ def test_the_least_recall_is_no_more_than_the_recall_that_is_asked_for():
 def test_lists_and_numbers_of_python_are_taken_as_those_of_a_file():
     config = load_config(overrides={"source": ({"path": "a", "carryover": ("b",)},), "segment_s": 2, "num_stages": 4.0})
     assert (config.source[0].carryover, config.segment_s, config.num_stages) == (("b",), 2.0, 4)
+    config = load_config(overrides={"num_stages": np.int64(4), "fast_start": np.False_, "segment_s": np.float64(2)})
+    assert (config.num_stages, config.fast_start, config.segment_s) == (4, False, 2.0)
     assert load_config(overrides={"decode": config.decode, "index": config.index}) == load_config()

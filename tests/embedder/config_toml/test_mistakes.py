@@ -28,7 +28,7 @@ UNKNOWN_KEYS = {
     "[[stage]]\nreplicas = { most = 3 }": ", line 2: there is no key most in [stage.replicas]; its keys are min, max",
     'my_api_key = "T0PS3CRET"': ", line 1: there is no key my_api_key; `embedder config --reference` lists all",
     "max_pixel = 3": ", line 1: there is no key max_pixel; did you mean max_pixels in [decode]?",
-    '[index]\ntype = "HNSW"': ", line 2: there is no key type in [index]; did you mean kind?",
+    '[index]\ntype = "HNSW"': ', line 2: there is no key type in [index]; did you mean kind = "hnsw"?',
     '[[source]]\npath = "a"\nurl = "s3://KEY:T0PS3CRET@b"': (
         ", line 3: there is no key url in [[source]]; did you mean path?"
     ),
