@@ -9,24 +9,27 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, field_validator, model_validator
 
-from embedder.config_toml.compare_section import CompareConfig
 from embedder.config_toml.deploy_section import DeployConfig
-from embedder.config_toml.index_section import IndexConfig
-from embedder.config_toml.join_section import JoinConfig, check_joins
 from embedder.config_toml.load import load
-from embedder.config_toml.metric_section import MetricConfig, check_metrics
-from embedder.config_toml.model_section import (
+from embedder.config_toml.sections import (
+    CompareConfig,
+    ConfigSection,
     FurtherModelConfig,
+    IndexConfig,
+    JoinConfig,
+    MetricConfig,
     ModelTables,
     ModelUri,
+    StepConfig,
+    TrackerConfig,
+    check_joins,
+    check_metrics,
     check_models,
+    check_steps,
     form_of_model,
     plan_of,
     stages_of,
 )
-from embedder.config_toml.section import ConfigSection
-from embedder.config_toml.step_section import StepConfig, check_steps
-from embedder.config_toml.tracker_section import TrackerConfig
 from embedder.errors import ConfigError
 
 ComputeDtype = Literal["float32", "bfloat16", "float16", "int8"]

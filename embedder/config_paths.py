@@ -9,10 +9,20 @@ from typing import Any
 
 from embedder.errors import ConfigError
 
-INPUTS = ("model", "plan", "tokenizer")
 RESULTS = ("store", "out")
-TEACHER = {"store": "teacher.store", "model": "teacher.model"}
 LOGS = ("log_file", "runs_file", "metrics_file", "traces")
+PATHS = {
+    *RESULTS, *LOGS, "model", "plan", "tokenizer", "model.uri", "model.plan", "model.extra_files",
+    "model.inputs.tokenizer", "step.extra_files", "source.path", "join.path", "teacher.store", "teacher.model",
+}  # fmt: skip
+"""Keys that hold paths, as they are named without the numbers of lists' entries."""
+
+PROGRAMS = ("model.python", "on_failure.command")
+"""Keys that hold a path where they have a folder, else a name that is looked for."""
+
+CODE = ("model.uri", "step.callable", "metric.callable")
+"""Keys that hold FILE.py:NAME, or a module."""
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # s3://, file://, hf-hub:
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _WILDCARD = re.compile(r"[*?\[{]")
@@ -45,77 +55,31 @@ def replace_paths(tree: Mapping[str, Any], replace: Replace) -> dict[str, Any]:
         replace: the new path for a key, as `source.path` or `model`, and its path or address; of a function or class in
             a file of its own, that file.
     """
-    moved = dict(tree)
-    for key in (*INPUTS, *RESULTS, *LOGS):
-        if isinstance(value := tree.get(key), str):
-            moved[key] = replace(key, value)
-    for key, section in (("model", _model), ("step", _step), ("metric", _metric), ("source", _source), ("join", _join)):
-        if isinstance(entries := tree.get(key), list):
-            moved[key] = [section(each, replace) if isinstance(each, dict) else each for each in entries]
-    if isinstance(teacher := tree.get("teacher"), dict):
-        given = [key for key in ("store", "model") if isinstance(teacher.get(key), str)]
-        moved["teacher"] = teacher | {key: replace(TEACHER[key], teacher[key]) for key in given}
-    match tree.get("on_failure"):
-        case {"command": [str(program), *arguments]} if "/" in program:
-            program = replace("on_failure.command", program)
-            moved["on_failure"] = tree["on_failure"] | {"command": [program, *arguments]}
-    return moved
+    return {key: _replace(key, value, replace) for key, value in tree.items()}
 
 
-def _model(model: dict[str, Any], replace: Replace) -> dict[str, Any]:
-    """Replace the paths of a [[model]]; a program is one where it has a folder."""
-    moved = dict(model)
-    for key in ("uri", "plan", "python"):
-        value = model.get(key)
-        if isinstance(value, str) and (key != "python" or "/" in value):
-            moved[key] = _in_file("model" if key == "uri" else f"model.{key}", value, replace)
-    if isinstance(extra := model.get("extra_files"), list):
-        moved["extra_files"] = _each("model.extra_files", extra, replace)
-    if isinstance(inputs := model.get("inputs"), dict):
-        moved["inputs"] = {name: _input(each, replace) for name, each in inputs.items()}
-    return moved
+def _replace(key: str, value: Any, replace: Replace) -> Any:
+    match value:
+        case dict():  # inputs have any names
+            inner = {name: f"{key}.{name}" for name in value}
+            inner |= {name: key for name in value if key == "model.inputs" and isinstance(value[name], dict)}
+            return {name: _replace(inner[name], each, replace) for name, each in value.items()}
+        case [str(program), *arguments] if key in PROGRAMS:
+            return [_replace(key, program, replace), *arguments]
+        case list():
+            is_files = key.endswith("extra_files")
+            return [_replace(key, each, replace) if is_files or isinstance(each, dict) else each for each in value]
+        case str():
+            file, _, name = value.rpartition(":")
+            if key in CODE and file.endswith(".py"):
+                return f"{_replace_path(key, file, replace)}:{name}"
+            is_path = key in PATHS or (key in PROGRAMS and "/" in value)
+            return _replace_path(key, value, replace) if is_path else value
+    return value
 
 
-def _input(declared: Any, replace: Replace) -> Any:
-    if not isinstance(declared, dict) or not isinstance(path := declared.get("tokenizer"), str):
-        return declared
-    return declared | {"tokenizer": replace("model.inputs.tokenizer", path)}
-
-
-def _step(step: dict[str, Any], replace: Replace) -> dict[str, Any]:
-    """Replace the paths of a [[step]]: a function's file; a module or an entry point stays."""
-    moved = dict(step)
-    if isinstance(value := step.get("callable"), str) and ".py:" in value:
-        moved["callable"] = _in_file("step.callable", value, replace)
-    if isinstance(extra := step.get("extra_files"), list):
-        moved["extra_files"] = _each("step.extra_files", extra, replace)
-    return moved
-
-
-def _metric(metric: dict[str, Any], replace: Replace) -> dict[str, Any]:
-    """Replace the path of a [[metric]]: a class's file; a module stays."""
-    moved = dict(metric)
-    if isinstance(value := metric.get("callable"), str) and ".py:" in value:
-        moved["callable"] = _in_file("metric.callable", value, replace)
-    return moved
-
-
-def _source(source: dict[str, Any], replace: Replace, key: str = "source.path") -> dict[str, Any]:
-    return source | {"path": replace(key, source["path"])} if isinstance(source.get("path"), str) else source
-
-
-def _join(join: dict[str, Any], replace: Replace) -> dict[str, Any]:
-    return _source(join, replace, "join.path")
-
-
-def _in_file(key: str, value: str, replace: Replace) -> str:
-    """Replace the file of FILE.py:NAME, else the value itself."""
-    path, colon, name = value.rpartition(":")
-    return f"{replace(key, path)}:{name}" if colon and path.endswith(".py") else replace(key, value)
-
-
-def _each(key: str, paths: list[Any], replace: Replace) -> list[Any]:
-    return [replace(key, each) if isinstance(each, str) else each for each in paths]
+def _replace_path(key: str, path: str, replace: Replace) -> str:
+    return replace("model" if key == "model.uri" else key, path)
 
 
 def _follow(value: str, key: str, folder: Path, file: Path) -> str:
@@ -131,7 +95,7 @@ def _follow(value: str, key: str, folder: Path, file: Path) -> str:
             f"file, and nothing is there; there is {here}, below the working directory: write that path in full, or "
             + ("name another to make a new one" if key in RESULTS else "move it beside the file")
         )
-    return value if key in ("model", TEACHER["model"]) and _HUB_ID.fullmatch(value) else followed
+    return value if key in ("model", "teacher.model") and _HUB_ID.fullmatch(value) else followed
 
 
 def _is_there(path: str) -> bool:

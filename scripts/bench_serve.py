@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 from corpus import DEMO_MODEL, read_shipped
 from embedder.batch_schema import VECTOR
 from embedder.config import RunConfig
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 from embedder.executors.job import store_info
 from embedder.models.model_folder import open_model
 from embedder.retrieval.store_api import open_store

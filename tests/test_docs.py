@@ -23,7 +23,7 @@ from running_server import running
 
 import embedder
 from embedder.config import load_config
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 
 ROOT = Path(__file__).parents[1]
 SERVICE = "http://127.0.0.1:8765"

@@ -15,7 +15,7 @@ from embedder.cli.results import Result, new_table, print_result
 from embedder.config import OF_TRAINING, RunConfig
 from embedder.config_toml.load import Loaded, load, parse_setting
 from embedder.config_toml.read import read_file
-from embedder.config_toml.section import ConfigSection
+from embedder.config_toml.sections import ConfigSection
 from embedder.entry_points import CONFIGURATIONS, find_plugins, load_plugin
 from embedder.errors import ConfigError
 from embedder.storage.printable import printable

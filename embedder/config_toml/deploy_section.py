@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from embedder.config_toml.section import ConfigSection
+from embedder.config_toml.sections import ConfigSection
 from embedder.redaction import PLACE_NAME, SECRET_NAME
 
 GIB = 1 << 30

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from embedder.config_toml.key_types import key_type
+from embedder.config_toml.fields import listed_tables
 from embedder.config_toml.load import Origins
 from embedder.config_toml.reference import plain
 from embedder.config_toml.values import Path, dotted_key, heading, toml, toml_key, without_secrets
@@ -70,7 +70,7 @@ def _table(config: BaseModel, path: Path, origins: Origins, environment: Mapping
             values.append(_value(inner, value, f"environment {variable}"))
         elif isinstance(value, BaseModel):
             tables.append(_table(value, inner, origins, {}))
-        elif isinstance(value, tuple) and key_type(type(config).model_fields[key].annotation).is_list_of_tables:
+        elif isinstance(value, tuple) and listed_tables(type(config).model_fields[key].annotation):
             tables += [_table(each, (*inner, number), origins, {}) for number, each in enumerate(value)]
         elif isinstance(value, Mapping):
             entries = (_value((*inner, name), each, origins.of((*inner, name))) for name, each in value.items())

@@ -2,17 +2,18 @@
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from embedder.config_paths import follow_file
 from embedder.config_toml import values
-from embedder.config_toml.key_types import key_type
-from embedder.config_toml.mistakes import ConfigMistakesError, Mistake, mistakes_of
+from embedder.config_toml.fields import listed_tables, value_at
+from embedder.config_toml.mistakes import ConfigMistakesError, Mistake, mistakes_of, path_of
 from embedder.config_toml.read import ConfigFile, parse, read_file
 from embedder.config_toml.values import dotted_key, toml_key
 from embedder.errors import ConfigError
@@ -67,7 +68,7 @@ class Origins:
             return "--set"
         if path and path[0] in self.options:
             return "option"
-        if self.file is not None and _holds(self.file.tree, path):
+        if self.file is not None and value_at(self.file.tree, path) is not None:
             line = self.line_of(path)
             return "file" if line is None else f"line {line}"
         return "default"
@@ -138,8 +139,8 @@ def load(
         ConfigError: the file is missing or is no TOML, a key is unknown, or a value breaks its rule; of several such
             mistakes each is told.
     """
-    lists = frozenset(_lists(kind))
-    file = read_file(Path(path), lists) if path is not None else None
+    lists = [key for key, field in kind.model_fields.items() if listed_tables(field.annotation)]
+    file = read_file(Path(path)) if path is not None else None
     tree = follow_file(file.tree, file.path) if file else {}
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
     for key in given.keys() & tree.keys():
@@ -153,21 +154,37 @@ def load(
     for setting in parsed:
         _apply(tree, setting, lists)
     origins = Origins(file, frozenset(given), parsed)
-    config, error = _validate(kind, tree)
-    mistakes = mistakes_of(kind, tree, error)
-    if mistakes:
-        ordered = sorted(mistakes, key=lambda each: origins.line_of(each.path) or 0)
-        raise ConfigMistakesError(list(map(origins.line, ordered)))
-    return Loaded(cast(SomeConfig, config), origins)  # each error of pydantic is a mistake
-
-
-def _validate(
-    kind: type[SomeConfig], tree: Mapping[str, Any]
-) -> tuple[SomeConfig, None] | tuple[None, ValidationError]:
     try:
-        return kind.model_validate(tree), None
+        return Loaded(_validate(kind, tree), origins)
     except ValidationError as error:
-        return None, error
+        mistakes = mistakes_of(kind, tree, error)
+    ordered = sorted(mistakes, key=lambda each: origins.line_of(each.path) or 0)
+    raise ConfigMistakesError(list(map(origins.line, ordered)))
+
+
+def _validate(kind: type[SomeConfig], tree: Any) -> SomeConfig:
+    """Check all values strictly: no text is a number; but lists are tuples, and 4.0 is the integer 4."""
+    try:
+        return kind.model_validate(_as_python(tree), strict=True)
+    except ValidationError as error:
+        integers = [each for each in error.errors() if each["type"] == "int_type"]
+    whole = {
+        path_of(tree, each) for each in integers if isinstance(each["input"], float) and each["input"].is_integer()
+    }
+    return kind.model_validate(_as_python(tree, whole), strict=True)
+
+
+def _as_python(value: Any, whole: Collection[values.Path] = (), path: values.Path = ()) -> Any:
+    """Values as the classes take them; a decimal, which none takes, for an integer beyond TOML's 64 bits."""
+    if isinstance(value, Mapping):
+        return {key: _as_python(each, whole, (*path, key)) for key, each in value.items()}
+    if hasattr(value, "tolist"):  # NumPy's, of a caller in Python
+        value = value.tolist()
+    if isinstance(value, list | tuple | Set):
+        return tuple(_as_python(each, whole, (*path, number)) for number, each in enumerate(value))
+    if path in whole:
+        return int(value)
+    return Decimal(value) if values.is_too_long(value) else value
 
 
 def parse_setting(text: str) -> Setting:
@@ -216,20 +233,6 @@ def _apply(tree: dict[str, Any], setting: Setting, lists: Collection[str]) -> No
         tree[parent] = dict(inner)  # the file's own values stay as they are
         tree = tree[parent]
     tree[leaf] = setting.value
-
-
-def _lists(kind: type[BaseModel]) -> Iterator[str]:
-    """Keys that are lists of tables."""
-    return (key for key, field in kind.model_fields.items() if key_type(field.annotation).is_list_of_tables)
-
-
-def _holds(tree: Any, path: values.Path) -> bool:
-    for part in path:
-        try:
-            tree = tree[part]
-        except (KeyError, IndexError, TypeError):
-            return False
-    return True
 
 
 def _is_named(path: values.Path, text: str) -> bool:

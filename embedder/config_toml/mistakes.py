@@ -1,43 +1,61 @@
 """Mistakes in a configuration, each in one line of TOML's words: where, what was found, the rule, the cure.
 
-Types, tables and names of keys are compared here with the fields of the configuration's classes; ranges, patterns and
-combinations are checked by pydantic, whose words no line repeats.
+pydantic finds them; one table says the common ones in our words. Of others its own words are told, with key and value.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, time
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from embedder.config_toml import hints
-from embedder.config_toml.key_types import (
-    KeyType,
+from embedder.config_toml.fields import (
+    Place,
     bounds_of,
-    choose_table,
+    choices,
+    entry_type,
+    extra_of,
     family_of,
-    key_type,
-    rule_of_field,
-    type_of,
+    find_place,
+    listed_tables,
+    members,
+    tables_below,
+    tables_in,
+    takes,
     unit_of_field,
+    value_at,
 )
-from embedder.config_toml.unknown_keys import keys_of_another_kind, unknown_key
-from embedder.config_toml.values import Path, dotted_key, format_value, heading, toml, type_name
+from embedder.config_toml.units import MEASURES, SHARE, number_in, stem_of
+from embedder.config_toml.values import Path, dotted_key, format_value, heading, toml, type_name, without_secrets
 from embedder.errors import ConfigError
 
-MAX_INTEGER = 2**63  # TOML's integers have 64 bits
 MAX_LINES = 10
-
-# Names and types are compared here; a default that depends on a wrong value is not computed.
-_FOUND_BEFORE = {"extra_forbidden", "missing", "default_factory_not_called"}
-_BROKEN_BOUNDS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
-_RULES = {
-    "finite_number": "must be a finite number; write one",
-    "string_too_short": "must not be empty; write a text, or leave the key out",
+MAX_LISTED = 12  # keys of a table that a message names
+MAX_OWNERS = 3  # tables that have a key of one name
+MIN_CHARACTERS = 3  # a shorter word is close to anything
+GIB = 1 << 30
+REFERENCE = "`embedder config --reference` lists all"
+OTHER_WORDS = {
+    "fp32": ["float32"],
+    "float": ["float32"],
+    "fp16": ["float16"],
+    "half": ["float16"],
+    "bf16": ["bfloat16"],
+    "gpu": ["cuda"],
+    "folder": ["files", "path"],
+    "parquet": ["table"],
+    "csv": ["table"],
+    "tar": ["webdataset"],
+    "none": ["auto"],
+    "type": ["kind"],
+    "uri": ["path"],
+    "url": ["path"],
 }
+"""Values and keys that another word was meant to be."""
+
+_BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), "true") | dict.fromkeys(("false", "no", "off", "0"), "false")
 
 
 class ConfigMistakesError(ConfigError):
@@ -70,178 +88,267 @@ class Mistake:
 
 
 @dataclass(frozen=True)
-class Place:
-    """One key and what is known of it.
+class _Found:
+    """What pydantic found at one place."""
 
-    Attributes:
-        path: of the key, or of an entry of its list or table.
-        kind: class of the table that it stands in.
-        name: of the field that describes it.
-        type: what is taken here.
-    """
-
+    root: type[BaseModel]
+    tree: Mapping[str, Any]
     path: Path
-    kind: type[BaseModel]
-    name: str
-    type: KeyType
+    place: Place
+    value: Any
+    detail: ErrorDetails
 
     @property
-    def field(self) -> FieldInfo:
-        """The field that describes it."""
-        return self.kind.model_fields[self.name]
+    def name(self) -> str:
+        return dotted_key(self.path)
 
     @property
     def unit(self) -> str:
-        """Unit of the key; empty for none."""
-        return unit_of_field(self.kind, self.name)
+        return unit_of_field(self.place.kind, self.place.key)
 
-    def entry(self, part: str | int, taken: KeyType) -> "Place":
-        """Place of an entry of its list or table."""
-        return Place((*self.path, part), self.kind, self.name, taken)
+    def said(self, rule: str, instead: str | None = None) -> Mistake:
+        """The mistake of a value, which is shown."""
+        return Mistake(self.path, f"{self.name} = {format_value(self.path, self.value)}: {rule}", instead)
 
 
-def mistakes_of(kind: type[BaseModel], tree: Mapping[str, Any], error: ValidationError | None) -> list[Mistake]:
+def mistakes_of(kind: type[BaseModel], tree: Mapping[str, Any], error: ValidationError) -> list[Mistake]:
     """Find all mistakes of a configuration.
 
     Args:
         kind: its class.
         tree: its values.
-        error: what pydantic finds in it; None for nothing.
+        error: what pydantic finds in it.
 
     Returns:
-        The mistakes, each place once; empty where there are none.
+        The mistakes, each place once.
     """
-    found = list(_in_table(kind, tree, (), kind))
-    known = {mistake.path for mistake in found}
-    for detail in error.errors() if error else ():
-        place = _place(kind, tree, detail["loc"])
-        path = place.path if place else ()
-        if detail["type"] in _FOUND_BEFORE and known:
-            continue
-        if any(path[: len(each)] == each or each[: len(path)] == path for each in known if path):
-            continue
-        found.append(_explain(place, detail))
-        known.add(path)
-    return found
-
-
-def _in_table(kind: type[BaseModel], tree: Mapping[str, Any], path: Path, root: type[BaseModel]) -> Iterator[Mistake]:
-    """Mistakes in names and types of a table's keys."""
-    foreign = keys_of_another_kind(root, tree) if not path else {}
+    found: dict[Path, ErrorDetails] = {}
+    for detail in error.errors():
+        path = path_of(tree, detail)
+        # A value that is no member of a union breaks the rule of each; that of the one that was meant is told.
+        is_less = path in found and (_is_of_type(detail) or not _is_of_type(found[path]))
+        if detail["type"] != "default_factory_not_called" and not is_less:
+            found[path] = detail
+    parents = {path[:depth] for path in found for depth in range(1, len(path))}
+    foreign = _keys_of_another_kind(kind, tree)
+    told = [
+        _explain(_Found(kind, tree, path, find_place(kind, tree, path), value_at(tree, path), detail))
+        for path, detail in found.items()
+        if path not in parents and not any(path[0] in keys for keys in foreign.values() if path)
+    ]
     for said, keys in foreign.items():
         are = f"{keys[0]} is a key" if len(keys) == 1 else f"{', '.join(keys)} are keys"
-        yield Mistake((keys[0],), f"{are} {said}")
-    for key, value in tree.items():
-        taken = type_of(kind, key)
-        if any(key in keys for keys in foreign.values()):
-            continue
-        if taken is None and getattr(kind, "has_free_keys", False):
-            continue
-        if taken is None:
-            yield Mistake((*path, key), unknown_key(root, kind, (*path, key), value))
-        else:
-            yield from _in_value(Place((*path, key), kind, key, taken), value, root)
-    for key, field in kind.model_fields.items():
-        if field.is_required() and key not in tree:
-            where = f"{heading(path)} has no {key}" if path else f"{key} is missing"
-            meaning = f": {field.description}" if field.description else ""
-            yield Mistake((*path, key), f"{where}; write {key} = {hints.example(key_type(field.annotation))}{meaning}")
+        told.append(Mistake((keys[0],), f"{are} {said}"))
+    return told
 
 
-def _in_value(place: Place, value: Any, root: type[BaseModel]) -> Iterator[Mistake]:
-    taken = place.type
-    if isinstance(value, Mapping) and taken.tables and not taken.is_list_of_tables:
-        table = choose_table(taken.tables, place.field.get_default(), family := value.get("family"))
-        if table is not None:
-            yield from _in_table(table, value, place.path, root)
-        else:
-            families = tuple(family_of(each) or "" for each in taken.tables)
-            inner = KeyType(" or ".join(map(toml, families)), values=families)
-            inner_path = (*place.path, "family")
-            yield Mistake(inner_path, *hints.wrong_type(inner_path, inner, family, ""))
-    elif isinstance(value, Mapping) and taken.entries is not None:
-        for key, each in value.items():
-            yield from _in_value(place.entry(key, taken.entries), each, root)
-    elif isinstance(value, list | tuple) and taken.items is not None and not _is_wrong_list(place, value):
-        for number, each in enumerate(value):
-            if isinstance(each, Mapping) and taken.items.tables:
-                yield from _in_table(taken.items.tables[0], each, (*place.path, number), root)
-            else:
-                yield from _in_value(place.entry(number, taken.items), each, root)
-    elif isinstance(value, int) and not isinstance(value, bool) and abs(value) >= MAX_INTEGER:
-        yield Mistake(place.path, f"{dotted_key(place.path)}: this integer is beyond 64 bits; write a smaller one")
-    elif not _fits(taken, value):
-        yield Mistake(place.path, *hints.wrong_type(place.path, taken, value, place.unit))
+def path_of(tree: Any, detail: ErrorDetails) -> Path:
+    """Keys from the top to what pydantic found, whose locations also name the members of unions."""
+    path: list[str | int] = []
+    for part in detail["loc"]:
+        is_list = isinstance(tree, list | tuple)
+        if (isinstance(part, int) and part < len(tree)) if is_list else (isinstance(tree, Mapping) and part in tree):
+            path.append(part)
+            tree = value_at(tree, (part,))
+    if detail["type"] == "missing" and not isinstance(detail["loc"][-1], int):
+        path.append(detail["loc"][-1])
+    return (*path, "family") if detail["type"] == "union_tag_invalid" else tuple(path)
 
 
-def _is_wrong_list(place: Place, value: Sequence[Any]) -> bool:
-    """Whether a list has another number of items than its key takes."""
-    return place.type.length is not None and len(value) != place.type.length
+def _is_of_type(detail: ErrorDetails) -> bool:
+    """Whether a value is of another type than its key takes, which one of several values is, too."""
+    error = detail["type"]
+    is_item = error == "missing" and isinstance(detail["loc"][-1], int)  # of a list that is too short
+    return is_item or error.endswith(("_type", "_parsing")) or error in _OF_TYPE
 
 
-def _fits(taken: KeyType, value: Any) -> bool:
-    """Whether a value is of a type that a key takes; what no TOML has is left to pydantic."""
-    match value:
-        case bool():
-            return bool in taken.scalars
-        case int():
-            return bool(taken.scalars & {int, float}) or value in taken.values
-        case float():
-            return float in taken.scalars or (int in taken.scalars and value.is_integer())
-        case str():
-            return str in taken.scalars or value in taken.values
-        case list() | tuple():
-            is_pair = len(value) == 2 and all(type(each) is int for each in value)
-            return taken.is_range and is_pair and 0 <= value[0] <= value[1]
-    return not isinstance(value, Mapping | date | time)
+def _keys_of_another_kind(root: type[BaseModel], tree: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Unknown keys at the top that another kind of configuration has, by what its `elsewhere` says of them."""
+    elsewhere: Mapping[str, str] = getattr(root, "elsewhere", {})
+    found: dict[str, list[str]] = {}
+    for key in tree.keys() & elsewhere.keys() - root.model_fields.keys():
+        found.setdefault(elsewhere[key], []).append(key)
+    return {said: sorted(keys, key=list(tree).index) for said, keys in found.items()}
 
 
-def _place(kind: type[BaseModel], tree: Mapping[str, Any], location: Sequence[int | str]) -> Place | None:
-    """Place of what pydantic found, whose locations also name the members of unions; None for the whole."""
-    place: Place | None = None
-    tables: tuple[type[BaseModel], ...] = (kind,)
-    value: Any = tree
-    for part in location:
-        if isinstance(part, int) and place and place.type.items:
-            place = place.entry(part, place.type.items)
-        elif isinstance(part, str) and place and place.type.entries and part in value:
-            place = place.entry(part, place.type.entries)
-        elif isinstance(part, str) and (table := next((each for each in tables if part in each.model_fields), None)):
-            path = place.path if place else ()
-            place = Place((*path, part), table, part, key_type(table.model_fields[part].annotation))
-        else:
-            tables = tuple(table for table in tables if str(part).endswith(family_of(table) or "\0")) or tables
-            continue
-        tables = place.type.tables
-        value = _inner(value, part)
-    return place
-
-
-def _inner(value: Any, part: int | str) -> Any:
-    try:
-        return value[part]
-    except (KeyError, IndexError, TypeError):
-        return {}
-
-
-def _explain(place: Place | None, detail: ErrorDetails) -> Mistake:
+def _explain(found: _Found) -> Mistake:
     """Say what pydantic found, in TOML's words."""
-    message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    if place is None:
-        return Mistake((), message)
-    value, name, error = detail["input"], dotted_key(place.path), detail["type"]
-    if error == "value_error" and isinstance(value, Mapping | list | tuple | BaseModel):
-        return Mistake(place.path, f"{name}: {message}")
-    rule, instead = (message, None) if error == "value_error" else _rule(place, detail)
-    return Mistake(place.path, f"{name} = {format_value(place.path, value)}: {rule}", instead)
+    error = found.detail["type"]
+    if _is_of_type(found.detail):
+        return _wrong_type(found)
+    if error in _EXPLAINED:
+        return _EXPLAINED[error](found)
+    message = found.detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if not found.path or isinstance(found.value, Mapping | list | tuple | BaseModel):
+        return Mistake(found.path, f"{found.name}: {message}" if found.path else message)
+    return found.said(message)
 
 
-def _rule(place: Place, detail: ErrorDetails) -> tuple[str, str | None]:
-    """The rule that a value of the right type breaks, and a value that follows it where one can be told."""
-    value, error = detail["input"], detail["type"]
-    if error in _BROKEN_BOUNDS:
-        bounds = [(words, bound) for _, words, bound in bounds_of(place.field)]
-        return hints.out_of_bounds(value, bounds, place.unit)
-    if error == "string_pattern_mismatch" and (rule := rule_of_field(place.field)):
-        return f"must be {rule}", None
-    return _RULES.get(error, f"found {type_name(value)}; {place.name} takes {place.type.with_article}"), None
+def _missing(found: _Found) -> Mistake:
+    table, field = found.path[:-1], found.place.field
+    where = f"{heading(table)} has no {found.path[-1]}" if table else f"{found.path[-1]} is missing"
+    example = "[...]" if entry_type(field.annotation) else '"..."' if str in members(field.annotation) else "..."
+    meaning = f": {field.description}" if field.description else ""
+    return Mistake(found.path, f"{where}; write {found.path[-1]} = {example}{meaning}")
+
+
+def _out_of_bounds(found: _Found) -> Mistake:
+    bounds = [(words, bound) for _, words, bound in bounds_of(found.place.field)]
+    said = " and ".join(f"{words} {toml(bound) if isinstance(bound, int) else f'{bound:g}'}" for words, bound in bounds)
+    text = f"must be {said}{f' {found.unit}' if found.unit in MEASURES else ''}"
+    low = next((bound for words, bound in bounds if words in ("at least", "more than")), 0)
+    if found.unit == "bytes" and 0 < found.value < low <= (meant := found.value * GIB):
+        return found.said(f"{text}; {found.value:g} GiB are {toml(int(meant))}", toml(int(meant)))
+    if found.unit == SHARE and 1 < found.value <= 100:
+        return found.said(f"{text}, a share; {found.value:g} % is {found.value / 100:g}", f"{found.value / 100:g}")
+    return found.said(text)
+
+
+def _broken_pattern(found: _Found) -> Mistake:
+    rule = extra_of(found.place.field, "rule")
+    return found.said(f"must be {rule}" if rule else found.detail["msg"])
+
+
+def _wrong_family(found: _Found) -> Mistake:
+    """A table whose `family` names none of its classes."""
+    families = [family_of(each) for each in find_place(found.root, {}, found.path[:-1]).tables]
+    return _wrong_choice(found, " or ".join(sorted(map(toml, families))), families)
+
+
+def _wrong_choice(found: _Found, taken: str, known: Collection[str]) -> Mistake:
+    meant = close_to(found.value, known) if isinstance(found.value, str) else None
+    return found.said(f"takes {taken}{f'; did you mean {toml(meant)}?' if meant else ''}")
+
+
+def _wrong_type(found: _Found) -> Mistake:
+    """A value of a type that its key doesn't take, or none of the values that it does."""
+    path, value, annotation = found.path, found.value, found.place.annotation
+    kinds, listed, tables = members(annotation), listed_tables(annotation), tables_in(annotation)
+    if listed and isinstance(value, Mapping):
+        return Mistake(
+            path, f"{heading(path)}: each is an entry of a list: write [{heading(path)}], in double brackets"
+        )
+    if tables and isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        return Mistake(path, f"[{heading(path)}]: there is one, no list: write {heading(path)}, in single brackets")
+    instead = _instead(found)
+    texts = [each for each in choices(annotation) if isinstance(each, str)]
+    if isinstance(value, str) and texts and not instead:
+        return _wrong_choice(found, takes(annotation), texts)
+    said = f"found {type_name(value)}{' in the list' if isinstance(path[-1], int) else ''}"
+    if str not in kinds and (listed or tables or any(get_origin(kind) is dict for kind in kinds)):
+        name = f"[{heading(path)}]" if listed else heading(path)
+        keys = list((listed or tables)[0].model_fields) if listed or tables else []
+        some = f" ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})" if keys else ""
+        return found.said(f"{said}; takes {takes(annotation)}: write {name}, and its keys below it{some}")
+    measured = ", a share (5 % is 0.05)" if found.unit == SHARE else f", in {found.unit}" * (found.unit in MEASURES)
+    rule = f"takes {takes(annotation)}{measured if {int, float} & _plain(kinds) else ''}"
+    if isinstance(path[-1], int):  # it has no key of its own
+        return found.said(f"{said}; each item {rule}{f': write {instead}' if instead else ''}")
+    if path[-1] == "path" and isinstance(value, list | tuple) and len(path) > 1:
+        rule += f": write one {heading(path[:-1])} for each"
+    return found.said(f"{said}; {path[-1]} {rule}", instead)
+
+
+def _plain(kinds: Collection[Any]) -> set[Any]:
+    """Plain types among those that a key takes."""
+    return {kind for kind in (str, bool, int, float) if kind in kinds}
+
+
+def _instead(found: _Found) -> str | None:
+    """Value to write in place of one of another type; None where none can be told."""
+    value, key = found.value, found.place.key
+    kinds = _plain(members(found.place.annotation))
+    if isinstance(value, str) and str in members(entry_type(found.place.annotation)):
+        if value.startswith("[") or key != "command":  # a list without quotes, as --set may have it; or a pattern
+            parts = [value] if set(value) & set("{*?") else value.strip("[] ").split(",")
+        else:
+            parts = value.split()
+        is_plain = not set(value) & set("'\"")
+        return toml(without_secrets((key,), [part.strip() for part in parts])) if is_plain else None
+    if isinstance(value, str):
+        number = number_in(value, found.unit, is_integer=float not in kinds) if {int, float} & kinds else None
+        return _BOOLEANS.get(value.strip().lower()) if bool in kinds else None if number is None else toml(number)
+    if bool in kinds and value in (0, 1):
+        return toml(bool(value))
+    if str in kinds and isinstance(value, int | float):
+        return f'"{toml(value)}"'
+    is_fraction = int in kinds and isinstance(value, float) and abs(value) < 2**53
+    return f"{int(value)} or {int(value) + 1}" if is_fraction else None
+
+
+def close_to(word: str, known: Collection[str]) -> str | None:
+    """Known word that another was probably meant to be; None for none."""
+    lower = {each.lower(): each for each in known}
+    if meant := next((each for each in OTHER_WORDS.get(word.lower(), ()) if each in known), None):
+        return meant
+    close = get_close_matches(word.lower(), lower, n=1, cutoff=0.6) if len(word) >= MIN_CHARACTERS else []
+    return lower[close[0]] if close else None
+
+
+def _unknown_key(found: _Found) -> Mistake:
+    """A key that a table doesn't have; its value isn't shown, as nobody knows whether it is a secret."""
+    root, key, table, value = found.root, str(found.path[-1]), found.path[:-1], found.value
+    kind = find_place(root, found.tree, table).tables[0]
+    owners = {each: owner for owner in tables_below(root) for each in owner.kind.model_fields}
+    own = list(dict.fromkeys(each.heading for each in tables_below(root) if key in each.kind.model_fields))
+    if "" in own:
+        return Mistake(
+            found.path, f"{key} stands in {heading(table)} and is a key of the top: move it above the first [table]"
+        )
+    if 0 < len(own) <= MAX_OWNERS:
+        where = f"in {heading(table)}" if table else "at the top"
+        return Mistake(found.path, f"{key} stands {where} and belongs into {' or '.join(own)}: move it there")
+    keys = list(kind.model_fields)
+    entries = value if isinstance(value, list | tuple) else [value]
+    is_table = bool(entries) and all(isinstance(each, Mapping) for each in entries)
+    within = f" in {heading(table)}" if table else ""
+    if cure := _with_unit(kind, key, value):
+        pass
+    elif meant := close_to(key, keys):
+        is_word = meant == "kind" and isinstance(value, str) and value.isalnum()  # as no secret is
+        known = _format_key((*table, meant), kind.model_fields[meant].annotation)
+        cure = f"did you mean {known}{f' = {toml(value.lower())}' if is_word else ''}?"
+    elif meant := close_to(key, owners):
+        where = owners[meant].heading
+        cure = f"did you mean {meant} {f'in {where}' if where else 'at the top, above the first [table]'}?"
+    else:
+        cure = f"its keys are {', '.join(keys)}" if table and len(keys) <= MAX_LISTED else REFERENCE
+    return Mistake(
+        found.path, f"there is no {f'table {heading(found.path)}' if is_table else f'key {key}{within}'}; {cure}"
+    )
+
+
+def _format_key(path: Path, annotation: Any) -> str:
+    """A key as a file has it: the header of a table, or the key alone."""
+    if str in members(annotation) or choices(annotation):
+        return str(path[-1])
+    is_table = tables_in(annotation) or any(get_origin(each) is dict for each in members(annotation))
+    name = f"[{dotted_key(path)}]"
+    return f"[{name}]" if listed_tables(annotation) else name if is_table else str(path[-1])
+
+
+def _with_unit(kind: type[BaseModel], key: str, value: Any) -> str:
+    """Cure of a key whose name has another unit than the one that exists, as `memory_gb`; empty for none."""
+    stem, end = stem_of(key)
+    for known in kind.model_fields:
+        known_stem, known_end = stem_of(known)
+        if known_stem != stem or not (known_end or end) or not (unit := unit_of_field(kind, known)):
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_told = end or not is_number or unit == "seconds"
+        number = number_in(f"{value}{end}" if is_number else str(value), unit) if is_told else None
+        measured = "a share" if unit == SHARE else f"in {unit}"
+        return f"{known} is {measured}: write {known} = {'...' if number is None else toml(number)}"
+    return ""
+
+
+_EXPLAINED: dict[str, Callable[[_Found], Mistake]] = {
+    "extra_forbidden": _unknown_key,
+    "missing": _missing,
+    "string_pattern_mismatch": _broken_pattern,
+    "union_tag_invalid": _wrong_family,
+    "finite_number": lambda found: found.said("must be a finite number; write one"),
+    "string_too_short": lambda found: found.said("must not be empty; write a text, or leave the key out"),
+    **dict.fromkeys(("greater_than_equal", "greater_than", "less_than_equal", "less_than"), _out_of_bounds),
+}
+_OF_TYPE = {"literal_error", "int_from_float", "too_short", "too_long", "model_attributes_type"}

@@ -1,27 +1,38 @@
-"""Reading of a TOML file; whatever else a path may lead to is named."""
+"""Reading of a TOML file: whatever else a path may lead to is named, and each key has its line."""
 
+import re
 import tomllib
-from collections.abc import Collection
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from embedder.config_toml import positions, values
-from embedder.config_toml.syntax import explain_syntax, other_format
+from embedder.config_toml import values
 from embedder.errors import ConfigError
 
 MAX_BYTES = 1 << 20
+MAX_CHARACTERS = 1 << 16  # longer files have no line numbers
+MAX_STATEMENT_LINES = 100  # each line of a statement is tried as its end
 SUFFIX = ".toml"
 
-# UTF-32's marks begin with those of UTF-16; editors of Windows write UTF-16 as "Unicode".
-_MARKS = (
-    (b"\xff\xfe\x00\x00", "UTF-32"),
-    (b"\x00\x00\xfe\xff", "UTF-32"),
-    (b"\xff\xfe", "UTF-16"),
-    (b"\xfe\xff", "UTF-16"),
-)
+_OTHER_FORMATS = {"JSON": r'\s*(\{|\[\s*[{"])', "XML or HTML": r"\s*<", "YAML": r"(#.*\n|\s)*(---|[\w.-]+:(\s|$))"}
+_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_CURES = {
+    "Invalid value": 'a text stands in quotes, a number without unit; true and false are small; write key = "text"',
+    "Cannot overwrite a value": "the key stands twice; keep one of the two",
+    "Cannot declare": "the table stands twice; write [[name]] where it is a list, as [[source]], else keep one",
+    "Expected '=' after a key": "write key = value; a key is one word, and a comment begins with #",
+    "Expected newline": "each key has a line of its own, and a text one pair of quotes",
+    "Unescaped '\\'": "write a text with backslashes in single quotes ('C:\\photos')",
+    "Invalid hex value": "write a text with backslashes in single quotes ('C:\\photos')",
+    "Illegal character": 'write a text of one line in quotes, "...", of several in """..."""',
+    "Unterminated string": "write a quote at the end of the text",
+    "Unclosed array": "write ] at the end of the list, and commas between its items",
+    "Expected ']'": "write [name], or [[name]] for a list; a name is one word",
+}
+"""What to write, by the begin of what Python's parser says."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +52,34 @@ class ConfigFile:
     @cached_property
     def lines(self) -> dict[values.Path, int]:
         """Line of each key, from 1."""
-        return positions.line_index(self.text)
+        return line_index(self.text)
 
 
-def read_file(path: Path, lists: Collection[str] = ()) -> ConfigFile:
+def read_file(path: Path) -> ConfigFile:
     """Read a TOML file.
 
     Args:
         path: of the file.
-        lists: names of tables that are written in double brackets, for the message.
 
     Raises:
         ConfigError: there is no such file, it can't be read, or it is no TOML.
     """
-    text = _text(path, _bytes(path))
+    content = _bytes(path)
+    try:
+        text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8")  # a mark of UTF-8 is left out
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path}, line {line}: the byte {content[error.start]:#04x} is no UTF-8; give a TOML file, saved as UTF-8"
+        ) from None
     try:
         return ConfigFile(path, text, parse(text))
     except ValueError as error:
-        other = other_format(text)
-        cure = f": this is {other}; write the configuration as TOML, in lines of key = value" if other else None
-        raise ConfigError(f"{path}{cure or explain_syntax(text, str(error), lists)}") from None
+        if other := next((name for name, begin in _OTHER_FORMATS.items() if re.match(begin, text)), None):
+            raise ConfigError(
+                f"{path}: this is {other}; write the configuration as TOML, in lines of key = value"
+            ) from None
+        raise ConfigError(f"{path}{explain_syntax(text, str(error))}") from None
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -73,10 +92,104 @@ def parse(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         raise
-    except RecursionError:
-        raise ValueError("lists or tables within each other, hundreds deep") from None
-    except ValueError:  # of Python's integers
-        raise ValueError("a number of thousands of digits") from None
+    except (RecursionError, ValueError):  # of Python's integers
+        raise ValueError("lists within each other, hundreds deep, or a number of thousands of digits") from None
+
+
+def explain_syntax(text: str, message: str) -> str:
+    """Say in one line where a text is no TOML, and what to write.
+
+    Args:
+        text: of the file; no line of it is repeated, which may hold a secret.
+        message: of Python's parser, which ends with the line and the column.
+
+    Returns:
+        What follows the name of the file.
+    """
+    place = _PLACE.search(message)
+    said = message[: place.start()] if place else message
+    where = (
+        f"line {place[1]}, column {place[2]}"
+        if place and place[1]
+        else f"line {max(1, len(text.rstrip().splitlines()))}"
+    )
+    cure = next((cure for begin, cure in _CURES.items() if said.startswith(begin)), "correct this line")
+    return f", {where}: this is no TOML ({said[:1].lower()}{said[1:]}); {cure}"
+
+
+def line_index(text: str) -> dict[values.Path, int]:
+    """Find the line of each table, key and entry of a list, which Python's parser doesn't tell.
+
+    Args:
+        text: a whole valid TOML file.
+
+    Returns:
+        Lines by path, from 1; a value of several lines has its first one. Paths that aren't found are left out.
+    """
+    lines: dict[values.Path, int] = {}
+    lengths: dict[values.Path, int] = {}  # of lists of tables, so far
+    table: values.Path = ()
+    for line, statement in statements(text):
+        tree = tomllib.loads(statement)
+        if statement.lstrip().startswith("["):
+            table = _header(tree, lengths)
+            for depth in range(len(table)):
+                lines.setdefault(table[: depth + 1], line)
+        else:
+            for path in _paths(tree):
+                lines.setdefault((*table, *path), line)
+    return lines
+
+
+def statements(text: str) -> Iterator[tuple[int, str]]:
+    """Split a file into headers and assignments, each with the line that it begins on.
+
+    A statement ends with the first line that makes it valid: a value of several lines isn't valid before its last one.
+    What doesn't become valid is the last, and is left out; of a very long file everything is.
+    """
+    lines = text.replace("\r\n", "\n").split("\n") if len(text) <= MAX_CHARACTERS else []
+    first = 0
+    while first < len(lines):
+        for last in range(first, min(len(lines), first + MAX_STATEMENT_LINES)):
+            statement = "\n".join(lines[first : last + 1])
+            if _is_valid(statement):
+                break
+        else:
+            return
+        if statement.strip() and not statement.lstrip().startswith("#"):
+            yield first + 1, statement
+        first = last + 1
+
+
+def _is_valid(text: str) -> bool:
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _header(tree: dict[str, Any], lengths: dict[values.Path, int]) -> values.Path:
+    """Path of the table that a header begins, which counts it where it is an entry of a list."""
+    path: values.Path = ()
+    value: Any = tree
+    while isinstance(value, dict) and value:
+        ((key, value),) = value.items()
+        path = (*path, key)
+        if isinstance(value, list):
+            lengths[path] = lengths.get(path, 0) + 1
+        if path in lengths:
+            path = (*path, lengths[path] - 1)
+    return path
+
+
+def _paths(value: Any) -> Iterator[values.Path]:
+    """Paths of all that is within a value."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in entries:
+        yield (key,)
+        for path in _paths(inner):
+            yield (key, *path)
 
 
 def _bytes(path: Path) -> bytes:
@@ -86,7 +199,10 @@ def _bytes(path: Path) -> bytes:
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file{_near(path)}; give the path of a TOML file") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path}: this is a folder{_in_folder(path)}; give the path of a TOML file") from None
+        names = ", ".join(sorted(each.name for each in path.glob(f"*{SUFFIX}"))[:3])
+        raise ConfigError(
+            f"{path}: this is a folder{names and f' with {names}'}; give the path of a TOML file"
+        ) from None
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
         problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ConfigError(f"{path}: can't be read ({problem}); give the path of a TOML file") from None
@@ -95,41 +211,10 @@ def _bytes(path: Path) -> bytes:
     return content
 
 
-def _text(path: Path, content: bytes) -> str:
-    """Decode a file; a mark of UTF-8 at its begin is left out."""
-    for mark, encoding in _MARKS:
-        if content.startswith(mark):
-            raise ConfigError(f"{path}: the file is encoded in {encoding}; save it as UTF-8")
-    try:
-        text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
-    except UnicodeDecodeError as error:
-        if b"\x00" in content:
-            raise ConfigError(f"{path}: this is a binary file; give the path of a TOML file") from None
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(
-            f"{path}, line {line}: the byte {content[error.start]:#04x} is no UTF-8; save the file as UTF-8"
-        ) from None
-    if "\x00" in text:
-        raise ConfigError(f"{path}: this is a binary file; give the path of a TOML file")
-    return text
-
-
 def _near(path: Path) -> str:
     """File beside a missing one whose name it probably was."""
-    try:
-        names = [each.name for each in path.parent.iterdir()]
-    except OSError:
-        return f", and no folder {path.parent}" if not path.parent.exists() else ""
-    if path.name + SUFFIX in names:
-        return f" (did you mean {path}{SUFFIX}?)"
-    close = get_close_matches(path.name, [name for name in names if name.endswith(SUFFIX)], n=1)
+    if not path.parent.exists():
+        return f", and no folder {path.parent}"
+    names = [each.name for each in path.parent.glob(f"*{SUFFIX}")]
+    close = get_close_matches(path.name, names, n=1) or [name for name in names if name == path.name + SUFFIX]
     return f" (did you mean {path.parent / close[0]}?)" if close else ""
-
-
-def _in_folder(path: Path) -> str:
-    """TOML files of a folder that was given instead of one of them."""
-    try:
-        names = sorted(each.name for each in path.iterdir() if each.name.endswith(SUFFIX))
-    except OSError:
-        return ""
-    return f" with {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}" if names else ""

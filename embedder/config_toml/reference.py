@@ -11,13 +11,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from embedder.config_toml.key_types import (
+from embedder.config_toml.fields import (
     TableType,
     bounds_of,
-    default_in_words,
+    extra_of,
     family_of,
-    key_type,
+    find_place,
+    listed_tables,
     tables_below,
+    tables_in,
+    type_words,
     unit_of_field,
 )
 from embedder.config_toml.values import toml
@@ -85,32 +88,23 @@ def _section(table: TableType, families: list[TableType], root: type[BaseModel])
     is_family = len(families) > 1
     return Section(
         heading=table.heading,
-        family=(family_of(table.kind) or "") if is_family else "",
-        is_default=is_family and type(_default_of(root, table.keys)) is table.kind,
+        family=family_of(table.kind) if is_family else "",
+        is_default=is_family and find_place(root, {}, table.keys).tables[0] is table.kind,
         summary=_summary(table.kind),
         keys=tuple(_keys(table)),
     )
 
 
-def _default_of(root: type[BaseModel], keys: tuple[str, ...]) -> Any:
-    """Default value of the table at some keys below the top."""
-    *parents, last = keys
-    for parent in parents:
-        taken = key_type(root.model_fields[parent].annotation)
-        root = (taken.items or taken).tables[0]
-    return root.model_fields[last].get_default()
-
-
 def _keys(table: TableType) -> Iterator[ReferenceKey]:
     for name, field in table.kind.model_fields.items():
-        taken = key_type(field.annotation)
-        inner = taken.items.tables if taken.items else taken.tables
-        heading = TableType((*table.keys, name), taken.is_list_of_tables, table.kind).heading if inner else ""
+        listed = listed_tables(field.annotation)
+        inner = listed or tables_in(field.annotation)
+        heading = TableType((*table.keys, name), bool(listed), table.kind).heading if inner else ""
         summary = "" if not inner else SEVERAL if len(inner) > 1 else _summary(inner[0]).rstrip(".")
         bounds = [f"{sign} {toml_number(bound)}" for sign, _, bound in bounds_of(field)]
         yield ReferenceKey(
             name=name,
-            type=", ".join([taken.name, *bounds]),
+            type=", ".join([type_words(field.annotation), *bounds]),
             default=_default(field, is_table=bool(inner)),
             unit=unit_of_field(table.kind, name),
             meaning=field.description or summary or _upstream(table.kind, name),
@@ -124,7 +118,7 @@ def _summary(kind: type[BaseModel]) -> str:
 
 def _upstream(kind: type[BaseModel], key: str) -> str:
     """What a key without a description of its own means: in a tower, the same as in the library that builds it."""
-    if family_of(kind) is None:
+    if not family_of(kind):
         return ""
     if key == "family":
         return "names the family"
@@ -133,7 +127,7 @@ def _upstream(kind: type[BaseModel], key: str) -> str:
 
 
 def _default(field: FieldInfo, *, is_table: bool) -> str:
-    if words := default_in_words(field):
+    if words := extra_of(field, "default"):
         return words
     value = field.get_default()
     if value is PydanticUndefined:

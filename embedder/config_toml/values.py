@@ -12,6 +12,7 @@ Path = tuple[str | int, ...]
 """Keys from the top to a value, with the numbers of a list's entries, from 0."""
 
 MAX_SHOWN_CHARACTERS = 80
+MAX_INTEGER = 2**63
 GROUPED_FROM = 100_000  # integers from here on are written in groups of three digits
 
 _TYPE_NAMES: tuple[tuple[Any, str], ...] = (
@@ -86,6 +87,13 @@ def format_value(path: Path, value: Any) -> str:
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
 
 
+def is_too_long(value: Any) -> bool:
+    """Whether a value is an integer of more bits than TOML's have."""
+    return isinstance(value, int) and abs(value) >= MAX_INTEGER
+
+
 def type_name(value: Any) -> str:
     """Name the type of a value in TOML's words, with an article."""
+    if is_too_long(value):
+        return "an integer beyond 64 bits"
     return next((name for kinds, name in _TYPE_NAMES if isinstance(value, kinds)), f"a {type(value).__name__}")

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.config_toml.compare_section import CompareConfig
+from embedder.config_toml.sections import CompareConfig
 from embedder.ingest.retrieval_check import MIN_PAIRS, NUM_PAIRS, SPARE, pair_ids, sessions_of
 from embedder.ingest.run_result import RunResult
 from embedder.retrieval.paired import PairedDifference, Thresholds, members_of, paired_differences

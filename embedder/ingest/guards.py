@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunConfig
-from embedder.config_toml.compare_section import CompareConfig
+from embedder.config_toml.sections import CompareConfig
 from embedder.errors import ConfigError
 from embedder.ingest.collapse_check import MIN_VECTORS, effective_directions, sample_vectors, vector_variance
 from embedder.ingest.compare_check import compare_with_published, lacks_group, thresholds

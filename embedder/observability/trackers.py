@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from embedder.config_toml.tracker_section import TrackerConfig
+from embedder.config_toml.sections import TrackerConfig
 from embedder.entry_points import TRACKERS, load_plugin
 from embedder.installation import EXTRAS, require
 from embedder.redaction import mask

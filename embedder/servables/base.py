@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, Self
 import pyarrow as pa
 from pydantic import Field
 
-from embedder.config_toml.section import ConfigSection
+from embedder.config_toml.sections import ConfigSection
 from embedder.servables.columns import InputColumn, OutputColumn
 from embedder.servables.errors import ServableError, one_line
 from embedder.servables.program import LoadedProgram, ServableProgram

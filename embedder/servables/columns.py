@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from embedder.config_toml.section import ConfigSection
+from embedder.config_toml.sections import ConfigSection
 from embedder.media.resize import ResizeSpec
 from shards.fingerprint import short_hash
 from shards.preprocess import PreprocessConfig

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED
-from embedder.config_toml.join_section import JoinConfig
+from embedder.config_toml.sections import JoinConfig
 from embedder.errors import SourceError
 from embedder.quantities import plural
 from embedder.sources.columns import column_names, find_column, is_text, plain_type

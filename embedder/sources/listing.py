@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED, carried_schema
 from embedder.config import SourceConfig, WebConfig
-from embedder.config_toml.join_section import JoinConfig
+from embedder.config_toml.sections import JoinConfig
 from embedder.errors import SourceError
 from embedder.sources.captions import ANY_CAPTION, CaptionRules
 from embedder.sources.column_keys import format_assignment, key_of, setting

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 from embedder.errors import RunFailedError
 from embedder.quantities import percent, size_text
 from embedder.store.errors import local_problem

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import RunConfig
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 from embedder.encoders.query_tower_export import add_query_towers
 from embedder.errors import StoreError, check_argument
 from embedder.executors.cluster_address import find_cluster

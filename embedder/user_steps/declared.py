@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from embedder.batch_schema import step_schema
-from embedder.config_toml.step_section import REPLACED, StepConfig
+from embedder.config_toml.sections import REPLACED, StepConfig
 from embedder.errors import EmbedderError
 from embedder.servables.base import file_digest
 from embedder.servables.declared import find_file, find_module

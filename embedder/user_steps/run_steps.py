@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 
 from embedder.config import RunConfig
-from embedder.config_toml.step_section import StepConfig, StepPlace
+from embedder.config_toml.sections import StepConfig, StepPlace
 from embedder.user_steps.calls import check_steps_load
 from embedder.user_steps.declared import check_columns, new_columns, open_step
 from embedder.user_steps.decoded_rows import DecodedSteps

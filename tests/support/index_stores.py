@@ -7,7 +7,7 @@ import pyarrow as pa
 from store_samples import INFO, row, table
 from store_states import build_store_index, new_store
 
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import RunMetadata, write_part
 from embedder.store.journal.runs import start_run

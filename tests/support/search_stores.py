@@ -7,7 +7,7 @@ import pyarrow as pa
 from store_samples import begin, row, table
 from store_states import build_store_index, new_store
 
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 from embedder.retrieval.store_api import Store, open_store
 from embedder.store.journal.part_writer import write_part
 from embedder.store.publish.publish import publish

@@ -11,7 +11,7 @@ import pyarrow as pa
 from store_samples import INFO, table
 
 from embedder.config import RunConfig
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 from embedder.store.backends import BucketBackend, DiskBackend
 from embedder.store.environment import REAL_ENVIRONMENT
 from embedder.store.files import StoreFiles

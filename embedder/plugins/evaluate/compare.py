@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from embedder.config_toml.compare_section import CompareConfig
+from embedder.config_toml.sections import CompareConfig
 from embedder.errors import ConfigError
 from embedder.installation import require
 from embedder.plugins.evaluate.common_images import CommonImages, Values, best_items, common_ids, ndcg

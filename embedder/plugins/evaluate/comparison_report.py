@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from embedder.config_toml.compare_section import Metric
+from embedder.config_toml.sections import Metric
 from embedder.report.schema import ReportSection
 
 Finding = Literal["equal", "better", "worse", "too few"]

@@ -10,7 +10,7 @@ from embedder.plugins.serve.metrics import Metrics
 from embedder.storage.printable import printable
 from embedder.store.layout import utc_now
 
-ACCESS_LOG = logging.getLogger("embedder.plugins.serve.access")
+ACCESS_LOG = logging.getLogger("embedder.serve.access")
 MAX_PATH_CHARACTERS = 300
 OTHER = "other"  # one route for all addresses that don't exist: clients make them up
 QUIET = ("/healthz", "/readyz", "/metrics")

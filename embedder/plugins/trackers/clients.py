@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from embedder.config_toml.tracker_section import TrackerConfig
+from embedder.config_toml.sections import TrackerConfig
 
 MAX_CHARACTERS = 500  # of a parameter or tag, which all versions of MLflow take
 MAX_PARAMETERS = 100  # of one call of MLflow

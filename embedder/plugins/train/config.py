@@ -15,8 +15,7 @@ from embedder.config import (
     check_source_names,
 )
 from embedder.config_toml.load import load
-from embedder.config_toml.section import ConfigSection
-from embedder.config_toml.tracker_section import TrackerConfig
+from embedder.config_toml.sections import ConfigSection, TrackerConfig
 from embedder.config_toml.values import toml
 from embedder.plugins.train.trainer.settings import DistillSettings, LayerChoice, TrainSettings, chosen_layers
 from shards.config import ModelConfig

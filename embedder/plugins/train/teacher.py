@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunConfig
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 from embedder.errors import SourceError, StoreError
 from embedder.ingest.embed import embed
 from embedder.plugins.train.config import TeacherConfig, TrainConfig

@@ -1,7 +1,7 @@
 """The reference of keys: all of them, from the fields."""
 
 from embedder.config import RunConfig
-from embedder.config_toml.key_types import tables_below
+from embedder.config_toml.fields import tables_below
 from embedder.config_toml.reference import kinds_of, sections_of
 from embedder.plugins.train.config import TrainConfig
 

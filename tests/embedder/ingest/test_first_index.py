@@ -17,7 +17,7 @@ from store_samples import INFO
 from store_states import new_store
 
 import embedder
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 from embedder.errors import RunFailedError
 from embedder.ingest import publish_or_refuse
 from embedder.ingest.embed import refresh

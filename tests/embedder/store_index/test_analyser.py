@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from embedder.config_toml.index_section import Analysis
+from embedder.config_toml.sections import Analysis
 from embedder.store_index.analyser import Analyser, hash_term, split
 
 

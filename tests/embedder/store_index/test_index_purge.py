@@ -7,7 +7,7 @@ import numpy as np
 from index_stores import indexed_run, indexed_store, item
 from store_states import Killed, build_store_index, dying
 
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current

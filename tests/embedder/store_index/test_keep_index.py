@@ -6,7 +6,7 @@ from index_stores import DIM, NO_FIRST_INDEX, indexed_run, indexed_store, item, 
 from store_samples import INFO
 from store_states import build_store_index, new_store, rows_now
 
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 from embedder.errors import RunFailedError, StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.store.layout import read_current

@@ -8,7 +8,7 @@ from index_stores import NO_FIRST_INDEX
 from store_states import Killed, build_store_index, dying, new_store
 from word_stores import QUERIES, by_formula, captions, night, published_captions, published_words
 
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.store_api import open_store
 from embedder.storage.user_cache import cache_folder

@@ -5,7 +5,7 @@ import pytest
 from store_states import new_store
 from word_stores import QUERIES, by_formula, captions, night, published_captions, published_words
 
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 from embedder.retrieval import bm25
 from embedder.store.layout import read_current
 from embedder.store.tables.tables import RecordTable

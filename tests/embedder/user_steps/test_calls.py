@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from embedder.config_toml.step_section import StepConfig
+from embedder.config_toml.sections import StepConfig
 from embedder.servables.errors import ServableError
 from embedder.steps.item_decoder import ItemProblem
 from embedder.user_steps.calls import StepCalls

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from own_steps import STEPS, steps_file
 
-from embedder.config_toml.step_section import StepConfig
+from embedder.config_toml.sections import StepConfig
 from embedder.servables.errors import ServableError
 from embedder.user_steps import declared
 from embedder.user_steps.calls import StepCalls

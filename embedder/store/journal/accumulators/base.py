@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.config_toml.metric_section import MetricConfig
+from embedder.config_toml.sections import MetricConfig
 
 State = dict[str, Any]
 """What is known of some rows, as plain JSON."""

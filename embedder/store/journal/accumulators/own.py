@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedder.config_toml.metric_section import MetricConfig
+from embedder.config_toml.sections import MetricConfig
 from embedder.errors import ConfigError
 from embedder.store.journal.accumulators.base import Accumulator, Figures, State
 

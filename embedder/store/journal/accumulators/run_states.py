@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field
 
-from embedder.config_toml.metric_section import LABELLED, NUMBERS, SCORES, MetricConfig
+from embedder.config_toml.sections import LABELLED, NUMBERS, SCORES, MetricConfig
 from embedder.errors import ConfigError
 from embedder.store.journal.accumulators.base import Accumulator, State
 from embedder.store.journal.accumulators.labels import Auroc, Confusion, LogLoss

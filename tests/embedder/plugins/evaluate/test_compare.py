@@ -17,7 +17,7 @@ from store_states import new_store
 from typer.testing import CliRunner
 
 from embedder.cli import app
-from embedder.config_toml.compare_section import CompareConfig
+from embedder.config_toml.sections import CompareConfig
 from embedder.errors import ConfigError, StoreError
 from embedder.plugins.evaluate.clicks import corrected_rates, grades_of_clicks, linked_positions, propensities
 from embedder.plugins.evaluate.common_images import ndcg

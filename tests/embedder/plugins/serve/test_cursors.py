@@ -6,7 +6,7 @@ from running_server import running
 from served import Served
 from store_states import new_store
 
-from embedder.config_toml.index_section import IndexConfig
+from embedder.config_toml.sections import IndexConfig
 
 NUM_ITEMS, K = 1000, 20
 QUERY = {"vector": vector_of("the query").tolist()}

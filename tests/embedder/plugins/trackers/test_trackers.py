@@ -21,7 +21,7 @@ from PIL import Image
 
 from embedder import installation
 from embedder.config import RunConfig
-from embedder.config_toml.tracker_section import TrackerConfig
+from embedder.config_toml.sections import TrackerConfig
 from embedder.errors import ConfigError
 from embedder.ingest.embed import embed
 from embedder.installation import InstallationError

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedder.config_toml.metric_section import MetricConfig
+from embedder.config_toml.sections import MetricConfig
 from embedder.errors import ConfigError
 from embedder.store.journal.accumulators.run_states import StateSum, open_metrics
 from embedder.store.journal.accumulators.vectors import drift_between

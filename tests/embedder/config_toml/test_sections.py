@@ -1,4 +1,4 @@
-"""Section [[model]]: what it means, where its paths lead, and what is refused in a line."""
+"""Sections [[model]], [[step]] and [[metric]]: where their paths lead, and what is refused in a line."""
 
 import pickle
 import re
@@ -8,7 +8,7 @@ import pytest
 from embedder.config import RunConfig, load_config
 from embedder.config_toml.effective import as_data, effective
 from embedder.config_toml.load import load
-from embedder.config_toml.model_section import FurtherModelConfig
+from embedder.config_toml.sections import FurtherModelConfig, MetricConfig
 from embedder.errors import ConfigError
 
 BOTH = """
@@ -88,7 +88,7 @@ def test_the_effective_configuration_has_the_keys_of_each_kind(tmp_path):
         ("model = 5\n", "model = 5"),
     ],
 )
-def test_what_breaks_a_rule_is_refused_in_one_line(tmp_path, text, said):
+def test_models_that_break_a_rule_are_refused_in_one_line(tmp_path, text, said):
     with pytest.raises(ConfigError) as caught:
         load_config(written(tmp_path, text))
     assert "\n" not in str(caught.value)
@@ -104,3 +104,80 @@ def test_an_option_beside_the_section_is_refused(tmp_path):
 def test_models_are_plain_values_that_other_processes_get():
     model = FurtherModelConfig(name="a", uri="b", kind="onnx", inputs={"x": {"make": "pixels"}})
     assert pickle.loads(pickle.dumps(model)).settings() == model.settings()
+
+
+STEP = """
+[[step]]
+name = "crop"
+callable = "own.py:crop"
+inputs = ["image"]
+"""
+
+
+def loaded(tmp_path, text):
+    (tmp_path / "own.py").write_text("")
+    (tmp_path / "run.toml").write_text(text)
+    return load_config(tmp_path / "run.toml")
+
+
+def test_a_steps_file_follows_the_configuration_and_a_module_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    text = STEP + 'extra_files = ["own.py"]\n' + STEP.replace("crop", "other").replace("own.py", "our.package")
+    first, second = loaded(tmp_path, text).step
+    assert first.callable == f"{tmp_path / 'own.py'}:crop"
+    assert first.extra_files == (str(tmp_path / "own.py"),)
+    assert second.callable == "our.package:other"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (STEP.replace('"crop"', '"decode"'), "is a step of the pipeline's own"),
+        (STEP.replace('"crop"', '"Crop"'), "lower-case letters"),
+        (STEP + STEP, 'two steps have the name "crop"'),
+        (STEP + 'optional = ["image"]', "'image' stands twice"),
+        (STEP + 'outputs = { size = "int16" }', "int32, int64"),
+        (STEP + 'outputs = { "a b" = "int32" }', "a b"),
+        (STEP + 'outputs = { box = "region" }', "is the output region alone"),
+        (STEP + 'outputs = { region = "string" }', "region is of the type region"),
+        (STEP.replace('"image"', '"caption"') + 'outputs = { region = "region" }', "add the input image"),
+        (STEP + 'where = "before_write"\none_to_many = true', "write after_decode"),
+        (STEP + 'where = "before_write"\noutputs = { caption = "string" }', "changes what is embedded"),
+        (STEP + 'one_to_many = true\noutputs = { size = "int32" }', "return image, region or caption"),
+        (STEP + 'output = "x"', "outputs"),
+        (STEP.replace("inputs", "input"), "inputs"),
+        (STEP + "inputs_ = []", "inputs"),
+        (
+            STEP + 'outputs = { a = "int32" }' + STEP.replace("crop", "b") + 'outputs = { a = "int32" }',
+            "both return 'a'",
+        ),
+    ],
+)
+def test_a_step_that_breaks_a_rule_is_told_in_a_line(tmp_path, text, said):
+    with pytest.raises(ConfigError, match="step") as raised:
+        loaded(tmp_path, text)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"kind": "sum"}, "needs column"),
+        ({"kind": "auroc", "column": "score"}, "needs label"),
+        ({"kind": "own", "inputs": ("a",)}, "needs callable"),
+        ({"kind": "own", "callable": "m:C"}, "needs inputs"),
+        ({"kind": "recall", "column": "score"}, "takes no column"),
+        ({"kind": "sum", "column": "a", "label": "b"}, "takes no label"),
+        ({"kind": "sum", "column": "a", "settings": {"b": 1}}, "takes no settings"),
+        ({"kind": "drift", "column": "score"}, "image_embedding or text_embedding"),
+    ],
+)
+def test_a_metric_with_a_key_too_few_or_too_many_is_refused(values, found):
+    with pytest.raises(ValueError, match=found):
+        MetricConfig(name="it", **values)
+
+
+def test_two_metrics_of_one_name_are_refused():
+    metrics = [{"name": "a", "kind": "count"}, {"name": "a", "kind": "recall"}]
+    with pytest.raises(ValueError, match='two metrics have the name "a"'):
+        RunConfig(metric=metrics)
