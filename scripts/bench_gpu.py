@@ -49,7 +49,7 @@ from make_large_model import large_config
 from corpus import DEMO_MODEL
 from embedder.compat import fast_start
 from embedder.config import RunConfig, load_config
-from embedder.engine.device_settings import GPU_SETTINGS, group_costs, settings_of
+from embedder.engine.device_settings import GPU_SETTINGS, group_costs, rows_per_batch, settings_of
 from embedder.engine.job import make_plan, ray_store_bytes, stage_specs
 from embedder.engine.model_folder import Model, open_model
 from embedder.engine.ray_session import ray_session
@@ -279,7 +279,7 @@ def measure(model: Model, rows: pa.Table, unsplit: float, num_stages: int, optio
 def hidden_shares(config: RunConfig, model: Model, rows: pa.Table, options: argparse.Namespace) -> list[float | None]:
     """For each stage by itself, the part of a call's other time that two calls at once save."""
     shares, block = [], rows
-    for index, planned in enumerate(make_plan(config, model).stages):
+    for index, planned in enumerate(make_plan(config.compute, model).stages):
         spec = StageSpec(
             index,
             model.uri,
@@ -309,18 +309,19 @@ def run_stages(
 ) -> tuple[dict[str, list[Call]], float | None]:
     """Send blocks through the stages of a run; gives each stage's batches, and the memory that they took."""
     calls: dict[str, list[Call]] = {}
-    plan = make_plan(config, model)
-    store_bytes = ray_store_bytes(config, model, plan, settings_of(config.devices))
+    plan = make_plan(config.compute, model)
+    settings = settings_of(config.compute.devices)
+    store_bytes = ray_store_bytes(rows_per_batch(config.batch_size, settings), model, plan, settings)
     with (
         fast_start(config.fast_start),
         ray_session(None, PATIENCE_S, store_bytes) as available,
         memory_taken() as shares,
     ):
-        allocation = allocate(config, available, plan.stages)
+        allocation = allocate(config.compute, available, plan.stages)
         dataset = ray.data.range(num_blocks, override_num_blocks=num_blocks).map_batches(
             lambda _, rows=rows: rows, batch_format="pyarrow", batch_size=None, num_cpus=allocation.decode_cpus
         )
-        embedded = through_stages(dataset, stage_specs(config, model, plan, allocation), allocation)
+        embedded = through_stages(dataset, stage_specs(config.compute, model, plan, allocation), allocation)
         for block in embedded.iter_batches(batch_format="pyarrow", batch_size=None):
             for step, found in calls_of(block).items():
                 calls.setdefault(step, []).extend(found)

@@ -90,7 +90,9 @@ def predictor_of(config: RunConfig, model: Model) -> tuple[Callable[[Sequence[St
     """Measure this machine and a sample of the run's items; gives how to predict stages, and the run's resources."""
     costs, around, mix = measure(config, model, pa.concat_tables(list(list_sources(config.source))))
     available = Available(hardware.num_cpus())
-    allocation = allocate(config, available)
-    host = host_of(config, allocation, available)
-    problem = problem_of(model.config, config.compute_dtype, costs, around, mix, rows_per_batch(config))
+    allocation = allocate(config.compute, available)
+    host = host_of(config.ray_address, allocation, available)
+    problem = problem_of(
+        model.config, config.compute.settled_dtype, costs, around, mix, rows_per_batch(config.batch_size)
+    )
     return partial(predict, problem, host=host), allocation

@@ -133,7 +133,7 @@ def compare(case: Case, root: Path, seconds: float) -> dict[str, object]:
 def expected(config: RunConfig, model: Model) -> RunPrediction:
     """Measure this machine and a sample of the run's items, and predict the run."""
     predictor, allocation = predictor_of(config, model)
-    return predictor(shapes_of([stage.spec for stage in make_plan(config, model).stages], allocation))
+    return predictor(shapes_of([stage.spec for stage in make_plan(config.compute, model).stages], allocation))
 
 
 def print_steps(case: Case, predicted: RunPrediction, report: Report) -> None:

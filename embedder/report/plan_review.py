@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from embedder.config import RunConfig
 from embedder.engine.allocation import Allocation
 from embedder.engine.device_settings import rows_per_batch
 from embedder.engine.fleet import Available
@@ -58,7 +57,7 @@ def review_run(
         seconds["engine"] = engine_cpu_s / num_items
     expected = better = None
     if costs is not None:
-        shapes, host = _as_run(job, steps), host_of(job.config, job.allocation, available)
+        shapes, host = _as_run(job, steps), host_of(job.compute.ray_address, job.allocation, available)
         found = predict(_problem(job, costs, mix), shapes, host)
         expected = _expect(found, costs)
         if too_short is None:
@@ -90,23 +89,24 @@ def shapes_of(specs: Sequence[ShardSpec], allocation: Allocation) -> list[StageS
     ]
 
 
-def host_of(config: RunConfig, allocation: Allocation, available: Available) -> Host:
+def host_of(ray_address: str | None, allocation: Allocation, available: Available) -> Host:
     """Host as the stages leave it: cores that all share, and processes left to decoding.
 
     Args:
-        config: the run.
+        ray_address: of a cluster; its cores are not counted.
         allocation: resources of its steps.
         available: the machine, or the cluster.
     """
     left_cpus = available.num_cpus - sum(stage.min_replicas * stage.num_cpus for stage in allocation.stages)
     return Host(
-        num_cores=available.num_cpus if config.ray_address is None else None,
+        num_cores=available.num_cpus if ray_address is None else None,
         num_decoders=max(1, int(left_cpus / allocation.decode_cpus)),
     )
 
 
 def _problem(job: Job, costs: tuple[ModelCosts, HostCosts], mix: DataMix) -> PlacementProblem:
-    return problem_of(job.model.config, job.config.compute_dtype, *costs, mix, rows_per_batch(job.config, job.settings))
+    num_rows = rows_per_batch(job.compute.batch_size, job.settings)
+    return problem_of(job.model.config, job.compute.settled_dtype, *costs, mix, num_rows)
 
 
 def _as_run(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:

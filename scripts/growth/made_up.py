@@ -70,7 +70,7 @@ def publish(config_path: Path, embedded: Iterable[pa.Table]) -> None:
 
     config = load_config(config_path)
     model = open_model(config.required_model)
-    make_plan(config, model)
+    make_plan(config.compute, model)
     info, files = store_info(config, model), StoreFiles(config.required_store)
     bind_store(files, info)
     run = start_run(files, info, pa.schema([]))
@@ -94,12 +94,12 @@ def refresh_without_model(config_path: Path, command: str = "refresh") -> None:
 
     execute = embed.execute
 
-    def made_up(config: Any, model: Any, plan: Any, run: Any, to_embed: pa.Table, *others: Any) -> Any:
+    def made_up(inputs: Any, run: Any, to_embed: pa.Table, *others: Any) -> Any:
         prints = run.info.model_fingerprint, run.info.preprocess_fingerprint
         metadata = RunMetadata(run.run_id, run.session, *prints, pa.schema([]))
         for task, rows in enumerate(cut(to_embed, ROWS_PER_PART)):
             write_part(run.files, metadata, task, as_embedded(rows, task))
-        return execute(config, model, plan, run, to_embed.slice(0, 0), *others)
+        return execute(inputs, run, to_embed.slice(0, 0), *others)
 
     embed.execute = made_up
     print(getattr(embed, command)(load_config(config_path)).model_dump_json())

@@ -64,14 +64,14 @@ def run(task: Task, *, keep_all: bool) -> None:
     ray.data.DataContext.get_current().enable_progress_bars = False
     predictor = BatchPredictor.from_model(task.model, dtype=task.dtype, num_stages=NUM_STAGES)
     config, model = predictor.config, predictor.model
-    plan = make_plan(config, model)
-    allocation = allocate(config, cluster(), plan.stages)
+    plan = make_plan(config.compute, model)
+    allocation = allocate(config.compute, cluster(), plan.stages)
     captions = {str(image): image.with_suffix(".txt").read_text(encoding="utf-8") for image in task.images()}
     dataset = ray.data.from_items([{"image": image, "caption": caption} for image, caption in captions.items()])
-    decode = partial(decode_columns, spec=decode_spec(config, model), image="image", caption="caption")
+    decode = partial(decode_columns, spec=decode_spec(config.rows, model), image="image", caption="caption")
     dataset = dataset.map_batches(decode, batch_format="pyarrow", batch_size=None, num_cpus=allocation.decode_cpus)
     dataset = dataset.materialize() if keep_all else dataset
-    for spec, resources in zip(stage_specs(config, model, plan, allocation), allocation.stages, strict=True):
+    for spec, resources in zip(stage_specs(config.compute, model, plan, allocation), allocation.stages, strict=True):
         dataset = through_stages(dataset, [spec], replace(allocation, stages=(resources,)))
         dataset = dataset.materialize() if keep_all else dataset
     note = partial(noted, out=task.out)

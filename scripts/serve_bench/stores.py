@@ -14,8 +14,8 @@ from embedder.config import RunConfig
 from embedder.config_toml.index_section import IndexConfig
 from embedder.engine.job import store_info
 from embedder.engine.model_folder import open_model
+from embedder.entrances import build_index
 from embedder.store.files import StoreFiles
-from embedder.store_index.keep_index import build_index
 from retrieval_bench.vectors import make_vectors
 from shards.config import ModelConfig
 from shards.fresh import init_model

@@ -12,6 +12,7 @@ from store_samples import INFO, table
 
 from embedder.config import RunConfig
 from embedder.config_toml.index_section import IndexConfig
+from embedder.entrances import build_index
 from embedder.store.backends import BucketBackend, DiskBackend
 from embedder.store.environment import REAL_ENVIRONMENT
 from embedder.store.files import StoreFiles
@@ -21,7 +22,7 @@ from embedder.store.publish import PublishIntent, publish
 from embedder.store.runs import finished_items, start_run
 from embedder.store.store_info import bind_store, differing, read_published, read_store_info
 from embedder.store.tables import RecordTable
-from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, build_index
+from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG
 from index.manifest import Manifest
 
 
