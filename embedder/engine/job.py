@@ -7,7 +7,6 @@ import pyarrow as pa
 
 from embedder.batch_schema import step_schema
 from embedder.config import ComputeSettings, DecodeConfig, RowSettings
-from embedder.config_toml.metric_section import MetricConfig
 from embedder.engine import hardware
 from embedder.engine.allocation import Allocation
 from embedder.engine.compile_choice import is_compiled
@@ -132,34 +131,23 @@ def plan_job(
         ConfigError: the resources asked for do not exist.
         StepError, ServableError: a step of the user's can't be run.
     """
-    may_load = compute.ray_address is None
-    check_run_steps(rows.step, carryover, may_load=may_load)
+    stamp = _stamp(rows, run, carryover, may_load=compute.ray_address is None)
     models = [each.model for each in further]
     groups = group_models(models, shared_columns(models, model))
-    actors = [group.actor for group in groups]
-    allocation = allocate(compute, beside_models(available, actors), plan.stages)
+    allocation = allocate(compute, beside_models(available, actors := [each.actor for each in groups]), plan.stages)
     stages = stage_specs(compute, model, plan, allocation, num_items)
     settings = settings_of(stage.device for stage in stages)
+    decode = _decode_of_run(rows, model, models, rows_per_batch(compute.batch_size, settings))
+    cpus, last = tuple(model_cpus(available, actors)), written_steps(rows.step, run.info.step_columns)
+    parts = tuple(ModelPart(each.run.files, each.stamp, tuple(each.model.columns.items())) for each in further)
     return Job(
-        compute,
-        model,
-        plan,
-        _decode_of_run(rows, model, models, rows_per_batch(compute.batch_size, settings)),
-        allocation,
-        stages,
-        run,
-        _stamp(run, carryover, rows.metric, may_load=may_load),
-        settings,
-        groups,
-        tuple(model_cpus(available, actors)),
-        tuple(ModelPart(each.run.files, each.stamp, tuple(each.model.columns.items())) for each in further),
-        written_steps(rows.step, run.info.step_columns),
-        num_items,
+        compute, model, plan, decode, allocation, stages, run, stamp, settings, groups, cpus, parts, last, num_items
     )
 
 
-def _stamp(run: Run, carryover: pa.Schema, metrics: Sequence[MetricConfig], *, may_load: bool) -> RunMetadata:
+def _stamp(rows: RowSettings, run: Run, carryover: pa.Schema, *, may_load: bool) -> RunMetadata:
     """Constants of the main model's rows, with the figures that are summed up where they are written."""
+    check_run_steps(rows.step, carryover, may_load=may_load)
     stamp = RunMetadata(
         run_id=run.run_id,
         session=run.session,
@@ -169,7 +157,7 @@ def _stamp(run: Run, carryover: pa.Schema, metrics: Sequence[MetricConfig], *, m
         outputs=step_schema(run.info.step_columns),
     )
     columns = with_carryover(EMBEDDINGS, stamp.columns)
-    return replace(stamp, metrics=open_metrics(metrics, columns, may_load=may_load))
+    return replace(stamp, metrics=open_metrics(rows.metric, columns, may_load=may_load))
 
 
 def _decode_of_run(rows: RowSettings, model: Model, models: Sequence[FurtherModel], num_rows: int) -> DecodeSpec:

@@ -76,25 +76,25 @@ def build_report(
         wall_s: seconds from then to the end of the engine.
         not_published: why the run is not published; none where it is.
     """
-    job, is_published = outcome.job, not_published is None
-    num_left = work.difference.to_embed.num_rows - result.num_here
-    published = f"published; {plural(num_left, 'item')} left for the next refresh" if num_left else "published"
     return Report(
         kind=inputs.options.kind,
-        run_id=job.run.run_id,
+        run_id=result.run.run_id,
         engine=outcome.choice.engine,
         engine_reason=outcome.choice.reason,
-        published=is_published,
-        outcome=published if not_published is None else not_published,
-        started_at=job.run.info.started_at,
+        published=not_published is None,
+        outcome=_published(work, result) if not_published is None else not_published,
+        started_at=result.run.info.started_at,
         wall_s=wall_s,
-        num_left=num_left,
         guards=tuple(verdict.model_dump() for verdict in verdicts),
-        versions=library_versions(),
-        **_item_counts(job.model, work, result, is_published=is_published),
+        **_item_counts(inputs.model, work, result, is_published=not_published is None),
         **_left_out_counts(left_out),
         **_step_figures(inputs, outcome, result, started_s),
     )
+
+
+def _published(work: WorkPlan, result: RunResult) -> str:
+    num_left = work.difference.to_embed.num_rows - result.num_here
+    return f"published; {plural(num_left, 'item')} left for the next refresh" if num_left else "published"
 
 
 def _item_counts(model: Model, work: WorkPlan, result: RunResult, *, is_published: bool) -> dict[str, Any]:
@@ -115,6 +115,7 @@ def _item_counts(model: Model, work: WorkPlan, result: RunResult, *, is_publishe
         "num_rejected": result.num_rejected,
         "num_vectors": result.num_vectors,
         "num_reject_vectors": result.num_reject_vectors,
+        "num_left": work.difference.to_embed.num_rows - result.num_here,
     }
 
 
@@ -124,6 +125,7 @@ def _step_figures(inputs: Inputs, outcome: EngineOutcome, result: RunResult, sta
     items_per_s = result.num_here / found.window_s if found.window_s else 0.0
     stages = job.allocation.stages
     return {
+        "versions": library_versions(),
         "startup_s": min((call.started_s for call in found.trace), default=started_s) - started_s,
         "items_per_s": items_per_s,
         "window_s": found.window_s,

@@ -1,4 +1,4 @@
-"""Comparison of a listing with what is published: what a run has to do, and why. Nothing is written."""
+"""ListingComparison of a listing with what is published: what a run has to do, and why. Nothing is written."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from embedder.store.runs import Run
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ListingComparison:
     """What the sources hold beside what the store has.
 
     Attributes:
@@ -57,12 +57,12 @@ class Comparison:
         """Models whose items tell of other vectors than the store has, in lines for a person."""
         return damage_lines(self.inputs.files, self.current, self.work, self.plans, self.inputs.options)
 
-    def with_finished(self, finished: HashedRows) -> "Comparison":
+    def with_finished(self, finished: HashedRows) -> "ListingComparison":
         """Return it after more items were finished."""
         return replace(self, work=self.decide(finished))
 
 
-def compare_listing(inputs: Inputs, served: StoreInfo | None) -> Comparison:
+def compare_listing(inputs: Inputs, served: StoreInfo | None) -> ListingComparison:
     """Compare what is listed with what is published, of each model.
 
     Args:
@@ -78,6 +78,6 @@ def compare_listing(inputs: Inputs, served: StoreInfo | None) -> Comparison:
     work = decide(finished)
     plans = plan_models(inputs, listing, resumable(inputs))
     read_before = left_out_before(files, current, work.left_out_ids)
-    return Comparison(
+    return ListingComparison(
         inputs, current, listing, unfinished, work, plans, removed_models(inputs, current), read_before, decide
     )

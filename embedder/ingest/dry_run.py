@@ -123,8 +123,7 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     """
     check_forced(options.forced)
     inputs = open_inputs(config, options, lambda compute: None)  # the dtype changes no forecast
-    files = inputs.files
-    bound = read_record(files, STORE_FILE, StoreInfo)
+    files, bound = inputs.files, read_record(inputs.files, STORE_FILE, StoreInfo)
     if bound is not None:
         check_writable(files, bound)
     check_models(inputs)
@@ -134,13 +133,12 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     left = replace(found.work.difference, to_embed=held.leave_out(changing))
     num_taken_over, work = changing.num_rows - left.to_embed.num_rows, replace(found.work, difference=left)
     chosen = left.first(options.limit).to_embed
-    hold = judge_hold(files.address, current, options.forced)
     return Forecast(
         reasons=_reasons(work),
         num_unchanged=work.difference.num_unchanged,
         num_retired=work.retired.num_rows,
         retired_by_source=count_by_source(work.retired),
-        held=hold.message if hold is not None and hold.blocks else None,
+        held=_describe_hold(files.address, current, options),
         num_taken_over=num_taken_over,
         num_to_embed=chosen.num_rows,
         num_left=left.to_embed.num_rows - chosen.num_rows,
@@ -153,6 +151,11 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
         left_out=tuple(inputs.left_out.with_read(found.read_before).lines()),
         damage=tuple(found.damage),
     )
+
+
+def _describe_hold(address: str, current: Current | None, options: IngestOptions) -> str | None:
+    hold = judge_hold(address, current, options.forced)
+    return hold.message if hold is not None and hold.blocks else None
 
 
 def _of_model(plan: ModelPlan) -> ModelForecast:

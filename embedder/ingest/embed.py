@@ -22,7 +22,7 @@ from embedder.engine.job import ModelRun, check_int8
 from embedder.engine.progress import ShowProgress, no_progress
 from embedder.errors import RunFailedError
 from embedder.ingest.build_report import idle_report
-from embedder.ingest.comparison import Comparison, compare_listing
+from embedder.ingest.comparison import ListingComparison, compare_listing
 from embedder.ingest.execute import EngineOutcome, execute
 from embedder.ingest.guards import Verdict, check_forced, judge_earlier, judge_hold, judge_listing, refusal
 from embedder.ingest.inputs import Inputs, list_again_if_published, open_inputs, supply_contents
@@ -121,7 +121,8 @@ def ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgres
             inputs = _list(config, options, observer)
             files, before = inputs.files, snapshot_files(inputs.files)
             with remove_empty_folders(files.folder), write_lock(files), rollback_on_mistake(files, before):
-                report = _run_locked(list_again_if_published(inputs), observer, is_int8_checked=inputs.seen is None)
+                is_int8_checked, inputs = inputs.seen is None, list_again_if_published(inputs)
+                report = _run_locked(inputs, observer, is_int8_checked=is_int8_checked)
         observer.on_report(report)
         return report
 
@@ -168,14 +169,14 @@ class _Session:
         models: further models, with the run of each.
     """
 
-    found: Comparison
+    found: ListingComparison
     run: Run
     held: RolledBackItems
     chosen: pa.Table
     models: tuple[tuple[ModelPlan, ModelRun], ...]
 
 
-def _judge_listing(found: Comparison, observer: RunObserver) -> tuple[Verdict, ...]:
+def _judge_listing(found: ListingComparison, observer: RunObserver) -> tuple[Verdict, ...]:
     """Judge the listing; where a guard refuses it, report that, and raise."""
     inputs, options = found.inputs, found.inputs.options
     hold = judge_hold(inputs.files.address, found.current, options.forced)
@@ -187,14 +188,14 @@ def _judge_listing(found: Comparison, observer: RunObserver) -> tuple[Verdict, .
     return verdicts
 
 
-def _log_findings(found: Comparison) -> None:
+def _log_findings(found: ListingComparison) -> None:
     """Log what becomes of models that are gone, and damage that costs nothing to see."""
     report_removed(found.removed, may_change=found.inputs.options.may_change)
     for line in found.damage:
         LOG.warning(line)
 
 
-def _check_ready(found: Comparison, served: StoreInfo, *, is_int8_checked: bool) -> None:
+def _check_ready(found: ListingComparison, served: StoreInfo, *, is_int8_checked: bool) -> None:
     """Refuse what can't embed, and log what a user should know of the vectors that are about to be made."""
     inputs = found.inputs
     require("embed", f"embedder {inputs.options.kind}")
@@ -205,7 +206,7 @@ def _check_ready(found: Comparison, served: StoreInfo, *, is_int8_checked: bool)
     _log_other_libraries(inputs, served, found.work)
 
 
-def _begin(found: Comparison, observer: RunObserver) -> _Session:
+def _begin(found: ListingComparison, observer: RunObserver) -> _Session:
     """Begin the run, or its next session; take over what rolled back publications hold, and choose what to embed."""
     inputs, options = found.inputs, found.inputs.options
     run = start_run(inputs.files, inputs.info, _check_columns(inputs), inputs.views)
@@ -305,7 +306,7 @@ def _refuse_listing(verdicts: tuple[Verdict, ...], work: WorkPlan, observer: Run
     return RunFailedError(reason)
 
 
-def _end_idle(found: Comparison, wall_s: float) -> Report:
+def _end_idle(found: ListingComparison, wall_s: float) -> Report:
     """End a run without a change; a store from before each publication made an index gets its first."""
     inputs, read_before = found.inputs, found.read_before
     left_out = log_left_out(inputs, read_before)

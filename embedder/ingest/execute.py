@@ -98,12 +98,10 @@ def execute(
         further: further models, in their order, with the run of each.
     """
     choice = _choose(inputs, to_embed.num_rows)
-    stop = StopRequest(run.request_stop, inputs.config.stop_timeout_s)
-    operators = OperatorHistory()
-    make_ready = _local_engine() if choice.engine == "local" else _ray_engine(inputs, run, to_embed, before_exit)
-    with make_ready as engine:
-        fleet = FleetWatch(on_cluster=engine.on_cluster)
+    with _local_engine() if choice.engine == "local" else _ray_engine(inputs, run, to_embed, before_exit) as engine:
+        operators, fleet = OperatorHistory(), FleetWatch(on_cluster=engine.on_cluster)
         job = engine.place(_plan(inputs, engine.available, run, to_embed, further))
+        stop = StopRequest(run.request_stop, job.compute.stop_timeout_s)
         _log_job(job, engine.available)
         with (
             stop_on_signals(stop.note_signal, stop.notice, spread=stop.forward, can_break=lambda: stop.can_break),
@@ -116,13 +114,15 @@ def execute(
                 engine.run([to_embed], job, stop, _listener(operators, fleet))
             if stop.is_overdue:
                 LOG.info(f"stop_timeout_s = {stop.timeout_s:g} is over: what still was inside the stages is left")
-    stopped, out_of_time = stop.by_signal, time_up.is_set()
-    return EngineOutcome(job, engine.available, choice, monitor, operators, fleet, out_of_time, stopped)
+    return EngineOutcome(
+        job, engine.available, choice, monitor, operators, fleet, out_of_time=time_up.is_set(), stopped=stop.by_signal
+    )
 
 
 def _choose(inputs: Inputs, num_items: int) -> EngineChoice:
     """Choose the engine, and log why."""
     compute = inputs.config.compute
+    measured = measured_times(compute.ray_address, inputs.model.fingerprint)
     choice = choose_engine(
         compute,
         inputs.plan,
@@ -131,7 +131,7 @@ def _choose(inputs: Inputs, num_items: int) -> EngineChoice:
         hardware.num_gpus(),
         gpus=hardware.gpu_names(),
         has_bf16=hardware.has_bf16(),
-        measured=measured_times(compute.ray_address, inputs.model.fingerprint),
+        measured=measured,
     )
     choice = choice if num_items else EngineChoice("local", "nothing to embed")
     LOG.info(f"engine {choice.engine}: {choice.reason}")
@@ -209,13 +209,14 @@ def _ray_engine(
     from embedder.engine.ray_session import cluster, ray_session
 
     compute = inputs.config.compute
+    access = access_of(compute.ray_address, inputs.model.uri, run, to_embed)
     settings = settings_of(["cuda" if compute.may_use_gpus and hardware.num_gpus() > 0 else "cpu"])
     num_rows = rows_per_batch(compute.batch_size, settings)
     session = ray_session(
         compute.ray_address,
         compute.no_progress_timeout_s,
         ray_store_bytes(num_rows, inputs.model, inputs.plan, settings),
-        access=access_of(compute.ray_address, inputs.model.uri, run, to_embed),
+        access=access,
         ship_package=compute.cluster.ship_package,
         before_exit=before_exit,
     )

@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +13,7 @@ from embedder.engine.job import ModelRun
 from embedder.engine.query_tower_export import keep_query_towers
 from embedder.errors import RunFailedError
 from embedder.ingest.build_report import build_report, session_measurements
-from embedder.ingest.comparison import Comparison
+from embedder.ingest.comparison import ListingComparison
 from embedder.ingest.execute import EngineOutcome
 from embedder.ingest.guards import Verdict, judge, refusal, retrieval_record
 from embedder.ingest.inputs import Inputs
@@ -51,7 +51,7 @@ LOG = logging.getLogger(__name__)
 
 
 def end_run(
-    found: Comparison,
+    found: ListingComparison,
     observer: RunObserver,
     outcome: EngineOutcome,
     verdicts: tuple[Verdict, ...],
@@ -69,32 +69,16 @@ def end_run(
     Raises:
         RunFailedError: a signal came, a guard refused the publication, or another run took the store over.
     """
-    run, work, inputs = outcome.job.run, found.work, found.inputs
+    run, inputs = outcome.job.run, found.inputs
     run.files.confirm_lease()  # a process that took the store over goes on with this very run, and writes its report
-    result = count_run(run, found.current, work.retired_ids, keeps_published=work.outdated is None)
-    ending = _Ending(result, count_models(models), verdicts, verdicts)
-    wall_s = observer.elapsed_s
-    inputs.left_out.num_json_without_caption = _num_json_without_caption(work.difference.to_embed, result)
-    left_out = log_left_out(inputs, found.read_before, result)
-    ending = _judge_end(found, outcome, ending)
-    report = build_report(
-        inputs,
-        outcome,
-        work,
-        result,
-        left_out,
-        ending.verdicts,
-        started_s=observer.started_s,
-        wall_s=wall_s,
-        not_published=ending.failure or ending.kept,
-    )
-    report = _add_models(report, found, outcome, ending)
+    ending = _judge_end(found, outcome, verdicts, models)
+    report = _report(found, observer, outcome, ending)
     if report.published:
         begun_s = time.monotonic()
         _publish(inputs, outcome, ending)
         publish_s = time.monotonic() - begun_s
-        keep_times(inputs.config.ray_address, inputs.model.fingerprint, report, result.num_here, publish_s)
-    _write_timeline(outcome, result, observer.started_s)
+        keep_times(outcome.job.compute.ray_address, inputs.model.fingerprint, report, ending.result.num_here, publish_s)
+    _write_timeline(outcome, ending.result, observer.started_s)
     run.files.write(run_file(run.run_id, REPORT_FILE), report.model_dump_json(indent=2).encode())
     if ending.failure is not None:
         observer.on_report(report)
@@ -123,31 +107,51 @@ class _Ending:
     kept: str | None = None
 
 
-def _judge_end(found: Comparison, outcome: EngineOutcome, ending: _Ending) -> _Ending:
+def _judge_end(
+    found: ListingComparison,
+    outcome: EngineOutcome,
+    verdicts: tuple[Verdict, ...],
+    models: Sequence[tuple[ModelPlan, ModelRun]],
+) -> _Ending:
     """Decide whether what is finished is published; guards judge it where the run came to its end."""
-    result, further, work = ending.result, ending.further, found.work
-    num_before = _num_published_before(result)
-    if (failure := _describe_stop(outcome, result, num_before, further)) is not None:
-        return replace(ending, failure=failure)
+    work = found.work
+    result = count_run(outcome.job.run, found.current, work.retired_ids, keeps_published=work.outdated is None)
+    further, num_before = count_models(models), _num_published_before(result)
     num_left = work.difference.to_embed.num_rows - result.num_here
+    if (failure := _describe_stop(outcome, result, num_before, further)) is not None:
+        return _Ending(result, further, verdicts, verdicts, failure=failure)
     if (kept := _describe_kept(work, result, num_left, further)) is not None:
-        return replace(ending, kept=kept)
+        return _Ending(result, further, verdicts, verdicts, kept=kept)
     limits, forced = found.inputs.config.limits, found.inputs.options.forced
-    own = (*ending.verdicts, *judge(result, limits, forced))
+    own = (*verdicts, *judge(result, limits, forced))
     further = tuple(judge_model(each, limits, forced) for each in further)
     verdicts = (*own, *(verdict for each in further for verdict in each.verdicts))
     beyond = f"nothing is published beyond {plural(num_before, 'item')}, published while it ran"
     failure = refusal(verdicts, beyond if num_before else "nothing is published")
-    return replace(ending, further=further, verdicts=verdicts, own_verdicts=own, failure=failure)
+    return _Ending(result, further, verdicts, own, failure=failure)
 
 
-def _add_models(report: Report, found: Comparison, outcome: EngineOutcome, ending: _Ending) -> Report:
-    """Add the further models, and the figures of the user's metrics."""
-    is_gone = report.published and found.inputs.options.may_change
+def _report(found: ListingComparison, observer: RunObserver, outcome: EngineOutcome, ending: _Ending) -> Report:
+    """Report on the run, with its further models and the figures of the user's metrics."""
+    inputs, work, result = found.inputs, found.work, ending.result
+    inputs.left_out.num_json_without_caption = _num_json_without_caption(work.difference.to_embed, result)
+    left_out = log_left_out(inputs, found.read_before, result)
+    report = build_report(
+        inputs,
+        outcome,
+        work,
+        result,
+        left_out,
+        ending.verdicts,
+        started_s=observer.started_s,
+        wall_s=observer.elapsed_s,
+        not_published=ending.failure or ending.kept,
+    )
+    is_gone = report.published and inputs.options.may_change
     added = {
         "models": report_models(ending.further),
         "removed_models": found.removed if is_gone else (),
-        "metrics": merge_run_metrics(ending.result, outcome.job.stamp.metrics),
+        "metrics": merge_run_metrics(result, outcome.job.stamp.metrics),
     }
     return report.model_copy(update=added)
 

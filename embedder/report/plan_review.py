@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from embedder.engine.allocation import Allocation
 from embedder.engine.device_settings import rows_per_batch
@@ -55,22 +56,33 @@ def review_run(
     seconds = {step.step: _seconds_per_item(job, step, num_items) for step in steps}
     if engine_cpu_s is not None:
         seconds["engine"] = engine_cpu_s / num_items
-    expected = better = None
-    if costs is not None:
-        shapes, host = _as_run(job, steps), host_of(job.compute.ray_address, job.allocation, available)
-        found = predict(_problem(job, costs, mix), shapes, host)
-        expected = _expect(found, costs)
-        if too_short is None:
-            better = _better_plan(job, _problem(job, _as_observed(costs, found, seconds), mix), shapes, host)
+    found = {} if costs is None else _compare_with_costs(job, available, steps, seconds, mix, costs, too_short)
     return Review(
         images_per_item=mix.images_per_item,
         captions_per_item=mix.captions_per_item,
         caption_tokens=mix.caption_tokens,
         observed_seconds_per_item=seconds,
-        expected=expected,
-        better=better,
         too_short=too_short,
+        **found,
     )
+
+
+def _compare_with_costs(
+    job: Job,
+    available: Available,
+    steps: Sequence[StepReport],
+    seconds: dict[str, float],
+    mix: DataMix,
+    costs: tuple[ModelCosts, HostCosts],
+    too_short: str | None,
+) -> dict[str, Any]:
+    """What the costs expect of the run, and the better cut, where it says anything about its plan."""
+    shapes, host = _as_run(job, steps), host_of(job.compute.ray_address, job.allocation, available)
+    found = predict(_problem(job, costs, mix), shapes, host)
+    better = None
+    if too_short is None:
+        better = _better_plan(job, _problem(job, _as_observed(costs, found, seconds), mix), shapes, host)
+    return {"expected": _expect(found, costs), "better": better}
 
 
 def _seconds_per_item(job: Job, step: StepReport, num_items: int) -> float:
