@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from embedder.config import load_config as load_config
     from embedder.entrances import build_index as build_index
     from embedder.entrances import plan as plan
-    from embedder.evaluation.compare import compare as compare
-    from embedder.evaluation.evaluate import evaluate as evaluate
     from embedder.ingest.dataset import embed_dataset as embed_dataset
     from embedder.ingest.embed import embed as embed
     from embedder.ingest.embed import refresh as refresh
+    from embedder.plugins.deploy.submission.submit import submit as submit
+    from embedder.plugins.evaluate.compare import compare as compare
+    from embedder.plugins.evaluate.evaluate import evaluate as evaluate
+    from embedder.plugins.train.config import load_train_config as load_train_config
+    from embedder.plugins.train.run import train as train
     from embedder.predictor import BatchPredictor as BatchPredictor
     from embedder.retrieval.queries import SearchOptions as SearchOptions
     from embedder.retrieval.remote_store import RemoteStore as RemoteStore
@@ -35,9 +38,6 @@ if TYPE_CHECKING:
     from embedder.retrieval.store_api import open_store as open_store
     from embedder.retrieval.store_follower import FollowingStore as FollowingStore
     from embedder.retrieval.store_follower import follow_store as follow_store
-    from embedder.submission.submit import submit as submit
-    from embedder.training.config import load_train_config as load_train_config
-    from embedder.training.run import train as train
 
 _HOMES = {
     "BatchPredictor": "embedder.predictor",
@@ -46,19 +46,19 @@ _HOMES = {
     "SearchOptions": "embedder.retrieval.queries",
     "Store": "embedder.retrieval.store_api",
     "build_index": "embedder.entrances",
-    "compare": "embedder.evaluation.compare",
+    "compare": "embedder.plugins.evaluate.compare",
     "connect": "embedder.retrieval.remote_store",
     "embed": "embedder.ingest.embed",
     "embed_dataset": "embedder.ingest.dataset",
-    "evaluate": "embedder.evaluation.evaluate",
+    "evaluate": "embedder.plugins.evaluate.evaluate",
     "follow_store": "embedder.retrieval.store_follower",
     "load_config": "embedder.config",
-    "load_train_config": "embedder.training.config",
+    "load_train_config": "embedder.plugins.train.config",
     "open_store": "embedder.retrieval.store_api",
     "plan": "embedder.entrances",
     "refresh": "embedder.ingest.embed",
-    "submit": "embedder.submission.submit",
-    "train": "embedder.training.run",
+    "submit": "embedder.plugins.deploy.submission.submit",
+    "train": "embedder.plugins.train.run",
 }
 __all__ = list(_HOMES)
 

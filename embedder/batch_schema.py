@@ -21,7 +21,7 @@ from embedder.installation import MISSING_EXTRA
 # the pipeline.
 CARRIED = "carried:"
 
-# Column with the number of a row's item, where carried columns go around the model (`embedder.engine.carried`).
+# Column with the number of a row's item, where carried columns go around the model (`embedder.executors.carried`).
 ITEM_NUMBER = "item_number"
 
 # Column of a listing with the address that is published in the place of `uri`, where that is only a run's.

@@ -295,7 +295,7 @@ class ComputeSettings:
 
     @property
     def settled_dtype(self) -> ComputeDtype:
-        """Dtype to compute in; float32, as on CPUs, until `embedder.engine.compute_dtype` has resolved `auto`."""
+        """Dtype to compute in; float32, as on CPUs, until `embedder.placement.compute_dtype` has resolved `auto`."""
         return "float32" if self.dtype == "auto" else self.dtype
 
     @property

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from embedder.config import RunConfig, with_fast_start
-from embedder.engine.cluster_address import find_cluster
 from embedder.errors import check_argument
+from embedder.executors.cluster_address import find_cluster
 from embedder.planning.options import PlanOptions
 from embedder.store.files import StoreFiles
 

@@ -6,7 +6,7 @@
     stages  one pool of actors for each shard; batches pass whole from stage to stage
     write   tasks that gather rows into part files and journal them
 
-Nothing here is committed: `embedder.store.publish` does that when the graph has run dry.
+Nothing here is committed: `embedder.store.publish.publish` does that when the graph has run dry.
 """
 
 import re
@@ -24,31 +24,31 @@ from embedder.compat import worker_options
 from embedder.compat.draining import DrainedError, draining
 from embedder.compat.ray_attempts import delete_notes
 from embedder.compat.ray_data import ExecutionTimeoutError, actor_pool, map_blocks
-from embedder.engine.allocation import Allocation, StageResources
-from embedder.engine.block_size import cut_listing, fastest_item_s, items_per_block
-from embedder.engine.capacity import type_selector
-from embedder.engine.carried import PIECE_BYTES, detach_carried_columns
-from embedder.engine.datasink import PartSink, drop_empty_blocks
-from embedder.engine.device_settings import CPU_SETTINGS, settings_of
-from embedder.engine.job import Job, handed_on_bytes
-from embedder.engine.model_actor import ModelActor
-from embedder.engine.ray_session import TYPE_LABEL
-from embedder.engine.signals import StopRequest
 from embedder.errors import EmbedderError, RunFailedError
+from embedder.executors.block_size import cut_listing, fastest_item_s, items_per_block
+from embedder.executors.capacity import type_selector
+from embedder.executors.carried import PIECE_BYTES, detach_carried_columns
+from embedder.executors.datasink import PartSink, drop_empty_blocks
+from embedder.executors.job import Job, handed_on_bytes
+from embedder.executors.ray_session import TYPE_LABEL
+from embedder.executors.signals import StopRequest
+from embedder.models.model_actor import ModelActor
+from embedder.placement.allocation import Allocation, StageResources
+from embedder.placement.device_settings import CPU_SETTINGS, settings_of
 from embedder.steps.decode import decode_at_low_priority
 from embedder.steps.further_inputs import select_for_main_model, without_vectors
 from embedder.steps.stage_actor import StageActor
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.model_parts import write_parts
-from embedder.store.part_writer import LAST_TASK
-from embedder.store.runs import Run
+from embedder.store.journal.model_parts import write_parts
+from embedder.store.journal.part_writer import LAST_TASK
+from embedder.store.journal.runs import Run
 from shards.errors import ModelError
 
 MAX_ERROR_CHARACTERS = 300  # of what Ray says
 
 
 def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None = None) -> None:
-    """Run the graph to its end; Ray must be up (`embedder.engine.ray_session`).
+    """Run the graph to its end; Ray must be up (`embedder.executors.ray_session`).
 
     Ray begins again without end what a lost node or process takes along, and each step limits that for work that kills
     its process (`embedder.steps.attempts`).

@@ -12,23 +12,23 @@ import pyarrow as pa
 from embedder.batch_schema import CARRIED, TENSOR
 from embedder.compat import fast_start
 from embedder.config import load_config
-from embedder.engine.compute_dtype import choose_dtype, gpus_of_nodes
-from embedder.engine.device_settings import rows_per_batch
-from embedder.engine.job import check_int8, decode_limits, decode_spec, make_plan, stage_specs
-from embedder.engine.model_folder import Model, open_model
-from embedder.engine.ray_session import cluster
-from embedder.engine.resources import allocate
 from embedder.errors import ConfigError, EmbedderError, check_argument
+from embedder.executors.job import check_int8, decode_limits, decode_spec, make_plan, stage_specs
+from embedder.executors.ray_session import cluster
 from embedder.installation import require
 from embedder.media.sniff import sniff
+from embedder.models.model_folder import Model, open_model
+from embedder.placement.compute_dtype import choose_dtype, gpus_of_nodes
+from embedder.placement.device_settings import rows_per_batch
+from embedder.placement.resources import allocate
 from embedder.quantities import plural
 from embedder.servables.base import Servable
 from embedder.servables.predict import ServablePredictor, cells_of, encoded_image
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.steps.attempts import limit_deaths
 from embedder.steps.item_decoder import DecodeSpec, ItemContent, ItemDecoder, ItemProblem, Values
-from embedder.store.arrow_tensors import pack
-from embedder.store.step_metrics import measure, trace_column
+from embedder.store.journal.step_metrics import measure, trace_column
+from embedder.store.tables.arrow_tensors import pack
 
 if TYPE_CHECKING:
     from ray.data import Dataset

@@ -49,12 +49,12 @@ from make_large_model import large_config
 from corpus import DEMO_MODEL
 from embedder.compat import fast_start
 from embedder.config import RunConfig, load_config
-from embedder.engine.device_settings import GPU_SETTINGS, group_costs, rows_per_batch, settings_of
-from embedder.engine.job import make_plan, ray_store_bytes, stage_specs
-from embedder.engine.model_folder import Model, open_model
-from embedder.engine.ray_session import ray_session
-from embedder.engine.resources import allocate
+from embedder.executors.job import make_plan, ray_store_bytes, stage_specs
+from embedder.executors.ray_session import ray_session
+from embedder.models.model_folder import Model, open_model
 from embedder.pipeline import through_stages
+from embedder.placement.device_settings import GPU_SETTINGS, group_costs, rows_per_batch, settings_of
+from embedder.placement.resources import allocate
 from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.stage import INPUTS, Stage, cuda_problem
 from embedder.steps.stage_spec import StageSpec

@@ -39,7 +39,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from corpus import DEMO_MODEL, Pair, make_model, shipped_pairs, write_pairs
-from embedder.engine import hardware
+from embedder.placement import hardware
 from pipeline_bench.bulk import compare_bulk
 from pipeline_bench.contest import hold, paired_ratios, ratios, show_standings
 from pipeline_bench.contestants import NAMES, contestants

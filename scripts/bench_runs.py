@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from corpus import read_shipped
 from embedder.config import RunConfig, load_config
-from embedder.engine import hardware
-from embedder.engine.allocation import Allocation
-from embedder.engine.device_settings import rows_per_batch
-from embedder.engine.fleet import Available
-from embedder.engine.model_folder import Model, open_model
-from embedder.engine.resources import allocate
+from embedder.models.model_folder import Model, open_model
+from embedder.placement import hardware
+from embedder.placement.allocation import Allocation
+from embedder.placement.device_settings import rows_per_batch
+from embedder.placement.fleet import Available
+from embedder.placement.resources import allocate
 from embedder.planning.profile import measure
 from embedder.report.plan_review import host_of
 from embedder.report.prediction import RunPrediction, StageShape, predict, problem_of
@@ -56,7 +56,7 @@ def warm_ray() -> Iterator[None]:
     import ray
     from ray.data import DataContext
 
-    from embedder.engine.ray_session import start_ray
+    from embedder.executors.ray_session import start_ray
 
     start_ray()
     DataContext.get_current().wait_for_min_actors_s = 300

@@ -38,8 +38,8 @@ from embedder.compat import fast_start
 from embedder.compat.draining import DrainedError, draining
 from embedder.compat.pace import FEWEST_IN_FLIGHT
 from embedder.compat.ray_start import replace_attribute
-from embedder.engine.device_settings import CPU_SETTINGS
-from embedder.engine.ray_session import ray_session, start_ray
+from embedder.executors.ray_session import ray_session, start_ray
+from embedder.placement.device_settings import CPU_SETTINGS
 
 KIB = 1 << 10
 CALL_S = 0.001

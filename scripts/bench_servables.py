@@ -265,7 +265,7 @@ def through_pipeline(sections: Sections, images: Sequence[bytes], options: argpa
     """Run each form through the pipeline on a Ray of its own, in turns; the first run starts Ray's processes."""
     import ray
 
-    from embedder.engine.ray_session import start_ray
+    from embedder.executors.ray_session import start_ray
 
     start_ray(num_cpus=options.threads, num_gpus=0)
     ray.data.DataContext.get_current().enable_progress_bars = False

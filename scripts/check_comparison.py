@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shards.training.paired import EVERYTHING, Thresholds, paired_difference, paired_differences
+from embedder.retrieval.paired import EVERYTHING, Thresholds, paired_difference, paired_differences
 
 NUM_GROUPS, PER_GROUP, NUM_QUERIES = 20, 200, 1000
 LOSS = 0.1

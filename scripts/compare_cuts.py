@@ -38,7 +38,7 @@ from embedder import pipeline
 from embedder.report.prediction import RunPrediction, StageShape
 from embedder.steps.stage_actor import StageActor
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.runs import Run
+from embedder.store.journal.runs import Run
 from shards.config import ModelConfig
 from shards.plan import plan_specs
 from shards.ranges import LayerRange

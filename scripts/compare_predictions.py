@@ -24,9 +24,9 @@ from bench_runs import NUM_WARM, Items, configured, predictor_of, warm_ray, writ
 import embedder
 from corpus import DEMO_MODEL, make_model
 from embedder.config import RunConfig
-from embedder.engine import hardware
-from embedder.engine.job import make_plan
-from embedder.engine.model_folder import Model
+from embedder.executors.job import make_plan
+from embedder.models.model_folder import Model
+from embedder.placement import hardware
 from embedder.planning.profile import ENGINE_CALL_S, ENGINE_CORES
 from embedder.report.plan_review import shapes_of
 from embedder.report.prediction import RunPrediction

@@ -32,19 +32,19 @@ import pyarrow as pa
 
 from embedder.errors import StoreError
 from embedder.store.backends import Disk
-from embedder.store.compact import compact
 from embedder.store.files import StoreFiles
-from embedder.store.journal_segments import names_in_journal, seal
+from embedder.store.journal.journal_segments import names_in_journal, seal
+from embedder.store.journal.part_writer import RunMetadata, write_part
+from embedder.store.journal.runs import start_run
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
-from embedder.store.part_writer import RunMetadata, write_part
-from embedder.store.publish import PublishIntent, finish_publication, publish
-from embedder.store.purge.purge import purge
-from embedder.store.purge.tombstones import read_purged
-from embedder.store.runs import start_run
+from embedder.store.maintenance.compact import compact
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.publish import PublishIntent, finish_publication, publish
+from embedder.store.publish.tombstones import read_purged
 from embedder.store.store_info import bind_store
-from embedder.store.tables import RecordTable
-from embedder.store.vacuum import vacuum
+from embedder.store.tables.tables import RecordTable
 from embedder.store_check.check import check_store
 from growth.made_up import as_embedded
 from store_simulation.operations import INFO, no_index, none

@@ -30,15 +30,15 @@ from demo_recipe.more_styles import MORE_STYLES
 from demo_recipe.texts import encode_texts
 from embedder.config import load_config
 from embedder.ingest.embed import embed
+from embedder.plugins.train.config import load_train_config
+from embedder.plugins.train.run import train
+from embedder.plugins.train.trainer.forward import caption_features, image_features
+from embedder.plugins.train.trainer.settings import TrainSettings
+from embedder.plugins.train.trainer.trainer import Trainer
+from embedder.retrieval.rank_metrics import retrieval_at
 from embedder.steps.captions import CaptionEncoder
-from embedder.training.config import load_train_config
-from embedder.training.run import train
 from shards.config import load_model_config
 from shards.reference import TwinTower
-from shards.training.forward import caption_features, image_features
-from shards.training.metrics import retrieval_at
-from shards.training.settings import TrainSettings
-from shards.training.trainer import Trainer
 
 TEACHER = Path(__file__).resolve().parents[1] / "embedder" / "demo_model"
 TEST_STYLE = "noto"

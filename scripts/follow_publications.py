@@ -29,10 +29,10 @@ from embedder.config import RunConfig
 from embedder.entrances import build_index
 from embedder.retrieval.store_follower import FollowingStore
 from embedder.store.files import StoreFiles
-from embedder.store.history import rollback
 from embedder.store.layout import StoreInfo
 from embedder.store.lock import write_lock
-from embedder.store.vacuum import vacuum
+from embedder.store.maintenance.rollback import rollback
+from embedder.store.maintenance.vacuum import vacuum
 from embedder.store_index.keep_index import ensure_index, index_choice
 
 DIM, NUM_ITEMS, NUM_QUERIES, K = 32, 300, 50, 10

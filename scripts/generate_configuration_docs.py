@@ -12,7 +12,7 @@ from pathlib import Path
 
 from embedder.config import RunConfig
 from embedder.config_toml.reference import Section, kinds_of, sections_of
-from embedder.training.config import TrainConfig
+from embedder.plugins.train.config import TrainConfig
 
 PAGE = Path(__file__).parents[1] / "docs/configuration.md"
 HEAD = """\

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from embedder.engine.monitor import CpuUse, PeakMemory
+from embedder.executors.monitor import CpuUse, PeakMemory
 
 SCRIPTS = Path(__file__).parent
 EMBEDDER = (sys.executable, "-m", "embedder")

@@ -21,7 +21,7 @@ import numpy as np
 
 import embedder
 from embedder.retrieval.combining import combine
-from embedder.store.arrow_tensors import unpack_vectors
+from embedder.store.tables.arrow_tensors import unpack_vectors
 from index.vectors import Floats
 
 SWAPS = (("person", "woman"), ("person", "man"), ("man", "woman"), ("woman", "man"), ("face", "cat"))

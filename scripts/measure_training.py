@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 from PIL import Image, ImageColor
 
 from corpus import DEMO_MODEL, encode
-from embedder.cli.train import step_bar
+from embedder.plugins.train.command import step_bar
+from embedder.plugins.train.config import TrainConfig, load_train_config
+from embedder.plugins.train.run import train
 from embedder.storage.model_download import resolve_model
-from embedder.training.config import TrainConfig, load_train_config
-from embedder.training.run import train
 from shards.config import load_model_config
 from shards.fresh import init_model
 

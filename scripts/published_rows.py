@@ -6,10 +6,10 @@ import pyarrow as pa
 
 from embedder.batch_schema import DECODED, VECTOR
 from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import RunMetadata, write_part
+from embedder.store.journal.runs import start_run
 from embedder.store.layout import StoreInfo
-from embedder.store.part_writer import RunMetadata, write_part
-from embedder.store.publish import NO_IDS, IndexBuilder, PublishIntent, publish
-from embedder.store.runs import start_run
+from embedder.store.publish.publish import NO_IDS, IndexBuilder, PublishIntent, publish
 from embedder.store.store_info import bind_store
 
 LISTED = ("item_id", "source", "uri", "size_bytes", "modified", "caption")
@@ -28,7 +28,7 @@ def publish_rows(
         files: the store.
         info: the model that the vectors are said to be of.
         parts: rows of `as_embedded`, one table for each part file.
-        build_index: of `embedder.store.publish.publish`.
+        build_index: of `embedder.store.publish.publish.publish`.
         retired: ids of items that leave the store.
     """
     bind_store(files, info)

@@ -17,8 +17,8 @@ from urllib.parse import urlencode
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from embedder.serve.run_server import DrainingServer
-from embedder.serve.settings import ServeSettings
+from embedder.plugins.serve.run_server import DrainingServer
+from embedder.plugins.serve.settings import ServeSettings
 
 WHOLE = """() => {
   const images = [...document.querySelectorAll("main img")].filter((each) => {

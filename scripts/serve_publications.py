@@ -30,8 +30,8 @@ from corpus import DEMO_MODEL, make_model, read_shipped, shipped_pairs, write_pa
 from embedder.config import load_config
 from embedder.store.files import StoreFiles
 from embedder.store.lock import write_lock
-from embedder.store.purge.purge import purge
-from embedder.store.vacuum import vacuum
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.vacuum import vacuum
 from embedder.store_index.keep_index import index_choice
 from serve_bench.server import serving
 

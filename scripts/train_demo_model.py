@@ -29,8 +29,8 @@ from demo_recipe.more_styles import make_tables
 from demo_recipe.student import train_student
 from demo_recipe.texts import train_texts
 from demo_recipe.training import log
-from shards.training.settings import TrainSettings
-from shards.training.trainer import Trainer
+from embedder.plugins.train.trainer.settings import TrainSettings
+from embedder.plugins.train.trainer.trainer import Trainer
 
 TEST_STYLE = "noto"
 

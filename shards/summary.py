@@ -5,7 +5,7 @@ A delta has the layers of a model that were trained over a base:
     delta.json           format version, name, the base's fingerprint
     model.safetensors    the trained tensors, under their names in the base
 
-`embedder train` writes it with what = "layers"; `shards.training.export.apply_delta` merges it with its base.
+`embedder train` writes it with what = "layers"; `shards.delta.apply_delta` merges it with its base.
 """
 
 import re

@@ -10,8 +10,8 @@ import pytest
 from rotation import left_out, left_to_leg
 from xdist.scheduler import LoadFileScheduling
 
-from embedder.engine import hardware
 from embedder.observability.log import messages_to
+from embedder.placement import hardware
 
 MAX_WORKERS = 2
 ONE_RAY = "one_ray"
@@ -71,7 +71,7 @@ def shared_ray(starts_ray):
     """Starts the session's Ray: two CPUs and no GPU, wherever the tests run."""
     import ray
 
-    from embedder.engine.ray_session import start_ray
+    from embedder.executors.ray_session import start_ray
 
     start_ray(num_cpus=NUM_CPUS, num_gpus=0)
     yield ray

@@ -44,13 +44,13 @@ def test_all_import_contracts_are_kept() -> None:
         ("shards", "import index.errors"),
         ("shards", "import embedder"),
         ("embedder/store", "import embedder.sources.uris"),
-        ("embedder/engine", "import embedder.ingest.embed"),
+        ("embedder/executors", "import embedder.ingest.embed"),
         ("embedder/steps", "from embedder.cli import main"),
         ("embedder/storage", "import embedder.store.files"),
-        ("embedder/training", "import embedder.evaluation.metrics"),
+        ("embedder/plugins/train", "import embedder.plugins.evaluate.metrics"),
         ("embedder/ingest", "from rich.table import Table"),
         ("embedder/cli", "import uvicorn"),
-        ("embedder/retrieval", "import embedder.serve.settings"),
+        ("embedder/retrieval", "import embedder.plugins.serve.settings"),
     ],
 )
 def test_a_forbidden_import_breaks_a_contract(copy_of_the_code: Path, module: str, statement: str) -> None:

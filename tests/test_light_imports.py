@@ -19,7 +19,7 @@ LIGHT = (
     "embedder.cli",
     "embedder.config",
     "embedder.config_toml.reference",
-    "embedder.training.config",
+    "embedder.plugins.train.config",
     "shards",
     "shards.config",
     "shards.plan",
@@ -31,7 +31,7 @@ LIGHT = (
     "embedder.store_index.keep_index",
     "embedder.store_check.check",
     "embedder.retrieval.flat_index",
-    "embedder.submission.submit",
+    "embedder.plugins.deploy.submission.submit",
 )
 patched = pytest.mark.skipif(
     not (DEFERRED_COMPILER.is_there() and light_transformers.QUESTIONS.is_there()),

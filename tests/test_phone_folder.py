@@ -17,11 +17,11 @@ import embedder
 from embedder.ingest import known_items
 from embedder.installation import MISSING_EXTRA
 from embedder.media.errors import DecodeError
-from embedder.serve.thumbnails import unreadable
+from embedder.plugins.serve.thumbnails import unreadable
 from embedder.steps.decode import forget_reader
-from embedder.training.tokenizer import train_tokenizer
 from hostile.camera_raws import dng
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-images.md"
 ITEMS = {

@@ -18,9 +18,9 @@ from web_server import image, redirect, status, web_server
 import embedder
 from embedder.config import load_config
 from embedder.store.files import StoreFiles
-from embedder.store.tables import RecordTable
-from embedder.training.tokenizer import train_tokenizer
+from embedder.store.tables.tables import RecordTable
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 PAGE = (Path(__file__).parents[1] / "docs/own-images.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("### Addresses of the web\n")[2].partition("\n## ")[0]

@@ -16,13 +16,10 @@ from typing import Annotated, Any
 import typer
 
 from embedder.cli import (
-    compare,
     config,
     demo,
-    deploy,
     doctor,
     embed,
-    evaluate,
     index,
     model,
     plan,
@@ -30,17 +27,16 @@ from embedder.cli import (
     refresh,
     report,
     search,
-    serve,
     store,
     store_check,
-    submit,
-    train,
     verify,
 )
+from embedder.cli.options import add_plugins
 from embedder.cli.terminal import MAX_LINE_CHARACTERS, TerminalLog
 from embedder.config_toml.mistakes import ConfigMistakesError
-from embedder.engine.interrupts import SignalInterrupt, interruptible
+from embedder.entry_points import COMMANDS as PLUGIN_COMMANDS
 from embedder.errors import USER_MISTAKES, HeadLostError, RunFailedError
+from embedder.executors.interrupts import SignalInterrupt, interruptible
 from embedder.installation import InstallationError, explain_missing
 from embedder.observability.log import messages_to
 from embedder.redaction import mask
@@ -52,8 +48,6 @@ OBJECTS_PER_COLLECTION = 100_000
 USAGE_ERRORS: tuple[type[Exception], ...] = typer.BadParameter.__bases__  # of all versions of typer
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    evaluate.evaluate,
-    compare.compare,
     refresh.refresh,
     refresh.rejects,
     store.history,
@@ -65,13 +59,10 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     store.migrate,
     store.export_query_towers,
     search.search,
-    serve.serve,
     demo.demo,
     embed.embed,
     plan.plan,
     verify.verify,
-    train.train,
-    submit.submit,
     doctor.doctor,
     config.config,
 )
@@ -80,10 +71,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.add_typer(model.app, name="model")
 app.add_typer(index.app, name="index")
 app.add_typer(store_check.app, name="store")
-app.add_typer(deploy.app, name="deploy")
-app.add_typer(submit.app, name="jobs")
 for command in COMMANDS:
     app.command()(command)
+add_plugins(PLUGIN_COMMANDS, app)
 
 
 def _show_version(is_asked: bool) -> None:

@@ -16,6 +16,7 @@ from embedder.config import OF_TRAINING, RunConfig
 from embedder.config_toml.load import Loaded, load, parse_setting
 from embedder.config_toml.read import read_file
 from embedder.config_toml.section import ConfigSection
+from embedder.entry_points import CONFIGURATIONS, find_plugins, load_plugin
 from embedder.errors import ConfigError
 from embedder.storage.printable import printable
 
@@ -68,14 +69,13 @@ def _kind(file: Path | None, settings: Sequence[str]) -> str:
 def _class_of(kind: str) -> type[ConfigSection]:
     if kind == RUN:
         return RunConfig
-    from embedder.training.config import TrainConfig
-
-    return TrainConfig
+    found: type[ConfigSection] = load_plugin(CONFIGURATIONS, kind, "a training run")
+    return found
 
 
 def _environment(config: Any) -> dict[str, tuple[Any, str]]:
     """Values that the environment gives in place of the configuration's, by key, and the variables' names."""
-    from embedder.engine.cluster_address import RAY_ADDRESS
+    from embedder.executors.cluster_address import RAY_ADDRESS
     from shards.compat import FAST_START_VARIABLE, is_fast_start
 
     found: dict[str, tuple[Any, str]] = {}
@@ -89,13 +89,13 @@ def _environment(config: Any) -> dict[str, tuple[Any, str]]:
 def _reference() -> Result:
     from embedder.config_toml.reference import kinds_of, sections_of
 
-    run = sections_of(RunConfig)
-    training = sections_of(_class_of(TRAINING), known=kinds_of(RunConfig))
+    found = {RUN: sections_of(RunConfig)}
+    found |= {kind: sections_of(_class_of(kind), known=kinds_of(RunConfig)) for kind in find_plugins(CONFIGURATIONS)}
     shown: list[RenderableType] = []
-    for kind, sections in ((RUN, run), (TRAINING, training)):
-        shown.append(TITLES[kind])
+    for kind, sections in found.items():
+        shown.append(TITLES.get(kind, kind))
         shown += [part for section in sections for part in _section_parts(section)]
-    data = {kind: [asdict(section) for section in sections] for kind, sections in ((RUN, run), (TRAINING, training))}
+    data = {kind: [asdict(section) for section in sections] for kind, sections in found.items()}
     return Result(data, shown)
 
 

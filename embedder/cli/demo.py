@@ -4,6 +4,7 @@ import json
 import threading
 from dataclasses import asdict
 from functools import partial
+from importlib import import_module
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,12 +16,13 @@ from rich.table import Table
 from embedder.cli.options import Force, ReadConfig, command
 from embedder.cli.results import Result, new_table
 from embedder.cli.terminal import Terminal, item_bar
+from embedder.entry_points import COMMANDS, find_plugins
 from embedder.installation import command_here, require
 from embedder.quantities import duration_text, plural
 from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:
-    from embedder.evaluation.caption_recall import Recall
+    from embedder.retrieval.caption_recall import Recall
     from embedder.retrieval.store_api import Store
 
 QUERIES = ("red heart", "slice of pizza", "cat crying with laughter", "flag of Japan", "medical doctor", "snow")
@@ -76,15 +78,12 @@ def _serve(store: Path, *, opens_browser: bool) -> None:
     """Serve the store on a free port of localhost until Ctrl-C, and open the search page."""
     import webbrowser
 
-    from embedder.serve.run_server import run_server
-    from embedder.serve.settings import ServeSettings
-
     def tell(url: str) -> None:
         Terminal(stderr=True).print(f"search page of {store}: {url} (Ctrl-C ends it)", soft_wrap=True)
         if opens_browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # it may wait for the browser
 
-    run_server(ServeSettings(store=str(store), port=0), tell)
+    import_module(find_plugins(COMMANDS)["serve"].module).serve_store(str(store), tell)
 
 
 def _index_line(store: StoreFiles) -> str:
@@ -105,7 +104,7 @@ def _measure(store: "Store") -> "list[Recall]":
     import numpy as np
     import pyarrow.compute as pc
 
-    from embedder.evaluation.caption_recall import caption_recall, text_recall
+    from embedder.retrieval.caption_recall import caption_recall, text_recall
     from embedder.store_index.keep_index import rows_with_images
 
     rows = rows_with_images(store.to_arrow()).combine_chunks()
@@ -123,7 +122,7 @@ def _measure(store: "Store") -> "list[Recall]":
 
 
 def _recall_table(recalls: "list[Recall]") -> Table:
-    from embedder.evaluation.caption_recall import KS
+    from embedder.retrieval.caption_recall import KS
 
     heading = "text -> image, by"
     rows = [(each.queries, f"{each.num_queries:,}", *(f"{each.recall[k]:.3f}" for k in KS)) for each in recalls]

@@ -34,10 +34,10 @@ def doctor(read: ReadConfig) -> Result:
     """Print versions, devices, memory, what would be chosen, and what is too old or missing; exit 1 for the latter."""
     config = read()
 
-    from embedder.engine import hardware
-    from embedder.engine.fleet import Available
-    from embedder.engine.hardware import missing_features
-    from embedder.engine.resources import allocate
+    from embedder.placement import hardware
+    from embedder.placement.fleet import Available
+    from embedder.placement.hardware import missing_features
+    from embedder.placement.resources import allocate
 
     versions = {name: installed_version(name) or "missing" for name in PACKAGES}
     num_gpus, gpus = _gpus()
@@ -118,9 +118,9 @@ def _model(uri: str) -> str:
 
 def _dtype(config: "RunConfig") -> str:
     """Compute dtype of a store that a run would make here, and why."""
-    from embedder.engine import hardware
-    from embedder.engine.compute_dtype import choose_dtype
-    from embedder.engine.find_gpus import gpus_here
+    from embedder.executors.find_gpus import gpus_here
+    from embedder.placement import hardware
+    from embedder.placement.compute_dtype import choose_dtype
 
     if config.dtype == "auto" and config.ray_address is not None:
         return "auto: by the GPUs of the cluster, when a run begins"
@@ -130,7 +130,7 @@ def _dtype(config: "RunConfig") -> str:
 
 def _gpus() -> tuple[int, str]:
     """Number of GPUs, and which of them torch can use; it may find none of those that the driver counts for Ray."""
-    from embedder.engine import hardware
+    from embedder.placement import hardware
 
     num_gpus = hardware.num_gpus()
     try:

@@ -124,8 +124,8 @@ def _load_published(files: StoreFiles, model: str | None) -> "tuple[StoreFiles, 
     Raises:
         StoreError: nothing is published, or not that model.
     """
-    from embedder.store.models import find_model
     from embedder.store.store_info import read_published
+    from embedder.store.tables.models import find_model
 
     return find_model(files, read_published(files), model or "")
 

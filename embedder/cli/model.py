@@ -125,8 +125,8 @@ def model_apply_delta(
     read()
 
     from embedder.storage.model_download import resolve_model
+    from shards.delta import apply_delta
     from shards.fingerprint import model_fingerprint
-    from shards.training.export import apply_delta
 
     folder = apply_delta(resolve_model(base), delta, out)
     data = {"out": out, "base": base, "delta": delta, "model_fingerprint": model_fingerprint(folder)}

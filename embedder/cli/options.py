@@ -1,5 +1,6 @@
 """Options that commands share, and the configuration that they make."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import update_wrapper
 from inspect import Signature, signature
@@ -10,7 +11,10 @@ import typer
 
 from embedder.cli.results import Result, print_result
 from embedder.config import RunConfig, load_config
+from embedder.entry_points import find_plugins
 from embedder.errors import ConfigError, RunFailedError
+
+LOG = logging.getLogger(__name__)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file that describes the run.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of it.")]
@@ -76,6 +80,17 @@ def command(function: Callable[..., Result]) -> Callable[..., None]:
     vars(run)["__signature__"] = Signature([*own, *shared])  # typer reads it, and the annotations
     run.__annotations__ = {each.name: each.annotation for each in (*own, *shared)}
     return run
+
+
+def add_plugins(group: str, to: typer.Typer) -> None:
+    """Add the commands of plug-ins to an application; one that can't be imported is left out, with a warning."""
+    for name, point in find_plugins(group).items():
+        try:
+            found = point.load()
+        except Exception as error:  # noqa: BLE001 - another package's code: whatever it raises, the other commands work
+            LOG.warning("command %s (%s) can't be loaded: %s; reinstall its package", name, point.value, error)
+        else:
+            to.add_typer(found, name=name) if isinstance(found, typer.Typer) else to.command(name)(found)
 
 
 def source_override(path: str | None, **described: Any) -> list[dict[str, Any]] | None:

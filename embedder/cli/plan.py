@@ -53,7 +53,7 @@ def plan(
 ) -> Result:
     """Plan the cut and where its stages run, and say why."""
     from embedder import entrances
-    from embedder.engine import hardware
+    from embedder.placement import hardware
     from embedder.planning.options import PlanOptions, items_in, parse_size
     from shards.planning.costs import DataMix
 

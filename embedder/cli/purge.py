@@ -20,8 +20,8 @@ from embedder.quantities import agree, plural, size_text
 from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:
-    from embedder.store.purge.plan import PurgePlan
-    from embedder.store.purge.purge import Purge
+    from embedder.store.maintenance.purge.plan import PurgePlan
+    from embedder.store.maintenance.purge.purge import Purge
 
 MAX_LISTED = 20
 """Items, and versions, that a plan names one by one."""
@@ -88,7 +88,7 @@ def _confirm(lines: list[str]) -> None:
 
 def _allow_again(config: RunConfig, item_ids: list[str]) -> Result:
     """Forget that items were purged."""
-    from embedder.store.purge.tombstones import allow_again
+    from embedder.store.publish.tombstones import allow_again
 
     with write_access(config) as files:
         num_forgotten = allow_again(files, item_ids)
@@ -110,7 +110,7 @@ def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
         confirm: show the plan and ask first.
     """
     from embedder.store.layout import read_current
-    from embedder.store.purge.purge import purge as run_purge
+    from embedder.store.maintenance.purge.purge import purge as run_purge
     from embedder.store_index.keep_index import index_choice
     from embedder.store_index.keep_words import ensure_words
     from embedder.store_index.versions import drop_copies
@@ -138,7 +138,7 @@ def _purge_plan(files: StoreFiles, item_ids: list[str], *, reads_alone: bool = F
         reads_alone: take no lock, which is a file of the store; a run that changes files meanwhile may end it.
     """
     from embedder.store.lock import write_lock
-    from embedder.store.purge.plan import plan_purge
+    from embedder.store.maintenance.purge.plan import plan_purge
     from embedder.store.store_info import read_store_info
 
     read_store_info(files)

@@ -156,7 +156,7 @@ def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, st
         filters: values that columns of `items` must have.
         model: name of a further model whose rejects are wanted; empty for the main one.
     """
-    from embedder.store.rejects import find_rejects, rejecting_model
+    from embedder.store.publish.rejects import find_rejects, rejecting_model
 
     files = rejecting_model(StoreFiles(config.required_store), model)
     found = find_rejects(files, run_id, filters)
@@ -208,8 +208,8 @@ def retry_rejects(
         ConfigError: the configuration names no source or no model, or the run is over.
     """
     from embedder.ingest.work import IngestOptions
-    from embedder.store.rejects import find_rejects, rejecting_model
-    from embedder.store.runs import unfinished_runs
+    from embedder.store.journal.runs import unfinished_runs
+    from embedder.store.publish.rejects import find_rejects, rejecting_model
 
     if config.main_model is None or not config.source:
         raise ConfigError("rejects --retry: embedding needs the model and the sources; give --config FILE.toml")

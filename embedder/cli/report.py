@@ -37,8 +37,8 @@ def report(
     from embedder.report.schema import Report
     from embedder.report.timeline import TIMELINE_FILE, Timeline, draw_timeline
     from embedder.store.files import StoreFiles
+    from embedder.store.journal.runs import REPORT_FILE, all_runs
     from embedder.store.layout import run_file
-    from embedder.store.runs import REPORT_FILE, all_runs
     from embedder.store.store_info import read_store_info
 
     files = StoreFiles(read({"store": store}).required_store)

@@ -16,8 +16,8 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import describe_hold
 
 if TYPE_CHECKING:
-    from embedder.store.history import PastRun
     from embedder.store.layout import Hold, Published
+    from embedder.store.publish.history import PastRun
 
 RunId = Annotated[
     str | None, typer.Argument(metavar="[RUN_ID]", help="Of `embedder history`; by default the one before.")
@@ -32,8 +32,8 @@ def history(
 ) -> Result:
     """List what was published, and what of it can still be read."""
     from embedder.cli.render_report import metric_lines
-    from embedder.store.history import past_runs
     from embedder.store.layout import read_current
+    from embedder.store.publish.history import past_runs
     from embedder.store.store_info import read_store_info
 
     files = StoreFiles(read({"store": store}).required_store)
@@ -70,7 +70,7 @@ def history(
 
 def _figures_of(files: StoreFiles, runs: "list[PastRun]") -> list[tuple[str, dict[str, Any]]]:
     """Figures of the metrics of those runs that have any."""
-    from embedder.store.accumulators.run_states import METRICS_FILE, RunMetrics
+    from embedder.store.journal.accumulators.run_states import METRICS_FILE, RunMetrics
     from embedder.store.layout import read_record, run_file
 
     run_ids = list(dict.fromkeys((run.record and run.record.interim_of) or run.run_id for run in runs))
@@ -140,7 +140,7 @@ def rollback(
 
 
 def _roll_back(config: RunConfig, run_id: str | None) -> Result:
-    from embedder.store.history import rollback as run_rollback
+    from embedder.store.maintenance.rollback import rollback as run_rollback
     from embedder.store.store_info import read_published
     from embedder.store_index.keep_index import index_choice
 
@@ -160,7 +160,7 @@ def _roll_back(config: RunConfig, run_id: str | None) -> Result:
 
 
 def _release(config: RunConfig) -> Result:
-    from embedder.store.history import release
+    from embedder.store.maintenance.rollback import release
 
     with write_access(config) as files:
         released = release(files)
@@ -184,7 +184,7 @@ def vacuum(
     """Delete files that no publication worth keeping and no unfinished run needs."""
     run = read({"store": store})
 
-    from embedder.store.vacuum import vacuum as run_vacuum
+    from embedder.store.maintenance.vacuum import vacuum as run_vacuum
 
     with read_access(run) if dry_run else write_access(run) as files:
         done = run_vacuum(files, keep_days=keep_days, keep_versions=keep_versions, dry_run=dry_run)
@@ -216,8 +216,8 @@ def compact(
     """Put small part files together; no row changes, and the index stays."""
     run = read({"store": store})
 
-    from embedder.store.compact import PartTarget
-    from embedder.store.compact import compact as run_compact
+    from embedder.store.maintenance.compact import PartTarget
+    from embedder.store.maintenance.compact import compact as run_compact
     from embedder.store_index.keep_index import same_index_and_words
 
     default = PartTarget()
@@ -243,7 +243,7 @@ def migrate(read: ReadConfig, store: StoreUri = None) -> Result:
     """Bring a store of an older format up to this one."""
     run = read({"store": store})
 
-    from embedder.store.migrate import migrate as run_migrate
+    from embedder.store.maintenance.migrate import migrate as run_migrate
     from embedder.store.schema import FORMAT_VERSION
 
     with write_access(run, commits="embedder migrate") as files:
@@ -271,11 +271,11 @@ def export_query_towers(
     """Write the towers that encode queries into a store of an earlier version, so that searches need no torch."""
     run = read({"store": store})
 
-    from embedder.engine.query_tower_export import export_query_towers as run_export
+    from embedder.encoders.query_tower_export import export_query_towers as run_export
     from embedder.store.layout import MAIN
-    from embedder.store.models import find_model
-    from embedder.store.query_towers import towers_path
+    from embedder.store.publish.query_towers import towers_path
     from embedder.store.store_info import read_published, read_store_info, served_info
+    from embedder.store.tables.models import find_model
 
     with write_access(run) as store_files:
         publication = read_published(store_files)

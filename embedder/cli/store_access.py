@@ -43,7 +43,7 @@ def write_access(config: RunConfig, *, commits: str | None = None) -> Iterator[S
         require("embed", commits)
 
     from embedder.store.lock import write_lock
-    from embedder.store.publish import finish_publication
+    from embedder.store.publish.publish import finish_publication
     from embedder.store.store_info import read_store_info
     from embedder.store_index.keep_index import ensure_index, model_index_builder
 

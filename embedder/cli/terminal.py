@@ -16,7 +16,7 @@ from embedder.redaction import mask
 from embedder.storage.printable import printable
 
 if TYPE_CHECKING:
-    from embedder.engine.bottleneck import OperatorView
+    from embedder.executors.bottleneck import OperatorView
 
 MAX_LINE_CHARACTERS = 4_000
 MAX_CELL_CHARACTERS = 500
@@ -149,7 +149,7 @@ class ItemBar:
 
 def operator_lines(view: "OperatorView") -> Text:
     """Lines of a run's operators below their headings; laid out once, as a bar is drawn ten times a second."""
-    from embedder.engine.bottleneck import OPERATOR_COLUMNS, operator_cells
+    from embedder.executors.bottleneck import OPERATOR_COLUMNS, operator_cells
 
     rows = [("", *OPERATOR_COLUMNS), *((state.name, *operator_cells(state)) for state in view.operators)]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]

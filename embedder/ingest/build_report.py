@@ -10,9 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import RowSettings
-from embedder.engine.bottleneck import OperatorUse
-from embedder.engine.model_folder import Model
-from embedder.engine.placement import Node
+from embedder.executors.bottleneck import OperatorUse
 from embedder.ingest.diff import CONTENT_CHANGED, NEW
 from embedder.ingest.execute import EngineOutcome
 from embedder.ingest.guards import Verdict
@@ -20,6 +18,8 @@ from embedder.ingest.inputs import Inputs
 from embedder.ingest.run_result import RunResult
 from embedder.ingest.work import WorkPlan
 from embedder.installation import vector_libraries
+from embedder.models.model_folder import Model
+from embedder.placement.placement import Node
 from embedder.planning.profile import kept_costs
 from embedder.quantities import plural
 from embedder.report.node_sums import all_devices, cost_per_million, held_devices, node_reports, this_machine
@@ -42,10 +42,10 @@ from embedder.report.step_sums import (
     step_reports,
 )
 from embedder.sources.selection import LeftOut
-from embedder.store.finished import NO_PLACES, hash_rows, of_whole
-from embedder.store.journal import stream_entries, stream_keys
+from embedder.store.journal.finished import NO_PLACES, hash_rows, of_whole
+from embedder.store.journal.journal import stream_entries, stream_keys
+from embedder.store.journal.step_metrics import Measurement
 from embedder.store.layout import Kind, utc_now
-from embedder.store.step_metrics import Measurement
 
 LOG = logging.getLogger(__name__)
 LIBRARIES = ("ray", "pyarrow", "deltalake", "faiss-cpu")

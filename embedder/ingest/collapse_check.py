@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
-from embedder.store.hash_sample import SampledPart, journal_pieces, lowest_keys
-from embedder.store.journal import JournalEntry
+from embedder.store.journal.hash_sample import SampledPart, journal_pieces, lowest_keys
+from embedder.store.journal.journal import JournalEntry
+from embedder.store.tables.arrow_tensors import unpack_vectors
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from embedder.config_toml.compare_section import CompareConfig
 from embedder.ingest.retrieval_check import MIN_PAIRS, NUM_PAIRS, SPARE, pair_ids, sessions_of
 from embedder.ingest.run_result import RunResult
-from embedder.store.arrow_tensors import unpack_vectors
-from embedder.store.hash_sample import SampledPart, hash_of, journal_pieces, lowest_keys, published_pieces
-from embedder.store.tables import RecordTable
-from shards.training.metrics import best_ranks, score_ranks
-from shards.training.paired import PairedDifference, Thresholds, members_of, paired_differences
+from embedder.retrieval.paired import PairedDifference, Thresholds, members_of, paired_differences
+from embedder.retrieval.rank_metrics import best_ranks, score_ranks
+from embedder.store.journal.hash_sample import SampledPart, hash_of, journal_pieces, lowest_keys, published_pieces
+from embedder.store.tables.arrow_tensors import unpack_vectors
+from embedder.store.tables.tables import RecordTable
 
 NO_GROUP = "(none)"
 

@@ -13,8 +13,8 @@ from embedder.ingest.listed_items import ListedItems
 from embedder.ingest.model_work import ModelPlan, plan_models, removed_models
 from embedder.ingest.work import WorkPlan, outdated_by, plan_work
 from embedder.storage.hashed_rows import HashedRows
+from embedder.store.journal.runs import Run
 from embedder.store.layout import Current, StoreInfo, read_current
-from embedder.store.runs import Run
 
 
 @dataclass(frozen=True)

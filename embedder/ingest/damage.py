@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from embedder.ingest.model_work import ModelPlan
 from embedder.ingest.work import IngestOptions, WorkPlan
 from embedder.quantities import plural
-from embedder.store.current import record_of
 from embedder.store.files import StoreFiles
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, read_record, run_file
+from embedder.store.publish.current import record_of
 
 
 def damage_lines(

@@ -13,14 +13,14 @@ import pyarrow.compute as pc
 from embedder.batch_schema import CARRIED, SHOWN_URI
 from embedder.compat import fast_start
 from embedder.config import RunConfig, SourceSettings
-from embedder.engine.dataset_rows import (
+from embedder.errors import ConfigError, SourceError, check_argument
+from embedder.executors.dataset_rows import (
     DatasetColumns,
     carried_types,
     store_pictures,
     stream_listing,
 )
-from embedder.engine.progress import ShowProgress, no_progress
-from embedder.errors import ConfigError, SourceError, check_argument
+from embedder.executors.progress import ShowProgress, no_progress
 from embedder.ingest.embed import ingest
 from embedder.ingest.work import IngestOptions
 from embedder.installation import require
@@ -30,10 +30,10 @@ from embedder.sources.join import JOINED
 from embedder.sources.listing import LISTING_SCHEMA, list_given
 from embedder.sources.listing_schema import HASHED, Listing, table_of_rows
 from embedder.sources.selection import LeftOut
-from embedder.store.arrow_lookup import positions, take_or_null
+from embedder.store.journal.runs import Run
 from embedder.store.layout import input_folder
-from embedder.store.runs import Run
 from embedder.store.schema import EMBEDDINGS
+from embedder.store.tables.arrow_lookup import positions, take_or_null
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -67,7 +67,7 @@ def embed_dataset(
     those of this dataset's `name` leave that it doesn't give any more.
 
     The dataset is computed twice: to list it, and for the pictures of what is embedded, which lie in the store while
-    the run lasts (`embedder.engine.dataset_rows`). It must give the same rows both times; a costly one is
+    the run lasts (`embedder.executors.dataset_rows`). It must give the same rows both times; a costly one is
     materialised first (`dataset.materialize()`).
 
     Args:

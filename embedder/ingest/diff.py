@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.store.arrow_lookup import positions, take_or_null, without_items
+from embedder.store.tables.arrow_lookup import positions, take_or_null, without_items
 
 NEW = "new"
 CONTENT_CHANGED = "content changed"  # size or time differ; the content may turn out to be equal

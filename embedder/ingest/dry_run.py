@@ -19,12 +19,12 @@ from embedder.ingest.run_times import measured_times
 from embedder.ingest.takeover import find_held
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source
 from embedder.quantities import duration_text, rate
-from embedder.store.arrow_lookup import KnownIds
 from embedder.store.files import StoreFiles
+from embedder.store.journal.runs import REPORT_FILE, all_runs
 from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_current, read_record, run_file
-from embedder.store.runs import REPORT_FILE, all_runs
 from embedder.store.store_info import check_writable, served_info
-from embedder.store.tables import RecordTable
+from embedder.store.tables.arrow_lookup import KnownIds
+from embedder.store.tables.tables import RecordTable
 from shards.schema import parse_json
 
 NUM_RUNS = 5  # whose medians make an estimate

@@ -15,12 +15,11 @@ import pyarrow as pa
 
 from embedder.batch_schema import carried_schema, step_schema
 from embedder.config import RunConfig, with_fast_start
-from embedder.engine.cluster_address import find_cluster
-from embedder.engine.compute_dtype import check_dtype, describe_dtype
-from embedder.engine.find_gpus import find_gpus
-from embedder.engine.job import ModelRun, check_int8
-from embedder.engine.progress import ShowProgress, no_progress
 from embedder.errors import RunFailedError
+from embedder.executors.cluster_address import find_cluster
+from embedder.executors.find_gpus import find_gpus
+from embedder.executors.job import ModelRun, check_int8
+from embedder.executors.progress import ShowProgress, no_progress
 from embedder.ingest.build_report import idle_report
 from embedder.ingest.comparison import ListingComparison, compare_listing
 from embedder.ingest.execute import EngineOutcome, execute
@@ -40,17 +39,18 @@ from embedder.ingest.takeover import (
 from embedder.ingest.work import IngestOptions, WorkPlan
 from embedder.installation import require
 from embedder.observability.run_observer import RunObserver, observe_run
+from embedder.placement.compute_dtype import check_dtype, describe_dtype
 from embedder.quantities import plural
 from embedder.report.schema import Report
 from embedder.store.files import StoreFiles
+from embedder.store.journal.refusals import remove_empty_folders, rollback_on_mistake, snapshot_files
+from embedder.store.journal.runs import Run, finished_items, next_session, start_run
 from embedder.store.layout import CURRENT_FILE, RAW, STORE_FILE, Current, StoreInfo, read_current, read_record
 from embedder.store.lock import write_lock
-from embedder.store.publish import finish_publication
-from embedder.store.refusals import remove_empty_folders, rollback_on_mistake, snapshot_files
-from embedder.store.runs import Run, finished_items, next_session, start_run
+from embedder.store.publish.publish import finish_publication
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.store_info import bind_store, check_binding, check_writable, other_libraries
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index.keep_index import ensure_index, make_first_index, model_index_builder
 from shards.summary import untrained_reason
 

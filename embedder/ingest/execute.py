@@ -11,27 +11,27 @@ import pyarrow as pa
 
 from embedder.batch_schema import carried_schema
 from embedder.config_toml.values import toml
-from embedder.engine import hardware
-from embedder.engine.bottleneck import OperatorHistory, is_up
-from embedder.engine.choose_engine import EngineChoice, choose_engine
-from embedder.engine.device_settings import rows_per_batch, settings_of
-from embedder.engine.fleet import Available, share_of
-from embedder.engine.fleet_plan import plan_for_fleet
-from embedder.engine.fleet_watch import FleetWatch
-from embedder.engine.job import Job, ModelRun, plan_job, ray_store_bytes, stage_specs
-from embedder.engine.monitor import RunMonitor
-from embedder.engine.progress import ShowProgress, no_progress
-from embedder.engine.resources import describe_devices, describe_limits
-from embedder.engine.signals import StopRequest, stop_at, stop_on_signals
+from embedder.executors.bottleneck import OperatorHistory, is_up
+from embedder.executors.choose_engine import EngineChoice, choose_engine
+from embedder.executors.fleet_watch import FleetWatch
+from embedder.executors.job import Job, ModelRun, plan_job, ray_store_bytes, stage_specs
+from embedder.executors.monitor import RunMonitor
+from embedder.executors.progress import ShowProgress, no_progress
+from embedder.executors.signals import StopRequest, stop_at, stop_on_signals
 from embedder.ingest.inputs import Inputs
 from embedder.ingest.run_times import measured_times
+from embedder.placement import hardware
+from embedder.placement.device_settings import rows_per_batch, settings_of
+from embedder.placement.fleet import Available, share_of
+from embedder.placement.fleet_plan import plan_for_fleet
+from embedder.placement.resources import describe_devices, describe_limits
+from embedder.store.journal.runs import Run
 from embedder.store.layout import run_file
-from embedder.store.runs import Run
 
 if TYPE_CHECKING:
     from embedder.compat.operator_stats import Sample
-    from embedder.engine.capacity import StartClaim
-    from embedder.engine.preflight import Access
+    from embedder.executors.capacity import StartClaim
+    from embedder.placement.preflight import Access
 
 LOG = logging.getLogger(__name__)
 NUM_PROBED = 7  # items that each node opens before a run on a cluster, evenly spread over the sources, and the last
@@ -177,7 +177,7 @@ def access_of(ray_address: str | None, model_uri: str, run: Run, to_embed: pa.Ta
     """
     if ray_address is None or not to_embed.num_rows:
         return None
-    from embedder.engine.preflight import Access
+    from embedder.placement.preflight import Access
 
     rows = sorted({round(step * (to_embed.num_rows - 1) / NUM_PROBED) for step in range(NUM_PROBED + 1)})
     uris = to_embed["uri"].take(rows).to_pylist()
@@ -187,7 +187,7 @@ def access_of(ray_address: str | None, model_uri: str, run: Run, to_embed: pa.Ta
 @contextmanager
 def _local_engine() -> Iterator[ReadyEngine]:
     """Make this process the engine."""
-    from embedder.engine.local import embed_locally
+    from embedder.executors.local import embed_locally
 
     yield ReadyEngine(
         Available(num_cpus=hardware.num_cpus()), lambda listing, job, stop, _: embed_locally(listing, job, stop)
@@ -206,7 +206,7 @@ def _ray_engine(
         to_embed: listed items.
         before_exit: see `execute`.
     """
-    from embedder.engine.ray_session import cluster, ray_session
+    from embedder.executors.ray_session import cluster, ray_session
 
     compute = inputs.config.compute
     access = access_of(compute.ray_address, inputs.model.uri, run, to_embed)
@@ -221,7 +221,7 @@ def _ray_engine(
         before_exit=before_exit,
     )
     with session:
-        from embedder.engine.capacity import StartClaim
+        from embedder.executors.capacity import StartClaim
 
         there = cluster(compute.cluster.type_label)
         on_cluster = compute.ray_address is not None or len(there.nodes) > 1
@@ -233,7 +233,7 @@ def _ray_engine(
 
 def _place(available: Available, claim: "StartClaim", job: Job) -> Job:
     """Wait for room on the cluster, and give each replica its node."""
-    from embedder.engine.capacity import wait_for_capacity
+    from embedder.executors.capacity import wait_for_capacity
 
     compute = job.compute
     allocation = wait_for_capacity(compute.cluster, compute.stage, job.allocation, available, claim)
@@ -251,7 +251,7 @@ def _run_on_ray(
 ) -> None:
     """Run a job on Ray; the claim of the cluster ends when all its replicas are up."""
     from embedder.compat.operator_stats import sampled_to
-    from embedder.engine.capacity import limit_to_share
+    from embedder.executors.capacity import limit_to_share
     from embedder.pipeline import embed_on_ray
 
     def watch(sample: "Sample") -> None:

@@ -25,11 +25,11 @@ from embedder.ingest.retrieval_check import best_of, recall_margin, retrieval_fi
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source
 from embedder.quantities import figure, plural
-from embedder.store.arrow_lookup import without_items
+from embedder.retrieval.paired import describe_failures
+from embedder.store.journal.runs import Run
 from embedder.store.layout import Current, describe_hold
-from embedder.store.rejects import describe_reasons, rejects_in
-from embedder.store.runs import Run
-from shards.training.paired import describe_failures
+from embedder.store.publish.rejects import describe_reasons, rejects_in
+from embedder.store.tables.arrow_lookup import without_items
 
 GUARDS = ("hold", "retire", "rejects", "vectors", "retrieval", "compare")
 # One broken file among three new ones is no sign of a broken pipeline; in a first run all counts.

@@ -10,30 +10,30 @@ import pyarrow.compute as pc
 
 from embedder.batch_schema import carried_schema
 from embedder.config import ComputeSettings, RunConfig, SourceConfig, SourceSettings
-from embedder.engine import hardware
-from embedder.engine.choose_engine import choose_engine
-from embedder.engine.compute_dtype import DtypeChoice, Gpus, choose_dtype
-from embedder.engine.find_gpus import find_gpus
-from embedder.engine.fleet import Available
-from embedder.engine.further_models import FurtherModel, open_models
-from embedder.engine.job import make_plan, store_info
-from embedder.engine.model_folder import Model, open_model
-from embedder.engine.resources import check_cpus, check_gpus, request_resources
-from embedder.engine.user_steps.declared import check_columns
 from embedder.errors import ConfigError, SourceError
+from embedder.executors.choose_engine import choose_engine
+from embedder.executors.find_gpus import find_gpus
+from embedder.executors.job import make_plan, store_info
 from embedder.ingest.listed_items import ListedItems, listed_items
 from embedder.ingest.run_times import measured_times
 from embedder.ingest.work import IngestOptions
+from embedder.models.further_models import FurtherModel, open_models
+from embedder.models.model_folder import Model, open_model
+from embedder.placement import hardware
+from embedder.placement.compute_dtype import DtypeChoice, Gpus, choose_dtype
+from embedder.placement.fleet import Available
+from embedder.placement.resources import check_cpus, check_gpus, request_resources
 from embedder.quantities import plural
 from embedder.sources.captions import ANY_CAPTION, CaptionRules
 from embedder.sources.listing import LISTING_SCHEMA, list_sources
 from embedder.sources.selection import LeftOut
 from embedder.storage.hashed_rows import HashedRows
 from embedder.store.files import StoreFiles, is_same_place
+from embedder.store.journal.runs import FINISHED_ITEMS, Run, finished_items, resumable_run
 from embedder.store.layout import STORE_FILE, Current, RunInfo, StoreInfo, read_current, read_record
-from embedder.store.runs import FINISHED_ITEMS, Run, finished_items, resumable_run
 from embedder.store.store_info import served_info
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
+from embedder.user_steps.declared import check_columns
 from shards.plan import ShardPlan
 
 EMBED = IngestOptions()
@@ -222,7 +222,7 @@ def unfinished_run(inputs: Inputs) -> tuple[Run | None, HashedRows]:
     """Find the run that this one would go on with, and read its journal.
 
     Returns:
-        The run, none where it has finished nothing; and its finished items, of `embedder.store.runs.finished_items`.
+        The run, none where it has finished nothing; and its finished items, by `finished_items`.
     """
     info = resumable(inputs)
     if info is None:

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.batch_schema import carried_schema, step_schema
-from embedder.engine.job import ModelRun
-from embedder.engine.query_tower_export import keep_query_towers
+from embedder.encoders.query_tower_export import keep_query_towers
 from embedder.errors import USER_MISTAKES, RunFailedError
+from embedder.executors.job import ModelRun
 from embedder.ingest.guards import Verdict, judge, refusal
 from embedder.ingest.inputs import Inputs
 from embedder.ingest.model_work import ModelPlan, ModelResult, judge_model
@@ -27,13 +27,13 @@ from embedder.ingest.run_result import count_run
 from embedder.ingest.work import WorkPlan
 from embedder.quantities import plural
 from embedder.steps.further_inputs import REASON, of_model, select_for_main_model
-from embedder.store.interim import NO_IDS, InterimBatch, UnpublishedWork
+from embedder.store.journal.part_writer import RunMetadata
+from embedder.store.journal.runs import Run
 from embedder.store.layout import StoreInfo, read_current
 from embedder.store.lock import LeaseLostError
-from embedder.store.part_writer import RunMetadata
-from embedder.store.publication import PublishIntent
-from embedder.store.publish import InterimWork, publish_interim
-from embedder.store.runs import Run
+from embedder.store.publish.interim import NO_IDS, InterimBatch, UnpublishedWork
+from embedder.store.publish.publication import PublishIntent
+from embedder.store.publish.publish import InterimWork, publish_interim
 from embedder.store_index.keep_index import ensure_index, model_index_builder
 
 LOG = logging.getLogger(__name__)

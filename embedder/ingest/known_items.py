@@ -9,13 +9,13 @@ import pyarrow.compute as pc
 from embedder.ingest.diff import KNOWN, REJECTED_BEFORE, ROWS_DAMAGED
 from embedder.installation import MISSING_EXTRA, missing
 from embedder.storage.hashed_rows import HashedRows, common_parts
-from embedder.store.arrow_lookup import positions, take_or_null, without_items
 from embedder.store.files import StoreFiles
-from embedder.store.item_rows import ROW_KEYS, compare
+from embedder.store.journal.runs import FINISHED_ITEMS
 from embedder.store.layout import Current
-from embedder.store.runs import FINISHED_ITEMS
 from embedder.store.schema import ITEMS, with_nulls
-from embedder.store.tables import RecordTable
+from embedder.store.tables.arrow_lookup import positions, take_or_null, without_items
+from embedder.store.tables.item_rows import ROW_KEYS, compare
+from embedder.store.tables.tables import RecordTable
 
 PUBLISHED = pa.schema(
     ITEMS.field(name)
@@ -77,7 +77,7 @@ def _find_damaged(found: pa.Table, held: pa.Table) -> pa.Table:
     """Items whose rows are damaged, as `PUBLISHED`, with the number of those rows and no content that is known.
 
     Args:
-        found: of `embedder.store.item_rows.compare`; what has rows and no record has no source either.
+        found: of `embedder.store.tables.item_rows.compare`; what has rows and no record has no source either.
         held: the items of the part.
     """
     place, constants = positions(found["item_id"], held["item_id"]), {"state": DAMAGED, "attempts": 1, "stale": False}
@@ -118,7 +118,7 @@ def known_items(
 
     Args:
         published: of `published_items`; of all, or of one part.
-        finished: items that the run's earlier sessions finished (`embedder.store.runs.finished_items`).
+        finished: items that the run's earlier sessions finished (`embedder.store.journal.runs.finished_items`).
         retry_rejects: embed again all that was rejected, or left out once it had been read.
         max_attempts: number of attempts at what fails in passing.
         outdated: reason to embed again all that is published; nothing of it can be kept.

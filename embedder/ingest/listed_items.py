@@ -8,7 +8,7 @@ import pyarrow as pa
 from embedder.sources.listing import with_unique_ids
 from embedder.storage.hashed_rows import HashedRows
 from embedder.store.files import StoreFiles
-from embedder.store.purge.tombstones import PurgedIds, read_purged, without_hashes
+from embedder.store.publish.tombstones import PurgedIds, read_purged, without_hashes
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import RunLimits
-from embedder.engine.further_models import FurtherModel
-from embedder.engine.job import ModelRun
 from embedder.errors import StoreError
+from embedder.executors.job import ModelRun
 from embedder.ingest.diff import REJECTED_BEFORE
 from embedder.ingest.guards import Verdict, check_forced, force, judge, judge_rejects, retrieval_record
 from embedder.ingest.inputs import Inputs
@@ -23,19 +22,20 @@ from embedder.ingest.known_items import published_items
 from embedder.ingest.listed_items import ListedItems
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import WorkPlan, outdated_by, plan_work
+from embedder.models.further_models import FurtherModel
 from embedder.quantities import plural
 from embedder.report.schema import ModelReport
 from embedder.steps.further_inputs import of_model
 from embedder.storage.hashed_rows import HashedRows, RowsInOrder, common_parts
-from embedder.store.arrow_lookup import positions, take_or_null
 from embedder.store.files import StoreFiles
+from embedder.store.journal.model_parts import PER_MODEL
+from embedder.store.journal.runs import FINISHED_ITEMS, Run, begin_model_run, finished_items
 from embedder.store.layout import STORE_FILE, Current, Kind, RunInfo, StoreInfo, read_current, read_record
-from embedder.store.model_parts import PER_MODEL
-from embedder.store.publication import ModelWork, PublishIntent
-from embedder.store.runs import FINISHED_ITEMS, Run, begin_model_run, finished_items
+from embedder.store.publish.publication import ModelWork, PublishIntent
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.store_info import bind_store, check_binding, served_info
-from embedder.store.tables import RecordTable
+from embedder.store.tables.arrow_lookup import positions, take_or_null
+from embedder.store.tables.tables import RecordTable
 
 LOG = logging.getLogger(__name__)
 

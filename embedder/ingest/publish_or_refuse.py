@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.engine.job import ModelRun
-from embedder.engine.query_tower_export import keep_query_towers
+from embedder.encoders.query_tower_export import keep_query_towers
 from embedder.errors import RunFailedError
+from embedder.executors.job import ModelRun
 from embedder.ingest.build_report import build_report, session_measurements
 from embedder.ingest.comparison import ListingComparison
 from embedder.ingest.execute import EngineOutcome
@@ -36,15 +36,15 @@ from embedder.report.schema import Report
 from embedder.report.step_sums import split_loads
 from embedder.report.timeline import TIMELINE_FILE, Timeline, timeline_of, timeline_of_calls
 from embedder.sources.selection import LeftOut
-from embedder.store.arrow_lookup import without_items
-from embedder.store.compact import MIN_SAVED, MIN_SAVED_BY_EMBED, compact
-from embedder.store.finished import whole_among
-from embedder.store.interim import interim_state
-from embedder.store.journal import stream_keys
+from embedder.store.journal.finished import whole_among
+from embedder.store.journal.journal import stream_keys
+from embedder.store.journal.runs import REPORT_FILE
 from embedder.store.layout import run_file
-from embedder.store.publication import PublishIntent
-from embedder.store.publish import publish
-from embedder.store.runs import REPORT_FILE
+from embedder.store.maintenance.compact import MIN_SAVED, MIN_SAVED_BY_EMBED, compact
+from embedder.store.publish.interim import interim_state
+from embedder.store.publish.publication import PublishIntent
+from embedder.store.publish.publish import publish
+from embedder.store.tables.arrow_lookup import without_items
 from embedder.store_index.keep_index import ensure_index, model_index_builder, same_index_and_words
 
 LOG = logging.getLogger(__name__)

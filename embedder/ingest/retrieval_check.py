@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from embedder.ingest.run_result import RunResult
-from embedder.store.arrow_tensors import pack_vectors, unpack_vectors
-from embedder.store.current import record_of
-from embedder.store.finished import whole_among
-from embedder.store.hash_sample import SampledPart, hash_of, journal_pieces, lowest_keys, published_pieces
+from embedder.retrieval.rank_metrics import retrieval_at
+from embedder.store.journal.finished import whole_among
+from embedder.store.journal.hash_sample import SampledPart, hash_of, journal_pieces, lowest_keys, published_pieces
+from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import PAIRS_FILE, PUBLISHED_FILE, Current, Published, read_record, run_file
-from embedder.store.part_writer import VECTOR_COLUMNS
-from shards.training.metrics import retrieval_at
+from embedder.store.publish.current import record_of
+from embedder.store.tables.arrow_tensors import pack_vectors, unpack_vectors
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 

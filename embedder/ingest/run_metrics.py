@@ -14,18 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.ingest.run_result import RunResult
-from embedder.store.accumulators.base import Figures, State
-from embedder.store.accumulators.run_states import METRICS_FILE, Metric, RunMetrics, StateSum, states_of
-from embedder.store.accumulators.vectors import PAIR, drift_between, pairs_of
-from embedder.store.arrow_tensors import unpack_vectors
+from embedder.retrieval.rank_metrics import best_ranks, recall_at
 from embedder.store.files import StoreFiles
-from embedder.store.finished import KEYS, count_rows, hash_rows, ids_in, of_whole
-from embedder.store.hash_sample import hash_of
-from embedder.store.history import latest_publications
-from embedder.store.journal import key_schema, stream_entries, stream_keys
+from embedder.store.journal.accumulators.base import Figures, State
+from embedder.store.journal.accumulators.run_states import METRICS_FILE, Metric, RunMetrics, StateSum, states_of
+from embedder.store.journal.accumulators.vectors import PAIR, drift_between, pairs_of
+from embedder.store.journal.finished import KEYS, count_rows, hash_rows, ids_in, of_whole
+from embedder.store.journal.hash_sample import hash_of
+from embedder.store.journal.journal import key_schema, stream_entries, stream_keys
 from embedder.store.layout import read_record, run_file, write_record
+from embedder.store.publish.history import latest_publications
 from embedder.store.schema import EMBEDDINGS, with_nulls
-from shards.training.metrics import best_ranks, recall_at
+from embedder.store.tables.arrow_tensors import unpack_vectors
 
 KS = (1, 5, 10)
 MAX_EARLIER = 1000  # publications that are looked at for one to compare with

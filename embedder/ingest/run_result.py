@@ -9,11 +9,12 @@ import pyarrow.compute as pc
 
 from embedder.ingest.known_items import LEFT_OUT_FACTS
 from embedder.storage.hashed_rows import HashedRows, common_parts
-from embedder.store.finished import PLACE, WHOLE, hash_rows, of_whole, read_finished, whole_without
-from embedder.store.interim import InterimBatch
-from embedder.store.journal import JournalEntry, PartFile, stream_keys
+from embedder.store.journal.finished import PLACE, WHOLE, hash_rows, of_whole, read_finished, whole_without
+from embedder.store.journal.journal import JournalEntry, stream_keys
+from embedder.store.journal.runs import Run
 from embedder.store.layout import Current
-from embedder.store.runs import Run
+from embedder.store.part_file import PartFile
+from embedder.store.publish.interim import InterimBatch
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class RunResult:
         retired: ids that leave the store.
         keeps_published: whether the published vectors of other items stay; not after a change of the model.
         entries: the journal, read once.
-        whole: items with records and rows of their own: `embedder.store.finished.WHOLE`.
+        whole: items with records and rows of their own: `embedder.store.journal.finished.WHOLE`.
         num_items: embedded or rejected.
         left_out: what turned out to be no item: `item_id`, `uri`, `error_type`, `error`.
         num_rejected: of those, and `num_stale` of them keep published vectors.

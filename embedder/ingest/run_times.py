@@ -1,7 +1,7 @@
 """Times of runs on this machine: kept in the user's cache when a run ends, and looked up before the next one."""
 
-from embedder.engine import hardware
-from embedder.engine.choose_engine import RunTimes
+from embedder.executors.choose_engine import RunTimes
+from embedder.placement import hardware
 from embedder.planning.cache import keep, read_kept
 from embedder.report.schema import Report
 

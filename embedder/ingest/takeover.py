@@ -18,17 +18,17 @@ from embedder.errors import StoreError
 from embedder.ingest.diff import same_values
 from embedder.ingest.known_items import whole_contents
 from embedder.storage.hashed_rows import common_parts
-from embedder.store.arrow_lookup import KnownIds, positions, take_or_null, without_items
 from embedder.store.files import StoreFiles
-from embedder.store.finished import read_finished
-from embedder.store.history import readable
+from embedder.store.journal.finished import read_finished
+from embedder.store.journal.metadata_updates import move_rows
+from embedder.store.journal.part_writer import RunMetadata, gather_rows, write_copies
+from embedder.store.journal.runs import Run
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, StoreInfo, read_record, run_file
-from embedder.store.metadata_updates import move_rows
-from embedder.store.part_writer import RunMetadata, gather_rows, write_copies
-from embedder.store.runs import Run
+from embedder.store.publish.history import readable
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover, with_nulls
 from embedder.store.store_info import FINGERPRINTS, differing, served_info
-from embedder.store.tables import RecordTable
+from embedder.store.tables.arrow_lookup import KnownIds, positions, take_or_null, without_items
+from embedder.store.tables.tables import RecordTable
 
 COMPARED = ("size_bytes", "modified")
 LISTED = ("source", "uri", *COMPARED)

@@ -15,8 +15,8 @@ from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, known_items
 from embedder.ingest.listed_items import ListedItems
 from embedder.sources.selection import LeftOut
 from embedder.storage.hashed_rows import HashedRows, RowsInOrder, common_parts
+from embedder.store.journal.runs import Run
 from embedder.store.layout import Kind, StoreInfo
-from embedder.store.runs import Run
 from embedder.store.store_info import differing, step_changes
 
 NO_ITEMS = pa.schema([PUBLISHED.field("item_id"), PUBLISHED.field("source")]).empty_table()
@@ -128,7 +128,7 @@ def plan_work(
         options: limits, retries, and whether items may leave.
         listing: all items of all sources.
         published: of `embedder.ingest.known_items.published_items`.
-        finished: of `embedder.store.runs.finished_items`, or no rows.
+        finished: of `embedder.store.journal.runs.finished_items`, or no rows.
         outdated: of `outdated_by`.
     """
     known = partial(known_items, retry_rejects=options.retry_rejects, max_attempts=max_attempts, outdated=outdated)

@@ -36,7 +36,7 @@ def main() -> None:
 def bound_memory(num_bytes: int) -> None:
     """Limit the address space, so that an image too large for it is an error and not the end of the machine.
 
-    macOS refuses any limit; `embedder.engine.hardware.FEATURES` says what is lost.
+    macOS refuses any limit; `embedder.placement.hardware.FEATURES` says what is lost.
     """
     _, allowed = resource.getrlimit(resource.RLIMIT_AS)
     limit = num_bytes if allowed == resource.RLIM_INFINITY else min(num_bytes, allowed)

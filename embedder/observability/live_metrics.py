@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from embedder.engine.bottleneck import OperatorView, num_running
+from embedder.executors.bottleneck import OperatorView, num_running
 from embedder.installation import require
 from embedder.observability.log import UNWRITABLE
 from embedder.redaction import mask
 from embedder.storage.printable import printable
 from embedder.store.files import StoreFiles
-from embedder.store.journal import JournalEntry
+from embedder.store.journal.journal import JournalEntry
+from embedder.store.journal.step_metrics import Measurement
 from embedder.store.layout import CURRENT_FILE, Current, read_current
-from embedder.store.step_metrics import Measurement
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -21,10 +21,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from embedder.config import ObserveSettings
-from embedder.engine.bottleneck import OperatorView, describe_operators
-from embedder.engine.interrupts import SignalInterrupt
-from embedder.engine.progress import ShowProgress, no_progress, show_entry, show_operators
 from embedder.errors import USER_MISTAKES
+from embedder.executors.bottleneck import OperatorView, describe_operators
+from embedder.executors.interrupts import SignalInterrupt
+from embedder.executors.progress import ShowProgress, no_progress, show_entry, show_operators
 from embedder.observability.live_metrics import LiveMetrics, answering
 from embedder.observability.log import UNWRITABLE, RunLog, messages_to
 from embedder.observability.metrics import write_metrics
@@ -35,9 +35,9 @@ from embedder.observability.traces import NoTraces, RunTraces, trace_run
 from embedder.observability.trackers import NoTracker, track_run
 from embedder.quantities import duration_text, plural, rate
 from embedder.store.files import StoreFiles
-from embedder.store.journal import JournalEntry
+from embedder.store.journal.journal import JournalEntry
+from embedder.store.journal.runs import RUN_FILE, Run
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, Kind, read_current, run_file, utc_now
-from embedder.store.runs import RUN_FILE, Run
 
 LOG = logging.getLogger(__name__)
 LOG_FILE = "log.txt"

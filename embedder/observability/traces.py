@@ -20,8 +20,8 @@ from embedder.installation import require
 from embedder.redaction import mask
 from embedder.storage.printable import printable
 from embedder.storage.web_address import is_web
-from embedder.store.journal import JournalEntry
-from embedder.store.step_metrics import Measurement
+from embedder.store.journal.journal import JournalEntry
+from embedder.store.journal.step_metrics import Measurement
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from embedder.config_toml.tracker_section import TrackerConfig
-from embedder.installation import require
-from embedder.observability.tracker_clients import TrackerClient, open_client
+from embedder.entry_points import TRACKERS, load_plugin
+from embedder.installation import EXTRAS, require
 from embedder.redaction import mask
 
 LOG = logging.getLogger(__name__)
@@ -28,6 +28,26 @@ END_S = 30.0  # that the end of a run waits for its tracker
 Numbers = Mapping[str, float]
 Files = Mapping[str, bytes]
 """Contents by name; `model/config.json` is in a folder."""
+
+
+class TrackerClient(Protocol):
+    """Client of a tracker for one run; each call may raise whatever it likes.
+
+    A plug-in's class (`embedder.entry_points.TRACKERS`) is called with a `TrackerConfig`, imports its package in
+    `begin`, and may have a static method `check(config)`, which raises ValueError where keys don't fit together.
+    """
+
+    def begin(self, name: str, parameters: Mapping[str, str], tags: Mapping[str, str]) -> str:
+        """Begin a run; give its id, or its address."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Add values."""
+
+    def add_files(self, files: Mapping[str, bytes]) -> None:
+        """Add files; a name may have a folder before it."""
+
+    def end(self, *, succeeded: bool) -> None:
+        """End the run."""
 
 
 class Tracker(Protocol):
@@ -181,8 +201,10 @@ def track_run(config: TrackerConfig | None, where: str) -> Iterator[Tracker]:
     if config is None:
         yield NoTracker()
         return
-    require(config.kind, f"{where} with [tracker]")
-    tracker = ThreadedTracker(open_client(config), f"{config.kind} {config.uri or ''}".strip())
+    if config.kind in EXTRAS:
+        require(config.kind, f"{where} with [tracker]")
+    client = load_plugin(TRACKERS, config.kind, "[tracker] kind")(config)
+    tracker = ThreadedTracker(client, f"{config.kind} {config.uri or ''}".strip())
     try:
         yield tracker
     finally:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from embedder.compat.malloc import keep_freed_memory
 from embedder.config import ComputeSettings, RowSettings
-from embedder.engine import hardware
-from embedder.engine.compute_dtype import DtypeChoice, choose_dtype, gpus_of_fleet
-from embedder.engine.device_settings import rows_per_batch, settings_of_fleet
 from embedder.errors import ConfigError
 from embedder.installation import require
+from embedder.placement import hardware
+from embedder.placement.compute_dtype import DtypeChoice, choose_dtype, gpus_of_fleet
+from embedder.placement.device_settings import rows_per_batch, settings_of_fleet
 from embedder.planning.options import PlanOptions
 from embedder.storage.model_download import resolve_model
 from shards.config import ModelConfig, load_model_config
@@ -203,7 +203,7 @@ def _costs(request: _Request, fleet: Fleet) -> tuple[dict[str, ModelCosts], Host
         dtype = request.compute.settled_dtype
         return {device.name: estimate_costs(model, device, dtype) for _, device in fleet}, estimate_host(model)
     require("embed", "embedder plan without --estimate, which measures the model")
-    from embedder.engine.model_folder import open_model
+    from embedder.models.model_folder import open_model
     from embedder.planning.profile import measured_costs
 
     measured, host = measured_costs(_on_cores(request.compute), request.rows, open_model(str(request.folder)))

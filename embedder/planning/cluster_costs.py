@@ -11,13 +11,13 @@ from typing import Any
 
 from embedder.compat import worker_options
 from embedder.config import ComputeSettings, RowSettings
-from embedder.engine import hardware
-from embedder.engine.compute_dtype import DtypeChoice, Gpu, choose_dtype
-from embedder.engine.device_settings import GPU_SETTINGS, rows_per_batch, settings_of, settings_of_fleet
-from embedder.engine.job import preprocessing_of
-from embedder.engine.model_folder import Model, open_model
-from embedder.engine.placement import Node
 from embedder.errors import USER_MISTAKES, ConfigError
+from embedder.executors.job import preprocessing_of
+from embedder.models.model_folder import Model, open_model
+from embedder.placement import hardware
+from embedder.placement.compute_dtype import DtypeChoice, Gpu, choose_dtype
+from embedder.placement.device_settings import GPU_SETTINGS, rows_per_batch, settings_of, settings_of_fleet
+from embedder.placement.placement import Node
 from embedder.planning.background_load import delivered_cores
 from embedder.planning.cache import read_or_make
 from embedder.planning.node_types import NodeHardware, NodeType, node_types
@@ -92,7 +92,7 @@ def costs_of_cluster(
         ConfigError: nodes of different types carry no label, a type can't be measured, or a node doesn't answer.
         shards.ModelError: the model folder on a node is none, or a device to estimate is not in the table.
     """
-    from embedder.engine.ray_session import ray_nodes, ray_session
+    from embedder.executors.ray_session import ray_nodes, ray_session
 
     type_label = compute.cluster.type_label
     with ray_session(compute.ray_address, compute.no_progress_timeout_s):

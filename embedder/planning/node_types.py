@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from embedder.engine.placement import Node
 from embedder.errors import ConfigError
+from embedder.placement.placement import Node
 from shards.planning.devices import MAX_TYPES
 
 CPU, GPU = "CPU", "GPU"

@@ -19,19 +19,19 @@ import pyarrow as pa
 from embedder.batch_schema import TENSOR, TRACE
 from embedder.compat.malloc import keep_freed_memory
 from embedder.config import ComputeSettings, RowSettings
-from embedder.engine import hardware
-from embedder.engine.device_settings import rows_per_batch, settings_of, settings_of_costs
-from embedder.engine.fleet import Available
-from embedder.engine.job import decode_spec, preprocessing_of
-from embedder.engine.model_folder import Model
-from embedder.engine.resources import request_resources
+from embedder.executors.job import decode_spec, preprocessing_of
+from embedder.models.model_folder import Model
+from embedder.placement import hardware
+from embedder.placement.device_settings import rows_per_batch, settings_of, settings_of_costs
+from embedder.placement.fleet import Available
+from embedder.placement.resources import request_resources
 from embedder.planning.background_load import busy_machine
 from embedder.planning.cache import read_kept, read_or_make
 from embedder.planning.sample import ItemSample, sample_items
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.arrow_tensors import pack_vectors
 from embedder.store.files import StoreFiles
-from embedder.store.part_writer import RunMetadata, write_part
+from embedder.store.journal.part_writer import RunMetadata, write_part
+from embedder.store.tables.arrow_tensors import pack_vectors
 from shards.config import ModelConfig
 from shards.planning.costs import STARTUP_S, DataMix, HostCosts, ModelCosts
 from shards.ranges import LayerRange

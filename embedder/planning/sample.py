@@ -10,15 +10,15 @@ import pyarrow as pa
 
 from embedder.batch_schema import IMAGE_GRID
 from embedder.config import RowSettings
-from embedder.engine import hardware
-from embedder.engine.job import decode_spec
-from embedder.engine.model_folder import Model
+from embedder.executors.job import decode_spec
+from embedder.models.model_folder import Model
+from embedder.placement import hardware
 from embedder.planning.background_load import busy_machine
 from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
 from embedder.steps.captions import CaptionEncoder
 from embedder.steps.decode import ItemReader, grids_of
-from embedder.store.step_metrics import Measurement
+from embedder.store.journal.step_metrics import Measurement
 from shards.planning.costs import DataMix
 
 NUM_ITEMS = 64

@@ -4,11 +4,11 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from embedder.engine.fleet import Available
-from embedder.engine.placement import Node
+from embedder.placement.fleet import Available
+from embedder.placement.placement import Node
 from embedder.quantities import plural
 from embedder.report.schema import NodeReport
-from embedder.store.step_metrics import LOAD, Measurement
+from embedder.store.journal.step_metrics import LOAD, Measurement
 
 if TYPE_CHECKING:
     from embedder.compat.operator_stats import Sample

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from embedder.engine.allocation import Allocation
-from embedder.engine.device_settings import rows_per_batch
-from embedder.engine.fleet import Available
-from embedder.engine.job import Job
+from embedder.executors.job import Job
+from embedder.placement.allocation import Allocation
+from embedder.placement.device_settings import rows_per_batch
+from embedder.placement.fleet import Available
 from embedder.planning.sample import observed_mix
 from embedder.quantities import figure, plural, rate
 from embedder.report.prediction import Host, RunPrediction, StageShape, balanced_cut, predict, problem_of
 from embedder.report.schema import BetterPlan, Expected, Review, StepReport
+from embedder.store.journal.step_metrics import Measurement
 from embedder.store.layout import run_file
-from embedder.store.step_metrics import Measurement
 from shards.plan import plan_specs
 from shards.planning.costs import DataMix, HostCosts, ModelCosts
 from shards.planning.problem import PlacementProblem

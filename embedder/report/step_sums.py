@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from embedder.engine.monitor import CpuUse
+from embedder.executors.monitor import CpuUse
 from embedder.quantities import duration_text, plural
 from embedder.report.schema import LoadReport, StepReport
-from embedder.store.step_metrics import LOAD, Measurement
+from embedder.store.journal.step_metrics import LOAD, Measurement
 
 MIN_UP_S = 1.0  # a shorter time is no measurement
 # Until then the first calls, which warm up, and the blocks that were decoded while the stages loaded, weigh too much.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from embedder.report.schema import EventReport, ReportSection
 from embedder.storage.atomic_write import atomic_write
-from embedder.store.step_metrics import Measurement
+from embedder.store.journal.step_metrics import Measurement
 
 if TYPE_CHECKING:
     from embedder.compat.operator_stats import Sample

@@ -23,7 +23,7 @@ import numpy as np
 
 from embedder.storage.user_cache import cache_folder, mark_used
 from embedder.store.files import StoreFiles
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index import keep_words
 from embedder.store_index.analyser import RULES, UNICODE, Analyser, hash_term
 from embedder.store_index.versions import COPIES_FOLDER, MAX_KEPT_COPIES, drop_copies

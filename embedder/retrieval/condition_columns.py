@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import combinations
 
 from embedder.storage.printable import is_text, printable
-from embedder.store.part_writer import VECTOR_COLUMNS
+from embedder.store.journal.part_writer import VECTOR_COLUMNS
 
 MAX_NESTING = 30  # brackets inside one another; DuckDB takes 0.2 s to find a mistake inside them, 2 s inside 250
 MAX_WORDS = 3  # of SQL that are columns of one condition; 7 ways to quote them are tried

@@ -21,7 +21,7 @@ from embedder.retrieval.condition_columns import list_columns, quoted_columns, u
 from embedder.retrieval.conditions import EXAMPLE, TABLE, check_condition
 from embedder.retrieval.file_columns import MODIFIED, OF_ITEMS, SIZE, file_columns, with_items
 from embedder.storage.printable import is_text, readable
-from embedder.store.part_writer import VECTOR_COLUMNS
+from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from index.vectors import Among, Mask, Rows
 
 if TYPE_CHECKING:

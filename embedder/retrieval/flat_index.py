@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embedder.store.arrow_tensors import unpack_vectors
+from embedder.store.tables.arrow_tensors import unpack_vectors
 from index.vectors import Among, Floats, Mask, Neighbours, Rows, check_vectors
 
 QUERIES_AT_ONCE = 32  # of 300,000 vectors they make a block of scores of 40 MB

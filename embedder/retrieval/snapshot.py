@@ -21,10 +21,10 @@ from embedder.sources.byte_ranges import EmbeddedFile
 from embedder.sources.item_ranges import embedded_file
 from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped
 from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import Current, StoreInfo
-from embedder.store.part_writer import VECTOR_COLUMNS
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_nulls
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index.versions import open_version
 from index.errors import RetrievalError
 from index.vectors import Among, Floats, Mask, Rows

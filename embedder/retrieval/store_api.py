@@ -12,24 +12,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.engine.encode_queries import AnyQueryEncoder, BaseQueryEncoder
-from embedder.engine.model_folder import Model, open_model
-from embedder.engine.query_encoder import QueryEncoder
-from embedder.engine.query_tower_export import preprocessing_of
-from embedder.engine.servable_encoder import DATA_ALONE, CodeSources, open_servable_encoder, open_towers
+from embedder.encoders.encode_queries import AnyQueryEncoder, BaseQueryEncoder
+from embedder.encoders.query_encoder import QueryEncoder
+from embedder.encoders.query_tower_export import preprocessing_of
+from embedder.encoders.servable_encoder import DATA_ALONE, CodeSources, open_servable_encoder, open_towers
 from embedder.errors import StoreError, check_argument
+from embedder.models.model_folder import Model, open_model
 from embedder.retrieval.hits import Answers, Hits
 from embedder.retrieval.model_columns import ModelColumns
 from embedder.retrieval.queries import QueryBatch, SearchOptions, read_search
 from embedder.retrieval.search import Searcher
 from embedder.retrieval.snapshot import Snapshot
 from embedder.store.files import StoreFiles
-from embedder.store.history import check_readable, find_publication
 from embedder.store.layout import MAIN, Current, Published, is_model_name
-from embedder.store.models import check_has_vectors, find_model, model_names
-from embedder.store.query_towers import find_towers, has_towers
+from embedder.store.publish.history import check_readable, find_publication
+from embedder.store.publish.query_towers import find_towers, has_towers
 from embedder.store.store_info import differing, read_published, read_store_info, served_info
-from embedder.store.tables import RecordTable
+from embedder.store.tables.models import check_has_vectors, find_model, model_names
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index.versions import has_version
 from index.vectors import Floats
 from shards.errors import ModelError
@@ -329,7 +329,7 @@ class Store:
                 f"`embedder export-query-towers {self.files.option}` writes them"
             )
             return None
-        from embedder.engine.onnx_encoder import OnnxQueryEncoder
+        from embedder.encoders.onnx_encoder import OnnxQueryEncoder
 
         try:
             return OnnxQueryEncoder(towers, self.info.model, self._torch_encoder)

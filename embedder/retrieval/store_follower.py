@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, Self
 
-from embedder.engine.servable_encoder import DATA_ALONE, CodeSources
+from embedder.encoders.servable_encoder import DATA_ALONE, CodeSources
 from embedder.errors import check_argument
 from embedder.retrieval.store_api import Store
 from embedder.store.files import StoreFiles

@@ -4,11 +4,12 @@
 """
 
 from collections.abc import Mapping
-from importlib import import_module
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from embedder.entry_points import RUNNERS, find_plugins
 from embedder.servables.errors import ServableError
 
 if TYPE_CHECKING:
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
 
 KINDS = {
     "towers": "embedder.servables.towers:TowersServable",
-    "hf": "embedder.servables.hf:HfServable",
-    "torch_export": "embedder.servables.torch_export:TorchExportServable",
-    "torchscript": "embedder.servables.torchscript:TorchScriptServable",
-    "onnx": "embedder.servables.onnx:OnnxServable",
-    "vllm": "embedder.servables.vllm:VllmServable",
     "python": "embedder.servables.python:PythonServable",
 }
-"""Class of each kind."""
+"""Class of each kind that needs no other framework; plug-ins bring more (`embedder.entry_points.RUNNERS`)."""
+
+
+def find_kinds() -> dict[str, EntryPoint]:
+    """Kinds that this installation has, by name; imports none of them."""
+    own = {name: EntryPoint(name, value, RUNNERS) for name, value in KINDS.items()}
+    return {**find_plugins(RUNNERS), **own}
 
 
 def make_servable(settings: "Mapping[str, Any] | Servable") -> "Servable":
@@ -38,10 +40,10 @@ def make_servable(settings: "Mapping[str, Any] | Servable") -> "Servable":
         return settings
     where = f"servable {settings.get('name', '(without a name)')}"
     kind = settings.get("kind", "towers")
-    if kind not in KINDS:
-        raise ServableError(f"{where}: kind = {kind!r}: found no such kind; write one of {', '.join(KINDS)}")
-    module, _, name = KINDS[kind].partition(":")
-    servable_kind = getattr(import_module(module), name)
+    kinds = find_kinds()
+    if kind not in kinds:
+        raise ServableError(f"{where}: kind = {kind!r}: found no such kind; write one of {', '.join(kinds)}")
+    servable_kind = kinds[kind].load()
     try:
         found: Servable = servable_kind.model_validate(settings)
     except ValidationError as error:

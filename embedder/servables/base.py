@@ -25,7 +25,6 @@ from shards.fingerprint import short_hash
 
 LONGEST_S = 1_000_000.0
 """Longest limit in time: eleven days; poll(2) counts milliseconds in 31 bits."""
-RUNNERS = Path(__file__).parent / "runners"
 """Files of programs of this package; they import one another relatively, pyarrow, NumPy and their framework."""
 
 

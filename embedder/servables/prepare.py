@@ -1,6 +1,6 @@
 """Preparation of inputs: from images, texts and other servables' columns to what a servable is given.
 
-What is made of an image or a text is packed, one binary a row (`embedder.store.arrow_tensors`), and travels so; `bind`
+What is made of an image or a text is packed, one binary a row (`arrow_tensors`), and travels so; `bind`
 lays it out as `embedder.servables.columns` declares it, without a copy where that is possible.
 """
 
@@ -29,7 +29,7 @@ from embedder.servables.columns import (
 )
 from embedder.servables.declared import find_tokenizer
 from embedder.steps.captions import CaptionEncoder
-from embedder.store.arrow_tensors import pack, unpack
+from embedder.store.tables.arrow_tensors import pack, unpack
 
 GRID = "_grid"
 """Suffix of the column with the sizes of images or patches, int32 (3,), beside that with their pixels."""

@@ -20,7 +20,7 @@ from embedder.servables.order import ERROR
 from embedder.servables.prepare import GRID
 from embedder.servables.program import ServableProgram
 from embedder.storage.model_download import resolve_model
-from embedder.store.arrow_tensors import pack_flat
+from embedder.store.tables.arrow_tensors import pack_flat
 from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint, short_hash

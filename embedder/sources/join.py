@@ -3,7 +3,7 @@
 The table's keys and the wanted columns are in memory for the listing. What a row brings is part of its items'
 `modified`: a row that changes is a change of its items and of no others. Their captions count as content, so such items
 are embedded again; of those whose columns alone changed the file is hashed and found to be the same, and the columns
-are written anew (`embedder.store.metadata_updates`).
+are written anew (`embedder.store.journal.metadata_updates`).
 """
 
 import difflib
@@ -23,8 +23,8 @@ from embedder.sources.selection import LeftOut
 from embedder.sources.table_files import find_table
 from embedder.sources.table_plan import shown_columns
 from embedder.sources.uris import normalise_source
-from embedder.store.arrow_lookup import positions
 from embedder.store.schema import EMBEDDINGS
+from embedder.store.tables.arrow_lookup import positions
 
 NUM_EXAMPLES = 3
 CAPTION = "caption"

@@ -36,9 +36,9 @@ from embedder.steps.item_decoder import (
     Values,
 )
 from embedder.steps.table_cuts import repeatable_tables
-from embedder.store.arrow_tensors import pack, unpack
-from embedder.store.runs import Run
-from embedder.store.step_metrics import Measurement, measure, trace_column
+from embedder.store.journal.runs import Run
+from embedder.store.journal.step_metrics import Measurement, measure, trace_column
+from embedder.store.tables.arrow_tensors import pack, unpack
 from shards.length_groups import count_computed
 
 TOKEN_BYTES = 4  # int32

@@ -1,6 +1,6 @@
 """Inputs of further models that decode makes beside those of the main one: each distinct one once for an item.
 
-Plain values, which the description of a run fills in (`embedder.engine.further_models`). Columns of a row, by model:
+Plain values, which the description of a run fills in (`embedder.models.further_models`). Columns of a row, by model:
 `needed@NAME` says whether the row is for that model, `NAME` being empty of the main one.
 """
 

@@ -89,7 +89,7 @@ class DecodeSpec:
 
 
 class RowSteps(Protocol):
-    """Steps of the user's own between decoding and the model (`embedder.engine.user_steps`); hashable plain values."""
+    """Steps of the user's own between decoding and the model (`embedder.user_steps`); hashable plain values."""
 
     @property
     def columns(self) -> list[pa.Field]:

@@ -19,8 +19,8 @@ from embedder.steps.host_copies import DeviceTimes, OverlappedCopies
 from embedder.steps.oom_backoff import OomBackoffEncoder
 from embedder.steps.stage_spec import StageSpec
 from embedder.storage.model_download import resolve_model
-from embedder.store.arrow_tensors import pack_flat, pack_vectors, unpack
-from embedder.store.step_metrics import LOAD, Measurement, measure, trace_column
+from embedder.store.journal.step_metrics import LOAD, Measurement, measure, trace_column
+from embedder.store.tables.arrow_tensors import pack_flat, pack_vectors, unpack
 from shards.activations import Arranged, Batch, TowerState
 from shards.compat import num_graphs
 from shards.config import load_model_config

@@ -15,8 +15,8 @@ from embedder.errors import USER_MISTAKES, RunFailedError
 from embedder.quantities import plural
 from embedder.steps.attempts import MAX_CAUSE_CHARACTERS, limit_deaths
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.runs import Run
-from embedder.store.step_metrics import LOAD, measure
+from embedder.store.journal.runs import Run
+from embedder.store.journal.step_metrics import LOAD, measure
 
 if TYPE_CHECKING:
     from embedder.steps.stage import Stage

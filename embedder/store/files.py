@@ -81,7 +81,7 @@ class StoreFiles:
 
     @property
     def main(self) -> "StoreFiles":
-        """The store itself; of a further model's view (`embedder.store.models`), the store that it belongs to."""
+        """The store itself; of a further model's view (`store.tables.models`), the store that it belongs to."""
         return self
 
     @property

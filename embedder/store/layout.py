@@ -93,7 +93,7 @@ class StoreInfo(Record):
     libraries: dict[str, str] = Field(
         {}, description="versions that decide the last bits of vectors; recorded, not hashed"
     )
-    # Of a further model (`embedder.store.models`); a store's main model lacks these.
+    # Of a further model (`embedder.store.tables.models`); a store's main model lacks these.
     has_vectors: bool | None = None
     outputs: dict[str, str] | None = None
     servable: dict[str, Any] | None = None

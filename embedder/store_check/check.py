@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from embedder.store.current import of_model, record_of
 from embedder.store.files import StoreFiles
-from embedder.store.history import readable
 from embedder.store.layout import read_current
-from embedder.store.models import model_folders
+from embedder.store.publish.current import of_model, record_of
+from embedder.store.publish.history import readable
+from embedder.store.tables.models import model_folders
 from embedder.store_check.findings import SEVERITIES, Finding, Severity, Unreadable, attempt
 from embedder.store_check.indexes import check_index, check_towers, check_words, unfinished_indexes
 from embedder.store_check.leftovers import leftovers

@@ -7,10 +7,10 @@ from functools import partial
 
 from embedder.quantities import agree, plural
 from embedder.store.files import StoreFiles
-from embedder.store.history import latest_publications, same_rows
 from embedder.store.layout import StoreInfo
-from embedder.store.query_towers import MANIFEST_FILE, TowersManifest, towers_path
-from embedder.store.words import WORDS_FOLDER, words_path
+from embedder.store.publish.history import latest_publications, same_rows
+from embedder.store.publish.query_towers import MANIFEST_FILE, TowersManifest, towers_path
+from embedder.store.tables.words import WORDS_FOLDER, words_path
 from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.parts import Counts
 from embedder.store_check.scope import CheckedModel

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from embedder.quantities import agree, plural, size_text
 from embedder.store.backends import is_unfinished
-from embedder.store.models import MODELS_FOLDER
 from embedder.store.schema import TABLES
+from embedder.store.tables.models import MODELS_FOLDER
 from embedder.store_check.findings import Finding, format_names
 from embedder.store_check.scope import Listing
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from embedder.store.delta_log import LOG_FOLDER, read_actions
 from embedder.store.files import StoreFiles
 from embedder.store.schema import TABLES
+from embedder.store.tables.delta_log import LOG_FOLDER, read_actions
 from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.scope import CheckedModel
 

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 
 from embedder.storage.hashed_rows import HashedRows
 from embedder.store.files import StoreFiles
-from embedder.store.item_rows import RECORD_KEYS, ROW_KEYS
-from embedder.store.journal import PartFile
-from embedder.store.part_writer import VECTOR_COLUMNS
+from embedder.store.journal.part_writer import VECTOR_COLUMNS
+from embedder.store.part_file import PartFile
 from embedder.store.schema import with_nulls
-from embedder.store.tables import RecordTable
+from embedder.store.tables.item_rows import RECORD_KEYS, ROW_KEYS
+from embedder.store.tables.tables import RecordTable
 from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.scope import CheckedModel
 

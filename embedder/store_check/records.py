@@ -5,12 +5,9 @@ from dataclasses import dataclass
 
 from embedder.errors import StoreError
 from embedder.quantities import agree, plural
-from embedder.store.current import model_folder
-from embedder.store.deletions import DELETIONS_FOLDER
 from embedder.store.files import NUM_RECORD_READERS, StoreFiles
-from embedder.store.history import published_chain
-from embedder.store.interim import interim_state
-from embedder.store.journal import stream_entries
+from embedder.store.journal.journal import stream_entries
+from embedder.store.journal.runs import OPERATIONS, RUN_FILE
 from embedder.store.layout import (
     CURRENT_FILE,
     PUBLISHED_FILE,
@@ -24,11 +21,14 @@ from embedder.store.layout import (
     read_record,
     run_file,
 )
-from embedder.store.models import model_files
-from embedder.store.purge.tombstones import PURGED_FILE, PurgedIds
-from embedder.store.runs import OPERATIONS, RUN_FILE
+from embedder.store.publish.current import model_folder
+from embedder.store.publish.deletions import DELETIONS_FOLDER
+from embedder.store.publish.history import published_chain
+from embedder.store.publish.interim import interim_state
+from embedder.store.publish.tombstones import PURGED_FILE, PurgedIds
 from embedder.store.schema import FORMAT_VERSION
 from embedder.store.store_info import FINGERPRINTS, read_store_info, served_info
+from embedder.store.tables.models import model_files
 from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.scope import Listing, own_files
 from shards.schema import parse_json

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.quantities import plural
-from embedder.store.item_rows import mismatches
 from embedder.store.layout import PUBLISHED_FILE, Published, run_file
+from embedder.store.tables.item_rows import mismatches
 from embedder.store_check.findings import NUM_SHOWN, Finding, Severity, format_names
 from embedder.store_check.parts import TableContent
 from embedder.store_check.scope import CheckedModel
@@ -97,7 +97,7 @@ def kinds_of(found: pa.Table) -> dict[str, pa.ChunkedArray]:
     """Ids of items by what is wrong with each, the worst of several; pure.
 
     Args:
-        found: of `embedder.store.item_rows.MISMATCHES`.
+        found: of `embedder.store.tables.item_rows.MISMATCHES`.
     """
     is_embedded = pc.fill_null(pc.equal(found["state"], "embedded"), False)
     told = pc.coalesce(found["num_told"], 1)

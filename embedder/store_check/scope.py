@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from embedder.store.current import model_folder, versions_of
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, StoreInfo
-from embedder.store.models import MODELS_FOLDER
+from embedder.store.publish.current import model_folder, versions_of
+from embedder.store.tables.models import MODELS_FOLDER
 
 Listing = Mapping[str, int]
 """Path of each file -> its size in bytes."""

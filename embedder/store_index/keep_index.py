@@ -4,16 +4,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config_toml.index_section import IndexConfig
-from embedder.engine.query_tower_export import add_query_towers
+from embedder.encoders.query_tower_export import add_query_towers
 from embedder.errors import StoreError
-from embedder.store.current import IndexChoice, swap_index, writable
 from embedder.store.files import StoreFiles
-from embedder.store.history import latest_publications, publications, same_rows
 from embedder.store.layout import SEARCHED_NAMES, Current, StoreInfo, read_current
 from embedder.store.lock import write_lock
-from embedder.store.models import check_has_vectors, find_model, model_files
-from embedder.store.publish import ModelIndexBuilder
+from embedder.store.publish.current import IndexChoice, swap_index, writable
+from embedder.store.publish.history import latest_publications, publications, same_rows
+from embedder.store.publish.publish import ModelIndexBuilder
 from embedder.store.store_info import read_published, read_store_info, served_info
+from embedder.store.tables.models import check_has_vectors, find_model, model_files
 from embedder.store_index.build_or_update import IndexJob, build_anew, make_index
 from embedder.store_index.keep_words import ensure_words, repair_words
 from embedder.store_index.versions import has_version, list_manifests, open_version

@@ -16,8 +16,8 @@ from embedder.errors import StoreError
 from embedder.store.errors import local_problem
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
-from embedder.store.tables import RecordTable
-from embedder.store.words import WORDS_FOLDER, words_path
+from embedder.store.tables.tables import RecordTable
+from embedder.store.tables.words import WORDS_FOLDER, words_path
 from embedder.store_index.analyser import RULES, Analyser
 from embedder.store_index.versions import fetched_copy
 from embedder.store_index.word_index import (

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from embedder.engine.model_folder import Model, open_model
-from embedder.engine.query_encoder import QueryEncoder
+from embedder.encoders.query_encoder import QueryEncoder
 from embedder.errors import EmbedderError
+from embedder.models.model_folder import Model, open_model
 from embedder.store.layout import StoreInfo
 from embedder.store_index.rows import IndexRows
 from index.queries import CAPTIONS, SAMPLED, TEXT_LIKE, text_like_queries

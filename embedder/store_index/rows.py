@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Searched
-from embedder.store.tables import RecordTable
+from embedder.store.tables.arrow_tensors import unpack_vectors
+from embedder.store.tables.tables import RecordTable
 from index.vectors import Floats, Rows
 
 MAX_RECALL_QUERIES = 4000

@@ -56,7 +56,7 @@ def cluster_filler(address: str | None, files: StoreFiles, rows: IndexRows) -> I
     if address is None or rows.ids.num_rows <= ROWS_PER_PART:
         yield None
         return
-    from embedder.engine.ray_session import cluster, ray_session
+    from embedder.executors.ray_session import cluster, ray_session
 
     with ray_session(address, NO_PROGRESS_S):
         yield ClusterFiller(files, rows, cluster().num_cpus)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from embedder.store.tables import ROWS_PER_PIECE, RecordTable
+from embedder.store.tables.tables import ROWS_PER_PIECE, RecordTable
 from embedder.store_index.analyser import RULES, Analyser
 from embedder.store_index.word_parts import (
     Numbers,

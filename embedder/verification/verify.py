@@ -20,29 +20,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import ComputeSettings, RunConfig, with_fast_start
-from embedder.engine.compute_dtype import Gpu, Gpus, choose_dtype
-from embedder.engine.device_settings import rows_per_batch, settings_of
-from embedder.engine.job import decode_spec, make_plan, stage_threads, store_info
-from embedder.engine.model_folder import Model, open_model
 from embedder.errors import SourceError, StoreError
+from embedder.executors.job import decode_spec, make_plan, stage_threads, store_info
 from embedder.installation import require
+from embedder.models.model_folder import Model, open_model
+from embedder.placement.compute_dtype import Gpu, Gpus, choose_dtype
+from embedder.placement.device_settings import rows_per_batch, settings_of
 from embedder.quantities import plural
+from embedder.retrieval.rank_metrics import retrieval_at
 from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
 from embedder.steps.stage import EMBEDDINGS, Stage, UnsplitStage
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.arrow_lookup import KnownIds
-from embedder.store.arrow_tensors import unpack_vectors
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.store_info import differing, read_published, read_store_info, served_info
-from embedder.store.tables import RecordTable
+from embedder.store.tables.arrow_lookup import KnownIds
+from embedder.store.tables.arrow_tensors import unpack_vectors
+from embedder.store.tables.tables import RecordTable
 from embedder.verification.compare import Limit, VectorComparison, Vectors, compare, cosines
 from index.vectors import Mask
 from shards.costs import Dtype, weight_bytes
 from shards.shard_specs import ShardSpec, whole_model
-from shards.training.metrics import retrieval_at
 
 if TYPE_CHECKING:
     from shards.int8_benefit import Int8Benefit

@@ -16,8 +16,8 @@ import embedder
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
-from embedder.store.models import model_files
-from embedder.store.tables import RecordTable
+from embedder.store.tables.models import model_files
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index.versions import fetched_manifest
 
 MIN_COSINE = 0.9999

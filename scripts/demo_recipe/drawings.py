@@ -10,7 +10,7 @@ import torch
 
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
-from shards.training.batch import item_key
+from embedder.plugins.train.trainer.batch import item_key
 
 STYLES = ("twemoji", "openmoji", "fluent-flat", "fluent-modern")
 HELD_OUT_EVERY = 8

@@ -9,10 +9,10 @@ import torch
 
 from demo_recipe.drawings import STYLES, Concept, Drawings, read_drawings
 from demo_recipe.texts import encode_texts
+from embedder.plugins.train.trainer.settings import TrainSettings
+from embedder.plugins.train.trainer.trainer import Trainer
+from embedder.retrieval.rank_metrics import best_ranks
 from embedder.steps.captions import CaptionEncoder
-from shards.training.metrics import best_ranks
-from shards.training.settings import TrainSettings
-from shards.training.trainer import Trainer
 
 KS = (1, 5, 10)
 

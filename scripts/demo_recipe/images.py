@@ -11,15 +11,15 @@ import torch
 from demo_recipe.drawings import Concept, Drawings, learnt_and_held_out
 from demo_recipe.more_styles import MORE_STYLES
 from demo_recipe.training import scaled, train
+from embedder.plugins.train.trainer.batch import TrainBatch
+from embedder.plugins.train.trainer.export import export_model
+from embedder.plugins.train.trainer.settings import AugmentSettings, TrainSettings
+from embedder.plugins.train.trainer.trainer import Trainer
+from embedder.retrieval.rank_metrics import retrieval_at
 from shards.config import ModelConfig
 from shards.preprocess import PreprocessConfig
 from shards.towers.albert import AlbertTower
 from shards.towers.vit import VitTower
-from shards.training.batch import TrainBatch
-from shards.training.export import export_model
-from shards.training.metrics import retrieval_at
-from shards.training.settings import AugmentSettings, TrainSettings
-from shards.training.trainer import Trainer
 
 BATCH_SIZE = 128
 CHECKPOINT_STEPS = 500

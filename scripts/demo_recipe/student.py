@@ -17,13 +17,13 @@ from demo_recipe.images import AUGMENTATION, CHECKPOINT_STEPS, centroids, order_
 from demo_recipe.more_styles import MORE_STYLES
 from demo_recipe.texts import encode_texts
 from demo_recipe.training import scaled, train
+from embedder.plugins.train.trainer.batch import TrainBatch
+from embedder.plugins.train.trainer.export import export_model
+from embedder.plugins.train.trainer.settings import DistillSettings, TrainSettings
+from embedder.plugins.train.trainer.trainer import Trainer
+from embedder.retrieval.rank_metrics import best_ranks
 from embedder.steps.captions import CaptionEncoder
 from shards.fresh import fresh_tensors
-from shards.training.batch import TrainBatch
-from shards.training.export import export_model
-from shards.training.metrics import best_ranks
-from shards.training.settings import DistillSettings, TrainSettings
-from shards.training.trainer import Trainer
 
 CHECKPOINT = "student"
 WEIGHTS = DistillSettings(vectors=10, similarities=1, temperature=0.05, pairs=0)

@@ -12,13 +12,13 @@ from demo_recipe.images import centroids
 from demo_recipe.lexicon import Lexicon, make_lexicon, read_vectors, shares_of
 from demo_recipe.more_styles import MORE_STYLES
 from demo_recipe.training import scaled, train
+from embedder.plugins.train.trainer.batch import TrainBatch
+from embedder.plugins.train.trainer.export import export_model
+from embedder.plugins.train.trainer.settings import TrainSettings
+from embedder.plugins.train.trainer.trainer import Trainer
+from embedder.retrieval.rank_metrics import retrieval_at
 from embedder.steps.captions import CaptionEncoder
-from embedder.training.tokenizer import train_tokenizer
-from shards.training.batch import TrainBatch
-from shards.training.export import export_model
-from shards.training.metrics import retrieval_at
-from shards.training.settings import TrainSettings
-from shards.training.trainer import Trainer
+from shards.train_tokenizer import train_tokenizer
 
 BATCH_SIZE = 256
 CHECKPOINT_STEPS = 200

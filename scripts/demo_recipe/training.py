@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shards.training.batch import TrainBatch
-from shards.training.checkpoint import load_checkpoint, save_checkpoint
-from shards.training.settings import TrainSettings
-from shards.training.trainer import Trainer
+from embedder.plugins.train.trainer.batch import TrainBatch
+from embedder.plugins.train.trainer.checkpoint import load_checkpoint, save_checkpoint
+from embedder.plugins.train.trainer.settings import TrainSettings
+from embedder.plugins.train.trainer.trainer import Trainer
 
 LOG_STEPS = 50
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from embedder.engine.device_settings import GPU_SETTINGS, group_costs
+from embedder.placement.device_settings import GPU_SETTINGS, group_costs
 from embedder.steps.stage_spec import StageSpec
 from gpu_simulation.device import DeviceFigures, SimulatedGpu, fused_attention, on_device
 from gpu_simulation.models import shard_of_shapes

@@ -16,9 +16,9 @@ import ray.data
 from ray.data import ActorPoolStrategy
 
 from embedder.compat import worker_options
-from embedder.engine.device_settings import GPU_SETTINGS
-from embedder.engine.ray_session import ray_session
-from embedder.store.arrow_tensors import pack_flat
+from embedder.executors.ray_session import ray_session
+from embedder.placement.device_settings import GPU_SETTINGS
+from embedder.store.tables.arrow_tensors import pack_flat
 from shards.config import ModelConfig
 from shards.plan import plan_shards
 

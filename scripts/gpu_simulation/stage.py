@@ -9,7 +9,7 @@ import torch
 from embedder.batch_schema import TRACE
 from embedder.steps.stage import INPUTS, Stage
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.arrow_tensors import pack_flat
+from embedder.store.tables.arrow_tensors import pack_flat
 from gpu_simulation.device import SimulatedCopies, SimulatedGpu, on_device
 from gpu_simulation.models import shard_of_shapes
 from shards.activations import TowerState

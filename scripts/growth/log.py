@@ -109,13 +109,13 @@ def make_store(config_path: Path, num_versions: int, parts_per_version: int) -> 
     from deltalake import DeltaTable, Schema
 
     from embedder.config import load_config
-    from embedder.engine.job import make_plan, store_info
-    from embedder.engine.model_folder import open_model
+    from embedder.executors.job import make_plan, store_info
+    from embedder.models.model_folder import open_model
     from embedder.sources.listing import list_sources
-    from embedder.store.current import move_current
     from embedder.store.files import StoreFiles
+    from embedder.store.journal.runs import RUN_FILE, new_run
     from embedder.store.layout import PUBLISHED_FILE, Current, Published, RunInfo, run_file, utc_now, write_record
-    from embedder.store.runs import RUN_FILE, new_run
+    from embedder.store.publish.current import move_current
     from embedder.store.schema import TABLES
     from embedder.store.store_info import MODEL_FIELDS, bind_store
 
@@ -153,7 +153,7 @@ def _templates(files: Any, run: Any, row: pa.Table) -> dict[str, tuple[bytes, st
     """Part file of each table with one row, whose id stands in it as it is, and its statistics; deletes the run."""
     import shutil
 
-    from embedder.store.part_writer import RunMetadata, write_part
+    from embedder.store.journal.part_writer import RunMetadata, write_part
 
     prints = run.model_fingerprint, run.preprocess_fingerprint
     found = {}
@@ -193,9 +193,9 @@ def open_store(config_path: Path, *, prepares: bool) -> None:
 def commit_parts(folder: Path, num_parts: int) -> None:
     """Add part files to a table in one commit, and open it; the files themselves are not written."""
     from embedder.store.files import StoreFiles
-    from embedder.store.journal import PartFile
+    from embedder.store.part_file import PartFile
     from embedder.store.schema import TABLES
-    from embedder.store.tables import RecordTable
+    from embedder.store.tables.tables import RecordTable
 
     parts = []
     for number in range(num_parts):

@@ -57,16 +57,16 @@ def publish(config_path: Path, embedded: Iterable[pa.Table]) -> None:
         config_path: of the run that they might be of.
         embedded: the tables.
     """
-    from embedder.engine.job import make_plan, store_info
-    from embedder.engine.model_folder import open_model
-    from embedder.store.current import publish_current
+    from embedder.executors.job import make_plan, store_info
+    from embedder.models.model_folder import open_model
     from embedder.store.files import StoreFiles
+    from embedder.store.journal.part_writer import RunMetadata, write_part
+    from embedder.store.journal.runs import start_run
     from embedder.store.layout import Current, utc_now
-    from embedder.store.part_writer import RunMetadata, write_part
-    from embedder.store.runs import start_run
+    from embedder.store.publish.current import publish_current
     from embedder.store.schema import TABLES
     from embedder.store.store_info import MODEL_FIELDS, bind_store
-    from embedder.store.tables import RecordTable
+    from embedder.store.tables.tables import RecordTable
 
     config = load_config(config_path)
     model = open_model(config.required_model)
@@ -90,7 +90,7 @@ def publish(config_path: Path, embedded: Iterable[pa.Table]) -> None:
 def refresh_without_model(config_path: Path, command: str = "refresh") -> None:
     """Refresh, or `embed`, as the command does, with an engine that makes vectors up; prints the report as JSON."""
     from embedder.ingest import embed
-    from embedder.store.part_writer import RunMetadata, write_part
+    from embedder.store.journal.part_writer import RunMetadata, write_part
 
     execute = embed.execute
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import psutil
 
-from embedder.engine import hardware
-from embedder.engine.monitor import Identity, PeakMemory
+from embedder.executors.monitor import Identity, PeakMemory
+from embedder.placement import hardware
 from harness import title
 
 COMMAND, DAEMONS, TASKS, WORKERS, OTHERS = "command", "Ray's daemons", "tasks", "other workers", "others"

@@ -84,9 +84,9 @@ def captions_of(number: int, seed: int, vocabulary: int) -> pa.Array:
 def make(root: Path, number: int, changed_every: int = 0) -> dict[str, Any]:
     """Write a version of the table; the later one has other captions in every so many rows."""
     from embedder.store.files import StoreFiles
-    from embedder.store.part_writer import store_part
+    from embedder.store.journal.part_writer import store_part
     from embedder.store.schema import TABLES
-    from embedder.store.tables import RecordTable
+    from embedder.store.tables.tables import RecordTable
 
     files, name, parts = StoreFiles(str(root)), "embeddings", []
     vocabulary = max(1000, number // 20)
@@ -109,9 +109,9 @@ def make(root: Path, number: int, changed_every: int = 0) -> dict[str, Any]:
 def build(root: Path, number: int) -> dict[str, Any]:
     """Build the index of the first version, and publish that."""
     from embedder.config_toml.index_section import IndexConfig
-    from embedder.store.current import move_current
     from embedder.store.files import StoreFiles
     from embedder.store.layout import Current, utc_now
+    from embedder.store.publish.current import move_current
     from embedder.store_index.keep_words import ensure_words
 
     del number

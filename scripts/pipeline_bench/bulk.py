@@ -54,10 +54,10 @@ def run(task: Task, *, keep_all: bool) -> None:
     """Embed all items through the stages, and write their vectors."""
     import ray
 
-    from embedder.engine.job import decode_spec, make_plan, stage_specs
-    from embedder.engine.ray_session import cluster, start_ray
-    from embedder.engine.resources import allocate
+    from embedder.executors.job import decode_spec, make_plan, stage_specs
+    from embedder.executors.ray_session import cluster, start_ray
     from embedder.pipeline import through_stages
+    from embedder.placement.resources import allocate
     from embedder.predictor import BatchPredictor, decode_columns
 
     start_ray()

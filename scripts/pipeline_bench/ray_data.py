@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from embedder.engine.ray_session import start_ray
+from embedder.executors.ray_session import start_ray
 from pipeline_bench.task import SIDES, VECTORS_FOLDER, Task, note_finished
 
 Row = dict[str, Any]

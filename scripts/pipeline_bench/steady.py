@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from embedder.store.files import StoreFiles
-from embedder.store.journal import read_entries
-from embedder.store.runs import all_runs
+from embedder.store.journal.journal import read_entries
+from embedder.store.journal.runs import all_runs
 from pipeline_bench.task import Event
 
 FIRST_SHARE, LAST_SHARE = 0.25, 0.75  # of all items
@@ -54,7 +54,7 @@ def steady_window(finished: Sequence[Event]) -> Window | None:
 
 
 def read_calls(store: Path) -> list[dict[str, Any]]:
-    """Measurements of the steps of a store's only run (`embedder.store.step_metrics.Measurement`)."""
+    """Measurements of the steps of a store's only run (`embedder.store.journal.step_metrics.Measurement`)."""
     files = StoreFiles(str(store))
     (run,) = all_runs(files)
     return [call for entry in read_entries(files, run.run_id) for call in entry.trace]

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from embedder.retrieval.filters import RowFilter
 from embedder.retrieval.flat_index import ExactIndex
-from embedder.store.arrow_tensors import pack_vectors
+from embedder.store.tables.arrow_tensors import pack_vectors
 from harness import show
 from index import faiss_build
 from index.search import open_index

@@ -12,9 +12,9 @@ from corpus import DEMO_MODEL, read_shipped
 from embedder.batch_schema import VECTOR
 from embedder.config import RunConfig
 from embedder.config_toml.index_section import IndexConfig
-from embedder.engine.job import store_info
-from embedder.engine.model_folder import open_model
 from embedder.entrances import build_index
+from embedder.executors.job import store_info
+from embedder.models.model_folder import open_model
 from embedder.store.files import StoreFiles
 from retrieval_bench.vectors import make_vectors
 from shards.config import ModelConfig

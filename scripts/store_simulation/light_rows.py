@@ -15,26 +15,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedder.store import (
-    compact,
-    current,
-    delta_log,
-    delta_state,
-    history,
-    interim,
-    layout,
-    lock,
-    part_writer,
-    publication,
-    publish,
-    tables,
-)
+from embedder.store import layout, lock
 from embedder.store.backends import is_unfinished
 from embedder.store.files import StoreFiles
-from embedder.store.interim import InterimBatch, InterimState
-from embedder.store.journal import JournalEntry, PartFile
-from embedder.store.purge import audit, plan, purge, unknown_ids
-from embedder.store.tables import RecordTable
+from embedder.store.journal import part_writer
+from embedder.store.journal.journal import JournalEntry
+from embedder.store.maintenance import compact
+from embedder.store.maintenance.purge import audit, plan, purge, unknown_ids
+from embedder.store.part_file import PartFile
+from embedder.store.publish import current, history, interim, publication, publish
+from embedder.store.publish.interim import InterimBatch, InterimState
+from embedder.store.tables import delta_log, delta_state, tables
+from embedder.store.tables.tables import RecordTable
 
 
 class Rows(list[dict[str, Any]]):
@@ -74,7 +66,7 @@ class Whole(dict[str, str]):
 
 
 def encode_part(table: str, path: str, content: Rows, session: str, *, kept: bool = False) -> tuple[PartFile, bytes]:
-    """As of `embedder.store.part_writer`."""
+    """As of `embedder.store.journal.part_writer`."""
     data = json.dumps(content).encode()
     ids = sorted(row["item_id"] for row in content)
     bounds = [{"item_id": each, "state": "embedded"} for each in (ids[0], ids[-1])] if ids else [{}, {}]

@@ -8,25 +8,26 @@ from typing import Any
 import pyarrow as pa
 
 from embedder.errors import RunFailedError, StoreError
-from embedder.store.compact import compact
-from embedder.store.current import IndexChoice, swap_index
 from embedder.store.files import StoreFiles
-from embedder.store.history import publications, release, rollback
-from embedder.store.interim import UnpublishedWork
-from embedder.store.journal_segments import names_in_journal, seal
+from embedder.store.journal.journal_segments import names_in_journal, seal
+from embedder.store.journal.part_writer import RunMetadata, write_copies
+from embedder.store.journal.refusals import rollback_on_mistake, snapshot_files
+from embedder.store.journal.runs import Run, start_run
 from embedder.store.layout import StoreInfo, read_current
 from embedder.store.lock import write_lock
-from embedder.store.models import model_files
-from embedder.store.part_writer import RunMetadata, write_copies
-from embedder.store.publication import ModelWork, PublishIntent
-from embedder.store.publish import InterimWork, finish_publication, publish, publish_interim
-from embedder.store.purge.purge import purge
-from embedder.store.purge.tombstones import purged_before
-from embedder.store.refusals import rollback_on_mistake, snapshot_files
-from embedder.store.runs import Run, start_run
+from embedder.store.maintenance.compact import compact
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.rollback import release, rollback
+from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.current import IndexChoice, swap_index
+from embedder.store.publish.history import publications
+from embedder.store.publish.interim import UnpublishedWork
+from embedder.store.publish.publication import ModelWork, PublishIntent
+from embedder.store.publish.publish import InterimWork, finish_publication, publish, publish_interim
+from embedder.store.publish.tombstones import purged_before
 from embedder.store.store_info import bind_store
-from embedder.store.tables import RecordTable
-from embedder.store.vacuum import vacuum
+from embedder.store.tables.models import model_files
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index import versions
 from embedder.store_index.versions import has_version
 from index.manifest import MANIFEST_NAME

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from embedder.store.backends import DiskBackend, is_unfinished
 from embedder.store.files import StoreFiles
-from embedder.store.history import publications, readable
-from embedder.store.purge.tombstones import PURGED_FILE, PurgedIds
+from embedder.store.publish.history import publications, readable
+from embedder.store.publish.tombstones import PURGED_FILE, PurgedIds
 from store_simulation.backends import Files, SimulatedBucket, SimulatedDisk
 from store_simulation.checker import Checker
 from store_simulation.operations import ERRORS, OPERATIONS, embed

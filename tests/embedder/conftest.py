@@ -9,8 +9,8 @@ from command_runs import run_apart, run_here
 from tiny_models import tiny_config
 
 from embedder.config import RunConfig, load_config
-from embedder.training.tokenizer import train_tokenizer
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)

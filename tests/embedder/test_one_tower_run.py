@@ -10,9 +10,9 @@ from embedder.cli.render_report import report_parts
 from embedder.errors import ConfigError
 from embedder.ingest.embed import refresh
 from embedder.retrieval.store_api import open_store
-from embedder.training.tokenizer import train_tokenizer
 from embedder.verification.verify import verify
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,17 @@ from library_versions import is_older
 from ray.data import DataContext
 
 import embedder
-from embedder.engine.datasink import PartSink
-from embedder.engine.fleet import Available
-from embedder.engine.job import make_plan, plan_job, store_info
-from embedder.engine.model_folder import open_model
-from embedder.engine.query_encoder import QueryEncoder
-from embedder.engine.ray_session import ray_session
+from embedder.encoders.query_encoder import QueryEncoder
 from embedder.errors import ConfigError, RunFailedError
+from embedder.executors.datasink import PartSink
+from embedder.executors.job import make_plan, plan_job, store_info
+from embedder.executors.ray_session import ray_session
+from embedder.models.model_folder import open_model
 from embedder.pipeline import embed_on_ray, embedding_graph
+from embedder.placement.fleet import Available
 from embedder.sources.listing import list_sources
 from embedder.store.files import StoreFiles
-from embedder.store.runs import start_run
+from embedder.store.journal.runs import start_run
 
 
 def planned(config, num_cpus=2, num_gpus=0):
@@ -178,7 +178,7 @@ def test_a_run_without_progress_ends_and_says_what_to_do(make_run, tmp_path, ray
         embed_on_ray(listing, stuck)
 
 
-@pytest.mark.parametrize("module", ["embedder.pipeline", "embedder.engine.datasink", "embedder.steps.decode"])
+@pytest.mark.parametrize("module", ["embedder.pipeline", "embedder.executors.datasink", "embedder.steps.decode"])
 def test_the_driver_and_the_processes_of_tasks_load_no_model_library(module):
     program = f"import sys, {module}; print(sorted({{'torch', 'timm', 'transformers', 'faiss'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

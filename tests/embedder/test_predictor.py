@@ -9,9 +9,9 @@ import samples
 from PIL import Image
 
 import embedder
-from embedder.engine.model_folder import open_model
-from embedder.engine.query_encoder import QueryEncoder
+from embedder.encoders.query_encoder import QueryEncoder
 from embedder.errors import ArgumentTypeError, ConfigError
+from embedder.models.model_folder import open_model
 from embedder.predictor import ADDED, check_columns
 
 TAKEN = {

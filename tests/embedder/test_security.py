@@ -169,7 +169,9 @@ def test_nothing_on_any_path_unpickles_evaluates_or_asks_a_shell():
         assert options.get("allow_pickle", "False") == "False", where
     for where, _, call in calls("torch.load"):
         if keywords(call).get("weights_only") != "True":
-            assert where.startswith("embedder/servables/runners/torch_graph.py"), where  # behind allow_pickle = true
+            assert where.startswith("embedder/plugins/runners/programs/torch_graph.py"), (
+                where
+            )  # behind allow_pickle = true
 
 
 def test_no_code_comes_with_a_model():
@@ -273,7 +275,7 @@ def test_a_link_out_of_the_root_is_a_reject_and_nobody_reads_it(tmp_path):
 
 LISTENING = """
 import json, psutil, ray
-from embedder.engine.ray_session import start_ray
+from embedder.executors.ray_session import start_ray
 start_ray(num_cpus=1)
 ray.get(ray.remote(num_cpus=0.1)(lambda: 1).remote())
 me = psutil.Process()

@@ -14,22 +14,22 @@ from store_states import no_index, publish_refresh
 
 from embedder.compat import STORE_TRACE_VARIABLE, worker_options
 from embedder.errors import StoreError
-from embedder.store import part_writer
 from embedder.store.backends import DiskBackend
-from embedder.store.compact import compact
-from embedder.store.current import swap_index
 from embedder.store.files import StoreFiles
-from embedder.store.history import release, rollback
-from embedder.store.journal_segments import names_in_journal, seal
+from embedder.store.journal import part_writer
+from embedder.store.journal.journal_segments import names_in_journal, seal
+from embedder.store.journal.part_writer import write_part
+from embedder.store.journal.refusals import rollback_on_mistake, snapshot_files
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
-from embedder.store.models import model_files
-from embedder.store.part_writer import write_part
-from embedder.store.publish import finish_publication, publish
-from embedder.store.purge.purge import purge
-from embedder.store.refusals import rollback_on_mistake, snapshot_files
+from embedder.store.maintenance.compact import compact
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.rollback import release, rollback
+from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.current import swap_index
+from embedder.store.publish.publish import finish_publication, publish
 from embedder.store.store_info import bind_store
-from embedder.store.vacuum import vacuum
+from embedder.store.tables.models import model_files
 
 
 def begin_store(files):

@@ -75,7 +75,7 @@ def test_a_value_is_followed_through_what_takes_it_and_a_part_of_it_is_a_stop(tm
             "class Inputs:\n    config: RunConfig\n    files: str\n"
             "def open_inputs(config: RunConfig) -> Inputs:\n    decide(config.compute)\n    return Inputs(config, '')\n"
         ),
-        "engine/plan.py": "from embedder.serve.lost import never\ndef decide(compute):\n    never(compute)\n",
+        "engine/plan.py": "from embedder.plugins.serve.lost import never\ndef decide(compute):\n    never(compute)\n",
         "store/files.py": "def open_store(address): ...\ndef read(files): ...\n",
         "serve/lost.py": "def never(compute): ...\n",
         "config.py": "class RunConfig: ...\n",

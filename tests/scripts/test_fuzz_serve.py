@@ -7,9 +7,9 @@ from script_runs import last_json, run_script
 from served import make_store
 from tiny_models import tiny_config
 
-from embedder.serve.publications import Publications
-from embedder.training.tokenizer import train_tokenizer
+from embedder.plugins.serve.publications import Publications
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ from PIL import Image
 from script_runs import run_script
 from tiny_models import tiny_config
 
-from embedder.training.tokenizer import train_tokenizer
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium: install Debian's package to test the page")

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tower_checks import make_batch
 from tower_families import FAMILIES, beside_default, captions_for
 
-from embedder.engine.device_settings import GPU_SETTINGS, group_costs
+from embedder.placement.device_settings import GPU_SETTINGS, group_costs
 from shards.activations import Batch, TowerState
 from shards.ranges import LayerRange
 from shards.shard import Shard

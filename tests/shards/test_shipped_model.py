@@ -11,6 +11,7 @@ import torch
 
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
+from embedder.retrieval.rank_metrics import retrieval_at
 from embedder.steps.captions import CaptionEncoder
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
@@ -19,7 +20,6 @@ from shards.plan import plan_shards
 from shards.shard import load_shard
 from shards.shard_specs import whole_model
 from shards.tokenizer import check_tokenizer, parse_tokenizer
-from shards.training.metrics import retrieval_at
 
 PACKAGE = Path(__file__).resolve().parents[2] / "embedder"
 FOLDER = PACKAGE / "demo_model"

@@ -2,11 +2,11 @@
 
 from collections.abc import Collection
 
-from embedder.store.current import move_current
 from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import store_part
 from embedder.store.layout import PUBLISHED_FILE, Published, read_current, read_record, run_file, write_record
-from embedder.store.part_writer import store_part
-from embedder.store.tables import RecordTable
+from embedder.store.publish.current import move_current
+from embedder.store.tables.tables import RecordTable
 
 
 def lose_rows(files: StoreFiles, ids: Collection[str], name: str = "embeddings") -> None:

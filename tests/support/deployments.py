@@ -6,15 +6,15 @@ python tests/support/deployments.py    # after an intended change of the manifes
 import tempfile
 from pathlib import Path
 
-from embedder.deploy.kuberay import manifests
-from embedder.deploy.pods import Deployment
-from embedder.deploy.shipped_config import read_files
-from embedder.deploy.slurm import slurm_script
+from embedder.plugins.deploy.kuberay import manifests
+from embedder.plugins.deploy.pods import Deployment
+from embedder.plugins.deploy.shipped_config import read_files
+from embedder.plugins.deploy.slurm import slurm_script
 from shards.plan import PlannedStage, ShardPlan
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec
 
-GOLDEN = Path(__file__).parents[1] / "embedder/deploy/data/golden"
+GOLDEN = Path(__file__).parents[1] / "embedder/plugins/deploy/data/golden"
 IMAGE = "registry.example.com/embedder:1.2.3"
 GIB = 1 << 30
 CONFIG = """\

@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import samples
 
-from embedder.training.tokenizer import train_tokenizer
 from shards.config import ModelConfig
 from shards.fresh import init_model
 from shards.plan import plan_specs
@@ -13,6 +12,7 @@ from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec
 from shards.towers.albert import AlbertTower
 from shards.towers.vit import VitTower
+from shards.train_tokenizer import train_tokenizer
 
 
 def heavy_model(folder, cuts, *, width=192, patch_size=8):

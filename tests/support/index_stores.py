@@ -9,10 +9,10 @@ from store_states import build_store_index, new_store
 
 from embedder.config_toml.index_section import IndexConfig
 from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import RunMetadata, write_part
+from embedder.store.journal.runs import start_run
 from embedder.store.lock import write_lock
-from embedder.store.part_writer import RunMetadata, write_part
-from embedder.store.publish import PublishIntent, publish
-from embedder.store.runs import start_run
+from embedder.store.publish.publish import PublishIntent, publish
 from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, ensure_index
 
 DIM = 16

@@ -16,7 +16,7 @@ from ray.cluster_utils import Cluster
 
 import embedder
 from embedder import pipeline
-from embedder.engine.ray_session import start_ray
+from embedder.executors.ray_session import start_ray
 from embedder.steps.decode import decode_at_low_priority
 from embedder.steps.stage_actor import StageActor
 

@@ -8,10 +8,10 @@ from tiny_models import tiny_config
 
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
-from embedder.store.models import model_files
-from embedder.store.tables import RecordTable
-from embedder.training.tokenizer import train_tokenizer
+from embedder.store.tables.models import model_files
+from embedder.store.tables.tables import RecordTable
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 CLASSIFIER = '''
 import time

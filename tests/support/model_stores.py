@@ -8,16 +8,16 @@ import pyarrow as pa
 from store_samples import INFO, reject, row, table
 
 from embedder.servables import make_servable
-from embedder.store.current import publish_current
 from embedder.store.files import StoreFiles
-from embedder.store.journal import parts_of
+from embedder.store.journal.journal import parts_of
+from embedder.store.journal.part_writer import RunMetadata, write_part
+from embedder.store.journal.runs import new_run
 from embedder.store.layout import STORE_FILE, Current, Published, StoreInfo, utc_now, write_record
-from embedder.store.models import model_files
-from embedder.store.part_writer import RunMetadata, write_part
-from embedder.store.runs import new_run
+from embedder.store.publish.current import publish_current
 from embedder.store.schema import TABLES, with_carryover
 from embedder.store.store_info import FURTHER_FIELDS, MODEL_FIELDS, read_published
-from embedder.store.tables import RecordTable
+from embedder.store.tables.models import model_files
+from embedder.store.tables.tables import RecordTable
 from index.vectors import Floats
 
 LABELS = pa.list_(pa.struct({"label": pa.string(), "score": pa.float32()}))

@@ -14,7 +14,7 @@ from embedder.store.backends import WriteConflictError
 from embedder.store.environment import REAL_ENVIRONMENT
 from embedder.store.files import StoreFiles
 from embedder.store.lock import LOCK_FILE, write_lock
-from embedder.store.publish import finish_publication
+from embedder.store.publish.publish import finish_publication
 
 Operation = Callable[[StoreFiles], object]
 

@@ -9,7 +9,7 @@ from embedder.ingest.work import IngestOptions
 from embedder.observability.run_observer import RUNS_FILE
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 
 
 def refreshed(config, **options):

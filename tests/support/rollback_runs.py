@@ -6,8 +6,8 @@ import samples
 from refresh_runs import refreshed
 
 from embedder.store.files import StoreFiles
-from embedder.store.history import release, rollback
 from embedder.store.lock import write_lock
+from embedder.store.maintenance.rollback import release, rollback
 from embedder.store_index.keep_index import index_choice
 
 

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from embedder.serve.run_server import DrainingServer
-from embedder.serve.settings import ServeSettings
+from embedder.plugins.serve.run_server import DrainingServer
+from embedder.plugins.serve.settings import ServeSettings
 
 START_TIMEOUT_S = 60.0
 

@@ -9,8 +9,8 @@ from store_states import build_store_index, new_store
 
 from embedder.config_toml.index_section import IndexConfig
 from embedder.retrieval.store_api import Store, open_store
-from embedder.store.part_writer import write_part
-from embedder.store.publish import publish
+from embedder.store.journal.part_writer import write_part
+from embedder.store.publish.publish import publish
 
 
 def towards(degrees: float) -> np.ndarray:

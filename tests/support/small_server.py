@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from embedder.serve.connections import uvicorn_options
-from embedder.serve.protection import protect
-from embedder.serve.settings import ServeSettings
+from embedder.plugins.serve.connections import uvicorn_options
+from embedder.plugins.serve.protection import protect
+from embedder.plugins.serve.settings import ServeSettings
 
 BIG_BYTES = 64 << 20
 

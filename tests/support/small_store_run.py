@@ -15,8 +15,8 @@ import ray
 from embedder import pipeline
 from embedder.compat import operator_readings
 from embedder.config import load_config
-from embedder.engine.datasink import PartSink
 from embedder.errors import RunFailedError
+from embedder.executors.datasink import PartSink
 from embedder.ingest.embed import embed
 
 STORE_BYTES = 80 << 20

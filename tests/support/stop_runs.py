@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from embedder.store.files import StoreFiles
-from embedder.store.runs import all_runs
+from embedder.store.journal.runs import all_runs
 
 
 class Listening(logging.Handler):

@@ -4,10 +4,10 @@ import pyarrow as pa
 
 from embedder.batch_schema import CARRIED, TRACE, VECTOR
 from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import RunMetadata, write_part
+from embedder.store.journal.runs import Run, start_run
 from embedder.store.layout import StoreInfo
-from embedder.store.part_writer import RunMetadata, write_part
-from embedder.store.publish import publish
-from embedder.store.runs import Run, start_run
+from embedder.store.publish.publish import publish
 
 MODEL, PREPROCESSING = "model-fingerprint", "preprocess-fingerprint"
 INFO = StoreInfo(

@@ -16,12 +16,12 @@ from embedder.entrances import build_index
 from embedder.store.backends import BucketBackend, DiskBackend
 from embedder.store.environment import REAL_ENVIRONMENT
 from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import RunMetadata, write_part
+from embedder.store.journal.runs import finished_items, start_run
 from embedder.store.layout import Published
-from embedder.store.part_writer import RunMetadata, write_part
-from embedder.store.publish import PublishIntent, publish
-from embedder.store.runs import finished_items, start_run
+from embedder.store.publish.publish import PublishIntent, publish
 from embedder.store.store_info import bind_store, differing, read_published, read_store_info
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG
 from index.manifest import Manifest
 

@@ -10,7 +10,7 @@ from index_stores import indexed_run, item
 from embedder.retrieval.bm25 import K1, B, CaptionWords
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index.analyser import Analyser
 from embedder.store_index.keep_words import open_words
 

@@ -3,12 +3,13 @@
 import pytest
 
 from embedder.storage import hashed_rows
-from embedder.store import finished, publication
+from embedder.store.journal import finished
+from embedder.store.publish import publication
 
 
 @pytest.fixture(params=["memory", "disk"], autouse=True)
 def finished_items_in(request, monkeypatch):
-    """Where `embedder.store.finished` has what it reads; on disk in few parts, of which each takes milliseconds."""
+    """Where `embedder.store.journal.finished` has what it reads; on disk in few parts."""
     if request.param == "disk":
         monkeypatch.setattr(hashed_rows, "NUM_PARTS", 3)
         monkeypatch.setattr(finished, "MEMORY_BYTES", 0)

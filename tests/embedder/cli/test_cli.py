@@ -12,7 +12,7 @@ from command_runs import run_here
 from PIL import Image
 
 from embedder import installation
-from embedder.engine import hardware
+from embedder.placement import hardware
 from shards import compat
 
 

@@ -9,7 +9,7 @@ from light_runs import commands_light
 import embedder
 from embedder.config import RunConfig, load_config
 from embedder.config_toml.reference import sections_of
-from embedder.training.config import load_train_config
+from embedder.plugins.train.config import load_train_config
 
 
 def test_the_version_is_printed_without_a_command():

@@ -6,10 +6,10 @@ import pytest
 import samples
 from command_runs import run_here
 
-from embedder.cli.train import train_parts
 from embedder.ingest.dry_run import RunEstimate
-from embedder.serve.tokens import TokenFile
-from embedder.training.report import TrainReport
+from embedder.plugins.serve.tokens import TokenFile
+from embedder.plugins.train.command import train_parts
+from embedder.plugins.train.report import TrainReport
 
 WRONG = re.compile(
     r"(?<![\d.,])1 (new |published |part |text |right |index |decoded |held-out )*[a-z]+s\b(?<!across)|\(s\)"

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import embedder
-from embedder.evaluation.evaluate import EvaluationOptions, evaluate
+from embedder.plugins.evaluate.evaluate import EvaluationOptions, evaluate
 
 
 @pytest.mark.slow

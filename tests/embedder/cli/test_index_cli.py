@@ -15,8 +15,8 @@ from embedder.errors import ConfigError, RunFailedError, StoreError
 from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
-from embedder.store.history import rollback
 from embedder.store.layout import read_current
+from embedder.store.maintenance.rollback import rollback
 from embedder.store_index.versions import list_manifests
 from index.errors import GateRefusedError
 

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from embedder.cli.render_report import report_parts
 from embedder.cli.terminal import Terminal, operator_lines
 from embedder.compat.operator_stats import OperatorState, Replica, Sample
-from embedder.engine.bottleneck import OperatorView
+from embedder.executors.bottleneck import OperatorView
 from embedder.ingest.embed import embed
 from embedder.report.schema import EventReport, NodeReport, OperatorReport, Report, StepReport
 from embedder.report.timeline import TIMELINE_FILE, Timeline, timeline_of

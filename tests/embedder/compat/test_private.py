@@ -116,7 +116,7 @@ def test_without_names_of_ray_s_head_nothing_is_asked(renamed):
 
 
 def test_without_what_is_free_nodes_have_all_that_they_are_made_of(renamed, ray_cluster):
-    from embedder.engine.ray_session import ray_nodes
+    from embedder.executors.ray_session import ray_nodes
 
     renamed("ray._private.state:available_resources_per_node")
     assert ray_nodes(free_now=True) == ray_nodes()

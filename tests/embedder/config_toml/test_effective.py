@@ -7,7 +7,7 @@ import pytest
 from embedder.config import RunConfig
 from embedder.config_toml.effective import as_data, effective, lines_of
 from embedder.config_toml.load import load
-from embedder.training.config import TrainConfig
+from embedder.plugins.train.config import TrainConfig
 
 RUN = """
 model = "models/mine"

@@ -10,7 +10,7 @@ from embedder.config_toml.key_types import tables_below
 from embedder.config_toml.load import load
 from embedder.config_toml.mistakes import ConfigMistakesError
 from embedder.errors import ConfigError
-from embedder.training.config import TrainConfig, load_train_config
+from embedder.plugins.train.config import TrainConfig, load_train_config
 
 TAKES_DTYPE = 'takes "auto" or "float32" or "bfloat16" or "float16" or "int8"'
 

@@ -3,7 +3,7 @@
 from embedder.config import RunConfig
 from embedder.config_toml.key_types import tables_below
 from embedder.config_toml.reference import kinds_of, sections_of
-from embedder.training.config import TrainConfig
+from embedder.plugins.train.config import TrainConfig
 
 
 def keys_of(sections, heading):

@@ -16,9 +16,10 @@ from embedder.ingest.dry_run import forecast
 from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
-from embedder.store.history import publications, rollback
+from embedder.store.journal.runs import all_runs, unfinished_runs
 from embedder.store.layout import read_current
-from embedder.store.runs import all_runs, unfinished_runs
+from embedder.store.maintenance.rollback import rollback
+from embedder.store.publish.history import publications
 
 REFRESH = IngestOptions(kind="refresh")
 

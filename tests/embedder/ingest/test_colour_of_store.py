@@ -9,12 +9,12 @@ import samples
 from colour_twins import SRGB, in_profile, rgb_profile, scene
 from embedding_runs import embedded
 
-from embedder.engine.further_models import open_models
-from embedder.engine.job import preprocessing_of
-from embedder.engine.model_folder import open_model
 from embedder.errors import StoreError
+from embedder.executors.job import preprocessing_of
 from embedder.ingest.embed import embed, refresh
 from embedder.ingest.inputs import open_inputs
+from embedder.models.further_models import open_models
+from embedder.models.model_folder import open_model
 from embedder.retrieval.store_api import open_store
 from shards.fingerprint import preprocess_fingerprint
 

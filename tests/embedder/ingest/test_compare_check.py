@@ -9,9 +9,9 @@ from embedder.config import RunConfig, RunLimits
 from embedder.ingest.guards import judge, refusal
 from embedder.ingest.run_result import count_run
 from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import read_current
-from embedder.store.part_writer import write_part
-from embedder.store.publish import publish
+from embedder.store.publish.publish import publish
 
 NUM, WIDTH = 400, 16
 KINDS = ("cat", "dog", "fish", "bird")

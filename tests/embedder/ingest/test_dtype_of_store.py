@@ -11,11 +11,12 @@ from gpu_simulation.models import MODELS
 from PIL import Image
 
 from embedder import installation
-from embedder.engine import hardware, job
-from embedder.engine.compute_dtype import Gpu
 from embedder.errors import ConfigError
+from embedder.executors import job
 from embedder.ingest.embed import embed, refresh
 from embedder.ingest.inputs import _first_dtype, open_inputs
+from embedder.placement import hardware
+from embedder.placement.compute_dtype import Gpu
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from shards.plan import plan_shards

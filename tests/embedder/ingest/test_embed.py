@@ -13,10 +13,10 @@ import samples
 from embedding_runs import embedded
 
 import embedder
-from embedder.engine.model_folder import open_model
 from embedder.errors import ConfigError, RunFailedError, SourceError
 from embedder.ingest.embed import embed
 from embedder.ingest.run_times import measured_times
+from embedder.models.model_folder import open_model
 
 
 def unit(vector):

@@ -15,13 +15,13 @@ from embedding_runs import embedded
 from store_states import set_clock
 
 import embedder
-from embedder.engine import local
 from embedder.errors import RunFailedError, StoreError
+from embedder.executors import local
 from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store.backends import DiskBackend
 from embedder.store.files import StoreFiles
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 
 
 def refreshed(config):

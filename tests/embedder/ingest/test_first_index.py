@@ -24,9 +24,9 @@ from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
-from embedder.store.history import publications
 from embedder.store.layout import read_current
-from embedder.store.publish import finish_publication
+from embedder.store.publish.history import publications
+from embedder.store.publish.publish import finish_publication
 from embedder.store_index import build_or_update as index_making
 from embedder.store_index import recall_queries as queries_module
 from embedder.store_index.keep_index import ensure_index

@@ -16,9 +16,9 @@ from embedder.ingest.embed import embed
 from embedder.ingest.guards import force, judge, judge_retire, refusal
 from embedder.ingest.run_result import count_run
 from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import write_part
+from embedder.store.journal.runs import Run, all_runs
 from embedder.store.layout import CURRENT_FILE, read_current
-from embedder.store.part_writer import write_part
-from embedder.store.runs import Run, all_runs
 
 LIMITS = RunConfig().limits
 NUM_PAIRS, WIDTH = 300, 16

@@ -16,7 +16,7 @@ from model_runs import classifier, other_towers
 import embedder
 from embedder.config_toml.values import toml
 from embedder.store.files import StoreFiles
-from embedder.store.history import past_runs
+from embedder.store.publish.history import past_runs
 
 NUM_IMAGES, NUM_CLIPS = 480, 2
 

@@ -17,11 +17,12 @@ from embedder.sources.errors import FetchError
 from embedder.sources.fetch import Fetcher
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
-from embedder.store.purge.purge import purge
-from embedder.store.tables import RecordTable
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index.keep_index import index_choice
 
-HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av", "embedder.engine.local", "embedder.steps.stage"}
+HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
+HEAVY |= {"embedder.executors.local", "embedder.steps.stage"}
 SHOW_MODULES = """
 import json, sys
 from embedder import cli

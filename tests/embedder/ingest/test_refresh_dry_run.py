@@ -9,7 +9,7 @@ from embedder.ingest.dry_run import forecast, from_reports
 from embedder.ingest.embed import embed
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 
 REFRESH = IngestOptions(kind="refresh")
 

@@ -20,10 +20,10 @@ from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, STORE_FILE, read_current
-from embedder.store.tables import RecordTable
-from embedder.training.tokenizer import train_tokenizer
+from embedder.store.tables.tables import RecordTable
 from index.manifest import read_manifest
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
     make_run, tmp_path, new_model, monkeypatch, moment
 ):
     from embedder.ingest import publish_or_refuse
-    from embedder.store import current
+    from embedder.store.publish import current
 
     source = samples.folder(tmp_path / "in", num_images=4)
     refreshed(make_run(source))

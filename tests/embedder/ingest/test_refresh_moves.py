@@ -13,7 +13,7 @@ from refresh_runs import refreshed
 
 import embedder
 from embedder.store.files import StoreFiles
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 
 
 def write_table(path, skus, **columns):

@@ -8,9 +8,9 @@ from refresh_runs import contents
 from store_samples import table
 
 from embedder.ingest.inputs import open_inputs
-from embedder.store.part_writer import RunMetadata, write_part
-from embedder.store.publish import PublishIntent, publish
-from embedder.store.runs import start_run
+from embedder.store.journal.part_writer import RunMetadata, write_part
+from embedder.store.journal.runs import start_run
+from embedder.store.publish.publish import PublishIntent, publish
 from embedder.store.store_info import bind_store
 
 NUM_ITEMS, ROWS_PER_PART = 10_000, 512

@@ -18,8 +18,8 @@ from embedder.errors import ConfigError, RunFailedError, StoreError
 from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
+from embedder.store.journal.runs import all_runs
 from embedder.store.layout import read_current
-from embedder.store.runs import all_runs
 
 BROKEN = b"\x89PNG\r\n\x1a\n broken"
 

@@ -9,14 +9,14 @@ from store_states import new_store
 from embedder.ingest import retrieval_check
 from embedder.ingest.retrieval_check import forget_pairs, sample_pairs
 from embedder.ingest.run_result import count_run
-from embedder.store.compact import compact
-from embedder.store.history import rollback
+from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import PAIRS_FILE, read_current, run_file
-from embedder.store.part_writer import write_part
-from embedder.store.publish import publish
-from embedder.store.purge.plan import plan_purge
-from embedder.store.tables import RecordTable
-from embedder.store.vacuum import vacuum
+from embedder.store.maintenance.compact import compact
+from embedder.store.maintenance.purge.plan import plan_purge
+from embedder.store.maintenance.rollback import rollback
+from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.publish import publish
+from embedder.store.tables.tables import RecordTable
 
 WIDTH = 4
 

@@ -13,11 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from refresh_runs import refreshed
 from work_on_disk import finished_items_in  # noqa: F401 - runs each test in memory and on disk
 
-from embedder.engine import local
 from embedder.errors import ConfigError
+from embedder.executors import local
 from embedder.ingest.embed import embed
 from embedder.store.files import StoreFiles
-from embedder.store.journal import entry_path, read_entries
+from embedder.store.journal.journal import entry_path, read_entries
 from embedder.store.layout import write_record
 
 METRICS = [

@@ -15,14 +15,14 @@ from store_samples import INFO, begin, publish_rows, row, table
 
 import embedder
 from embedder.errors import StoreError
-from embedder.store import current as swap_module
 from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
-from embedder.store.part_writer import write_part
-from embedder.store.publish import publish
+from embedder.store.publish import current as swap_module
+from embedder.store.publish.publish import publish
 from embedder.store.store_info import bind_store
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 
 NUM_IMAGES = 60
 SAME = ("modality", "uri", "caption", "content_version", "model_fingerprint", "preprocess_fingerprint")

@@ -22,11 +22,11 @@ from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.sources.fetch import Fetcher
-from embedder.store import publish as publishing
 from embedder.store.backends import DiskBackend
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, PAIRS_FILE, read_current
-from embedder.store.publication import INTENT_FILE
+from embedder.store.publish import publish as publishing
+from embedder.store.publish.publication import INTENT_FILE
 
 REFRESH = IngestOptions(kind="refresh")
 

@@ -18,18 +18,18 @@ from work_on_disk import finished_items_in  # noqa: F401 - runs each test in mem
 import embedder
 from embedder.steps import decode as decode_module
 from embedder.steps.stage import Stage
-from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
-from embedder.store.history import publications
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
-from embedder.store.publish import finish_publication
-from embedder.store.purge.purge import purge
-from embedder.store.purge.tombstones import allow_again
-from embedder.store.vacuum import vacuum
+from embedder.store.maintenance.compact import PartTarget, compact
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.history import publications
+from embedder.store.publish.publish import finish_publication
+from embedder.store.publish.tombstones import allow_again
 from embedder.store_index.keep_index import index_choice
-from embedder.training.tokenizer import train_tokenizer
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from embedder.compat.operator_stats import OperatorState, Replica, Sample
 from embedder.config import load_config
-from embedder.engine.bottleneck import OperatorHistory
-from embedder.engine.progress import show_entry, show_operators
 from embedder.errors import ConfigError, RunFailedError, StoreError
+from embedder.executors.bottleneck import OperatorHistory
+from embedder.executors.progress import show_entry, show_operators
 from embedder.ingest.embed import embed
 from embedder.observability import live_metrics
 from embedder.observability.live_metrics import (
@@ -26,7 +26,8 @@ from embedder.observability.live_metrics import (
     read_published,
 )
 from embedder.observability.run_observer import observe_run
-from embedder.store.journal import JournalEntry, PartFile
+from embedder.store.journal.journal import JournalEntry
+from embedder.store.part_file import PartFile
 
 NOW_S = 1_790_000_000.0
 

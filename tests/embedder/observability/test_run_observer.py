@@ -16,11 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from embedder.compat.operator_stats import OperatorState
 from embedder.config import OnFailure, load_config
-from embedder.engine import datasink
-from embedder.engine.bottleneck import OperatorView
-from embedder.engine.interrupts import SignalInterrupt
-from embedder.engine.progress import show_operators
 from embedder.errors import ConfigError, RunFailedError, StoreError
+from embedder.executors import datasink
+from embedder.executors.bottleneck import OperatorView
+from embedder.executors.interrupts import SignalInterrupt
+from embedder.executors.progress import show_operators
 from embedder.ingest.embed import embed
 from embedder.observability.metrics import metrics_text, write_metrics
 from embedder.observability.notify import call_webhook, run_command
@@ -28,8 +28,8 @@ from embedder.observability.run_observer import observe_run
 from embedder.redaction import mask
 from embedder.store.errors import StoreUnavailableError, StoreUnwritableError
 from embedder.store.files import StoreFiles
-from embedder.store.part_writer import write_part
-from embedder.store.runs import Run, all_runs
+from embedder.store.journal.part_writer import write_part
+from embedder.store.journal.runs import Run, all_runs
 
 SUMMARY = {"kind": "refresh", "store": "s", "message": "the disk is gone", "exit_code": 1}
 

@@ -14,7 +14,7 @@ from embedder.errors import RunFailedError
 from embedder.ingest.embed import embed, refresh
 from embedder.installation import InstallationError
 from embedder.observability.traces import NoTraces, export_traces, is_sampled, trace_run
-from embedder.store.journal import JournalEntry
+from embedder.store.journal.journal import JournalEntry
 
 trace = pytest.importorskip("opentelemetry.sdk.trace", reason="traces are of the extra otel")
 in_memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from embedder.config import load_config
-from embedder.engine.compute_dtype import DtypeChoice
-from embedder.engine.placement import Node
 from embedder.errors import ConfigError
+from embedder.placement.compute_dtype import DtypeChoice
+from embedder.placement.placement import Node
 from embedder.planning.cluster_costs import ClusterCosts, TypeCosts, problem_of_cluster
 from embedder.planning.node_types import NodeHardware, node_types
 from shards.config import ModelConfig

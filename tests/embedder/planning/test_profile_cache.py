@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import samples
 
-from embedder.engine.model_folder import open_model
+from embedder.models.model_folder import open_model
 from embedder.planning import profile
 from embedder.planning.cache import read_or_make
 from embedder.planning.sample import sample_items

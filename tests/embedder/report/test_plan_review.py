@@ -15,16 +15,16 @@ from embedder.cli.render_report import (
     replicas_over_time,
     review_parts,
 )
-from embedder.engine.fleet import Available
-from embedder.engine.job import make_plan, plan_job, store_info
-from embedder.engine.model_folder import open_model
+from embedder.executors.job import make_plan, plan_job, store_info
+from embedder.models.model_folder import open_model
+from embedder.placement.fleet import Available
 from embedder.report.plan_review import review_run
 from embedder.report.prediction import Host, StageShape, predict, problem_of
 from embedder.report.schema import Expected, PlaceReport, Review, StepReport
 from embedder.report.step_sums import join_measurements, step_reports
 from embedder.store.files import StoreFiles
-from embedder.store.runs import start_run
-from embedder.store.step_metrics import Measurement
+from embedder.store.journal.runs import start_run
+from embedder.store.journal.step_metrics import Measurement
 from shards.plan import ShardPlan, plan_specs
 from shards.planning.costs import DataMix, HostCosts, ModelCosts, TowerSeconds
 from shards.ranges import LayerRange

@@ -2,7 +2,7 @@
 
 import pytest
 
-from embedder.engine.monitor import CpuUse
+from embedder.executors.monitor import CpuUse
 from embedder.report.step_sums import (
     cores_beside_steps,
     join_measurements,
@@ -12,7 +12,7 @@ from embedder.report.step_sums import (
     step_reports,
     timeline,
 )
-from embedder.store.step_metrics import Measurement
+from embedder.store.journal.step_metrics import Measurement
 
 
 def call(step, pid, started_s, wall_s):

@@ -12,7 +12,7 @@ from embedding_runs import embedded
 from nbclient import NotebookClient
 
 import embedder
-from embedder.evaluation.evaluate import EvaluationOptions, evaluate
+from embedder.plugins.evaluate.evaluate import EvaluationOptions, evaluate
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOK = ROOT / "scripts" / "explore.ipynb"

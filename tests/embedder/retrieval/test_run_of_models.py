@@ -5,14 +5,14 @@ import pytest
 import samples
 from model_runs import classifier, other_towers
 
-from embedder.engine.model_folder import open_model
-from embedder.engine.query_encoder import QueryEncoder
+from embedder.encoders.query_encoder import QueryEncoder
 from embedder.errors import StoreError
-from embedder.evaluation.evaluate import evaluate
 from embedder.ingest.embed import embed
+from embedder.models.model_folder import open_model
+from embedder.plugins.evaluate.evaluate import evaluate
 from embedder.retrieval.store_api import open_store
 from embedder.store.lock import write_lock
-from embedder.store.purge.purge import purge
+from embedder.store.maintenance.purge.purge import purge
 from embedder.store_index.keep_index import index_choice
 
 TEXT = "a red car"

@@ -9,8 +9,8 @@ from embedder.errors import ConfigError, StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.retrieval.store_follower import follow_store
 from embedder.storage import spill_file
-from embedder.store import tables
-from embedder.store.models import model_files
+from embedder.store.tables import tables
+from embedder.store.tables.models import model_files
 
 NAMES = ["a.png", "b.png", "c.png", "d.png"]
 

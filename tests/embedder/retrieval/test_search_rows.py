@@ -10,7 +10,7 @@ from embedder.retrieval.grouping import ItemRows
 from embedder.retrieval.model_columns import match_keys
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.snapshot import RowMetadata
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 from index.errors import RetrievalError
 
 
@@ -78,7 +78,7 @@ def test_later_queries_read_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 20], ids=["mapped", "in memory"])
 def test_columns_are_read_a_piece_at_a_time_and_found_again(tmp_path, monkeypatch, memory_bytes):
     store = searchable(tmp_path / "s", *(picture(f"{n}.png", n, caption=f"sea {n}") for n in range(9)))
-    monkeypatch.setattr("embedder.store.tables.ROWS_PER_PIECE", 1)
+    monkeypatch.setattr("embedder.store.tables.tables.ROWS_PER_PIECE", 1)
     monkeypatch.setattr("embedder.storage.spill_file.MEMORY_BYTES", memory_bytes)
     read, sizes = RecordTable.read, []
 

@@ -17,10 +17,10 @@ from embedder.errors import StoreError
 from embedder.retrieval.store_follower import MAX_DOUBLINGS
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, read_current
-from embedder.store.vacuum import vacuum
-from embedder.training.tokenizer import train_tokenizer
+from embedder.store.maintenance.vacuum import vacuum
 from index.errors import RetrievalError
 from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
 
 QUERY = np.array([1.0, 0.0], np.float32)
 NEVER_S = 3600.0

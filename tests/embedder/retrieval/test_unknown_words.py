@@ -10,11 +10,11 @@ from running_server import running
 
 import embedder
 from embedder.config import load_config
-from embedder.engine.model_folder import open_model
-from embedder.engine.query_encoder import QueryEncoder
+from embedder.encoders.query_encoder import QueryEncoder
 from embedder.ingest.embed import embed
+from embedder.models.model_folder import open_model
 from embedder.steps.captions import CaptionEncoder
-from embedder.training.tokenizer import train_tokenizer
+from shards.train_tokenizer import train_tokenizer
 
 DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
 UNKNOWN = "снег 猫"

@@ -8,8 +8,8 @@ import pytest
 from servable_runs import png, run_servables, vectors
 
 import embedder
-from embedder.engine.ray_session import ray_session
 from embedder.errors import ConfigError, EmbedderError, RunFailedError
+from embedder.executors.ray_session import ray_session
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.servables import make_servable
 from embedder.servables.errors import ServableError

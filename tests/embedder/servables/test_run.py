@@ -307,7 +307,7 @@ def test_the_fingerprint_follows_source_and_settings_and_nothing_else(own, file,
 def test_a_video_segments_middle_frame_is_taken():
     from embedder.servables.columns import PixelsInput
     from embedder.servables.prepare import bind
-    from embedder.store.arrow_tensors import pack
+    from embedder.store.tables.arrow_tensors import pack
     from shards.preprocess import PreprocessConfig
 
     frames = [

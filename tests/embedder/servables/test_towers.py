@@ -6,9 +6,9 @@ import pytest
 from servable_runs import png, run_servables, vectors
 from tower_families import MAX_TOKENS, SIDE_PX, save_random_model, tiny
 
-from embedder.engine.model_folder import open_model
-from embedder.engine.query_encoder import QueryEncoder
+from embedder.encoders.query_encoder import QueryEncoder
 from embedder.errors import EmbedderError
+from embedder.models.model_folder import open_model
 from embedder.servables import make_servable
 from embedder.servables.errors import ServableError
 from embedder.servables.run import RunningServable

@@ -18,8 +18,8 @@ from script_runs import found_by
 from servable_runs import png, run_servables
 
 import embedder
-from embedder.engine.model_folder import open_model
-from embedder.engine.query_encoder import QueryEncoder
+from embedder.encoders.query_encoder import QueryEncoder
+from embedder.models.model_folder import open_model
 
 VARIABLE = "EMBEDDER_SECOND_PYTHON"
 PROBE = '''

@@ -13,8 +13,8 @@ from embedder.steps.decode import count_inputs
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage import Stage
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.arrow_tensors import pack, unpack_vectors
-from embedder.store.step_metrics import Measurement
+from embedder.store.journal.step_metrics import Measurement
+from embedder.store.tables.arrow_tensors import pack, unpack_vectors
 from shards.config import load_model_config
 from shards.length_groups import CPU_GROUPS
 from shards.ranges import LayerRange

@@ -15,8 +15,8 @@ from tower_families import FAMILIES, MAX_TOKENS, NUM_TOKENS, SIDE_PX, save_rando
 from embedder.batch_schema import IMAGE_GRID
 from embedder.steps.stage import Stage
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.arrow_tensors import pack
-from embedder.store.step_metrics import TRACE
+from embedder.store.journal.step_metrics import TRACE
+from embedder.store.tables.arrow_tensors import pack
 from shards.compat import num_graphs
 from shards.compiled import CACHE_VARIABLE, THREADS_VARIABLE
 from shards.config import ModelConfig, load_model_config

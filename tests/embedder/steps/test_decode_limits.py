@@ -6,8 +6,8 @@ import pytest
 import samples
 
 from embedder.config import SourceConfig
-from embedder.engine.job import decode_spec
-from embedder.engine.model_folder import open_model
+from embedder.executors.job import decode_spec
+from embedder.models.model_folder import open_model
 from embedder.sources.fetch import Fetcher
 from embedder.sources.listing import list_sources
 from embedder.steps import decode

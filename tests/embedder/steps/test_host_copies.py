@@ -13,7 +13,7 @@ from embedder.batch_schema import TRACE
 from embedder.errors import ConfigError
 from embedder.steps.stage import CONTEXT_BYTES, Stage, memory_fraction, sizes_that_fit
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.arrow_tensors import pack
+from embedder.store.tables.arrow_tensors import pack
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
 from shards.ranges import LayerRange

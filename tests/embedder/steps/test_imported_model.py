@@ -11,8 +11,8 @@ from library_versions import skip_where_torch_rounds_otherwise
 from PIL import Image
 from tokenizers import Tokenizer
 
-from embedder.training.tokenizer import train_tokenizer
 from shards.convert import import_transformers
+from shards.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from embedder.errors import RunFailedError
 from embedder.steps.oom_backoff import OomBackoffEncoder
 from embedder.steps.stage import Stage
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.arrow_tensors import pack, unpack_vectors
+from embedder.store.tables.arrow_tensors import pack, unpack_vectors
 from shards.config import load_model_config
 from shards.shard_specs import whole_model
 
@@ -112,7 +112,7 @@ import json, resource, sys
 sys.path[:0] = json.loads(sys.argv[3])
 import numpy as np, psutil, torch
 from test_oom_backoff import decoded_rows, rows_per_call, stage_of
-from embedder.store.arrow_tensors import unpack_vectors
+from embedder.store.tables.arrow_tensors import unpack_vectors
 
 torch.set_num_threads(1)
 rows = decoded_rows(256, num_frames=8)

@@ -18,10 +18,10 @@ from timm.data.naflex_transforms import get_image_size_for_seq
 from tower_checks import randomise
 from transformers.models.siglip2 import image_processing_siglip2
 
-from embedder.engine.job import decode_spec
-from embedder.engine.model_folder import open_model
-from embedder.engine.query_encoder import QueryEncoder
+from embedder.encoders.query_encoder import QueryEncoder
+from embedder.executors.job import decode_spec
 from embedder.media.resize import ResizeSpec, scaled_size
+from embedder.models.model_folder import open_model
 from embedder.planning.sample import sample_items
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader, grids_of

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from embedder.batch_schema import TRACE
 from embedder.steps.stage import Stage
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.arrow_tensors import pack, pack_flat
+from embedder.store.tables.arrow_tensors import pack, pack_flat
 from shards.config import load_model_config
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec

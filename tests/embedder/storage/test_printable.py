@@ -24,7 +24,7 @@ from embedder.retrieval.hit import Duplicate, Hit
 from embedder.retrieval.hits import Answers, Hits
 from embedder.storage.printable import printable, shorten
 from embedder.store.files import StoreFiles
-from embedder.store.purge.id_matcher import ItemNames
+from embedder.store.maintenance.purge.id_matcher import ItemNames
 
 TEXTS = hostile_texts.texts(1_000)
 DRAWN_SIGNS = {0x600, 0x601, 0x602, 0x603, 0x604, 0x605, 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
@@ -308,8 +308,8 @@ def test_a_terminal_without_unicode_shows_escapes(monkeypatch):
 
 
 def test_a_query_that_is_no_utf8_is_a_mistake(tiny_model):
-    from embedder.engine.model_folder import open_model
-    from embedder.engine.query_encoder import QueryEncoder
+    from embedder.encoders.query_encoder import QueryEncoder
+    from embedder.models.model_folder import open_model
 
     encoder = QueryEncoder(open_model(str(tiny_model)))
     with pytest.raises(ConfigError, match="not valid UTF-8"):
@@ -332,7 +332,7 @@ def test_a_notebook_shows_no_markup_and_no_control_characters():
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing")
 def test_the_title_of_a_plot_is_literal(tmp_path):
-    from embedder.training.outputs import draw_curves
+    from embedder.plugins.train.outputs import draw_curves
 
     for number, title in enumerate(("5$ or \\frac{$ more", "a\x1b[31m\nb\u202e\udcff", "plain")):
         draw_curves(tmp_path / f"{number}.png", [], title)

@@ -24,7 +24,7 @@ from embedder.storage.model_download import resolve_model
 from embedder.storage.object_stores import explain, split_place, without_credentials
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 from shards.errors import ModelError
 
 CREDENTIALS = f"s3://{KEY}:{SECRET}@team/a"

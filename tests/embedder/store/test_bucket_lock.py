@@ -15,17 +15,17 @@ import pytest
 from bucket_server import bucket_on, running_server
 
 from embedder.errors import RunFailedError, StoreError
-from embedder.store.current import move_current
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current, utc_now
 from embedder.store.lock import BEATS_PER_LEASE, LOCK_FILE, BucketLease, LeaseLostError, write_lock
+from embedder.store.publish.current import move_current
 
 LEASE_S = 3.0  # as the fixture `bucket` sets it
 HOLDER = """
 import sys
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, utc_now
-from embedder.store.current import move_current
+from embedder.store.publish.current import move_current
 from embedder.store.lock import write_lock
 files = StoreFiles(sys.argv[1])
 with write_lock(files):

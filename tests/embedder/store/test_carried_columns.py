@@ -7,11 +7,11 @@ from store_samples import begin, publish_rows, row, table
 
 from embedder.errors import ConfigError, StoreError
 from embedder.store.files import StoreFiles
-from embedder.store.part_writer import write_part
-from embedder.store.publish import publish
-from embedder.store.runs import finished_items
+from embedder.store.journal.part_writer import write_part
+from embedder.store.journal.runs import finished_items
+from embedder.store.publish.publish import publish
 from embedder.store.schema import EMBEDDINGS, with_carryover
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 
 
 @pytest.fixture

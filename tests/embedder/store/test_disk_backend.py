@@ -11,7 +11,7 @@ from store_states import new_store, publish_refresh, vectors_now
 
 from embedder.store.backends import Disk, DiskBackend
 from embedder.store.files import StoreFiles
-from embedder.store.vacuum import vacuum
+from embedder.store.maintenance.vacuum import vacuum
 
 CALLS = ("create", "sync_file", "rename", "link", "unlink", "make_folder", "sync_folder")
 

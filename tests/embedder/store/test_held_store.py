@@ -17,13 +17,14 @@ from embedder.errors import ConfigError
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
-from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
-from embedder.store.history import publications, release, rollback
 from embedder.store.layout import CURRENT_FILE, Current, read_current
 from embedder.store.lock import write_lock
-from embedder.store.purge.purge import purge
-from embedder.store.vacuum import vacuum
+from embedder.store.maintenance.compact import PartTarget, compact
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.rollback import release, rollback
+from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.history import publications
 from embedder.store_index.keep_index import index_choice
 
 REFRESH = IngestOptions(kind="refresh")

@@ -12,11 +12,11 @@ from store_samples import row
 from store_states import new_store, publish_refresh
 
 from embedder.errors import StoreError
-from embedder.store.current import move_current
 from embedder.store.environment import LEASE_S, MAX_LEASE_S
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current, utc_now
 from embedder.store.lock import LOCK_FILE, LeaseLostError, read_holder, write_lock
+from embedder.store.publish.current import move_current
 
 HOLDER = {"token": "x", "pid": 7, "host": "elsewhere", "since": "then", "beat": 1}
 DAMAGED = [b"", b"no JSON", b"\xff\xfe", b"{", b"[1]", b"null", b"7", b"[" * 100_000, b'{"lease_s": 5}x']

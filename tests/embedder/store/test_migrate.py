@@ -18,18 +18,19 @@ from store_states import Killed, build_store_index, dying, no_index, rows_now, s
 
 import embedder
 from embedder.errors import StoreError
-from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
-from embedder.store.history import past_runs, publications, rollback
+from embedder.store.journal.part_writer import write_part
+from embedder.store.journal.runs import unfinished_runs
 from embedder.store.layout import read_current
-from embedder.store.migrate import migrate
-from embedder.store.part_writer import write_part
-from embedder.store.publish import publish
-from embedder.store.purge.purge import purge
-from embedder.store.runs import unfinished_runs
+from embedder.store.maintenance.compact import PartTarget, compact
+from embedder.store.maintenance.migrate import migrate
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.rollback import rollback
+from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.history import past_runs, publications
+from embedder.store.publish.publish import publish
 from embedder.store.schema import FORMAT_VERSION
 from embedder.store.store_info import bind_store, read_store_info
-from embedder.store.vacuum import vacuum
 
 OLD = Path(__file__).parent / "data" / "store_format_1.tar.gz"
 

@@ -8,7 +8,7 @@ from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, Current, is_model_name, read_current, utc_now, write_record
 from embedder.store.lock import Lease, LeaseLostError
-from embedder.store.models import model_files, model_names, views
+from embedder.store.tables.models import model_files, model_names, views
 
 
 def publication(**fields):

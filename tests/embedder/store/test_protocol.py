@@ -18,20 +18,21 @@ from store_states import (
 )
 
 from embedder.errors import StoreError
-from embedder.store.compact import PartTarget, compact
-from embedder.store.deletions import delete_listed
 from embedder.store.files import StoreFiles
-from embedder.store.history import past_runs, publications, readable, rollback
 from embedder.store.layout import Current, read_current
 from embedder.store.lock import write_lock
-from embedder.store.publish import finish_publication
-from embedder.store.purge.audit import scan_store
-from embedder.store.purge.id_matcher import ItemNames
-from embedder.store.purge.purge import purge
-from embedder.store.purge.tombstones import read_purged
+from embedder.store.maintenance.compact import PartTarget, compact
+from embedder.store.maintenance.purge.audit import scan_store
+from embedder.store.maintenance.purge.id_matcher import ItemNames
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.rollback import rollback
+from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.deletions import delete_listed
+from embedder.store.publish.history import past_runs, publications, readable
+from embedder.store.publish.publish import finish_publication
+from embedder.store.publish.tombstones import read_purged
 from embedder.store.schema import TABLES
-from embedder.store.tables import RecordTable
-from embedder.store.vacuum import vacuum
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index import keep_index
 from index.versions import list_versions
 

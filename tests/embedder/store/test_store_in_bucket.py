@@ -27,10 +27,10 @@ from embedder.storage.object_stores import open_place
 from embedder.storage.parquet_ranges import read_parquet
 from embedder.store.backends import WriteConflictError
 from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import store_part, write_part
 from embedder.store.layout import read_current
-from embedder.store.part_writer import store_part, write_part
 from embedder.store.store_info import bind_store
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index import versions
 from embedder.store_index.versions import list_manifests
 from index.errors import RetrievalError

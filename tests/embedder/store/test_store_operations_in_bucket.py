@@ -7,15 +7,16 @@ from store_states import build_store_index, new_store, no_index, publish_refresh
 from test_store_sequences import Model
 
 from embedder.retrieval.store_api import open_store
-from embedder.store.compact import PartTarget, compact
-from embedder.store.current import move_current
 from embedder.store.files import StoreFiles
-from embedder.store.history import past_runs, release, rollback
 from embedder.store.layout import read_current, utc_now
 from embedder.store.lock import LeaseLostError, write_lock
-from embedder.store.purge.purge import purge
-from embedder.store.tables import RecordTable
-from embedder.store.vacuum import vacuum
+from embedder.store.maintenance.compact import PartTarget, compact
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.rollback import release, rollback
+from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.current import move_current
+from embedder.store.publish.history import past_runs
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index.keep_index import index_choice
 from embedder.store_index.versions import list_manifests
 

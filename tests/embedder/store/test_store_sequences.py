@@ -13,16 +13,17 @@ from store_states import Killed, dying, new_store, no_index, publish_refresh, ro
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
-from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
-from embedder.store.history import past_runs, publications, rollback
 from embedder.store.layout import read_current
-from embedder.store.publish import finish_publication
-from embedder.store.purge.audit import scan_store
-from embedder.store.purge.id_matcher import ItemNames
-from embedder.store.purge.purge import purge
-from embedder.store.tables import RecordTable
-from embedder.store.vacuum import vacuum
+from embedder.store.maintenance.compact import PartTarget, compact
+from embedder.store.maintenance.purge.audit import scan_store
+from embedder.store.maintenance.purge.id_matcher import ItemNames
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.rollback import rollback
+from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.history import past_runs, publications
+from embedder.store.publish.publish import finish_publication
+from embedder.store.tables.tables import RecordTable
 
 ITEMS = [f"item-{number:02d}.jpg" for number in range(12)]
 

@@ -15,13 +15,13 @@ from store_samples import begin, row, table
 from store_states import new_store, no_index, publish_refresh
 
 from embedder.errors import StoreError
-from embedder.store.current import move_current
 from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import store_part, write_part
 from embedder.store.layout import read_current
-from embedder.store.part_writer import store_part, write_part
-from embedder.store.purge.purge import purge
-from embedder.store.purge.tombstones import remember_purged
-from embedder.store.tables import RecordTable
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.publish.current import move_current
+from embedder.store.publish.tombstones import remember_purged
+from embedder.store.tables.tables import RecordTable
 from embedder.store_check.check import check_store
 from embedder.store_check.logs import missing_entries
 

@@ -12,15 +12,15 @@ from store_samples import begin, reject, row, table
 from store_states import new_store, publish_refresh
 
 from embedder.batch_schema import LEFT_OUT
-from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
-from embedder.store.history import release, rollback
+from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
-from embedder.store.part_writer import write_part
-from embedder.store.purge.purge import purge
-from embedder.store.tables import RecordTable
-from embedder.store.vacuum import vacuum
+from embedder.store.maintenance.compact import PartTarget, compact
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.rollback import release, rollback
+from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.tables.tables import RecordTable
 from embedder.store_check import check as check_module
 from embedder.store_check.check import check_store
 from embedder.store_check.findings import Finding

@@ -11,8 +11,8 @@ from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.store.layout import PUBLISHED_FILE, Published, read_current, read_record, run_file
 from embedder.store.lock import write_lock
-from embedder.store.models import model_files
-from embedder.store.vacuum import vacuum
+from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.tables.models import model_files
 from embedder.store_index.keep_index import rollback_index, update_store_index
 from embedder.store_index.versions import list_manifests
 

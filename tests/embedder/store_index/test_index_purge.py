@@ -10,10 +10,10 @@ from store_states import Killed, build_store_index, dying
 from embedder.config_toml.index_section import IndexConfig
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
-from embedder.store.history import rollback
 from embedder.store.layout import read_current
-from embedder.store.purge.purge import Purge
-from embedder.store.purge.purge import purge as run_purge
+from embedder.store.maintenance.purge.purge import Purge
+from embedder.store.maintenance.purge.purge import purge as run_purge
+from embedder.store.maintenance.rollback import rollback
 from embedder.store_index.keep_index import index_choice, update_store_index
 
 ITEM = item(50)

@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 from embedder.cli import app
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
-from embedder.store.compact import PartTarget, compact
-from embedder.store.history import publications, rollback
 from embedder.store.layout import read_current
-from embedder.store.vacuum import needed_indexes, vacuum
+from embedder.store.maintenance.compact import PartTarget, compact
+from embedder.store.maintenance.rollback import rollback
+from embedder.store.maintenance.vacuum import needed_indexes, vacuum
+from embedder.store.publish.history import publications
 from embedder.store_index import keep_index
 from embedder.store_index.keep_index import rollback_index
 from index.errors import RetrievalError

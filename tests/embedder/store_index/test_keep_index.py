@@ -9,9 +9,9 @@ from store_states import build_store_index, new_store, rows_now
 from embedder.config_toml.index_section import IndexConfig
 from embedder.errors import RunFailedError, StoreError
 from embedder.retrieval.store_api import open_store
-from embedder.store.compact import PartTarget, compact
 from embedder.store.layout import read_current
-from embedder.store.publish import finish_publication
+from embedder.store.maintenance.compact import PartTarget, compact
+from embedder.store.publish.publish import finish_publication
 from embedder.store_index import rows as index_rows
 from embedder.store_index.build_or_update import IndexJob, make_index
 from embedder.store_index.keep_index import ensure_index, update_store_index

@@ -12,12 +12,12 @@ from embedder.config_toml.index_section import IndexConfig
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.store_api import open_store
 from embedder.storage.user_cache import cache_folder
-from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
-from embedder.store.history import rollback
 from embedder.store.layout import read_current
-from embedder.store.purge.purge import purge as run_purge
-from embedder.store.vacuum import vacuum
+from embedder.store.maintenance.compact import PartTarget, compact
+from embedder.store.maintenance.purge.purge import purge as run_purge
+from embedder.store.maintenance.rollback import rollback
+from embedder.store.maintenance.vacuum import vacuum
 from embedder.store_index import word_index
 from embedder.store_index.analyser import hash_term
 from embedder.store_index.keep_index import index_choice, same_index_and_words

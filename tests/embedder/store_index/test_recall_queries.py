@@ -7,8 +7,8 @@ from index_stores import indexed_store
 from refresh_runs import refreshed
 from store_states import build_store_index
 
-from embedder.engine.model_folder import open_model
-from embedder.engine.query_encoder import QueryEncoder
+from embedder.encoders.query_encoder import QueryEncoder
+from embedder.models.model_folder import open_model
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.store_info import read_store_info

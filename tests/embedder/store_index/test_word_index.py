@@ -8,7 +8,7 @@ from word_stores import QUERIES, by_formula, captions, night, published_captions
 from embedder.config_toml.index_section import IndexConfig
 from embedder.retrieval import bm25
 from embedder.store.layout import read_current
-from embedder.store.tables import RecordTable
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index import word_index, word_parts
 from embedder.store_index.analyser import Analyser
 from embedder.store_index.keep_words import open_words

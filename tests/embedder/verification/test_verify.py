@@ -13,11 +13,10 @@ from command_runs import run_here
 from safetensors.torch import load_file, save_file
 
 from embedder.config import load_config
-from embedder.engine.job import check_int8
-from embedder.engine.model_folder import open_model
 from embedder.errors import ConfigError, SourceError, StoreError
+from embedder.executors.job import check_int8
 from embedder.ingest.embed import embed
-from embedder.training.tokenizer import train_tokenizer
+from embedder.models.model_folder import open_model
 from embedder.verification.compare import Limit, Vectors, compare
 from embedder.verification.verify import verify
 from shards.config import ModelConfig
@@ -27,6 +26,7 @@ from shards.plan import LayerRange, ShardSpec, plan_specs
 from shards.preprocess import PreprocessConfig
 from shards.towers.albert import AlbertTower
 from shards.towers.vit import VitTower
+from shards.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture

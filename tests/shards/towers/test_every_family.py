@@ -8,7 +8,12 @@ import transformers  # noqa: F401 - gives loggers `warning_once`
 from tower_checks import check_every_cut, make_batch, run_stages, vectors
 from tower_families import FAMILIES, beside_default, captions_for
 
+from embedder.plugins.train.trainer.batch import TrainBatch
+from embedder.plugins.train.trainer.export import write_delta
+from embedder.plugins.train.trainer.settings import TrainSettings, is_trainable
+from embedder.plugins.train.trainer.trainer import Trainer
 from shards.costs import weight_bytes
+from shards.delta import apply_delta
 from shards.fingerprint import model_fingerprint
 from shards.fresh import init_model
 from shards.plan import plan_shards
@@ -19,10 +24,6 @@ from shards.reference import load_towers
 from shards.shard import load_shard
 from shards.shard_specs import whole_model
 from shards.tensor_shapes import model_shapes, shard_shapes
-from shards.training.batch import TrainBatch
-from shards.training.export import apply_delta, write_delta
-from shards.training.settings import TrainSettings, is_trainable
-from shards.training.trainer import Trainer
 
 
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.model_fields["family"].default)

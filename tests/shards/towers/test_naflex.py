@@ -21,6 +21,8 @@ from tower_checks import (
     vectors,
 )
 
+from embedder.plugins.train.trainer.settings import TrainSettings
+from embedder.plugins.train.trainer.trainer import Trainer
 from shards.activations import Batch, TowerState
 from shards.config import load_model_config
 from shards.convert import import_checkpoint
@@ -31,8 +33,6 @@ from shards.ranges import LayerRange
 from shards.shard import load_shard
 from shards.shard_specs import whole_model
 from shards.towers.registry import IMPORTS
-from shards.training.settings import TrainSettings
-from shards.training.trainer import Trainer
 
 SMALL = {"patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "pos_embed_grid_size": (5, 5)}
 BUDGET = 36

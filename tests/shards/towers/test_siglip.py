@@ -7,6 +7,8 @@ import torch
 from siglip_checkpoints import CAPTIONS, LENGTH, PIECES, WIDTH, save_siglip, save_siglip2
 from tower_checks import check_against, check_every_cut, check_every_part_matters, make_batch
 
+from embedder.plugins.train.trainer.settings import TrainSettings
+from embedder.plugins.train.trainer.trainer import Trainer
 from embedder.steps.captions import CaptionEncoder
 from shards.config import ModelConfig, load_model_config
 from shards.convert import import_transformers
@@ -14,8 +16,6 @@ from shards.errors import ModelError
 from shards.loading import read_tensor
 from shards.shard import load_shard
 from shards.shard_specs import whole_model
-from shards.training.settings import TrainSettings
-from shards.training.trainer import Trainer
 from shards.weights import find_weights
 
 HARD_CAPTIONS = [

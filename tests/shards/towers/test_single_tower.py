@@ -9,6 +9,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tower_checks import check_against, check_every_cut, make_batch, randomise
 
+from embedder.plugins.train.trainer.settings import TrainSettings
+from embedder.plugins.train.trainer.trainer import Trainer
 from shards.config import ModelConfig, load_model_config
 from shards.convert import import_checkpoint
 from shards.errors import ModelError
@@ -25,8 +27,6 @@ from shards.profile import TimingSetting, measure_costs
 from shards.shard_specs import text_only, vision_only
 from shards.summary import describe_model
 from shards.towers.vit import VitTower
-from shards.training.settings import TrainSettings
-from shards.training.trainer import Trainer
 
 SIZE, DEPTH = 32, 3
 VISION = {

@@ -1,0 +1,1 @@
+"""Encoders of queries: ONNX Runtime, torch, and models of other frameworks."""

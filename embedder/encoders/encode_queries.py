@@ -1,0 +1,225 @@
+"""Encoding of queries into the shared space, but for the towers: checks, decoding, tokens, batches."""
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedder.compat.locked_property import locked_cached_property
+from embedder.errors import ConfigError
+from embedder.media.errors import DecodeError
+from embedder.media.formats import IMAGE_FORMATS
+from embedder.media.given_inputs import image_list, text_list
+from embedder.media.patches import pixel_columns
+from embedder.media.resize import Colour
+from embedder.media.sandbox import SandboxedDecoder
+from embedder.models.model_folder import Model, resize_spec
+from embedder.steps.captions import CaptionEncoder
+from embedder.storage.printable import is_text, printable
+
+if TYPE_CHECKING:
+    from embedder.media.given_inputs import GivenImage
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Ids = np.ndarray[Any, np.dtype[np.int32]]
+Columns = dict[str, NDArray[Any]]
+"""`pixels` of one image, and for images that keep their own proportions `image_grid`."""
+
+Q = TypeVar("Q")
+
+BATCH_ROWS = 32
+MAX_SHOWN = 200  # characters of a query in a message
+
+CURE = "use words that the model was trained with"
+NO_TEXT_TOWER = "it has no text tower, so it can't encode texts; give an image"
+NO_VISION_TOWER = "it has no vision tower, so it can't encode images; give a text"
+
+
+class AnyQueryEncoder(Protocol):
+    """Encoder of texts and images as searches use it: of towers, or of a servable."""
+
+    @property
+    def kind(self) -> str:
+        """What it runs on: "torch", "onnx" or "servable"."""
+
+    def encode_text(self, texts: Sequence[str]) -> Floats:
+        """Embed texts; float32 (Q, E), L2-normalised."""
+
+    def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
+        """Embed images; float32 (Q, E), L2-normalised.
+
+        Args:
+            images: the images.
+            decoder: of the caller's thread, with its limits.
+        """
+
+    def warning(self, text: str) -> str | None:
+        """Line that names the words of a text that the model doesn't know, or not whole; None where it knows all."""
+
+    def probability(self, cosine: float) -> float | None:
+        """Compute the probability that a text fits an image, where the model defines one."""
+
+    def load_like(self, other: "AnyQueryEncoder") -> None:
+        """Load what another encoder has loaded, so that no query waits for it."""
+
+
+class BaseQueryEncoder(ABC):
+    """Encoder of texts and images with the towers of one model; each tower is loaded at its first use."""
+
+    kind: ClassVar[str]
+    """What the towers run on: "torch" or "onnx"."""
+
+    def __init__(self, model: Model, colour: Colour = "srgb") -> None:
+        """Load nothing yet.
+
+        Args:
+            model: the opened model.
+            colour: how the numbers of images are read; of a store, as it was made.
+        """
+        self.model, self.colour = model, colour
+        self._decoder_lock = threading.Lock()  # a sandbox serves one thread at a time
+
+    def encode_text(self, texts: Sequence[str]) -> Floats:
+        """Embed captions or queries.
+
+        Returns:
+            float32 (Q, E), L2-normalised.
+
+        Raises:
+            ConfigError: the model has no text tower, or a text is empty, or no UTF-8.
+            ArgumentTypeError: it is no list of texts.
+        """
+        texts = text_list(texts)
+        if self.model.config.text is None:
+            raise ConfigError(f"model {self.model.uri}: {NO_TEXT_TOWER}")
+        if not all(text.strip() for text in texts):
+            raise ConfigError("the query is empty; write what the images should show")
+        for text in texts:
+            if not is_text(text):
+                raise ConfigError(f"the query {text}: it is not valid UTF-8; type it where UTF-8 is the encoding")
+        return self._in_batches(self._text_batch, [self._captions.query(text.strip()).text for text in texts])
+
+    def warning(self, text: str) -> str | None:
+        """Line that names words of a text that the tokeniser doesn't know, or not whole; None where it knows all."""
+        if not self._captions.knows(text):
+            return f"the model's tokeniser knows none of these words: {printable(text.strip(), MAX_SHOWN)}; {CURE}"
+        query = self._captions.query(text)
+        found = [
+            *([f"doesn't know {_join_words(query.unknown)}, left out of the query"] if query.unknown else []),
+            *([f"knows {_join_words(query.partly_known)} in part"] if query.partly_known else []),
+        ]
+        return f"the model's tokeniser {' and '.join(found)}; {CURE}" if found else None
+
+    def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
+        """Embed images, given as paths, file contents, images of Pillow or arrays uint8 (H, W, 3).
+
+        Args:
+            images: the images.
+            decoder: of the caller's thread, with its limits; by default one that all threads share.
+
+        Returns:
+            float32 (Q, E), L2-normalised.
+
+        Raises:
+            ConfigError: the model has no vision tower, or an image can't be read.
+            ArgumentTypeError: it is no list of images.
+        """
+        contents = image_list(images)
+        if self.model.config.vision is None:
+            raise ConfigError(f"model {self.model.uri}: {NO_VISION_TOWER}")
+        return self._in_batches(partial(self._image_batch, decoder=decoder), contents)
+
+    def probability(self, cosine: float) -> float | None:
+        """Compute the probability that a text fits an image, by the cosine of their vectors.
+
+        None of a model that defines none: all but SigLIP's kind.
+        """
+        if self._sigmoid is None:
+            return None
+        scale, bias = self._sigmoid
+        logit = scale * cosine + bias
+        small = math.exp(-abs(logit))
+        return (1 if logit >= 0 else small) / (1 + small)
+
+    def load_like(self, other: AnyQueryEncoder) -> None:
+        """Load the towers that another encoder has loaded, so that no query waits for them."""
+        for name in ("_captions", "_text_tower", "_vision_tower", "_sigmoid"):
+            if name in vars(other):
+                getattr(self, name)
+
+    def _in_batches(self, encode: Callable[[list[Q]], Floats], queries: list[Q]) -> Floats:
+        width = self.model.config.embedding_dim
+        parts = [encode(queries[start : start + BATCH_ROWS]) for start in range(0, len(queries), BATCH_ROWS)]
+        vectors = np.concatenate([np.empty((0, width), np.float32), *parts])
+        if not np.isfinite(vectors).all():
+            raise ConfigError(
+                f"model {self.model.uri}: its vector of a query has values that are NaN or infinite, which is near to "
+                "nothing; its weights are damaged: import or fetch the model again, and `embedder refresh` the store"
+            )
+        return vectors
+
+    def _text_batch(self, texts: list[str]) -> Floats:
+        return self._embed_ids([self._captions.encode(text) for text in texts])
+
+    def _image_batch(self, images: list[Path | bytes], decoder: SandboxedDecoder | None) -> Floats:
+        resize = resize_spec(self.model, self.colour)
+        return self._embed_pixels([pixel_columns(self._pixels(each, decoder)[None], resize) for each in images])
+
+    def _pixels(self, image: Path | bytes, decoder: SandboxedDecoder | None) -> NDArray[np.uint8]:
+        try:
+            if decoder is not None:
+                return decoder.image(image, resize_spec(self.model, self.colour))
+            with self._decoder_lock:
+                return self._decoder.image(image, resize_spec(self.model, self.colour))
+        except DecodeError as error:
+            name = "the image" if isinstance(image, bytes) else str(image)
+            *first, last = (each.name for each in IMAGE_FORMATS)
+            raise ConfigError(f"{name}: {error.message}; give a {', '.join(first)} or {last} file") from None
+
+    @property
+    @abstractmethod
+    def _text_tower(self) -> Any:
+        """Text tower, loaded at its first use."""
+
+    @property
+    @abstractmethod
+    def _vision_tower(self) -> Any:
+        """Vision tower, loaded at its first use."""
+
+    @abstractmethod
+    def _embed_ids(self, ids: list[Ids]) -> Floats:
+        """Run the text tower on token ids, each int32 (T,); at most `BATCH_ROWS` of them."""
+
+    @abstractmethod
+    def _embed_pixels(self, columns: list[Columns]) -> Floats:
+        """Run the vision tower on images; at most `BATCH_ROWS` of them."""
+
+    @locked_cached_property
+    def _captions(self) -> CaptionEncoder:
+        model = self.model
+        if model.tokenizer_json is None:
+            raise ConfigError(f"model {model.uri}: {NO_TEXT_TOWER}")
+        end_id = model.config.required_text.end_id
+        return CaptionEncoder(model.tokenizer_json, model.config.preprocess.max_caption_tokens, end_id)
+
+    @locked_cached_property
+    def _sigmoid(self) -> tuple[float, float] | None:
+        return self._read_sigmoid()
+
+    @abstractmethod
+    def _read_sigmoid(self) -> tuple[float, float] | None:
+        """Read scale and bias of the logits; None of a model that has none."""
+
+    @locked_cached_property
+    def _decoder(self) -> SandboxedDecoder:
+        return SandboxedDecoder()
+
+
+def _join_words(words: Sequence[str]) -> str:
+    return printable(", ".join(words), MAX_SHOWN)

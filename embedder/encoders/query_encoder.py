@@ -1,0 +1,74 @@
+"""Encoder of queries by torch, from a model folder, in this process and without Ray."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embedder.compat.locked_property import locked_cached_property
+from embedder.encoders.encode_queries import BaseQueryEncoder, Columns, Floats, Ids
+from embedder.installation import require
+from embedder.media.resize import Colour
+from embedder.models.model_folder import Model
+
+if TYPE_CHECKING:
+    from shards.shard import Shard
+    from shards.shard_specs import ShardSpec
+
+
+class QueryEncoder(BaseQueryEncoder):
+    """Encoder of texts and images with the towers of a model folder."""
+
+    kind = "torch"
+
+    def __init__(self, model: Model, colour: Colour = "srgb", *, dtype: str = "float32", device: str = "cpu") -> None:
+        require("embed", f"model {model.folder}: encoding queries with it, as the store has no query towers")
+        super().__init__(model, colour)
+        self.dtype, self.device = dtype, device
+
+    def _embed_ids(self, ids: list[Ids]) -> Floats:
+        import torch
+
+        from shards.activations import Batch, TowerState
+
+        lengths = torch.tensor([len(each) for each in ids])
+        with torch.inference_mode():
+            state = TowerState(torch.from_numpy(np.concatenate(ids)).to(self.device), lengths)
+            return self._embedding(self._text_tower(Batch(vision=None, text=state)).text)
+
+    def _embed_pixels(self, columns: list[Columns]) -> Floats:
+        import torch
+
+        from shards.activations import Batch, TowerState
+
+        values = torch.from_numpy(np.concatenate([each["pixels"] for each in columns])).to(self.device)
+        lengths = torch.tensor([len(each["pixels"]) for each in columns])
+        has_grids = "image_grid" in columns[0]
+        grids = torch.from_numpy(np.stack([each["image_grid"] for each in columns])) if has_grids else None
+        with torch.inference_mode():
+            state = TowerState(values, lengths, grids)
+            return self._embedding(self._vision_tower(Batch(vision=state, text=None)).vision)
+
+    def _embedding(self, state: Any) -> Floats:
+        return np.asarray(state.values.cpu().numpy(), np.float32)
+
+    def _read_sigmoid(self) -> tuple[float, float] | None:
+        from shards.loading import read_sigmoid
+
+        return read_sigmoid(self.model.folder)
+
+    @locked_cached_property
+    def _text_tower(self) -> "Shard":
+        from shards.shard_specs import text_only
+
+        return self._load(text_only(self.model.config))
+
+    @locked_cached_property
+    def _vision_tower(self) -> "Shard":
+        from shards.shard_specs import vision_only
+
+        return self._load(vision_only(self.model.config))
+
+    def _load(self, spec: "ShardSpec") -> "Shard":
+        from shards.shard import load_shard
+
+        return load_shard(self.model.folder, spec, dtype=self.dtype, device=self.device)

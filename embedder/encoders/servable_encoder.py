@@ -1,0 +1,292 @@
+"""Encoder of queries by a further model of a store: its towers by torch, else the servable that made its vectors.
+
+A store is data, which others may have made: of what it names, readers open only `DATA_KINDS`. Code comes from the
+reader's own configuration, or from the store where the reader has said so (`CodeSources`).
+"""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from embedder.compat.locked_property import locked_cached_property
+from embedder.encoders.encode_queries import AnyQueryEncoder, Floats
+from embedder.encoders.query_encoder import QueryEncoder
+from embedder.errors import ConfigError, StoreError
+from embedder.media.given_inputs import image_list, text_list
+from embedder.media.limits import DecodeLimits
+from embedder.media.sandbox import SandboxedDecoder
+from embedder.models.model_folder import open_model
+from embedder.servables import make_servable
+from embedder.servables.order import ERROR
+from embedder.storage.printable import is_text, printable
+from embedder.store.layout import StoreInfo
+
+if TYPE_CHECKING:
+    from embedder.media.given_inputs import GivenImage
+    from embedder.servables.base import Servable
+    from embedder.servables.run import RunningServable
+
+TOWERS = "towers"
+DATA_KINDS = (TOWERS, "onnx")
+"""Kinds that hold no code: safetensors with a description of towers that this package has, and graphs of ONNX, whose
+operators are ONNX Runtime's own (nobody registers others). The others have some: `python` is a file of it; a .pt2 has
+expressions that are evaluated as Python; TorchScript is a program with operators that open files; a checkpoint of `hf`
+or `vllm` chooses among much of other libraries' code, which was not written for hostile ones."""
+SIDES = {"image": "images", "text": "texts"}
+MAX_SHOWN = 100  # characters of a key of a store in a message
+
+
+@dataclass(frozen=True)
+class CodeSources:
+    """Places that a reader takes code of models from.
+
+    Attributes:
+        own: sections [[model]] of the reader's own configuration, by their names.
+        allow_store_code: whether code that a store names is run, too.
+    """
+
+    own: "Mapping[str, Servable | Mapping[str, Any]]" = field(default_factory=dict)
+    allow_store_code: bool = False
+
+    @classmethod
+    def of(cls, servables: "Iterable[Servable | Mapping[str, Any]]" = (), allow_store_code: bool = False) -> Self:
+        """Make it of servables, or of their sections.
+
+        Args:
+            servables: the reader's own, as `embedder.servables.make_servable` takes them.
+            allow_store_code: whether code that a store names is run, too.
+        """
+        own = {str(each["name"] if isinstance(each, Mapping) else each.name): each for each in servables}
+        return cls(own, allow_store_code)
+
+    def servable(self, info: StoreInfo, model: str) -> "Servable":
+        """Make the servable of a further model, of the store's section where that is data or allowed.
+
+        Args:
+            info: description of the model.
+            model: its name in the store.
+
+        Raises:
+            StoreError: the store's section would run code, and the reader has neither a section of its own nor leave.
+        """
+        section = info.servable or {}
+        if not _has_code(section):
+            return make_servable(section)
+        if model in self.own:
+            return make_servable(self.own[model]).absolute()
+        if self.allow_store_code:
+            return make_servable(section)
+        what = printable(str(section.get("kind", TOWERS)), MAX_SHOWN)
+        if section.get("python") is not None:
+            what += " in an interpreter of its own"
+        raise StoreError(
+            f"model {model or section.get('name')} of the store: it is of the kind {what}, which would run code that "
+            f"the store names; a store is data, of which readers take the kinds {' and '.join(DATA_KINDS)} alone; give "
+            "the configuration that has this [[model]] (--config FILE), or run the store's code, if you trust whoever "
+            "wrote it (--allow-store-code)"
+        )
+
+
+DATA_ALONE = CodeSources()
+
+
+def _has_code(section: Mapping[str, Any]) -> bool:
+    """Whether a section names code: by its kind, or as another interpreter, which may be any program."""
+    return section.get("kind", TOWERS) not in DATA_KINDS or section.get("python") is not None
+
+
+def open_servable_encoder(info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> AnyQueryEncoder:
+    """Open the encoder of a further model that has no query towers in the store; loads nothing yet.
+
+    Args:
+        info: description of the model.
+        model: its name in the store.
+        code: places that code is taken from.
+
+    Raises:
+        StoreError: its files are now those of another model, or code that nobody allowed.
+        ServableError: a file is missing, or of another framework.
+        shards.ModelError: its model folder is none.
+    """
+    section = info.servable or {}
+    if section.get("kind", TOWERS) == TOWERS:
+        return open_towers(info, model)
+    return ServableEncoder(info, model, code)
+
+
+def open_towers(info: StoreInfo, model: str = "") -> QueryEncoder:
+    """Open the towers of a further model of that kind.
+
+    Args:
+        info: description of the model.
+        model: its name in the store.
+
+    Raises:
+        StoreError: its model folder is now that of another model.
+        ServableError: a file is missing.
+        shards.ModelError: it is no whole model folder.
+    """
+    return QueryEncoder(open_model(checked_servable(info, model).uri), info.colour)
+
+
+def checked_servable(info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> "Servable":
+    """Servable of a further model.
+
+    Args:
+        info: description of the model.
+        model: its name in the store.
+        code: places that code is taken from.
+
+    Raises:
+        StoreError: its files are now those of another model, or code that nobody allowed.
+    """
+    servable = code.servable(info, model)
+    takes_others = any("." in (each.of or "") for each in servable.input_columns().values())
+    found = (
+        info.model_fingerprint if takes_others else servable.fingerprint()
+    )  # else it covers those that it takes from
+    if found != info.model_fingerprint:
+        raise StoreError(
+            f"{servable.where()}: its fingerprint is {found}, the store's vectors are of {info.model_fingerprint}; "
+            "bring that model back, or embed anew with `embedder refresh`"
+        )
+    return servable
+
+
+def _takes_others(servable: "Servable") -> bool:
+    """Whether an input is made from what another servable returns, which no query has."""
+    return any("." in (each.of or "") for each in servable.input_columns().values())
+
+
+class ServableEncoder:
+    """Encoder of what a servable takes: images, or texts; the servable is loaded at its first use."""
+
+    kind = "servable"
+
+    def __init__(self, info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> None:
+        """Check that the servable still is the one that made the vectors.
+
+        Args:
+            info: description of the model.
+            model: its name in the store.
+            code: places that code is taken from.
+
+        Raises:
+            StoreError: it is another one now, or code that nobody allowed.
+            ServableError: a file is missing, or of another framework.
+        """
+        self._servable, self._colour = checked_servable(info, model, code), info.colour
+        self._turn = threading.Lock()  # one thread calls a servable at a time
+
+    def encode_text(self, texts: Sequence[str]) -> Floats:
+        """Embed texts.
+
+        Returns:
+            float32 (Q, E), L2-normalised.
+
+        Raises:
+            ConfigError: the model embeds no texts, or one of them can't be.
+        """
+        given = text_list(texts)
+        if not all(text.strip() for text in given):
+            raise ConfigError("the query is empty; write what the images should show")
+        for text in given:
+            if not is_text(text):
+                raise ConfigError(f"the query {text}: it is not valid UTF-8; type it where UTF-8 is the encoding")
+        return self._encode("text", [text.strip() for text in given], DecodeLimits())
+
+    def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
+        """Embed images.
+
+        Args:
+            images: the images.
+            decoder: whose limits hold; by default those of runs.
+
+        Returns:
+            float32 (Q, E), L2-normalised.
+
+        Raises:
+            ConfigError: the model embeds no images, or one of them can't be read.
+        """
+        limits = decoder.limits if decoder is not None else DecodeLimits()
+        return self._encode("image", [_content(each, limits) for each in image_list(images)], limits)
+
+    def warning(self, text: str) -> str | None:
+        """Say nothing: which words a servable knows is not known."""
+        del text
+        return None
+
+    def probability(self, cosine: float) -> float | None:
+        """Return None: servables define no probability."""
+        del cosine
+        return None
+
+    def load_like(self, other: AnyQueryEncoder) -> None:
+        """Load the servable where another encoder has loaded its own."""
+        if "_running" in vars(other):
+            _ = self._running
+
+    @locked_cached_property
+    def _running(self) -> "RunningServable":
+        from embedder.servables.run import RunningServable
+
+        return RunningServable(self._servable)
+
+    def _encode(self, side: str, values: Sequence[str | bytes], limits: DecodeLimits) -> Floats:
+        """Run the servable on queries of one side.
+
+        Args:
+            side: image or text.
+            values: file contents, or texts.
+            limits: on the decoding of an image.
+
+        Raises:
+            ConfigError: the model has no vectors of that side of what a query has, or a query can't be encoded.
+        """
+        from embedder.models.further_models import columns_of
+        from embedder.servables.predict import DECODE_ERROR, decode_rows
+
+        servable = self._servable
+        outputs = [name for name, column in columns_of(servable).items() if column == f"{side}_embedding"]
+        if not outputs or _takes_others(servable):
+            other = "a text" if side == "image" else "an image"
+            cure = "search with a vector" if outputs else f"search with {other}, or with a vector"
+            raise ConfigError(f"{servable.where()}: it has no tower that encodes {SIDES[side]} alone; {cure}")
+        table = pa.table({"image" if side == "image" else "caption": list(values)})
+        with self._turn:
+            decoded = decode_rows(
+                table, servables=[servable], image="image", caption="caption", limits=limits, colour=self._colour
+            )
+            found = pa.concat_tables([self._running(part) for part in decoded])
+        for problem in [*found[DECODE_ERROR].to_pylist(), *found[f"{servable.name}.{ERROR}"].to_pylist()]:
+            if problem:
+                raise ConfigError(f"a query can't be encoded: {problem}")
+        vectors = np.array(found[f"{servable.name}.{outputs[0]}"].to_pylist(), np.float32)
+        unit: Floats = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        return unit
+
+
+def _content(image: Path | bytes, limits: DecodeLimits) -> bytes:
+    """Content of an image file.
+
+    Args:
+        image: path or content.
+        limits: on its size.
+
+    Raises:
+        ConfigError: it can't be read, or is too large.
+    """
+    if isinstance(image, bytes):
+        return image
+    try:
+        size = image.stat().st_size
+        if size > limits.max_file_bytes:
+            raise ConfigError(f"image {image}: it has {size:,} bytes, {limits.max_file_bytes:,} are read; give another")
+        return image.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"image {image}: it can't be read ({error.strerror}); give an image file") from None

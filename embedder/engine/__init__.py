@@ -1,1 +1,0 @@
-"""Engines that run the pipeline, locally or on Ray: resources, sessions, signals, monitoring."""

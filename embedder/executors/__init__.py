@@ -1,0 +1,1 @@
+"""Executors of the pipeline, local and on Ray: sessions, signals, progress, monitoring."""

@@ -1,0 +1,82 @@
+"""Number of items of one block: what a decode task takes, and what then passes from stage to stage whole. Pure.
+
+Each call of a step costs Ray some 10 to 20 ms of CPU, whatever is in it: with 64 items in each call, a small model
+spends a third of all time on that. Blocks of a large model last seconds; there, smaller ones fill and drain the stages
+sooner. Where the plan knows seconds, and the fastest stage's call would be over sooner than the scheduling loop can
+follow, a block may have twice the bytes.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.placement.device_settings import CPU_SETTINGS, DeviceSettings
+from shards.plan import PlannedStage
+
+FEW_ITEMS = 64  # where items are large, or of unknown size
+FIRST_ITEMS = 512  # of a run come in small blocks: the last stage has work soon, and a part is soon written
+
+
+def items_per_block(
+    items_per_task: int | Literal["auto"],
+    rows_per_batch: int,
+    bytes_per_row: int,
+    num_items: int,
+    item_s: float | None = None,
+    settings: DeviceSettings = CPU_SETTINGS,
+) -> int:
+    """Return the items of one block: whole batches, as many as the configuration says or as suit the model and the run.
+
+    Args:
+        items_per_task: of the configuration.
+        rows_per_batch: rows that a stage computes together.
+        bytes_per_row: bytes of an image with its caption, where they are largest between two steps.
+        num_items: items of the whole run.
+        item_s: seconds of the fastest stage for one item, if known.
+        settings: sizes for the devices of the stages.
+    """
+    if items_per_task != "auto":
+        return items_per_task
+    fitting = settings.block_bytes // bytes_per_row
+    if item_s is not None:
+        fitting = max(fitting, min(math.ceil(settings.min_call_s / item_s), settings.max_block_bytes // bytes_per_row))
+    most = min(settings.max_items, fitting, num_items // settings.min_blocks)
+    return max(1, most // rows_per_batch) * rows_per_batch
+
+
+def fastest_item_s(stages: Sequence[PlannedStage]) -> float | None:
+    """Return the seconds of the fastest stage for one item; none where the plan has only operations."""
+    seconds = [stage.seconds_per_item for stage in stages]
+    return min((each for each in seconds if each), default=None) if all(seconds) else None
+
+
+def cut_listing(
+    listing: Iterable[pa.Table], num_items: int, settings: DeviceSettings = CPU_SETTINGS
+) -> Iterator[pa.Table]:
+    """Cut a listing into blocks: at first of `FEW_ITEMS`, then of half as many as long as their files are too large.
+
+    Of files of unknown size, too, a block has `FEW_ITEMS` at most.
+
+    Args:
+        listing: listed items.
+        num_items: most of a block.
+        settings: sizes for the devices of the stages.
+    """
+    num_cut = 0
+    for table in listing:
+        start = 0
+        while start < table.num_rows:
+            block = table.slice(start, num_items if num_cut >= FIRST_ITEMS else min(num_items, FEW_ITEMS))
+            while block.num_rows > FEW_ITEMS and not _is_small(block, settings.max_file_bytes):
+                block = block.slice(0, max(FEW_ITEMS, block.num_rows // 2))
+            yield block
+            start += block.num_rows
+            num_cut += block.num_rows
+
+
+def _is_small(block: pa.Table, max_bytes: int) -> bool:
+    sizes = block["size_bytes"]
+    return sizes.null_count == 0 and bool(pc.sum(sizes).as_py() <= max_bytes)

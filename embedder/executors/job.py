@@ -1,0 +1,346 @@
+"""A run, fully decided before anything starts: the model, the plan, the resources, the settings of each step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from embedder.batch_schema import step_schema
+from embedder.config import ComputeSettings, DecodeConfig, RowSettings
+from embedder.errors import ConfigError
+from embedder.installation import vector_libraries
+from embedder.media.limits import DecodeLimits
+from embedder.models.further_models import FurtherModel, further_inputs, shared_columns
+from embedder.models.model_actor import ModelGroup, group_models
+from embedder.models.model_folder import Model, resize_spec
+from embedder.placement import hardware
+from embedder.placement.allocation import Allocation
+from embedder.placement.compile_choice import is_compiled
+from embedder.placement.device_settings import (
+    CPU_SETTINGS,
+    DeviceSettings,
+    batch_sizes,
+    group_costs,
+    rows_per_batch,
+    settings_of,
+)
+from embedder.placement.fleet import Available
+from embedder.placement.resources import (
+    OBJECT_STORE_BYTES,
+    allocate,
+    beside_models,
+    model_cpus,
+    niceness_by_work,
+    object_store_bytes,
+    request_resources,
+)
+from embedder.quantities import plural
+from embedder.servables.towers import read_plan
+from embedder.steps.item_decoder import DecodeSpec
+from embedder.steps.stage_spec import StageSpec
+from embedder.store.journal.accumulators.run_states import open_metrics
+from embedder.store.journal.model_parts import ModelPart
+from embedder.store.journal.part_writer import RunMetadata
+from embedder.store.journal.runs import Run
+from embedder.store.layout import StoreInfo
+from embedder.store.schema import EMBEDDINGS, with_carryover
+from embedder.user_steps.declared import new_columns, step_fingerprints
+from embedder.user_steps.run_steps import check_run_steps, decoded_steps, written_steps
+from embedder.user_steps.written_rows import NO_STEPS, WrittenSteps
+from shards.fingerprint import preprocess_fingerprint
+from shards.plan import ShardPlan, check_plan, plan_shards
+from shards.planning.problem import ROWS_PER_BATCH
+
+
+@dataclass(frozen=True)
+class Job:
+    """Input of an engine: settings, model, plan, resources, and the run that journals the work."""
+
+    compute: ComputeSettings
+    model: Model
+    plan: ShardPlan
+    decode: DecodeSpec
+    allocation: Allocation
+    stages: tuple[StageSpec, ...]
+    run: Run
+    stamp: RunMetadata
+    settings: DeviceSettings = CPU_SETTINGS
+    groups: tuple[ModelGroup, ...] = ()
+    """Further models by the actors that hold them, which come before the main model's stages."""
+    model_cpus: tuple[float, ...] = ()
+    """CPUs that an actor of each of these groups reserves."""
+    models: tuple[ModelPart, ...] = ()
+    """The same as write tasks know them."""
+    before_write: WrittenSteps = NO_STEPS
+    """The user's own steps that finished rows go through."""
+    num_items: int | None = None
+    """Items to embed, if known."""
+
+    @property
+    def carried_inputs(self) -> tuple[str, ...]:
+        """Carried columns that decode tasks take, for the user's own steps."""
+        return self.decode.steps.carried if self.decode.steps is not None else ()
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """Further model of a run, and the run in its folder."""
+
+    model: FurtherModel
+    run: Run
+
+    @property
+    def stamp(self) -> RunMetadata:
+        """Constants of its rows."""
+        info = self.run.info
+        return RunMetadata(
+            run_id=self.run.run_id,
+            session=self.run.session,
+            model_fingerprint=info.model_fingerprint,
+            preprocess_fingerprint=info.preprocess_fingerprint,
+            carryover=pa.schema([]),
+            outputs=self.model.outputs,
+        )
+
+
+def plan_job(
+    compute: ComputeSettings,
+    rows: RowSettings,
+    model: Model,
+    plan: ShardPlan,
+    available: Available,
+    run: Run,
+    carryover: pa.Schema,
+    further: Sequence[ModelRun] = (),
+    num_items: int | None = None,
+) -> Job:
+    """Decide the run.
+
+    Args:
+        compute: where and how stages compute.
+        rows: what makes rows of items.
+        model: the opened model.
+        plan: the shards.
+        available: CPUs and GPUs of the machine or cluster.
+        run: where the work is journaled.
+        carryover: columns copied untouched into the embeddings table.
+        further: further models, in their order.
+        num_items: items to embed, if known.
+
+    Raises:
+        ConfigError: the resources asked for do not exist.
+        StepError, ServableError: a step of the user's can't be run.
+    """
+    stamp = _stamp(rows, run, carryover, may_load=compute.ray_address is None)
+    models = [each.model for each in further]
+    groups = group_models(models, shared_columns(models, model))
+    allocation = allocate(compute, beside_models(available, actors := [each.actor for each in groups]), plan.stages)
+    stages = stage_specs(compute, model, plan, allocation, num_items)
+    settings = settings_of(stage.device for stage in stages)
+    decode = _decode_of_run(rows, model, models, rows_per_batch(compute.batch_size, settings))
+    cpus, last = tuple(model_cpus(available, actors)), written_steps(rows.step, run.info.step_columns)
+    parts = tuple(ModelPart(each.run.files, each.stamp, tuple(each.model.columns.items())) for each in further)
+    return Job(
+        compute, model, plan, decode, allocation, stages, run, stamp, settings, groups, cpus, parts, last, num_items
+    )
+
+
+def _stamp(rows: RowSettings, run: Run, carryover: pa.Schema, *, may_load: bool) -> RunMetadata:
+    """Constants of the main model's rows, with the figures that are summed up where they are written."""
+    check_run_steps(rows.step, carryover, may_load=may_load)
+    stamp = RunMetadata(
+        run_id=run.run_id,
+        session=run.session,
+        model_fingerprint=run.info.model_fingerprint,
+        preprocess_fingerprint=run.info.preprocess_fingerprint,
+        carryover=carryover,
+        outputs=step_schema(run.info.step_columns),
+    )
+    columns = with_carryover(EMBEDDINGS, stamp.columns)
+    return replace(stamp, metrics=open_metrics(rows.metric, columns, may_load=may_load))
+
+
+def _decode_of_run(rows: RowSettings, model: Model, models: Sequence[FurtherModel], num_rows: int) -> DecodeSpec:
+    """Settings of the decode step, with what further models and the user's own steps take of it."""
+    return replace(
+        decode_spec(rows, model, num_rows),
+        further=further_inputs(models, model, rows.decode.settled_colour),
+        models=tuple(each.name for each in models),
+        steps=decoded_steps(rows.step),
+    )
+
+
+def stage_specs(
+    compute: ComputeSettings, model: Model, plan: ShardPlan, allocation: Allocation, num_items: int | None = None
+) -> tuple[StageSpec, ...]:
+    """Return the settings of each stage's replicas.
+
+    Args:
+        compute: where and how stages compute.
+        model: the opened model.
+        plan: the shards.
+        allocation: threads and device of each stage.
+        num_items: items to embed, if known.
+    """
+    niceness = niceness_by_work(plan.stages)
+    devices = {resources.device for resources in allocation.stages}
+    settings = settings_of(devices)
+    planned = {name for stage in plan.stages if (name := stage.device) is not None and stage.num_gpus}
+    gpus = planned or set(hardware.gpu_names()) if "cuda" in devices else set()
+    costs = group_costs(model.config, gpus) if devices == {"cuda"} else ()
+    return tuple(
+        StageSpec(
+            index=index,
+            model=model.uri,
+            shard=stage.spec,
+            dtype=compute.settled_dtype,
+            device=resources.device,
+            num_threads=resources.num_threads,
+            batch_sizes=batch_sizes(compute.batch_size, settings),
+            niceness=niceness[index],
+            gpu_share=min(resources.num_gpus, 1.0) or 1.0,
+            node_threads=resources.node_threads,
+            group_costs=costs,
+            compile=is_compiled(compute, stage, resources, num_items, gpus),
+        )
+        for index, (stage, resources) in enumerate(zip(plan.stages, allocation.stages, strict=True))
+    )
+
+
+def make_plan(compute: ComputeSettings, model: Model) -> ShardPlan:
+    """Read the pinned plan, whose dtype is taken where the configuration leaves it open, or make one by operations.
+
+    Raises:
+        ConfigError: the plan file is missing, or made for other weights.
+        shards.ModelError: it is no plan, or not one for this model.
+    """
+    if compute.plan is None:
+        return plan_shards(
+            model.config, compute.num_stages, dtype=compute.settled_dtype, model_fingerprint=model.fingerprint
+        )
+    plan = read_plan(compute.plan, model.folder, model.fingerprint, None if compute.dtype == "auto" else compute.dtype)
+    check_plan(plan, model.config)
+    if compute.stage and len(compute.stage) != len(plan.stages):
+        raise ConfigError(
+            f"plan {compute.plan}: it has {plural(len(plan.stages), 'stage')}, and the configuration "
+            f"{plural(len(compute.stage), '[[stage]] entry', '[[stage]] entries')}; write one for each stage, or none"
+        )
+    return plan
+
+
+def stage_threads(compute: ComputeSettings) -> int:
+    """Return the torch threads of a stage on this machine."""
+    return request_resources(compute, Available(hardware.num_cpus())).stages[0].num_threads
+
+
+def check_int8(compute: ComputeSettings, model: Model) -> None:
+    """Refuse int8 where it makes the model no faster or no smaller, as measured on this machine's device.
+
+    On a cluster (`ray_address`) the stages' device isn't here, and nothing is refused; `embedder verify --dtype int8`
+    on one of its nodes measures there.
+
+    Raises:
+        ConfigError: it doesn't help; the message has the figures.
+    """
+    if compute.settled_dtype != "int8" or compute.ray_address is not None:
+        return
+    import torch
+
+    from shards.int8_benefit import measure_int8_benefit
+
+    may_be_cuda = compute.engine != "local" and compute.devices != {"cpu"}
+    device = "cuda" if may_be_cuda and torch.cuda.is_available() else "cpu"
+    refusal = measure_int8_benefit(model.folder, device, num_threads=stage_threads(compute)).refusal()
+    if refusal is not None:
+        raise ConfigError(f"dtype: {refusal}")
+
+
+def handed_on_bytes(model: Model, plan: ShardPlan, decode: DecodeSpec | None = None) -> list[int]:
+    """Return the bytes of one image with its caption as each step hands them on: pixels first, then over each cut.
+
+    Args:
+        model: the main model.
+        plan: its cut.
+        decode: what decode makes for further models, too; None: it makes nothing for any.
+    """
+    pixels = model.config.vision.input_bytes(0) if model.config.vision is not None else 0
+    beside = [each.resize for each in decode.further if each.column != "pixels"] if decode is not None else []
+    pixels += sum(3 * max(each.image_size**2, each.max_patches * each.patch_size**2) for each in beside if each)
+    return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
+
+
+def ray_store_bytes(rows_per_batch: int, model: Model, plan: ShardPlan, settings: DeviceSettings) -> int:
+    """Return the shared memory of a Ray that the run starts on this machine, of which it takes a quarter at most.
+
+    Args:
+        rows_per_batch: rows that a stage computes together.
+        model: the main model.
+        plan: its cut.
+        settings: sizes for the devices of the stages.
+    """
+    most_bytes = min(settings.object_store_bytes, max(OBJECT_STORE_BYTES, hardware.memory_bytes() // 4))
+    rows_in_flight = settings.batches_in_flight * rows_per_batch
+    return object_store_bytes(sum(handed_on_bytes(model, plan)), rows_in_flight, most_bytes)
+
+
+def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_BATCH) -> DecodeSpec:
+    """Return the settings of the decode step.
+
+    Args:
+        rows: what makes rows of items.
+        model: the opened model.
+        rows_per_batch: rows that a stage computes together.
+    """
+    return DecodeSpec(
+        resize=resize_spec(model, rows.decode.settled_colour) if model.config.vision is not None else None,
+        limits=decode_limits(rows.decode),
+        tokenizer_json=model.tokenizer_json,
+        max_caption_tokens=model.config.preprocess.max_caption_tokens,
+        segment_s=rows.segment_s,
+        frames_per_segment=rows.frames_per_segment,
+        rows_per_batch=rows_per_batch,
+        caption_end_id=model.config.text.end_id if model.config.text is not None else None,
+        web=rows.web,
+        animations=rows.decode.animations,
+        colour=rows.decode.settled_colour,
+    )
+
+
+def decode_limits(limits: DecodeConfig) -> DecodeLimits:
+    """Return the limits on the decoding of one file."""
+    return DecodeLimits(
+        timeout_s=limits.timeout_s,
+        video_timeout_s=limits.video_timeout_s,
+        memory_bytes=limits.memory_bytes,
+        max_pixels=limits.max_pixels,
+        max_file_bytes=limits.max_file_bytes,
+        max_video_bytes=limits.max_video_bytes,
+    )
+
+
+def preprocessing_of(rows: RowSettings, model: Model) -> str:
+    """Fingerprint all settings that turn an item's bytes into the towers' input."""
+    return preprocess_fingerprint(
+        model.config.preprocess,
+        (model.tokenizer_json or "").encode(),
+        rows.segment_s,
+        rows.frames_per_segment,
+        rows.decode.settled_colour,
+    )
+
+
+def store_info(rows: RowSettings, model: Model, dtype: str) -> StoreInfo:
+    """Return the model and settings that a store made by this configuration is bound to."""
+    return StoreInfo(
+        model=model.uri,
+        model_fingerprint=model.fingerprint,
+        preprocess_fingerprint=preprocessing_of(rows, model),
+        segment_s=rows.segment_s,
+        frames_per_segment=rows.frames_per_segment,
+        dtype=dtype,
+        colour=rows.decode.settled_colour,
+        searched="text" if model.config.vision is None else "image",
+        steps=step_fingerprints(rows.step),
+        step_columns=new_columns(rows.step),
+        libraries=vector_libraries(),
+    )

@@ -1,0 +1,175 @@
+"""The local engine: the same steps as on Ray, in one process; decoding runs ahead of the threads that encode.
+
+Where every item may turn out to be equal to what is published, stages are loaded when the first row needs them; else
+before the first item, so that start-up and steady work are measured apart.
+"""
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.executors.carried import detach_carried_columns
+from embedder.executors.job import Job
+from embedder.executors.local_threads import encode_all
+from embedder.executors.signals import StopRequest
+from embedder.models.model_actor import LocalModels
+from embedder.placement import hardware
+from embedder.steps.decode import VERSIONS, decode, forget_reader
+from embedder.steps.further_inputs import MAIN_INPUTS, select_for_main_model, without_vectors
+from embedder.store.journal.model_parts import write_parts
+from embedder.store.journal.part_writer import gather_rows
+
+if TYPE_CHECKING:
+    from embedder.steps.stage import Stage
+
+BATCHES_AHEAD = 4  # decoded batches that may wait for the first stage
+POLL_S = 0.1  # between two checks whether the other side has stopped
+PATIENCE_S = 1.0  # for an item that is being decoded when a stop is requested; most take less, some never end
+
+
+def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None = None) -> None:
+    """Decode, encode and write all listed items, or those that are finished when a stop is requested.
+
+    Args:
+        listing: listed items.
+        job: model, plan, resources and run.
+        stop: request to end early, if one may come.
+    """
+    listing, carried = detach_carried_columns(listing, job.carried_inputs)
+    stop = stop or StopRequest(job.run.request_stop, timeout_s=math.inf)
+    stages = _Stages(job, stop)
+    if not all(may_be_equal(select_for_main_model(table)) for table in listing):
+        with stop.breakable():
+            stages.load()
+    if job.groups:
+        with stop.breakable():
+            stages.further_models()
+    with closing(stages), closing(ahead(_decode_listing(listing, job), lambda: stop.asked)) as decoded:
+        encoded = encode_all(decoded, stages.encode, hardware.num_cpus())
+        for task, rows in enumerate(gather_rows(encoded, job.compute.rows_per_part)):
+            write_parts(job.run.files, job.stamp, job.models, task, job.before_write(carried.join(rows)))
+    if stop.asked:
+        forget_reader()  # a thread that was not waited for may still use it
+
+
+def may_be_equal(listing: pa.Table) -> bool:
+    """Whether all of a listing's items have rows that may stay or be taken over."""
+    versions = [listing[name] for name in VERSIONS if name in listing.schema.names]
+    return bool(versions) and pc.coalesce(*versions).null_count == 0
+
+
+class _Stages:
+    """All stages of a job, one after the other; several threads may use them at once."""
+
+    def __init__(self, job: Job, stop: StopRequest) -> None:
+        self._job, self._stop = job, stop
+        self._loaded: list[Stage] = []
+        self._models: LocalModels | None = None
+        self._loading = threading.Lock()
+
+    def load(self) -> "list[Stage]":
+        """Load them, once."""
+        from embedder.steps.stage import Stage
+
+        with self._loading:
+            self._loaded = self._loaded or [Stage(replace(spec, num_threads=1)) for spec in self._job.stages]
+        return self._loaded
+
+    def further_models(self) -> LocalModels:
+        """Load the further models, once."""
+        with self._loading:
+            if self._models is None:
+                self._models = LocalModels(self._job.groups, self._job.decode.limits)
+        return self._models
+
+    def close(self) -> None:
+        """Free what further models hold: memory, child processes."""
+        if self._models is not None:
+            self._models.close()
+
+    def encode(self, table: pa.Table) -> pa.Table:
+        """Replace the towers' inputs by embeddings; rows without any need no stage.
+
+        A table that is not begun when a stop is requested gives no row, nor does one that is not through in time.
+        """
+        if self._stop.asked:
+            return table.slice(0, 0)
+        if self._job.groups and table.num_rows:
+            table = self.further_models()(table)
+        if all(table[name].null_count == table.num_rows for name in MAIN_INPUTS):
+            return without_vectors(table)
+        for stage in self.load():
+            if self._stop.is_overdue:
+                return table.slice(0, 0)
+            table = stage(table)
+        return table
+
+
+def _decode_listing(listing: Iterable[pa.Table], job: Job) -> Iterator[pa.Table]:
+    for items in listing:
+        yield from decode(items, spec=job.decode, run=job.run)
+
+
+def ahead(
+    tables: Iterator[pa.Table], should_stop: Callable[[], bool] = lambda: False
+) -> Generator[pa.Table, None, None]:
+    """Run the iterator in a thread of its own, a few tables ahead of the consumer; its error is raised here.
+
+    Args:
+        tables: iterator that the thread consumes.
+        should_stop: checked before each table, and while there is none; a table that is in work then is left.
+    """
+    done = object()
+    ready: queue.Queue[Any] = queue.Queue(BATCHES_AHEAD)
+    stopped = threading.Event()
+
+    def produce() -> None:
+        try:
+            for table in tables:
+                if not _put(ready, table, stopped):
+                    return
+            _put(ready, done, stopped)
+        except BaseException as error:  # noqa: BLE001 - raised again in the consumer's thread
+            _put(ready, error, stopped)
+
+    thread = threading.Thread(target=produce, name="decode", daemon=True)
+    thread.start()
+    try:
+        while not should_stop() and (table := _get(ready, should_stop)) not in (done, None):
+            if isinstance(table, BaseException):
+                raise table
+            yield table
+    finally:
+        stopped.set()
+        given_up_s = time.monotonic() + PATIENCE_S
+        while thread.is_alive() and not (should_stop() and time.monotonic() > given_up_s):
+            thread.join(POLL_S)
+
+
+def _put(ready: "queue.Queue[Any]", item: object, stopped: threading.Event) -> bool:
+    """Wait for room, but not once the consumer has gone."""
+    while not stopped.is_set():
+        try:
+            ready.put(item, timeout=POLL_S)
+        except queue.Full:
+            continue
+        return True
+    return False
+
+
+def _get(ready: "queue.Queue[Any]", should_stop: Callable[[], bool]) -> Any:
+    """Wait for a table; None once the consumer should stop."""
+    while True:
+        try:
+            return ready.get(timeout=POLL_S)
+        except queue.Empty:
+            if should_stop():
+                return None

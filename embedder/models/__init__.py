@@ -1,0 +1,1 @@
+"""Model folders, and further models beside the main one."""

@@ -1,0 +1,272 @@
+"""Further models of a run: their servables, what their rows in the store look like, and what decode makes for them.
+
+Nothing of a framework is imported: a dry run and a submission need none.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from embedder.config import RowSettings
+from embedder.errors import ConfigError
+from embedder.media.resize import Colour, ResizeSpec
+from embedder.models.model_folder import Model, resize_spec
+from embedder.servables import make_servable
+from embedder.servables.base import Servable
+from embedder.servables.columns import (
+    IMAGES,
+    BytesInput,
+    ColumnInput,
+    ImageInput,
+    InputColumn,
+    OutputColumn,
+    ResizedInput,
+    TokensInput,
+)
+from embedder.servables.declared import find_tokenizer
+from embedder.servables.order import order_servables
+from embedder.servables.run import comes_from_servable, decoded_name
+from embedder.steps.further_inputs import FurtherInput, Make
+from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import VECTOR_COLUMNS
+from embedder.store.layout import Searched, StoreInfo
+from embedder.store.schema import EMBEDDINGS, with_carryover
+from embedder.store.tables.models import model_files
+from embedder.user_steps.declared import changes_rows, step_fingerprints
+from shards.fingerprint import short_hash
+
+EMBEDDING = "embedding"
+"""Output that is the image's vector, or the text's, by what the servable takes."""
+
+
+@dataclass(frozen=True)
+class FurtherModel:
+    """Model of a run beside the main one.
+
+    Attributes:
+        servable: what computes it.
+        info: what decides its rows, as its folder of the store keeps it.
+        computed_for: it, and the models that need what it returns.
+    """
+
+    servable: Servable
+    info: StoreInfo
+    computed_for: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.servable.name
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """Columns of its table by the outputs of its servable."""
+        return columns_of(self.servable)
+
+    @cached_property
+    def outputs(self) -> pa.Schema:
+        """Columns of its table beside vectors."""
+        declared = self.servable.output_columns()
+        return pa.schema(
+            [
+                pa.field(column, declared[output].arrow_type())
+                for output, column in self.columns.items()
+                if column not in VECTOR_COLUMNS
+            ]
+        )
+
+    def files(self, store: StoreFiles) -> StoreFiles:
+        """View of its folder in a store."""
+        return model_files(store, self.name)
+
+
+def columns_of(servable: Servable) -> dict[str, str]:
+    """Columns of a model's table by the outputs of its servable: vectors, else under the outputs' own names.
+
+    Raises:
+        ConfigError: two outputs are one column, or one has the name of a column that all tables have.
+    """
+    declared = servable.output_columns()
+    of_images = any(isinstance(each, IMAGES) for each in servable.input_columns().values())
+    vector = "image_embedding" if of_images else "text_embedding"
+    found = {name: vector if name == EMBEDDING and _is_vector(output) else name for name, output in declared.items()}
+    twice = [name for name, column in found.items() if list(found.values()).count(column) > 1]
+    if twice:
+        raise ConfigError(f"{servable.where()}: outputs {' and '.join(twice)} are both the column {vector}; rename one")
+    for name, column in found.items():
+        if column in VECTOR_COLUMNS and not _is_vector(declared[name]):
+            raise ConfigError(
+                f"{servable.where()}: output {name} is no vector (type float32, shape [size]), as a column of that "
+                "name is; rename it"
+            )
+        if column in EMBEDDINGS.names and column not in VECTOR_COLUMNS:
+            raise ConfigError(f"{servable.where()}: output {name}: each table has a column of that name; rename it")
+    return found
+
+
+def _is_vector(output: OutputColumn) -> bool:
+    return output.type == "float32" and len(output.shape) == 1 and output.shape[0] != "any"
+
+
+def open_models(sections: Iterable[Mapping[str, Any]], rows: RowSettings) -> tuple[FurtherModel, ...]:
+    """Read and check the further models of a configuration, in the order that they run in.
+
+    Args:
+        sections: one of each model, as `embedder.servables.make_servable` takes it.
+        rows: what makes rows of items.
+
+    Raises:
+        ServableError: one breaks a rule, lacks a file, or doesn't fit to the others.
+        shards.ModelError: a model folder is none.
+        ConfigError: an output has the name of another column, or an input is none that a run's items have.
+    """
+    servables = [make_servable(section).absolute() for section in sections]
+    ordered = order_servables(servables)
+    takers = {each.name: {each.name} for each in ordered}
+    for servable in reversed(ordered):
+        for giver in _givers(servable):
+            takers[giver] |= takers[servable.name]
+    fingerprints: dict[str, str] = {}
+    found = []
+    for servable in ordered:
+        _check_inputs(servable)
+        parts = [servable.fingerprint(), *(fingerprints[giver] for giver in sorted(_givers(servable)))]
+        fingerprints[servable.name] = short_hash([part.encode() for part in parts]) if parts[1:] else parts[0]
+        info = _info(rows, servable, fingerprints[servable.name])
+        found.append(FurtherModel(servable, info, frozenset(takers[servable.name])))
+    return tuple(found)
+
+
+def _givers(servable: Servable) -> set[str]:
+    """Names of the servables whose outputs one takes."""
+    inputs = servable.input_columns().values()
+    return {(each.of or "").partition(".")[0] for each in inputs if comes_from_servable(each)}
+
+
+def _check_inputs(servable: Servable) -> None:
+    for name, declared in servable.input_columns().items():
+        if declared.of and not comes_from_servable(declared):
+            raise ConfigError(
+                f"{servable.where()}: input {name}: of = {declared.of!r}: a run's items have an image and a caption "
+                "alone; leave `of` out, or name another model's output as MODEL.OUTPUT"
+            )
+
+
+def _info(rows: RowSettings, servable: Servable, fingerprint: str) -> StoreInfo:
+    """Describe what decides a model's rows: the servable, and how videos and animations are cut."""
+    columns = columns_of(servable)
+    outputs = servable.output_columns()
+    others = pa.schema(
+        [
+            pa.field(column, outputs[name].arrow_type())
+            for name, column in columns.items()
+            if column not in VECTOR_COLUMNS
+        ]
+    )
+    stored = with_carryover(EMBEDDINGS, others)
+    vectors = [column for column in columns.values() if column in VECTOR_COLUMNS]
+    searched: Searched = "text" if vectors == ["text_embedding"] else "image"
+    colour = rows.decode.settled_colour
+    of_colour = [] if colour == "raw" else [colour]
+    cut = json.dumps([rows.segment_s, rows.frames_per_segment, sorted(map(str, others)), *of_colour])
+    section = servable.model_dump(mode="json", exclude_unset=True)
+    return StoreInfo(
+        model=servable.uri,
+        model_fingerprint=fingerprint,
+        preprocess_fingerprint=short_hash([cut.encode()]),
+        segment_s=rows.segment_s,
+        frames_per_segment=rows.frames_per_segment,
+        dtype=str(getattr(servable, "dtype", "float32")),
+        colour=colour,
+        searched=searched,
+        steps=step_fingerprints(step for step in rows.step if changes_rows(step)),
+        has_vectors=bool(vectors),
+        outputs={column: str(stored.field(column).type) for column in others.names},
+        servable=section | {"kind": getattr(servable, "kind", "python")},
+    )
+
+
+def further_inputs(models: Sequence[FurtherModel], main: Model, colour: Colour) -> tuple[FurtherInput, ...]:
+    """Inputs that decode makes for further models: equal ones once, in the main model's own column where that is equal.
+
+    Args:
+        models: of the run.
+        main: the main model.
+        colour: how images are read.
+    """
+    found: dict[str, FurtherInput] = {}
+    for made, rule, of_main in _inputs(models, main):
+        column = of_main or made.column
+        before = found.get(column)
+        models_of_it = made.models | (before.models if before is not None else frozenset())
+        shared = FurtherInput(column, models_of_it, made.make, *rule)
+        resize = replace(shared.resize, colour=colour) if shared.resize is not None else None
+        found[column] = replace(shared, resize=resize)
+    return tuple(found.values())
+
+
+def shared_columns(models: Sequence[FurtherModel], main: Model) -> dict[str, str]:
+    """Columns of the main model's inputs that further models take, too, by the names under which these look for them.
+
+    Args:
+        models: of the run.
+        main: the main model.
+    """
+    found: dict[str, str] = {}
+    for made, rule, of_main in _inputs(models, main):
+        if of_main is not None:
+            found[made.column] = of_main
+            if made.has_grid:
+                found[made.grid_column] = FurtherInput(of_main, made.models, made.make, *rule).grid_column
+    return found
+
+
+Rule = tuple[ResizeSpec | None, str | None, int, int | None]
+
+
+def _inputs(models: Sequence[FurtherModel], main: Model) -> Iterator[tuple[FurtherInput, Rule, str | None]]:
+    """Inputs that decode makes, each with the rule that it is made by, and the main model's column of that rule."""
+    own = _own_columns(main)
+    for model in models:
+        for declared in model.servable.input_columns().values():
+            if comes_from_servable(declared):
+                continue
+            made = _make_input(declared, model.computed_for)
+            rule = (made.resize, made.tokenizer_json, made.max_tokens, made.end_id)
+            yield made, rule, own.get(rule) if made.make in ("pixels", "token_ids") else None
+
+
+def _own_columns(main: Model) -> Mapping[Rule, str]:
+    """Columns of the main model's inputs, by the rule that they are made by."""
+    own: dict[Rule, str] = {}
+    if main.config.vision is not None:
+        own[resize_spec(main), None, 0, None] = "pixels"
+    if main.config.text is not None:
+        own[None, main.tokenizer_json, main.config.preprocess.max_caption_tokens, main.config.text.end_id] = "token_ids"
+    return own
+
+
+def _make_input(declared: InputColumn, models: frozenset[str]) -> FurtherInput:
+    """Describe an input in plain values."""
+    column = decoded_name(declared)
+    match declared:
+        case ImageInput():
+            return FurtherInput(column, models, "image", declared.resize)
+        case ResizedInput():
+            return FurtherInput(column, models, "pixels", declared.resize)
+        case TokensInput():
+            path = find_tokenizer("the tokeniser of an input", declared.tokenizer)
+            text = Path(path).read_text(encoding="utf-8")
+            return FurtherInput(column, models, "token_ids", None, text, declared.max_tokens, declared.end_id)
+        case BytesInput():
+            return FurtherInput(column, models, "bytes")
+        case ColumnInput():
+            raise ConfigError(f"column {declared.of}: a run's items have no such column")
+        case _:
+            make: Make = "text"
+            return FurtherInput(column, models, make)

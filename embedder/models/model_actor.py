@@ -1,0 +1,186 @@
+"""Further models at work on decoded rows: in actors of a run on Ray, or in the process of the local engine.
+
+They come before the main model's stages, while its inputs, which they may share, are still there. Each computes the
+rows that it or a model behind it needs; what it gives is in NAME.OUTPUT, and NAME.error says why a row has none.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.media.limits import DecodeLimits
+from embedder.models.further_models import FurtherModel
+from embedder.servables.order import ERROR
+from embedder.servables.packing import ActorGroup, pack_servables
+from embedder.servables.predict import ACTOR_BYTES, ServableActor, item_inputs
+from embedder.servables.prepare import GRID
+from embedder.servables.run import DECODED, RunningServable
+from embedder.steps.further_inputs import for_main, is_needed
+from embedder.store.journal.runs import Run
+from embedder.store.journal.step_metrics import measure, trace_column
+
+
+@dataclass(frozen=True)
+class ModelGroup:
+    """Further models that share an actor.
+
+    Attributes:
+        models: that of each servable of the actor.
+        actor: what the actor holds and reserves.
+        shared: columns of the main model's inputs by the names under which servables look for them.
+        needed_later: decoded columns that later groups need; the others end here.
+        is_last: whether the main model's stages follow.
+    """
+
+    models: tuple[FurtherModel, ...]
+    actor: ActorGroup
+    shared: tuple[tuple[str, str], ...]
+    needed_later: frozenset[str]
+    is_last: bool
+
+
+def group_models(models: Sequence[FurtherModel], shared: dict[str, str]) -> tuple[ModelGroup, ...]:
+    """Put models into actors by their memory.
+
+    Args:
+        models: in their order.
+        shared: of `embedder.models.further_models.shared_columns`.
+
+    Raises:
+        ServableError: a file is missing.
+    """
+    by_name = {part.name: model for model in models for part in model.servable.parts()}
+    actors = pack_servables([model.servable for model in models], ACTOR_BYTES)
+    found = []
+    for number, actor in enumerate(actors):
+        later = [servable for each in actors[number + 1 :] for servable in each.servables]
+        found.append(
+            ModelGroup(
+                models=tuple(by_name[each.name] for each in actor.servables),
+                actor=actor,
+                shared=tuple(shared.items()),
+                needed_later=frozenset(item_inputs(later)),
+                is_last=number == len(actors) - 1,
+            )
+        )
+    return tuple(found)
+
+
+class ModelActor(ServableActor):
+    """Ray actor of a group of models."""
+
+    def __init__(self, group: ModelGroup, limits: DecodeLimits, run: Run | None = None) -> None:
+        """Load the servables.
+
+        Args:
+            group: what the actor holds.
+            limits: on the decoding of images that servables return.
+            run: checked before each block for a stop request; later blocks give no row.
+        """
+        self._group, self._stopping = group, run
+        super().__init__(group.actor, limits, group.needed_later)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Run each model on a block.
+
+        Raises:
+            EmbedderError: a servable could not start.
+            shards.ModelError: likewise.
+            RunFailedError: likewise, or the block has killed several processes.
+        """
+        if self._stopping is not None and self._stopping.stop_requested():
+            table = table.slice(0, 0)
+        return super().__call__(table)
+
+    def _run(self, table: pa.Table) -> pa.Table:
+        return run_group(table, self._group, self._running)
+
+
+class LocalModels:
+    """All further models in this process; several threads may use them, one at a time."""
+
+    def __init__(self, groups: Sequence[ModelGroup], limits: DecodeLimits) -> None:
+        """Load the servables.
+
+        Args:
+            groups: of the run.
+            limits: on the decoding of images that servables return.
+
+        Raises:
+            ServableError: one can't be loaded.
+        """
+        self._groups = [
+            (
+                group,
+                [
+                    RunningServable(servable, num_threads=group.actor.num_threads, limits=limits)
+                    for servable in group.actor.servables
+                ],
+            )
+            for group in groups
+        ]
+        self._turn = threading.Lock()
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Run all models on a table."""
+        with self._turn:
+            for group, running in self._groups:
+                table = run_group(table, group, running)
+        return table
+
+    def close(self) -> None:
+        """Free what they hold."""
+        for _, running in self._groups:
+            for each in running:
+                each.close()
+
+
+def run_group(table: pa.Table, group: ModelGroup, running: Sequence[RunningServable]) -> pa.Table:
+    """Append the columns of a group's models; decoded inputs that nothing needs any more are dropped.
+
+    Args:
+        table: decoded rows, one at least.
+        group: the models.
+        running: their servables, loaded.
+    """
+    lent = {name: own for name, own in group.shared if own in table.column_names}
+    for name, own in lent.items():
+        table = table.append_column(name, table[own])
+    for model, servable in zip(group.models, running, strict=True):
+        with measure(f"model {servable.servable.name}") as measurement:
+            table, measurement.num_rows = _run_where_needed(table, model, servable)
+        if measurement.num_rows:
+            trace = trace_column(table.num_rows, measurement, table["trace"])
+            table = table.drop_columns(["trace"]).append_column("trace", trace)
+    ended = [name for name in table.column_names if name.startswith(DECODED) and not _is_kept(name, group, lent)]
+    table = table.drop_columns(ended)
+    return for_main(table) if group.is_last else table
+
+
+def _is_kept(name: str, group: ModelGroup, lent: dict[str, str]) -> bool:
+    return name not in lent and (name in group.needed_later or name.removesuffix(GRID) in group.needed_later)
+
+
+def _run_where_needed(table: pa.Table, model: FurtherModel, running: RunningServable) -> tuple[pa.Table, int]:
+    """Append a model's columns, null in rows that neither it nor a model behind it needs; and count the others."""
+    masks = [is_needed(table, name) for name in model.computed_for]
+    if any(mask is None for mask in masks):
+        return running(table), table.num_rows
+    needed = np.logical_or.reduce([mask.to_numpy() for mask in masks if mask is not None])
+    num_rows = int(needed.sum())
+    if not num_rows:
+        servable = running.servable
+        for name, output in servable.output_columns().items():
+            table = table.append_column(f"{servable.name}.{name}", pa.nulls(table.num_rows, output.arrow_type()))
+        table = table.append_column(f"{servable.name}.{ERROR}", pa.nulls(table.num_rows, pa.string()))
+        return table.drop_columns(list(servable.ended_columns())), 0
+    found = running(table.filter(pa.array(needed)))
+    place = pa.array(np.cumsum(needed) - 1, mask=~needed)
+    for name in found.column_names:
+        if name not in table.column_names:
+            table = table.append_column(name, pc.take(found[name], place))
+    return table.drop_columns(list(running.servable.ended_columns())), num_rows

@@ -1,0 +1,138 @@
+"""Requests of all actors and tasks of a run, and their placement on the nodes of a cluster. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from embedder.config import StageConfig
+from embedder.placement.fleet import threads_by_node
+from embedder.placement.gpus import devices_needed
+from embedder.placement.placement import Node, NodesOfReplicas, ReplicaRequest, fits, place
+
+WRITE_CPUS = 0.1  # writing waits for the disk, not for the CPU
+
+
+@dataclass(frozen=True)
+class StageResources:
+    """Resources that one replica of a stage reserves, and the bounds of their number."""
+
+    min_replicas: int
+    max_replicas: int
+    num_cpus: float
+    num_gpus: float
+    num_threads: int
+    device: str
+    """Of torch: cpu or cuda; Ray shows a replica only the GPU that it reserved."""
+    device_types: frozenset[str] = frozenset()
+    """Types of devices, one of which its nodes must have, as the plan says; none takes any."""
+    weight_bytes: int = 0
+    """Main memory that a replica needs at least; 0 where it is not known."""
+    node_ids: tuple[str, ...] = ()
+    """On a cluster: Ray's id of the node of each of the replicas that start first; before they are placed, a wish."""
+    node_threads: tuple[tuple[str, int], ...] = ()
+    """On a cluster, where the configuration leaves threads out: those of a replica, by the id of its node."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Requests of all actors and tasks of a run."""
+
+    stages: tuple[StageResources, ...]
+    decode_cpus: float
+    num_writers: int = 1
+    write_cpus: float = WRITE_CPUS
+
+    @property
+    def min_cpus(self) -> float:
+        """CPUs without which the run would hang: those of all actors and of the largest task."""
+        return sum(stage.min_replicas * stage.num_cpus for stage in self.stages) + self.task_cpus
+
+    @property
+    def task_cpus(self) -> float:
+        """CPUs of the largest task."""
+        return max(self.decode_cpus, self.write_cpus)
+
+    @property
+    def min_gpus(self) -> int:
+        """GPUs without which an actor may find no device: each part lies on one device."""
+        return devices_needed((stage.num_gpus, stage.min_replicas) for stage in self.stages)
+
+    @property
+    def max_gpus(self) -> int:
+        """GPUs that all actors take when the stages have grown as far as they may."""
+        return devices_needed((stage.num_gpus, stage.max_replicas) for stage in self.stages)
+
+
+def replica_requests(allocation: Allocation) -> list[ReplicaRequest]:
+    """Return the replicas that start with the run, as `place` takes them."""
+    return [
+        ReplicaRequest(
+            f"stage {index}",
+            stage.min_replicas,
+            stage.num_cpus,
+            stage.num_gpus,
+            device_types=stage.device_types,
+            memory_bytes=stage.weight_bytes,
+        )
+        for index, stage in enumerate(allocation.stages)
+    ]
+
+
+def task_request(allocation: Allocation) -> ReplicaRequest:
+    """Return the largest task, which has to find room beside the replicas."""
+    return ReplicaRequest("a decode or write task", 1, allocation.task_cpus)
+
+
+def place_replicas(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfReplicas | None:
+    """Find a node for each replica: with room for a task on every node, else on one; none where there is no placement.
+
+    Args:
+        allocation: the replicas.
+        nodes: what may be taken of each node.
+    """
+    requests, cpus = replica_requests(allocation), allocation.task_cpus
+    with_room = [replace(node, num_cpus=node.num_cpus - min(cpus, node.num_cpus / 2)) for node in nodes]
+    if any(node.num_cpus >= cpus for node in nodes):
+        found = _as_wished(allocation, with_room) or place(with_room, requests, max_steps=0).nodes
+        if found is not None:
+            return found
+    found = place(nodes, [*requests, task_request(allocation)]).nodes
+    return found[:-1] if found else None
+
+
+def _as_wished(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfReplicas | None:
+    """Give each replica the node that `StageResources.node_ids` names; none where these are not there or too small."""
+    numbers = {node.node_id: number for number, node in enumerate(nodes)}
+    wished = [[numbers.get(node_id, -1) for node_id in stage.node_ids] for stage in allocation.stages]
+    has_all = all(len(each) == stage.min_replicas for each, stage in zip(wished, allocation.stages, strict=True))
+    if not has_all or any(number < 0 for each in wished for number in each):
+        return None
+    requests = replica_requests(allocation)
+    has_room = all(
+        fits(node, requests, tuple(each.count(number) for each in wished)) for number, node in enumerate(nodes)
+    )
+    return tuple(map(tuple, wished)) if has_room else None
+
+
+def pin_replicas(
+    requests: Sequence[StageConfig], allocation: Allocation, nodes: Sequence[Node], found: NodesOfReplicas
+) -> Allocation:
+    """Note the node of each replica, and its threads there where the configuration leaves them out.
+
+    Args:
+        requests: of the configuration, one for each stage, or none.
+        allocation: the replicas.
+        nodes: the nodes; their CPUs are shared among the replicas' threads.
+        found: by stage and replica, the number of its node.
+    """
+    threads = tuple(sorted(threads_by_node(nodes, found).items()))
+    return replace(
+        allocation,
+        stages=tuple(
+            replace(
+                stage,
+                node_ids=tuple(nodes[number].node_id for number in numbers),
+                node_threads=() if requests and requests[index].num_threads else threads,
+            )
+            for index, (stage, numbers) in enumerate(zip(allocation.stages, found, strict=True))
+        ),
+    )

@@ -1,0 +1,71 @@
+"""Whether a stage's layers are compiled: where the configuration says so, or the run is long enough. Pure.
+
+Compiled, a ViT-L/14 with its captions computes in 0.81 of the time on an H200; its layers compile in 6.5 s, and those
+of the text tower, in both forms, in 4.5 s. What an earlier run has left in a node's cache isn't known here, so that a
+short run that `auto` leaves alone may still gain by `compile = true`.
+"""
+
+from collections.abc import Collection
+
+from embedder.config import ComputeSettings
+from embedder.placement.allocation import StageResources
+from embedder.placement.device_settings import USUAL_GPU, gpu_type
+from shards.plan import PlannedStage
+
+GAIN = 1.2
+"""Rate of compiled layers over that of eager ones."""
+COMPILE_S = 6.0
+"""Seconds to compile a layer in one form."""
+VISION_FORMS, TEXT_FORMS = 1, 2
+"""Forms of a layer: captions come with and without a mask."""
+
+
+def is_compiled(
+    compute: ComputeSettings,
+    stage: PlannedStage,
+    resources: StageResources,
+    num_items: int | None,
+    gpus: Collection[str],
+) -> bool:
+    """Decide whether a stage compiles its layers; those in int8 are never compiled, and on CPUs only if asked for.
+
+    Args:
+        compute: its `compile` and dtype.
+        stage: its layers, and their operations or seconds.
+        resources: device and replicas.
+        num_items: items that are to be embedded; None where nobody knows.
+        gpus: names of the GPUs' types; of several, the fastest counts.
+    """
+    if compute.settled_dtype == "int8" or compute.compile is False:
+        return False
+    if compute.compile is True:
+        return True
+    if resources.device != "cuda" or num_items is None:
+        return False
+    item_s = stage.seconds_per_item or estimated_s(stage, compute.settled_dtype, gpus)
+    compute_s = num_items * item_s / resources.max_replicas
+    return repays(compute_s, has_vision=len(stage.spec.vision) > 0, has_text=len(stage.spec.text) > 0)
+
+
+def estimated_s(stage: PlannedStage, dtype: str, gpus: Collection[str]) -> float:
+    """Estimate the seconds of a replica for an image with its caption by their operations; 0 in a dtype without rates.
+
+    Args:
+        stage: its operations.
+        dtype: compute dtype.
+        gpus: names of the GPUs' types; without any, one that is usual.
+    """
+    rate = max(gpu_type(name).flops.get(dtype, 0.0) for name in gpus or (USUAL_GPU,))
+    return (stage.flops_per_image + stage.flops_per_caption) / rate if rate else 0.0
+
+
+def repays(compute_s: float, *, has_vision: bool, has_text: bool) -> bool:
+    """Whether compiling takes less time than it saves.
+
+    Args:
+        compute_s: seconds that a replica computes in all, with eager layers.
+        has_vision: whether it has layers of the vision tower.
+        has_text: whether it has layers of the text tower.
+    """
+    num_forms = VISION_FORMS * has_vision + TEXT_FORMS * has_text
+    return compute_s * (1 - 1 / GAIN) > num_forms * COMPILE_S

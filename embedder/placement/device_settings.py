@@ -1,0 +1,129 @@
+"""Sizes of batches and blocks, and calls at once, by the kind of device: all that caches, launches and links decide.
+
+Why each is what it is, is in `docs/decisions.md`.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from embedder.placement.resources import OBJECT_STORE_BYTES
+from shards.config import ModelConfig
+from shards.errors import ModelError
+from shards.length_groups import GroupCosts, gpu_groups
+from shards.planning.costs import ModelCosts
+from shards.planning.devices import DEVICES, DeviceType, Fleet, device_of_ray_type
+from shards.planning.problem import ROWS_PER_BATCH
+
+CAPTION_TOKENS = 16
+USUAL_GPU = "A100"
+"""Stands for GPUs that the table does not have."""
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """Sizes for one kind of device.
+
+    Attributes:
+        batch_sizes: rows that a stage computes together where `batch_size` is "auto": the first one by default, the
+            others by trial.
+        block_bytes: of the widest hand-over of a block.
+        max_block_bytes: the same where the fastest stage's call would be over sooner than `min_call_s`.
+        min_call_s: shorter calls cost Ray, and the driver, a good part of what they compute.
+        max_items: of a block.
+        min_blocks: of a run: fewer would leave cores without something to decode, and stages without input, at its
+            start and end.
+        max_file_bytes: of a block's files; with more, as of videos, a few keep a task busy for minutes.
+        object_store_bytes: most of Ray's shared memory, of a Ray that the run starts.
+        batches_in_flight: that it is to hold; on a GPU, also what many cores decode while a stage loads.
+        calls_at_once: calls that a replica has in work; None: Ray's own.
+    """
+
+    batch_sizes: tuple[int, ...]
+    block_bytes: int
+    max_block_bytes: int
+    min_call_s: float
+    max_items: int
+    min_blocks: int
+    max_file_bytes: int
+    object_store_bytes: int
+    batches_in_flight: int
+    calls_at_once: int | None
+
+
+CPU_SETTINGS = DeviceSettings(
+    batch_sizes=(ROWS_PER_BATCH, 16, 8),
+    block_bytes=12 << 20,
+    max_block_bytes=24 << 20,
+    min_call_s=0.05,
+    max_items=512,
+    min_blocks=16,
+    max_file_bytes=16 << 20,
+    object_store_bytes=OBJECT_STORE_BYTES,
+    batches_in_flight=64,
+    calls_at_once=None,
+)
+GPU_SETTINGS = DeviceSettings(
+    batch_sizes=(256, 512, 1024, 128, 64),
+    block_bytes=160 << 20,
+    max_block_bytes=160 << 20,
+    min_call_s=0.05,
+    max_items=1024,
+    min_blocks=64,
+    max_file_bytes=64 << 20,
+    object_store_bytes=16 << 30,
+    batches_in_flight=256,
+    calls_at_once=3,
+)
+
+
+def settings_of(devices: Iterable[str]) -> DeviceSettings:
+    """Choose the sizes of a run by the torch devices of its stages: a GPU's where any of them is on one."""
+    return GPU_SETTINGS if "cuda" in devices else CPU_SETTINGS
+
+
+def settings_of_fleet(fleet: Fleet) -> DeviceSettings:
+    """Choose the sizes of a run on planned devices."""
+    return settings_of("cuda" for _, device in fleet if device.kind == "gpu")
+
+
+def settings_of_costs(costs: ModelCosts) -> DeviceSettings:
+    """Choose the sizes of a run on the device that costs are of."""
+    return settings_of([] if costs.device.lower().startswith("cpu") else ["cuda"])
+
+
+def batch_sizes(batch_size: int | Literal["auto"], settings: DeviceSettings = CPU_SETTINGS) -> tuple[int, ...]:
+    """Return the batch sizes that a stage may try."""
+    return settings.batch_sizes if batch_size == "auto" else (batch_size,)
+
+
+def rows_per_batch(batch_size: int | Literal["auto"], settings: DeviceSettings = CPU_SETTINGS) -> int:
+    """Return the rows that a stage computes together, as far as a plan counts them."""
+    return batch_sizes(batch_size, settings)[0]
+
+
+def group_costs(config: ModelConfig, gpus: Iterable[str]) -> tuple[tuple[str, GroupCosts], ...]:
+    """Find what decides on groups of rows of similar length on GPUs, by side; the same in all stages of a run.
+
+    Args:
+        config: the model.
+        gpus: names of the GPUs' types; of several, the slowest counts.
+    """
+    flops = min((gpu_type(name).flops["float16"] for name in gpus), default=DEVICES[USUAL_GPU].flops["float16"])
+    return tuple(
+        (side, gpu_groups(tower.flops(CAPTION_TOKENS).layer / tower.tokens_in(CAPTION_TOKENS), flops))
+        for side, tower in config.towers.items()
+    )
+
+
+def gpu_type(name: str) -> DeviceType:
+    """Find a GPU in the planner's table by Ray's name, a plan's ("H100:80GB") or its driver's ("NVIDIA H100 80GB")."""
+    words = set(re.split("[-: ]", name))
+    for known, device in DEVICES.items():
+        if device.kind == "gpu" and (known in words or name == known):
+            return device
+    try:
+        return device_of_ray_type(name)
+    except ModelError:
+        return DEVICES[USUAL_GPU]

@@ -1,0 +1,100 @@
+"""Facts about one node of a cluster that need nothing of this package there: imports the standard library alone.
+
+Sent to nodes by value (`embedder.placement.preflight`), so that one without this package, or with another version of
+it, answers too.
+"""
+
+import hashlib
+import shutil
+import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypedDict
+
+PACKAGES = ("embedder", "shards", "index")
+# Vectors depend on these, or messages between processes do.
+LIBRARIES = ("av", "deltalake", "numpy", "obstore", "pillow", "pyarrow", "pydantic", "timm", "torch", "transformers")
+SHARED_MEMORY = "/dev/shm"
+
+
+class NodeFacts(TypedDict):
+    """Facts about a node.
+
+    Attributes:
+        python: version, major and minor.
+        code: digest of this project's packages; None where one is missing.
+        libraries: public versions of `LIBRARIES`; None where one is missing.
+        disk_free, disk_total: bytes of the disk where Ray spills; 0 where there is no such folder.
+        shared_free, shared_total: bytes of shared memory; 0 where there is none.
+        object_store: bytes of the node's object store.
+    """
+
+    python: str
+    code: str | None
+    libraries: dict[str, str | None]
+    disk_free: int
+    disk_total: int
+    shared_free: int
+    shared_total: int
+    object_store: int
+
+
+def node_facts(spill_folder: str, object_store: int = 0) -> NodeFacts:
+    """Collect the facts about the node that this runs on.
+
+    Args:
+        spill_folder: where Ray spills objects on it.
+        object_store: bytes of its object store.
+    """
+    disk_total, disk_free = _space(spill_folder)
+    shared_total, shared_free = _space(SHARED_MEMORY)
+    return NodeFacts(
+        python=".".join(map(str, sys.version_info[:2])),
+        code=code_digest(),
+        libraries={name: _version(name) for name in LIBRARIES},
+        disk_free=disk_free,
+        disk_total=disk_total,
+        shared_free=shared_free,
+        shared_total=shared_total,
+        object_store=object_store,
+    )
+
+
+def code_digest() -> str | None:
+    """Return a digest of the Python files of this project's packages; None where one of them is missing."""
+    digest = hashlib.sha256()
+    for package in PACKAGES:
+        folder = package_folder(package)
+        if folder is None:
+            return None
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{package}/{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def package_folder(package: str) -> Path | None:
+    """Find the folder of a package without importing it; None where it is missing."""
+    with suppress(ImportError, ValueError):
+        spec = find_spec(package)
+        if spec is not None and spec.submodule_search_locations:
+            return Path(next(iter(spec.submodule_search_locations)))
+    return None
+
+
+def _version(library: str) -> str | None:
+    """Return a library's version without its local part: CPU and CUDA builds of one version count as equal."""
+    try:
+        return version(library).partition("+")[0]
+    except PackageNotFoundError:
+        return None
+
+
+def _space(folder: str) -> tuple[int, int]:
+    """Return total and free bytes of the disk of a folder; zeros where there is no such folder."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return 0, 0
+    return usage.total, usage.free

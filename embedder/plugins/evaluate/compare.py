@@ -1,0 +1,371 @@
+"""Comparison of two models on the same queries: stores, publications of one store, or models of one.
+
+Both search the images that they have in common, exactly, so that nothing but the vectors differs; what their indexes
+find of that stands beside it.
+
+Legend: `Q` queries, `R` right answers, `E` embedding size of a side.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from embedder.config_toml.compare_section import CompareConfig
+from embedder.errors import ConfigError
+from embedder.installation import require
+from embedder.plugins.evaluate.common_images import CommonImages, Values, best_items, common_ids, ndcg
+from embedder.plugins.evaluate.comparison_report import (
+    ComparedAnswer,
+    ComparedQuery,
+    Comparison,
+    FigureDifference,
+    Finding,
+)
+from embedder.plugins.evaluate.exact import Ints, RelevantPairs, right_rows, search_exactly
+from embedder.plugins.evaluate.images import ImageTable
+from embedder.plugins.evaluate.query_sets import QuerySet, file_query_set, own_captions, read_query_file
+from embedder.plugins.evaluate.sides import describe_side, open_side
+from embedder.quantities import plural
+from embedder.retrieval.paired import (
+    PairedDifference,
+    Thresholds,
+    describe_failures,
+    members_of,
+    paired_difference,
+    paired_differences,
+)
+from embedder.retrieval.rank_metrics import score_ranks
+from embedder.retrieval.store_api import Store
+from embedder.store.tables.tables import RecordTable
+from index.vectors import Floats
+
+if TYPE_CHECKING:
+    from embedder.servables.base import Servable
+
+LOG = logging.getLogger(__name__)
+DEFAULT_NUM_CAPTIONS = 2000
+DEPTH = 10
+NUM_SHOWN_BEST = 5  # of each side, of a query that is shown
+NUM_SHOWN_RIGHT = 3
+SINGLE_METRICS = ("R@1", "R@5", "R@10", "MRR")
+NDCG = "nDCG@10"
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Queries of a comparison, and the rule of its verdict.
+
+    Attributes:
+        queries: file of queries, with grades or clicks if it has them; the stores' own captions without one.
+        group: column to compare by, of the file or of the first side's table; else that of `rule`.
+        num_queries: most queries; by default all of a file, and 2,000 captions.
+        num_shown: most queries to show among the wins, the losses, and the hard ones.
+        rule: metric, loss that is allowed, and confidence.
+        servables: as in `embedder.open_store`, for stores that are given by their addresses.
+        allow_store_code: likewise.
+    """
+
+    queries: str | None = None
+    group: str | None = None
+    num_queries: int | None = None
+    num_shown: int = 12
+    rule: CompareConfig = field(default_factory=CompareConfig)
+    servables: "Sequence[Servable | Mapping[str, Any]]" = ()
+    allow_store_code: bool = False
+
+
+@dataclass(frozen=True)
+class _Questions:
+    """Queries that both sides were asked, and their right answers among the common items.
+
+    Attributes:
+        texts: the queries.
+        vectors: of each side, float32 (Q, E).
+        right: queries and common items, int64 (R,) each, each pair once.
+        gains: float64 (R,).
+        groups: R names, or None.
+        notes: lines about what was left out.
+    """
+
+    source: str
+    texts: list[str]
+    vectors: tuple[Floats, Floats]
+    right: tuple[Ints, Ints]
+    gains: Values
+    groups: list[str] | None
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class _Results:
+    """Answers of one side: ranks of the best right items (Q,), best items and their scores (Q, 10), nDCG@10 (Q,)."""
+
+    ranks: Ints
+    items: Ints
+    scores: Floats
+    ndcg: Values
+
+    def metric(self, name: str) -> Values:
+        """Metric of each query; float64 (Q,)."""
+        return self.ndcg if name == NDCG else score_ranks(self.ranks, name)
+
+
+def compare(
+    before: str | Path | Store,
+    after: str | Path | Store,
+    options: CompareOptions | None = None,
+    **keywords: Any,
+) -> Comparison:
+    """Compare two models on the same queries, and judge whether the second may take the place of the first.
+
+    Args:
+        before: a store, its address, a publication `STORE@RUN_ID`, or a model `STORE#NAME`.
+        after: the other.
+        options: see `CompareOptions`.
+        keywords: fields of `CompareOptions`, over those of `options`: `num_queries=500, group="modality"`.
+
+    Raises:
+        InstallationError: what encodes queries is not installed.
+        SourceError: the file of queries can't be read.
+        ConfigError: it breaks a rule, there is no such column to group by, or the two have nothing in common.
+        StoreError: a side can't be opened, has no captions, or a model of one tower.
+    """
+    require("embed", "embedder compare")
+    options = replace(options or CompareOptions(), **keywords)
+    group = options.group or options.rule.group
+    before_store, after_store = (
+        open_side(each, servables=options.servables, allow_store_code=options.allow_store_code)
+        for each in (before, after)
+    )
+    stores = before_store, after_store
+    tables = _images(stores[0]), _images(stores[1])
+    item_ids = common_ids(*tables)
+    if not len(item_ids):
+        raise ConfigError(
+            f"compare: {_name(before)} and {_name(after)} have no item in common; compare two of one source"
+        )
+    questions = _questions(stores, tables, item_ids, options, group)
+    num_items = len(item_ids)
+    LOG.info(f"asking {plural(len(questions.texts), 'query', 'queries')} of both, over {plural(num_items, 'item')}")
+    sides = [
+        _answer(vectors, CommonImages(table, item_ids), questions, num_items)
+        for vectors, table in zip(questions.vectors, tables, strict=True)
+    ]
+    rule = Thresholds(options.rule.max_drop, options.rule.confidence, options.rule.prove)
+    groups = {} if questions.groups is None else members_of(questions.groups, questions.right[0])
+    metric = options.rule.metric
+    found = paired_differences(sides[0].metric(metric), sides[1].metric(metric), groups, rule)
+    overall = [
+        paired_difference(sides[0].metric(name), sides[1].metric(name), rule, name) for name in (*SINGLE_METRICS, NDCG)
+    ]
+    failed = describe_failures(found, rule, metric)
+    show = _Shown(questions, sides, item_ids, _addresses(stores[1]), options.num_shown)
+    return Comparison(
+        before=describe_side(_name(before), stores[0], tables[0], questions.vectors[0].shape[1]),
+        after=describe_side(_name(after), stores[1], tables[1], questions.vectors[1].shape[1]),
+        compared_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        queries=questions.source,
+        num_queries=len(questions.texts),
+        num_answers=len(questions.gains),
+        num_items=num_items,
+        metric=metric,
+        max_drop=rule.max_drop,
+        confidence=rule.confidence,
+        prove=rule.prove,
+        metrics=[_to_difference(each) for each in overall],
+        groups=[_to_difference(each, fails=each.fails(rule)) for each in found],
+        kept_of_top_ten=_share_kept(sides[0].items, sides[1].items),
+        same_first=float((sides[0].items[:, 0] == sides[1].items[:, 0]).mean()),
+        wins=show.most(gained=True),
+        losses=show.most(gained=False),
+        hard=show.hard(),
+        passed=not failed,
+        verdict=failed or _describe_pass(found, rule, metric),
+        notes=questions.notes,
+    )
+
+
+def _name(side: str | Path | Store) -> str:
+    return side.files.main.address if isinstance(side, Store) else str(side)
+
+
+def _images(store: Store) -> ImageTable:
+    return ImageTable(RecordTable(store.files, "embeddings", store.current.embeddings))
+
+
+def _addresses(store: Store) -> dict[str, tuple[str, float | None]]:
+    """Address of each item's file; of a clip, the middle of its first segment, in seconds."""
+    names = ["item_id", "uri", "start_s", "end_s"]
+    rows = RecordTable(store.files, "embeddings", store.current.embeddings).read(names)
+    found: dict[str, tuple[str, float | None]] = {}
+    for item_id, uri, start_s, end_s in zip(*(rows[name].to_pylist() for name in names), strict=True):
+        found.setdefault(item_id, (uri or "", None if start_s is None or end_s is None else (start_s + end_s) / 2))
+    return found
+
+
+def _questions(
+    stores: tuple[Store, Store],
+    tables: tuple[ImageTable, ImageTable],
+    item_ids: pa.Array,
+    options: CompareOptions,
+    group: str | None,
+) -> _Questions:
+    """Queries of both sides, with the answers that both of them have.
+
+    Raises:
+        ConfigError: there is none, or no such column to group by.
+    """
+    if options.queries is None:
+        number = options.num_queries or DEFAULT_NUM_CAPTIONS
+        asked = own_captions(stores[0], number, group), own_captions(stores[1], number)
+    else:
+        file = read_query_file(options.queries, group)
+        first = file_query_set(file, stores[0], tables[0], options.num_queries, group)
+        asked = first, file_query_set(file, stores[1], tables[1], options.num_queries, None)
+    place = {item_id: number for number, item_id in enumerate(item_ids.to_pylist())}
+    one, other = (_answers(query_set, place) for query_set in asked)
+    shared = [key for key in one if key in other]
+    if not shared:
+        raise ConfigError("compare: no query has a right item that both sides have; give --queries FILE that fits both")
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(text for text, _ in shared))}
+    rows = [_places(query_set.texts, numbers) for query_set in asked]
+    notes = []
+    if (num_left := len(asked[0].texts) - len(numbers)) > 0:
+        notes.append(
+            f"{plural(num_left, 'query', 'queries')} of {len(asked[0].texts):,} left out: the two have no right item "
+            "in common for it, or other captions"
+        )
+    for side, table in zip(("first", "second"), tables, strict=True):
+        if (num_more := len(table.item_ids) - len(item_ids)) > 0:
+            notes.append(f"{plural(num_more, 'item')} of the {side} side alone, left out of the search")
+    return _Questions(
+        source=asked[0].source,
+        texts=list(numbers),
+        vectors=(asked[0].vectors[rows[0]], asked[1].vectors[rows[1]]),
+        right=(np.array([numbers[text] for text, _ in shared]), np.array([item for _, item in shared])),
+        gains=np.array([one[key][0] for key in shared], np.float64),
+        groups=None if asked[0].groups is None else [one[key][1] for key in shared],
+        notes=notes,
+    )
+
+
+def _places(texts: list[str], wanted: Iterable[str]) -> list[int]:
+    """Place of each wanted text."""
+    places = {text: number for number, text in enumerate(texts)}
+    return [places[text] for text in wanted]
+
+
+def _answers(query_set: QuerySet, place: dict[str, int]) -> dict[tuple[str, int], tuple[float, str]]:
+    """Gain and group of each query with a common item that is right for it; the first of equal pairs counts."""
+    gains = query_set.gains or [1.0] * len(query_set.item_ids)
+    groups = query_set.groups or [""] * len(query_set.item_ids)
+    found: dict[tuple[str, int], tuple[float, str]] = {}
+    for query, item_id, gain, name in zip(query_set.queries.tolist(), query_set.item_ids, gains, groups, strict=True):
+        if item_id in place:
+            found.setdefault((query_set.texts[query], place[item_id]), (gain, name))
+    return found
+
+
+def _answer(vectors: Floats, images: CommonImages, questions: _Questions, num_items: int) -> _Results:
+    right = right_rows(*questions.right, images.items)
+    none = RelevantPairs(right.queries[:0], right.rows[:0])
+    ranks = search_exactly(vectors, images.blocks, images.items, right, 1, none).ranks
+    items, scores = best_items(vectors, images, questions.right, num_items, DEPTH)
+    return _Results(ranks, items, scores, ndcg(items, questions.right, questions.gains, num_items, DEPTH))
+
+
+def _share_kept(before: Ints, after: Ints) -> float:
+    """Mean share of the best ten of the first side that are among those of the second."""
+    return float((before[:, :, None] == after[:, None, :]).any(axis=2).mean())
+
+
+def _to_difference(found: PairedDifference, *, fails: bool = False) -> FigureDifference:
+    return FigureDifference(
+        name=found.name,
+        num_queries=found.num_queries,
+        before=found.before,
+        after=found.after,
+        difference=found.difference,
+        low=found.low,
+        high=found.high,
+        verdict=_finding(found),
+        fails=fails,
+        power=found.power,
+        detectable=found.detectable,
+    )
+
+
+def _finding(found: PairedDifference) -> Finding:
+    if found.is_small:
+        return "too few"
+    if found.is_equal:
+        return "equal"
+    return "better" if found.difference > 0 else "worse"
+
+
+def _describe_pass(found: list[PairedDifference], rule: Thresholds, metric: str) -> str:
+    """Verdict in one line where nothing fails, with what could have been seen."""
+    what = "it is shown that no group lost" if rule.prove else "no group is shown to have lost"
+    where = f"{plural(len(found) - 1, 'group')} and all queries" if len(found) > 1 else "all queries"
+    weakest = min(found, key=lambda each: each.power)
+    return (
+        f"{metric}: {what} more than {rule.max_drop:g} at {rule.confidence:.0%} confidence, in {where}; a loss of "
+        f"{rule.max_drop:g} would be seen with a probability of {found[0].power:.0%} in all queries, and of "
+        f"{weakest.power:.0%} in {weakest.name}"
+    )
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Queries that are shown with their images."""
+
+    questions: _Questions
+    sides: list[_Results]
+    item_ids: pa.Array
+    addresses: dict[str, tuple[str, float | None]]
+    num_shown: int
+
+    def most(self, *, gained: bool) -> list[ComparedQuery]:
+        """Queries whose reciprocal rank rose most, or fell most."""
+        change = self.sides[1].metric("MRR") - self.sides[0].metric("MRR")
+        change = change if gained else -change
+        order = np.argsort(-change, kind="stable")[: self.num_shown]
+        return [self._query(number) for number in order.tolist() if change[number] > 0]
+
+    def hard(self) -> list[ComparedQuery]:
+        """Queries whose right item comes late on both sides, behind the tenth place; the latest first."""
+        better = np.minimum(self.sides[0].ranks, self.sides[1].ranks)
+        order = np.argsort(-better, kind="stable")[: self.num_shown]
+        return [self._query(number) for number in order.tolist() if better[number] >= DEPTH]
+
+    def _query(self, number: int) -> ComparedQuery:
+        questions = self.questions
+        right = questions.right[1][questions.right[0] == number]
+        before, after = (self._best(side, number) for side in self.sides)
+        return ComparedQuery(
+            query=questions.texts[number],
+            right=[self._item(item, None, is_right=True) for item in right[:NUM_SHOWN_RIGHT].tolist()],
+            rank_before=int(self.sides[0].ranks[number]) + 1,
+            rank_after=int(self.sides[1].ranks[number]) + 1,
+            before=before,
+            after=after,
+        )
+
+    def _best(self, side: _Results, number: int) -> list[ComparedAnswer]:
+        items = side.items[number, :NUM_SHOWN_BEST]
+        right = self.questions.right[1][self.questions.right[0] == number]
+        return [
+            self._item(item, score, is_right=item in right)
+            for item, score in zip(items.tolist(), side.scores[number].tolist(), strict=False)
+        ]
+
+    def _item(self, item: int, score: float | None, *, is_right: bool) -> ComparedAnswer:
+        item_id = self.item_ids[item].as_py()
+        uri, at_s = self.addresses.get(item_id, ("", None))
+        return ComparedAnswer(item_id=item_id, uri=uri, at_s=at_s, score=score, is_right=is_right)

@@ -1,0 +1,51 @@
+"""Images and video segments of one published version, read file by file."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.plugins.evaluate.exact import Ints
+from embedder.store.tables.arrow_tensors import unpack_vectors
+from embedder.store.tables.tables import RecordTable
+from embedder.store_index.keep_index import rows_with_images
+from index.vectors import Floats
+
+
+class ImageTable:
+    """Rows that have an image's vector; ids of all stand in memory, vectors of no more than one file.
+
+    Attributes:
+        keys: `item_id` and `segment` of each row.
+        item_ids: the items, each once; an item's number is its position here.
+        items: int64 (N,), the item of each row.
+    """
+
+    def __init__(self, table: RecordTable) -> None:
+        self._table = table
+        names = ["item_id", "segment"]
+        parts = [
+            rows_with_images(table.read([*names, "image_embedding"], [path])).select(names) for path in table.paths()
+        ]
+        empty = pa.table({"item_id": pa.array([], pa.string()), "segment": pa.array([], pa.int32())})
+        self.keys: pa.Table = pa.concat_tables(parts).combine_chunks() if parts else empty
+        coded = self.keys["item_id"].combine_chunks().dictionary_encode()
+        self.item_ids: pa.Array = coded.dictionary
+        self.items: Ints = coded.indices.to_numpy().astype(np.int64)
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return len(self.items)
+
+    def blocks(self) -> Iterator[Floats]:
+        """Vectors, in order; float32 (n, E) for each file."""
+        for path in self._table.paths():
+            rows = rows_with_images(self._table.read(["image_embedding"], [path]))
+            if rows.num_rows:
+                yield unpack_vectors(rows["image_embedding"])
+
+    def numbers_of(self, item_ids: pa.Array | pa.ChunkedArray) -> Ints:
+        """Numbers of items, -1 for one without a row; int64."""
+        found = pc.fill_null(pc.index_in(item_ids, value_set=self.item_ids), -1)
+        return np.asarray(found.to_numpy(), np.int64)

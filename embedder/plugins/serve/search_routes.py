@@ -1,0 +1,258 @@
+"""Routes that search: `POST /search` and `POST /embed`."""
+
+import asyncio
+import time
+from typing import TypeVar
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+from starlette.datastructures import UploadFile
+
+from embedder.errors import USER_MISTAKES
+from embedder.plugins.serve.cursors import Cursor, check_cursor, query_digest, read_cursor
+from embedder.plugins.serve.errors import RequestError, invalid, mistake
+from embedder.plugins.serve.openapi import body_of, errors_of
+from embedder.plugins.serve.query_parts import PartEncoder, Uploads, describe_query, image_content, read_content
+from embedder.plugins.serve.schema import (
+    MAX_QUERIES,
+    EmbedAnswer,
+    EmbedRequest,
+    Query,
+    SearchAnswer,
+    SearchRequest,
+    Sort,
+    none_if_blank,
+)
+from embedder.plugins.serve.search_batch import Asked
+from embedder.plugins.serve.served_publication import ServedPublication
+from embedder.plugins.serve.service import Service
+from embedder.retrieval.queries import SearchOptions
+from index.vectors import Floats
+
+router = APIRouter(tags=["search"])
+
+JSON_TYPE = "application/json"
+FORM_TYPE = "multipart/form-data"
+REQUEST_PART = "request"
+
+MAX_COLONS = 20_000  # of the keys of a request, and in its texts
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+@router.post(
+    "/search",
+    openapi_extra=body_of(SearchRequest),
+    responses={200: {"model": SearchAnswer}, **errors_of(400, 404, 410, 413, 415, 422, 503)},
+)
+async def search(request: Request) -> Response:
+    """Find the images and videos nearest to each query; all are answered by one publication.
+
+    A form (`multipart/form-data`) has this JSON in its part `request`, and images in other parts, by whose names
+    queries refer to them (`upload`).
+    """
+    began = time.perf_counter()
+    service: Service = request.app.state.service
+    asked, uploads = await _read(SearchRequest, request, service)
+    cursor = _read_cursor(asked, service)
+    try:
+        publication = await service.publication(cursor.version if cursor is not None else asked.version)
+    except RequestError as refusal:
+        if cursor is not None and refusal.status == 404:
+            refusal.status = 410
+        raise
+    publication = await service.of_model(publication, asked.model)
+    options = _options(asked)
+    try:
+        await service.check_condition(publication, options.where)
+    except USER_MISTAKES as error:
+        raise mistake(error, "body.where") from None
+    encoder = PartEncoder(service, publication)
+    pages = await asyncio.gather(
+        *(
+            _page(service, publication, encoder, query, f"body.queries.{number}", options, asked.sort, cursor, uploads)
+            for number, query in enumerate(asked.queries)
+        )
+    )
+    head = {
+        "version": publication.version,
+        "publication": publication.run_id,
+        "model": publication.model,
+        "took_ms": round(1000 * (time.perf_counter() - began), 3),
+    }
+    return Response(to_json(head)[:-1] + b',"answers":[' + b",".join(pages) + b"]}", media_type=JSON_TYPE)
+
+
+@router.post(
+    "/embed",
+    openapi_extra=body_of(EmbedRequest),
+    responses={200: {"model": EmbedAnswer}, **errors_of(400, 413, 415, 422, 503)},
+)
+async def embed(request: Request) -> Response:
+    """Encode texts or images with the store's model, as vectors of unit norm."""
+    service: Service = request.app.state.service
+    asked, uploads = await _read(EmbedRequest, request, service)
+    publication = await service.of_model(service.publications.current, asked.model)
+    encoder = PartEncoder(service, publication)
+    vectors = await asyncio.gather(
+        *(service.submit(Asked(publication, None, {}, text=text.strip())) for text in asked.texts or ()),
+        *(
+            encoder.image(image_content(image, f"body.images.{number}", uploads, service))
+            for number, image in enumerate(asked.images or ())
+        ),
+    )
+    rows = np.stack(vectors).tolist()
+    answer = {"model": publication.model, "dim": len(rows[0]), "vectors": rows}
+    return Response(to_json(answer), media_type=JSON_TYPE)
+
+
+async def _read(model: type[Body], request: Request, service: Service) -> tuple[Body, Uploads]:
+    """Read a request, and the files of its form.
+
+    Args:
+        model: of its JSON.
+        request: with a body.
+        service: whose limits hold.
+
+    Raises:
+        RequestError: as `read_body`, or a field is wrong.
+    """
+    body, uploads = await read_body(request, service)
+    try:
+        return model.model_validate_json(body), uploads
+    except ValidationError as error:
+        raise invalid(error, "body") from None
+
+
+async def read_body(request: Request, service: Service) -> tuple[bytes, Uploads]:
+    """Read the JSON of a request, and the files of its form.
+
+    Raises:
+        RequestError: it is neither JSON nor a form, or a file is too large.
+    """
+    kind = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
+    if kind == JSON_TYPE:
+        return _with_few_keys(await request.body()), {}
+    if kind != FORM_TYPE:
+        raise RequestError(
+            415, "header.Content-Type", kind[:100] or "none", f"{JSON_TYPE} or {FORM_TYPE}", "send JSON, or a form"
+        )
+    from starlette.exceptions import HTTPException
+    from starlette.formparsers import MultiPartException
+
+    limit = service.settings.max_body_bytes
+    try:
+        form = await request.form(max_files=MAX_QUERIES + 1, max_fields=MAX_QUERIES + 1, max_part_size=limit)
+    except (HTTPException, MultiPartException, ValueError) as error:
+        raise RequestError(
+            400,
+            "body",
+            str(getattr(error, "detail", error))[:200],
+            f"a whole {FORM_TYPE}",
+            "send a form as browsers do",
+        ) from None
+    try:
+        parts = {
+            name: await value.read() if isinstance(value, UploadFile) else value.encode(errors="surrogatepass")
+            for name, value in form.multi_items()
+        }
+    finally:
+        await form.close()
+    if REQUEST_PART not in parts:
+        raise RequestError(422, "body", "no part `request`", "a part `request` with the JSON", "add it to the form")
+    return _with_few_keys(parts.pop(REQUEST_PART)), parts
+
+
+def _with_few_keys(body: bytes) -> bytes:
+    """Refuse a million unknown keys before they are read: each would become an error, for seconds altogether."""
+    if (num_colons := body.count(b":")) > MAX_COLONS:
+        raise RequestError(
+            422, "body", f"{num_colons:,} colons", f"a JSON document with {MAX_COLONS:,} at most", "send fewer keys"
+        )
+    return body
+
+
+def _read_cursor(asked: SearchRequest, service: Service) -> Cursor | None:
+    if asked.cursor is None:
+        return None
+    if len(asked.queries) != 1:
+        raise RequestError(
+            422,
+            "body.cursor",
+            f"{len(asked.queries)} queries",
+            "one query",
+            "send the query that the cursor belongs to",
+        )
+    return read_cursor(asked.cursor, service.settings.max_depth)
+
+
+async def _page(
+    service: Service,
+    publication: ServedPublication,
+    encoder: PartEncoder,
+    query: Query,
+    where: str,
+    options: SearchOptions,
+    sort: Sort | None,
+    cursor: Cursor | None,
+    uploads: Uploads,
+) -> bytes:
+    """JSON of the hits of one query (`schema.QueryAnswer`), remembered or asked for."""
+    if options.hybrid and query.text is None:
+        raise RequestError(
+            422,
+            f"{where}.{query.given[0]}",
+            "a query without a text",
+            "hybrid search ranks by words",
+            "search with a text",
+        )
+    content = read_content(query, where, uploads, service)
+    model = publication.store.model
+    digest = query_digest(content.identity, options, *([model] if model else []), *([sort] if sort else []))
+    if cursor is not None:
+        check_cursor(cursor, digest)
+    seen = cursor.seen if cursor is not None else b""
+
+    def with_vectors(vector: Floats | None, away: Floats | None) -> Asked:
+        return Asked(
+            publication,
+            options,
+            describe_query(query),
+            text=content.text,
+            vector=vector,
+            away=away,
+            not_texts=tuple(part.content for part in content.away if part.kind == "text"),
+            profile="text" if content.text is not None or query.vector is not None else "image",
+            seen=seen,
+            digest=digest,
+            max_depth=service.settings.max_depth,
+            show_uris=service.settings.show_uris,
+            sort=sort,
+        )
+
+    async def ask_by_vector() -> bytes:
+        page: bytes = await service.submit(with_vectors(*await encoder.vectors(content, options)))
+        return page
+
+    def ask() -> asyncio.Future[bytes]:
+        return service.submit(with_vectors(None, None)) if content.is_text else asyncio.ensure_future(ask_by_vector())
+
+    # The answer repeats the query: the same text with other spaces around it, or an upload of another name.
+    key = (publication.serial, digest, query_digest(seen), to_json(describe_query(query)))
+    return await service.answers.get(key, ask)
+
+
+def _options(asked: SearchRequest) -> SearchOptions:
+    """Options of a request."""
+    return SearchOptions(
+        asked.k,
+        none_if_blank(asked.where),
+        asked.group,
+        asked.fold,
+        asked.hybrid,
+        asked.min_score,
+        asked.text_weight,
+        asked.not_weight,
+    )

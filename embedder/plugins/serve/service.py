@@ -1,0 +1,195 @@
+"""The parts of a running service: publications, queue, caches, threads; what the routes work with."""
+
+import asyncio
+import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from typing import Any
+
+from embedder.errors import USER_MISTAKES
+from embedder.media.limits import DecodeLimits
+from embedder.plugins.serve.answer_cache import AnswerCache
+from embedder.plugins.serve.errors import RequestError, busy, mistake
+from embedder.plugins.serve.metrics import Metrics
+from embedder.plugins.serve.micro_batcher import BusyError, MicroBatcher
+from embedder.plugins.serve.publications import Publications
+from embedder.plugins.serve.search_batch import Answer, Asked, BatchSearcher
+from embedder.plugins.serve.served_publication import ServedPublication
+from embedder.plugins.serve.settings import ServeSettings
+from embedder.plugins.serve.task_threads import TaskThreads
+from embedder.plugins.serve.thumbnail_cache import ThumbnailCache
+from embedder.plugins.serve.thumbnails import DecoderThreads, Thumbnails
+from embedder.storage.user_cache import cache_folder
+from embedder.store.files import StoreFiles
+
+
+class Service:
+    """One open store and all that answers requests about it; made, used and closed in one event loop.
+
+    Attributes:
+        settings: of the server.
+        publications: that are served.
+        batcher: queue of queries.
+        long_batcher: queue of those that take several times as long, so that the others don't wait for them.
+        answers: remembered ones.
+        thumbnails: of items.
+        conditions: threads that evaluate conditions.
+        lookups: threads that look items up.
+        versions: thread that opens and lists earlier publications.
+        clips: threads that read files.
+        uploads: threads that decode and encode uploaded images.
+        metrics: of the server.
+        is_ready: whether requests should be sent here.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        """Open the store.
+
+        Raises:
+            StoreError: there is no store, or nothing is published yet.
+        """
+        self.settings, self.metrics = settings, Metrics()
+        self.started = time.monotonic()
+        self.is_ready = False
+        self._loop = asyncio.get_running_loop()
+        self._workers = ThreadPoolExecutor(2 * settings.num_workers, thread_name_prefix="search")
+        search = BatchSearcher(self.metrics)
+        self.batcher, self.long_batcher = (
+            MicroBatcher[Asked, Answer](
+                search,
+                self._workers,
+                num_workers=settings.num_workers,
+                max_batch=settings.max_batch,
+                max_queue=settings.max_queue,
+                max_wait_s=settings.max_wait_ms / 1000,
+            )
+            for _ in range(2)
+        )
+        self.metrics.watch_queue(lambda: self.batcher.num_waiting + self.long_batcher.num_waiting)
+        self.answers = AnswerCache(settings.answer_cache_bytes, self.metrics)
+        self.conditions, self.lookups = TaskThreads("conditions", 2), TaskThreads("lookups", 2)
+        self.versions, self.clips = TaskThreads("versions", 1), TaskThreads("clips", 4)
+        limits = DecodeLimits(timeout_s=settings.decode_timeout_s)
+        uploads = DecodeLimits(
+            timeout_s=settings.decode_timeout_s,
+            max_pixels=settings.max_upload_pixels,
+            max_file_bytes=settings.max_upload_bytes,
+        )
+        self.uploads = DecoderThreads("uploads", settings.num_decoders, settings.max_waiting_images, uploads)
+        decoders = DecoderThreads("thumbnails", settings.num_decoders, settings.max_waiting_images, limits)
+        self._decoders = decoders
+        cache = ThumbnailCache(self._cache_folder(), settings.cache_bytes)
+        self.thumbnails = Thumbnails(cache, decoders, self.metrics, settings.max_image_bytes)
+        self.publications = Publications(settings, self._forget_earlier)  # last: it calls back from another thread
+
+    async def start(self) -> None:
+        """Load what the first requests need, and compare the thumbnails on disk with the store."""
+        await self.lookups.run(self.publications.warm_up)
+        self._show_publication(self.publications.current)
+        self._reading = asyncio.create_task(self.versions.run(self._purge_thumbnails, self.publications.current))
+        gc.collect()
+        gc.freeze()  # what is loaded stays: no later collection looks through it, for tens of milliseconds
+        self.is_ready = True
+
+    async def close(self) -> None:
+        """Answer what is waiting, and end all threads and sandboxes."""
+        self.is_ready = False
+        await self.batcher.drain()
+        await self.long_batcher.drain()
+        await asyncio.to_thread(self._close)
+
+    def submit(self, asked: Asked) -> "asyncio.Future[Any]":
+        """Put a query into the queue.
+
+        Raises:
+            RequestError: the queue is full.
+        """
+        try:
+            return (self.long_batcher if asked.takes_long else self.batcher).submit(asked)
+        except BusyError as error:
+            self.metrics.refused.labels("queries").inc()
+            raise busy(str(error)) from None
+
+    async def publication(self, version: str | None) -> ServedPublication:
+        """Publication of a name, None for the newest.
+
+        Raises:
+            RequestError: there is none, or it can't be read any more.
+        """
+        current = self.publications.current
+        if version is None or version.partition("/")[0] == current.run_id:
+            return current
+        return await self.versions.run(self.publications.at, version)
+
+    async def of_model(self, publication: ServedPublication, model: str | None) -> ServedPublication:
+        """Publication as requests for a model see it; None or `main` for the main one.
+
+        Raises:
+            RequestError: it has no such model, or that has no vectors.
+        """
+        found = publication.find_open(model)
+        if found is not None:
+            return found
+        try:
+            return await self.versions.run(publication.of_model, model or "")
+        except USER_MISTAKES as error:
+            raise mistake(error, "body.model") from None
+
+    async def check_condition(self, publication: ServedPublication, where: str | None) -> None:
+        """Evaluate a condition, whose result the search then finds, in threads that searches don't wait for.
+
+        Raises:
+            ConfigError: it is no condition over the columns, does more than that, or takes too long.
+        """
+        if where is not None and not publication.has_condition(where):
+            await self.conditions.run(publication.remember_condition, where, self.settings.where_timeout_s)
+
+    async def filtered_publication(self, version: str | None, where: str | None) -> ServedPublication:
+        """Open the publication of a version, and evaluate a condition over its rows.
+
+        Raises:
+            RequestError: there is no such publication, or it is no condition over the columns.
+        """
+        publication = await self.publication(version)
+        try:
+            await self.check_condition(publication, where)
+        except USER_MISTAKES as error:
+            raise mistake(error, "query.where") from None
+        return publication
+
+    def _forget_earlier(self, publication: ServedPublication) -> None:
+        """Forget what belongs to earlier publications; called on the following thread."""
+        self._loop.call_soon_threadsafe(self.answers.clear)
+        self._show_publication(publication)
+        self._purge_thumbnails(publication)
+
+    def _show_publication(self, publication: ServedPublication) -> None:
+        self.metrics.publication.info({"run_id": publication.run_id, "version": publication.version})
+        self.metrics.served_at.set(publication.store.current.published_at.timestamp())
+        self.metrics.recall.set(publication.index_recall)
+
+    def _purge_thumbnails(self, publication: ServedPublication) -> None:
+        if publication is self.publications.current:  # else the one after it does
+            self.thumbnails.cache.keep_only(publication.store.searcher.snapshot.metadata.ids)
+
+    def _cache_folder(self) -> Any:
+        name = blake2b(StoreFiles(self.settings.store).address.encode(), digest_size=8).hexdigest()
+        return (self.settings.cache_dir or cache_folder("thumbnails")) / name
+
+    def _close(self) -> None:
+        self.publications.close()
+        for threads in (self.conditions, self.lookups, self.versions, self.clips, self.uploads, self._decoders):
+            threads.close()
+        self._workers.shutdown()
+
+
+def too_large(where: str, what: str, rule: str) -> RequestError:
+    """Refuse what is larger than the limits.
+
+    Args:
+        where: part of the request.
+        what: its size.
+        rule: the limit.
+    """
+    return RequestError(413, where, what, rule, "send less")

@@ -1,0 +1,42 @@
+"""Threads for work that may take long, with a bounded queue in front of them."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from embedder.plugins.serve.errors import busy
+
+MAX_WAITING_TASKS = 64
+
+T = TypeVar("T")
+
+
+class TaskThreads:
+    """Threads for work that may take long, with a bounded queue, so that neither the event loop nor searches wait."""
+
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._name, self._num_waiting = name, 0
+
+    async def run(self, task: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in one of the threads.
+
+        Args:
+            task: the function.
+            arguments: of the call.
+
+        Raises:
+            RequestError: too many wait already.
+        """
+        if self._num_waiting >= MAX_WAITING_TASKS:
+            raise busy(f"{MAX_WAITING_TASKS} requests wait for {self._name}")
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, task, *arguments)
+        finally:
+            self._num_waiting -= 1
+
+    def close(self) -> None:
+        """End the threads."""
+        self._executor.shutdown(cancel_futures=True)

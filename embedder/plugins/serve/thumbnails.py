@@ -1,0 +1,219 @@
+"""Thumbnails: an item's file, decoded in a sandbox, as WebP of a fixed size; no search waits for them."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import blake2b
+from typing import NamedTuple, TypeVar
+
+from embedder.installation import MISSING_EXTRA
+from embedder.media.errors import DecodeError
+from embedder.media.limits import DecodeLimits
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox import Pixels, SandboxedDecoder
+from embedder.plugins.serve.errors import RequestError, busy
+from embedder.plugins.serve.metrics import Metrics
+from embedder.plugins.serve.thumbnail_cache import ThumbnailCache, ThumbnailKey
+from embedder.retrieval.snapshot import EmbeddedFiles
+from embedder.sources.fetch import Fetcher, FetchError
+from embedder.sources.uris import split_uri
+from embedder.storage.item_error import ItemError
+from embedder.storage.object_stores import is_remote
+from embedder.storage.printable import printable
+from embedder.storage.web_address import is_web
+
+CONTENT_TYPE = "image/webp"
+QUALITY = 82
+ENCODING = 1  # grows when thumbnails of the same content would look different
+MAX_REMOTE_BYTES = 1 << 30  # of a video that is downloaded for one frame
+
+OTHER_FILES = ("Changed", "TableChanged", "LinkOutsideRoot", "BrokenLink", "NotAFile")
+"""Errors of files that are others than were embedded."""
+
+T = TypeVar("T")
+
+
+class Frame(NamedTuple):
+    """Image of an item: the file, or the frame of a video in the middle of a segment.
+
+    Attributes:
+        item_id: of the item.
+        uri: of its file.
+        content_version: of that file.
+        time_s: of the frame, in seconds; None of an image.
+        size_px: of the longer side.
+        files: what those of items have to be; None where any will do.
+    """
+
+    item_id: str
+    uri: str
+    content_version: str | None
+    time_s: float | None
+    size_px: int
+    files: EmbeddedFiles | None = None
+
+    @property
+    def digest(self) -> str:
+        """Name of content, time and size; another content has another."""
+        parts = (self.item_id, self.uri, self.content_version, self.time_s, self.size_px, ENCODING)
+        return blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+class DecoderThreads:
+    """Threads with a sandbox each, and a bounded queue in front of them; used from one event loop."""
+
+    def __init__(self, name: str, num_threads: int, max_waiting: int, limits: DecodeLimits) -> None:
+        """Make the threads; the sandboxes start with the first file.
+
+        Args:
+            name: of the queue, for messages and threads.
+            num_threads: files that are decoded at the same time.
+            max_waiting: files that wait or are decoded.
+            limits: of one file.
+        """
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._name, self._max_waiting, self._num_waiting = name, max_waiting, 0
+        self._limits = limits
+        self._own = threading.local()
+        self._all: list[SandboxedDecoder | Fetcher] = []
+
+    async def run(self, task: Callable[[SandboxedDecoder, Fetcher], T]) -> T:
+        """Call a function in one of the threads, with its sandbox.
+
+        Raises:
+            RequestError: too many wait already.
+        """
+        if self._num_waiting >= self._max_waiting:
+            raise busy(f"max_waiting_images = {self._max_waiting} allows no further image to wait")
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, self._run, task)
+        finally:
+            self._num_waiting -= 1
+
+    def close(self) -> None:
+        """End threads and sandboxes."""
+        self._executor.shutdown(cancel_futures=True)
+        for each in self._all:
+            each.close()
+
+    def _run(self, task: Callable[[SandboxedDecoder, Fetcher], T]) -> T:
+        if not hasattr(self._own, "decoder"):
+            self._own.decoder, self._own.fetcher = SandboxedDecoder(self._limits), Fetcher()
+            self._all += [self._own.decoder, self._own.fetcher]
+        return task(self._own.decoder, self._own.fetcher)
+
+
+class Thumbnails:
+    """Thumbnails from the cache, or made anew; equal requests at the same time make one."""
+
+    def __init__(self, cache: ThumbnailCache, threads: DecoderThreads, metrics: Metrics, max_bytes: int) -> None:
+        """Join cache and threads.
+
+        Args:
+            cache: on disk.
+            threads: to decode in.
+            metrics: of the server.
+            max_bytes: of an item's file that are held in memory.
+        """
+        self.cache, self._threads, self._metrics, self._max_bytes = cache, threads, metrics, max_bytes
+        self._making: dict[ThumbnailKey, asyncio.Task[bytes]] = {}
+
+    async def get(self, frame: Frame, *, keep: bool) -> bytes:
+        """Give a thumbnail, as a WebP file.
+
+        Args:
+            frame: what it shows.
+            keep: whether it may come from the cache and go there.
+
+        Raises:
+            RequestError: the file is gone, can't be decoded, or too many wait.
+        """
+        key = ThumbnailKey(frame.item_id, f"{frame.digest}.webp")
+        content = await asyncio.to_thread(self.cache.get, key) if keep else None
+        kind = "hits" if content is not None else "misses"
+        getattr(self._metrics, f"cache_{kind}").labels("thumbnails").inc()
+        if content is not None:
+            return content
+        if key not in self._making:
+            self._making[key] = asyncio.create_task(self._make(frame, key, keep=keep))
+            self._making[key].add_done_callback(lambda done: self._make_thumbnail(key, done))
+        return await asyncio.shield(self._making[key])
+
+    async def _make(self, frame: Frame, key: ThumbnailKey, *, keep: bool) -> bytes:
+        def make(decoder: SandboxedDecoder, fetcher: Fetcher) -> bytes:
+            began = time.perf_counter()
+            content = _encode(_decode(frame, decoder, fetcher, self._max_bytes))
+            if keep:
+                self.cache.put(key, content)
+            self._metrics.thumbnail_seconds.observe(time.perf_counter() - began)
+            return content
+
+        return await self._threads.run(make)
+
+    def _make_thumbnail(self, key: ThumbnailKey, done: "asyncio.Task[bytes]") -> None:
+        del self._making[key]
+        with suppress(asyncio.CancelledError):
+            done.exception()  # read, though nobody may wait for it any more
+
+
+def _decode(frame: Frame, decoder: SandboxedDecoder, fetcher: Fetcher, max_bytes: int) -> Pixels:
+    resize = ResizeSpec(image_size=frame.size_px, mode="fit", interpolation="lanczos", reduced_decode=True)
+    path, _ = split_uri(frame.uri)
+    max_file_bytes = MAX_REMOTE_BYTES if is_remote(path) or is_web(path) else decoder.limits.max_video_bytes
+    try:
+        embedded = None if frame.files is None else frame.files.of(frame.item_id, frame.uri, "image")
+        with fetcher.fetch(frame.uri, max_bytes=max_bytes, max_file_bytes=max_file_bytes, embedded=embedded) as fetched:
+            if fetched.content is None:
+                raise FetchError("NoContent", "the item has no image")
+            if frame.time_s is None:
+                return decoder.image(fetched.content, resize)
+            return decoder.frame_at(fetched.content, resize, frame.time_s)
+    except ItemError as error:
+        raise unreadable(frame.item_id, error) from None
+
+
+def unreadable(item_id: str, error: ItemError) -> RequestError:
+    """Refuse because an item's file is gone or broken; where it lies is not told.
+
+    Args:
+        item_id: of the item.
+        error: of its file.
+    """
+    where = f"item {printable(item_id, 200)}"
+    if error.transient:
+        return RequestError(
+            503, where, f"its file can't be read now ({error.error_type})", "a source that answers", "try again later",
+            retry_after="5",
+        )  # fmt: skip
+    if error.error_type in OTHER_FILES:
+        return RequestError(
+            409,
+            where,
+            f"its file has changed since it was embedded ({error.error_type})",
+            "the same file as then, in the folder of its source, and no link out of it",
+            "run `embedder refresh` for the store, or put the file back",
+        )
+    if error.error_type == MISSING_EXTRA:
+        rule, cure = "a format that the server's installation reads", "install the extra `formats` beside the server"
+        return RequestError(422, where, f"its file can't be decoded here ({error.error_type})", rule, cure)
+    if isinstance(error, DecodeError):
+        return RequestError(
+            422, where, f"its file can't be decoded ({error.error_type})", "a whole image or video", "restore the file"
+        )
+    return RequestError(
+        404,
+        where,
+        f"its file can't be read ({error.error_type})",
+        "a file as it was when it was embedded",
+        "restore the file, or refresh the store",
+    )
+
+
+def _encode(pixels: Pixels) -> bytes:
+    from embedder.media.contact_sheet import encode_webp
+
+    return encode_webp(pixels, QUALITY)

@@ -1,0 +1,1 @@
+"""Clients of trackers of experiments: MLflow and Weights & Biases."""

@@ -1,0 +1,1 @@
+"""Training through the embedding pipeline: the same sources, sandboxed decoder and tokeniser feed `trainer`."""

@@ -1,0 +1,104 @@
+"""Stream of several training workers: one block of listed items for each batch and worker, and its decoded examples.
+
+Each batch is cut into equal shares in the order of its items, so that the shares together are the batch that one
+worker would take. Ray Data's `streaming_split` gives the next block to the worker with the fewest rows so far, the
+first of them where several have as few; with blocks of one size, in order, worker 0 gets each batch's first share,
+worker 1 its second one, and so on. Every block carries its numbers, and `take_share` refuses another.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from embedder.plugins.train.batches import ExampleCounts, Pair, SamplerConfig, checked_pair
+from embedder.plugins.train.examples import ExampleSpec, decode_examples, examples_of
+from embedder.plugins.train.items import Items, TeacherRow
+from embedder.plugins.train.sampler import epoch_order, num_batches
+
+# Beside the columns of a listing, and of EXAMPLES.
+NUMBERS = ("key", "concept", "epoch", "batch", "share")
+TEACHER = ("teacher_image", "teacher_caption", "teacher_version")
+"""The teacher's vectors of each item and the content that they are of, where there is a teacher."""
+
+
+def cut_shares(
+    items: Items, sampler: SamplerConfig, num_workers: int, epoch: int, first: int, num_epochs: int
+) -> Iterator[pa.Table]:
+    """Blocks of listed items with their NUMBERS, batch after batch, worker after worker.
+
+    Args:
+        items: all that is trained on; at least one batch of them.
+        sampler: decides the batches; its batch size is a multiple of the workers.
+        num_workers: shares of each batch.
+        epoch: the first one.
+        first: number of the first batch wanted of that epoch.
+        num_epochs: number of epochs.
+    """
+    rows = sampler.batch_size // num_workers
+    for number in range(epoch, epoch + num_epochs):
+        order = epoch_order(items.keys, sampler.seed, number)
+        for batch in range(first if number == epoch else 0, num_batches(len(items), sampler.batch_size)):
+            for share in range(num_workers):
+                start = batch * sampler.batch_size + share * rows
+                yield _number_items(items.take(order[start : start + rows]), number, batch, share)
+
+
+def _number_items(items: Items, *position: int) -> pa.Table:
+    columns = [items.keys, items.concepts, *([number] * len(items) for number in position)]
+    table = items.listing.combine_chunks()
+    for name, values in zip(NUMBERS, columns, strict=True):
+        table = table.append_column(name, pa.array(values, pa.int64()))
+    if (teacher := items.teacher) is not None:
+        rows = teacher.rows
+        for name, vectors in zip(TEACHER, (teacher.images, teacher.captions), strict=False):
+            flat = pa.array(vectors[rows].reshape(-1), pa.float32())
+            table = table.append_column(name, pa.FixedSizeListArray.from_arrays(flat, teacher.dim))
+        table = table.append_column(TEACHER[-1], teacher.versions.take(pa.array(rows)))
+    return table
+
+
+def decode_share(block: pa.Table, *, spec: ExampleSpec) -> pa.Table:
+    """Decode one block of `cut_shares`: a row of EXAMPLES for each item, in their order, with the same NUMBERS.
+
+    Raises:
+        RuntimeError: the decoder gave other items than asked for, or in another order.
+    """
+    added = [name for name in (*NUMBERS, *TEACHER) if name in block.schema.names]
+    examples = pa.concat_tables(decode_examples(block.drop_columns(added), spec=spec)).combine_chunks()
+    if examples["item_id"].to_pylist() != block["item_id"].to_pylist():
+        raise RuntimeError(f"decoding gave {examples.num_rows} items where {block.num_rows} others were due")
+    for name in added:
+        examples = examples.append_column(name, block[name].combine_chunks())
+    return examples
+
+
+def take_share(table: pa.Table, position: tuple[int, int, int], image_size: int, counts: ExampleCounts) -> list[Pair]:
+    """Pairs of a decoded block that can be trained on.
+
+    Args:
+        table: from `decode_share`.
+        position: epoch, batch and share that are due.
+        image_size: side of the images, px.
+        counts: counts every example.
+
+    Raises:
+        RuntimeError: it is another block.
+    """
+    found = tuple(table[name][0].as_py() for name in NUMBERS[2:])
+    if found != position:
+        raise RuntimeError(f"the stream gave epoch, batch and share {found} where {position} were due")
+    numbers = table["key"].to_pylist(), table["concept"].to_pylist(), _teacher_rows(table)
+    pairs = [checked_pair(*of) for of in zip(examples_of(table, image_size), *numbers, strict=True)]
+    for pair in pairs:
+        counts.count(pair.example)
+    return [pair for pair in pairs if pair.example.is_pair]
+
+
+def _teacher_rows(table: pa.Table) -> list[TeacherRow | None]:
+    """The teacher's vectors of each row; None of each without a teacher."""
+    if TEACHER[0] not in table.schema.names:
+        return [None] * table.num_rows
+    images, captions = (
+        table[name].combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1) for name in TEACHER[:2]
+    )
+    return [TeacherRow(*of) for of in zip(images, captions, table[TEACHER[2]].to_pylist(), strict=True)]

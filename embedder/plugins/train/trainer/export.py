@@ -1,0 +1,87 @@
+"""Export of trained weights as model folders, and of ranges of layers as small deltas over an unchanged base."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from shards.config import CONFIG_FILE, ModelConfig
+from shards.fingerprint import model_fingerprint
+from shards.loading import read_tensor, torch_dtype
+from shards.saving import staged_folder, staged_model, write_weights
+from shards.summary import DELTA_FILE, DELTA_FORMAT
+from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
+from shards.weights import find_weights
+
+
+def export_model(
+    folder: Path,
+    config: ModelConfig,
+    weights: Mapping[str, torch.Tensor],
+    tokenizer_json: str | None,
+    *,
+    dtype: str = "float32",
+    replace: bool = False,
+) -> Path:
+    """Write a model folder, whole or not at all.
+
+    Args:
+        folder: the folder to write; must not exist yet, or be empty, unless it may be replaced.
+        config: configuration of the model.
+        weights: every tensor of the model, by name.
+        tokenizer_json: content of tokenizer.json; None writes none.
+        dtype: name of the stored dtype.
+        replace: whether an existing model folder is replaced when the new one is complete.
+
+    Raises:
+        ModelError: the folder isn't empty and may not be replaced.
+    """
+    kind = torch_dtype(dtype)
+    is_replaced = replace and (folder / CONFIG_FILE).is_file()
+    target = folder.with_name(f".{folder.name}.{os.getpid()}.new") if is_replaced else folder
+    with staged_model(target, config, tokenizer_json) as stage:
+        names = [*model_shapes(config), *(name for name in OPTIONAL_SHAPES if name in weights)]
+        write_weights(stage, ((name, weights[name].to(kind)) for name in names))
+    if is_replaced:
+        old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+        folder.rename(old)
+        target.rename(folder)
+        shutil.rmtree(old)
+    return folder
+
+
+def read_logit(folder: Path, name: str, initial: float) -> float:
+    """Read the log of the inverse temperature, or SigLIP's bias, that training ended with.
+
+    Args:
+        folder: the model folder.
+        name: name of the tensor.
+        initial: value where it is missing.
+    """
+    files = find_weights(folder)
+    return read_tensor(files, name, ()).float().item() if name in files else initial
+
+
+def write_delta(
+    folder: str | Path, base: str | Path, weights: Mapping[str, torch.Tensor], names: tuple[str, ...], *, title: str
+) -> Path:
+    """Write some layers of a model that was trained on a base, and the base's fingerprint.
+
+    Args:
+        folder: the folder to write; must not exist yet, or be empty.
+        base: the model folder that training began with; it isn't changed.
+        weights: the trained tensors by name.
+        names: names of the tensors to write.
+        title: name of the version.
+
+    Raises:
+        ModelError: the folder isn't empty.
+    """
+    about = {"format_version": DELTA_FORMAT, "name": title, "base_fingerprint": model_fingerprint(base)}
+    with staged_folder(Path(folder)) as stage:
+        write_weights(stage, ((name, weights[name]) for name in names))
+        (stage / DELTA_FILE).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    return Path(folder)

@@ -1,0 +1,66 @@
+"""Pruning of layers: a smaller model folder from some layers of a larger one, as a start for training.
+
+A layer keeps its weights to the bit. Everything else (embeddings, norms, poolers, projections, the tokeniser, the
+temperature) is copied. Of layers that share weights the set stays, and is applied less often.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from embedder.plugins.train.trainer.settings import LayerChoice, chosen_layers
+from shards.config import TOKENIZER_FILE, load_model_config
+from shards.errors import ModelError
+from shards.loading import read_tensor
+from shards.saving import staged_model, write_weights
+from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
+from shards.towers.base import Tower
+from shards.weights import find_weights
+
+
+def prune_model(source: Path, folder: Path, layers: Mapping[str, LayerChoice]) -> Path:
+    """Write a model folder with some layers of another one.
+
+    Args:
+        source: the model folder; it isn't changed.
+        folder: the folder to write; must not exist yet, or be empty.
+        layers: layers to keep, by side.
+
+    Raises:
+        ModelError: the layers chosen are not there, or don't fit behind one another.
+    """
+    config = load_model_config(source)
+    towers: dict[str, Tower] = {}
+    origins: dict[str, str] = {}
+    for side, tower in config.towers.items():
+        towers[side], of_side = _prune(tower, layers[side], f"model {source}, {side} tower")
+        origins |= {f"{side}.{ours}": f"{side}.{theirs}" for ours, theirs in of_side.items()}
+    pruned = config.model_copy(update=towers)
+    files = find_weights(source)
+    shapes = model_shapes(pruned) | {name: shape for name, shape in OPTIONAL_SHAPES.items() if name in files}
+    tokenizer = source / TOKENIZER_FILE
+    tokenizer_json = tokenizer.read_text(encoding="utf-8") if tokenizer.is_file() else None
+    with staged_model(folder, pruned, tokenizer_json) as stage:
+        tensors = ((name, read_tensor(files, origins.get(name, name), shape)) for name, shape in shapes.items())
+        write_weights(stage, tensors)
+    return folder
+
+
+def _prune(tower: Tower, choice: LayerChoice, where: str) -> tuple[Tower, dict[str, str]]:
+    """Tower of the chosen layers, and for each tensor of its layers the name in the larger tower."""
+    try:
+        chosen = chosen_layers(choice, tower.num_layers)
+    except ValueError as error:
+        raise ModelError(f"{where}: {error}") from None
+    smaller = tower.at_depth(len(chosen))
+    origins: dict[str, str] = {}
+    for place, layer in reversed(list(enumerate(chosen))):  # of several that share weights, the first one counts
+        ours, theirs = smaller.weights_of(place), tower.weights_of(layer)
+        shapes = smaller.shapes_of(ours)
+        if shapes != tower.shapes_of(theirs):
+            raise ModelError(
+                f"{where}: layer {layer} has other tensors than layer {place} of the smaller tower; keep layer "
+                f"{place} in its place, as a choice that begins at 0 does"
+            )
+        prefixes = smaller.prefix_of(ours), tower.prefix_of(theirs)
+        origins |= {prefixes[0] + name: prefixes[1] + name for name in shapes}
+    return smaller, origins

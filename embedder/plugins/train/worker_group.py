@@ -1,0 +1,219 @@
+"""Several training workers on Ray: they share one stream of decoded examples and train one model in lock-step.
+
+    listed items, one block for each batch and worker -> decode and tokenise (CPU tasks) -> streaming_split -> workers
+
+Pixels go from the decode tasks to the workers; this process only names the next batch, receives its
+metrics, and writes the files. Batches, order and captions are those of one worker.
+
+Why not ray.train: it would bring a controller that owns the loop, with its own checkpoints, reports and dependencies
+(pandas, tensorboardX), where a handful of calls to plain actors let the one loop of `embedder.plugins.train.loop` stay.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from embedder.errors import RunFailedError
+from embedder.plugins.train.batches import sampler_of
+from embedder.plugins.train.decode_stream import share_stream
+from embedder.plugins.train.loop import PreparedTraining
+from embedder.plugins.train.rank_batches import cut_shares
+from embedder.plugins.train.sampler import num_batches
+from embedder.plugins.train.train_worker import (
+    START_TIMEOUT_S,
+    THIS_MACHINE,
+    TrainWorker,
+    WorkerResources,
+    pack_state,
+    unpack_state,
+)
+from embedder.plugins.train.trainer.trainer import StepMetrics
+from embedder.plugins.train.validation import Validation, ValidationRecall
+from embedder.quantities import duration_text, plural
+
+GRACE_S = 10.0  # in which a worker's death is reported after those that waited for it have failed
+# A stream takes two seconds to start and another two to end; on small data, one goes over several epochs.
+BLOCKS_PER_STREAM = 256
+
+
+@contextmanager
+def start_workers(prepared: PreparedTraining, resources: WorkerResources) -> Iterator["WorkerGroup"]:
+    """Start workers that go on from the trainer's state, and end them with the block.
+
+    Args:
+        prepared: the run; its trainer is on the CPU and takes no steps, it only writes files.
+        resources: number of workers, and what each reserves.
+
+    Raises:
+        RunFailedError: they don't start.
+    """
+    config, model = prepared.config, prepared.trainer.config
+    teacher = prepared.trainer.teacher
+    of_teacher = None if teacher is None else (teacher.settings, teacher.teacher_dim)
+    actor = ray.remote(TrainWorker).options(num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, max_restarts=0)
+    workers = [actor.remote(rank, config, model, resources, of_teacher) for rank in range(resources.num_workers)]
+    try:
+        group = WorkerGroup(workers, prepared, resources)
+        group.connect()
+        yield group
+    finally:
+        for worker in workers:
+            ray.kill(worker)
+
+
+@dataclass
+class WorkerGroup:
+    """Workers in lock-step; the loop uses them as one trainer.
+
+    Attributes:
+        workers: actors of `TrainWorker`, by rank.
+        prepared: the run, whose trainer takes over their state where a file is to be written.
+        resources: number of workers, and what each reserves.
+        num_steps_done: by the workers.
+    """
+
+    workers: list[Any]
+    prepared: PreparedTraining
+    resources: WorkerResources
+    _left_in_stream: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_steps_done = self.prepared.trainer.num_steps_done
+
+    def connect(self) -> None:
+        """Connect the workers, and give them the trainer's state.
+
+        Raises:
+            RunFailedError: one of them doesn't start.
+        """
+        addresses = self._ask(self.workers, "address", timeout_s=START_TIMEOUT_S)
+        host = THIS_MACHINE if len(set(addresses)) == 1 else addresses[0]
+        (port,) = self._ask(self.workers[:1], "open_rendezvous", host)
+        self._ask(self.workers, "join", host, port, ray.put(pack_state(self.prepared.trainer.state_dict())))
+
+    def hold_out(self, validation: Validation) -> None:
+        """Keep the held-out items; the first worker measures for all."""
+        self._ask(self.workers[:1], "hold_out", validation)
+
+    def measure(self) -> ValidationRecall:
+        """R@k with the averaged weights."""
+        found: ValidationRecall
+        (found,) = self._ask(self.workers[:1], "measure")
+        return found
+
+    def steps(self, epoch: int, first: int) -> Generator[tuple[int, StepMetrics | None], None, None]:
+        """Steps of an epoch, as the loop takes them; epochs must follow one another.
+
+        Args:
+            epoch: passes over the data so far.
+            first: number of the first batch wanted.
+
+        Raises:
+            RunFailedError: a worker died, or a step takes longer than it may.
+            shards.ModelError: the loss is no finite number.
+        """
+        total = num_batches(len(self.prepared.train), self.prepared.config.batch_size)
+        for batch in range(first, total):
+            if not self._left_in_stream:
+                num_epochs = max(1, BLOCKS_PER_STREAM // (total * len(self.workers)))
+                self._listen(epoch, batch, num_epochs)
+                self._left_in_stream = num_epochs * total - batch
+            self._left_in_stream -= 1
+            yield batch, self._step(epoch, batch)
+
+    def _listen(self, epoch: int, first: int, num_epochs: int) -> None:
+        """Start a stream of epochs, from one batch on, and let the workers take theirs from it."""
+        num_workers, items, sampler = len(self.workers), self.prepared.train, sampler_of(self.prepared.config)
+        blocks = cut_shares(items, sampler, num_workers, epoch=epoch, first=first, num_epochs=num_epochs)
+        stream = share_stream(blocks, self.prepared.spec, self.resources.decode_cpus)
+        shares = stream.streaming_split(num_workers)
+        self._answers([worker.listen.remote(share) for worker, share in zip(self.workers, shares, strict=True)])
+
+    def _step(self, epoch: int, batch: int) -> StepMetrics | None:
+        """Learn from the next batch of the stream; None where none of its items can be trained on."""
+        done = self._ask(self.workers, "step", epoch, batch)
+        for _, seen in done:
+            self.prepared.progress.counts.add(seen)
+        metrics: StepMetrics | None = done[0][0]
+        if metrics is not None:
+            self.num_steps_done = metrics.step
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the trainer, as a checkpoint holds it."""
+        (state,) = self._ask(self.workers[:1], "state")
+        return unpack_state(state)
+
+    def export(self, folder: str | Path, name: str, *, replace: bool = False) -> Path:
+        """Write the averaged weights as a model folder; see `Trainer.export`.
+
+        Args:
+            folder: to write.
+            name: of the model.
+            replace: replace a folder that is there.
+        """
+        trainer = self.prepared.trainer
+        trainer.load_state_dict(self.state_dict())
+        return trainer.export(folder, name, replace=replace)
+
+    def _ask(self, workers: Sequence[Any], method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
+        """Call a method on workers, and wait for all answers."""
+        asked = [getattr(worker, method).remote(*arguments) for worker in workers]
+        return self._answers(asked, timeout_s)
+
+    def _answers(self, asked: list[Any], timeout_s: float | None = None) -> list[Any]:
+        """Wait for all answers; the first failure of any worker ends the waiting.
+
+        Raises:
+            RunFailedError: a worker died, or doesn't answer in time.
+        """
+        waiting = asked
+        timeout_s = timeout_s or self.prepared.config.no_progress_timeout_s + START_TIMEOUT_S
+        try:
+            while waiting:
+                done, waiting = ray.wait(waiting, timeout=timeout_s)
+                if not done:
+                    raise RunFailedError(
+                        f"{len(waiting)} of {plural(len(self.workers), 'training worker')} gave no answer for "
+                        f"{duration_text(timeout_s)} after step {self.num_steps_done:,}: the cluster lacks CPUs or "
+                        "GPUs for them, or decoding is stuck; the last checkpoint is whole, and the same command with "
+                        "--resume goes on (slow items need a larger no_progress_timeout_s)"
+                    )
+                ray.get(done)
+            return list(ray.get(asked))
+        except RayTaskError as error:
+            self._blame(asked)
+            raise error.cause from error
+        except RayError as error:
+            raise self._death_error(error) from None
+
+    def _blame(self, asked: list[Any]) -> None:
+        """Name the worker that died, where another one fails because of it.
+
+        Raises:
+            RunFailedError: one died.
+        """
+        done, _ = ray.wait(asked, num_returns=len(asked), timeout=GRACE_S)
+        for answer in done:
+            try:
+                ray.get(answer)
+            except RayTaskError:
+                continue
+            except RayError as error:
+                raise self._death_error(error) from None
+
+    def _death_error(self, error: RayError) -> RunFailedError:
+        reason = " ".join(str(error).split())[:200]
+        return RunFailedError(
+            f"{_one_of(len(self.workers))} died after step {self.num_steps_done:,} ({reason}); the last "
+            "checkpoint is whole, and the same command with --resume goes on, also with fewer num_workers"
+        )
+
+
+def _one_of(num_workers: int) -> str:
+    return "the training worker" if num_workers == 1 else f"one of {num_workers} training workers"

@@ -1,0 +1,1 @@
+"""A run's journal: what its write tasks have finished, before anything of it is published."""

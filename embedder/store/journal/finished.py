@@ -1,0 +1,176 @@
+"""Finished work of a run, by its journal: which of its items are whole.
+
+Items are looked at in parts by the hash of their ids, each in memory by itself: few are one part, more are on disk
+(`embedder.storage.hashed_rows`), so that a run of a hundred million items is published in the memory of some thousand.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.storage.hashed_rows import HashedRows, common_parts
+from embedder.store.files import StoreFiles
+from embedder.store.journal.journal import JournalEntry, key_schema, stream_keys
+from embedder.store.part_file import PartFile
+from embedder.store.schema import ITEMS
+from embedder.store.tables.arrow_lookup import without_items
+
+MEMORY_BYTES = 32 << 20
+"""Rows of a kind that stay in memory: about half a million."""
+PLACE = ["item_id", "session"]
+WHOLE = pa.schema([*((name, pa.string()) for name in PLACE), ITEMS.field("num_vectors"), ("kept", pa.bool_())])
+KEYS = pa.schema([("item_id", pa.string()), ("file", pa.int32())])
+NO_PLACES = pa.schema([(name, pa.string()) for name in PLACE]).empty_table()
+
+Selection = Callable[[pa.Table], pa.Table]
+"""Function from whole items to those that count."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Finished work of a run.
+
+    Attributes:
+        files: its part files; the column `file` of what follows has their numbers.
+        records: item records, of all sessions: `item_id`, `num_vectors`, further columns, `session`, `file`, `kept`.
+        vectors: rows of embeddings: `item_id`, `segment`, `session`, `file`, `kept`.
+        whole: items that are complete, each once: `WHOLE` (`whole_items`).
+    """
+
+    files: tuple[PartFile, ...]
+    records: HashedRows
+    vectors: HashedRows
+    whole: HashedRows
+
+
+def hash_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> HashedRows:
+    """Take rows, of which few stay in memory.
+
+    Args:
+        tables: the rows; further columns are left out.
+        schema: their columns, `item_id` among them.
+    """
+    return HashedRows((table.select(schema.names).cast(schema) for table in tables), schema, memory_bytes=MEMORY_BYTES)
+
+
+def read_finished(files: StoreFiles, entries: Iterable[JournalEntry], columns: Iterable[str] = ()) -> Finished:
+    """Read the items that a run has finished.
+
+    Args:
+        files: the store.
+        entries: the run's journal.
+        columns: further columns of the item records.
+    """
+    parts = tuple(part for entry in entries for part in entry.parts)
+    records, vectors = (
+        hash_rows(stream_keys(files, parts, table, names), key_schema(table, names))
+        for table, names in (("items", ["item_id", "num_vectors", *columns]), ("embeddings", ["item_id", "segment"]))
+    )
+    num_parts = common_parts(records, vectors)
+    found = (whole_items(records.part(each, num_parts), vectors.part(each, num_parts)) for each in range(num_parts))
+    return Finished(parts, records, vectors, hash_rows(found, WHOLE))
+
+
+def whole_items(records: pa.Table, vectors: pa.Table) -> pa.Table:
+    """Items that are complete, each with the last session that finished it.
+
+    A video's rows may be spread over several part files, of which a kill can leave some; such an item is not whole and
+    is done again. An item that changed between two sessions is whole in both, and the later one counts.
+
+    An item whose published rows are kept needs no new ones, and any that it has are ignored.
+
+    Args:
+        records: item records: `item_id`, `session`, `kept`, `num_vectors`.
+        vectors: rows of embeddings: `item_id`, `session`, `segment`.
+
+    Returns:
+        `WHOLE`; each item once.
+    """
+    facts = records.select([*PLACE, "num_vectors", "kept"]).group_by(PLACE)
+    expected = facts.aggregate([("num_vectors", "max"), ("kept", "max")])
+    found = vectors.select([*PLACE, "segment"]).group_by(PLACE).aggregate([("segment", "count_distinct")])
+    both = expected.join(found, PLACE, join_type="left outer")
+    has_all = pc.equal(pc.fill_null(both["segment_count_distinct"], 0), both["num_vectors_max"])
+    whole = both.filter(pc.or_(has_all, both["kept_max"])).select([*PLACE, "num_vectors_max", "kept_max"])
+    whole = whole.rename_columns(WHOLE.names)
+    last = whole.group_by("item_id").aggregate([("session", "max")]).rename_columns(PLACE)
+    return whole.join(last, PLACE, join_type="left semi")
+
+
+def of_whole(rows: HashedRows, whole: HashedRows, counting: Selection = lambda items: items) -> Iterator[pa.Table]:
+    """Yield the rows of whole items, of the session that counts, part by part.
+
+    Args:
+        rows: with `item_id` and `session`.
+        whole: items of `WHOLE`.
+        counting: which of these count; by default all.
+    """
+    num_parts = common_parts(rows, whole)
+    for number in range(num_parts):
+        places = counting(whole.part(number, num_parts)).select(PLACE)
+        yield rows.part(number, num_parts).join(places, PLACE, join_type="left semi")
+
+
+def whole_without(whole: HashedRows, ids: pa.ChunkedArray) -> HashedRows:
+    """Whole items but some.
+
+    Args:
+        whole: items of `WHOLE`.
+        ids: of those that are left out.
+    """
+    if not len(ids):
+        return whole
+    leaving = hash_rows([pa.table({"item_id": ids})], NO_PLACES.schema.remove(1))
+    num_parts = common_parts(whole, leaving)
+    pairs = ((each.part(number, num_parts) for each in (whole, leaving)) for number in range(num_parts))
+    return hash_rows((without_items(items, gone["item_id"]) for items, gone in pairs), WHOLE)
+
+
+def whole_among(whole: HashedRows, ids: pa.ChunkedArray) -> pa.Table:
+    """Whole items of some ids, in memory: `WHOLE`.
+
+    Args:
+        whole: items of `WHOLE`.
+        ids: of those that are asked for.
+    """
+    wanted = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+    found = (each.filter(pc.is_in(each["item_id"], value_set=wanted)).select(WHOLE.names) for each in whole.tables())
+    return pa.concat_tables([WHOLE.empty_table(), *found])
+
+
+def count_rows(
+    files: Sequence[PartFile], rows: HashedRows, whole: HashedRows, counting: Selection = lambda items: items
+) -> tuple["np.ndarray[Any, np.dtype[np.int64]]", pa.Table]:
+    """Count the rows of whole items in each part file.
+
+    Args:
+        files: part files; those that `rows` are not of count none.
+        rows: with `item_id`, `session` and `file`.
+        whole: items of `WHOLE`.
+        counting: which of these count; by default all.
+
+    Returns:
+        Their numbers, int64 (files,), and the rows of those files of which some count and others don't: `KEYS`.
+    """
+    numbers = np.zeros(len(files), np.int64)
+    for each in of_whole(rows, whole, counting):
+        numbers += np.bincount(each["file"].to_numpy(), minlength=len(files))
+    is_partial = [0 < number < part.num_rows for number, part in zip(numbers, files, strict=True)]
+    partial = pa.array(np.flatnonzero(is_partial), pa.int32())
+    found = of_whole(rows, whole, counting) if len(partial) else ()
+    keys = (each.select(KEYS.names).filter(pc.is_in(each["file"], value_set=partial)) for each in found)
+    return numbers, pa.concat_tables([KEYS.empty_table(), *keys])
+
+
+def ids_in(keys: pa.Table, number: int) -> pa.Array:
+    """Ids of the rows of one part file.
+
+    Args:
+        keys: of `KEYS`.
+        number: of the file.
+    """
+    return keys.filter(pc.equal(keys["file"], number))["item_id"].combine_chunks()

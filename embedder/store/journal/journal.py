@@ -1,0 +1,149 @@
+"""Journal of a run: an entry for each finished write task.
+
+Each is a small JSON file at first; while the run goes on they are joined (`embedder.store.journal.journal_segments`).
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pydantic import Field
+
+from embedder.errors import StoreError
+from embedder.store.files import StoreFiles
+from embedder.store.journal.journal_segments import find_entry, names_in_journal, read_lines
+from embedder.store.layout import Record, journal_folder, parse_record, read_record
+from embedder.store.part_file import PartFile
+from embedder.store.schema import TABLES, with_nulls
+
+WITHOUT_FIGURES: dict[str, Any] = {"trace": [], "metrics": {}}
+TASK_DIGITS = 6  # of a write task's number, in file names
+
+
+class JournalEntry(Record):
+    """Record of one finished write task."""
+
+    name: str
+    parts: tuple[PartFile, ...]
+    num_items: int
+    num_rejects: int
+    num_moves: int = Field(0, description="items that keep their rows, with a file of moves beside this one")
+    trace: list[dict[str, Any]]
+    metrics: dict[str, Any] = Field({}, description="states of the part's rows, by the digest of each [[metric]]")
+    taken_from: str | None = Field(None, description="run whose publication the rows were copied from")
+
+
+def entry_name(session: str, task: int) -> str:
+    """Name of the entry of a session's write task."""
+    return f"{session}-{task:0{TASK_DIGITS}d}"
+
+
+def entry_path(run_id: str, name: str) -> str:
+    """Path of one entry, which is written when its part files are whole."""
+    return f"{journal_folder(run_id)}/{name}.json"
+
+
+def read_entries(
+    files: StoreFiles, run_id: str, but: Collection[str] = (), *, is_light: bool = False
+) -> list[JournalEntry]:
+    """Read all entries of a run, in the order of their names.
+
+    Args:
+        files: the store.
+        run_id: id of the run.
+        but: names of entries that are left out.
+        is_light: without `trace` and `metrics`, which are most of an entry.
+    """
+    found = stream_entries(files, run_id, but)
+    entries = [entry.model_copy(update=WITHOUT_FIGURES) for entry in found] if is_light else [*found]
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def stream_entries(files: StoreFiles, run_id: str, but: Collection[str] = ()) -> Iterator[JournalEntry]:
+    """Read all entries of a run, in no order; few are in memory at once.
+
+    Args:
+        files: the store.
+        run_id: id of the run.
+        but: names of entries that are left out.
+    """
+    return (parse_record(files, path, data, JournalEntry) for _, path, data in read_lines(files, run_id, but))
+
+
+def entry_names(files: StoreFiles, run_id: str, session: str) -> set[str]:
+    """Return the names of the entries that a session of a run has written.
+
+    Args:
+        files: the store.
+        run_id: of the run.
+        session: that wrote them, as their names begin.
+    """
+    return {name for name in names_in_journal(files, run_id) if name.startswith(f"{session}-")}
+
+
+def read_entry(files: StoreFiles, path: str) -> JournalEntry:
+    """Read one entry.
+
+    Raises:
+        FileNotFoundError: there is no such entry.
+    """
+    entry = read_record(files, path, JournalEntry)
+    if entry is None:
+        raise FileNotFoundError(files.uri(path))
+    return entry
+
+
+def parts_of(entries: Iterable[JournalEntry], table: str) -> Iterator[PartFile]:
+    """Part files of one table."""
+    return (part for entry in entries for part in entry.parts if part.table == table)
+
+
+def key_schema(table: str, columns: Iterable[str]) -> pa.Schema:
+    """Columns of `stream_keys`: of the table, and `session`, `file` and `kept` of each row's part file."""
+    own = [TABLES[table].field(name) for name in columns]
+    return pa.schema([*own, ("session", pa.string()), ("file", pa.int32()), ("kept", pa.bool_())])
+
+
+def stream_keys(files: StoreFiles, parts: Sequence[PartFile], table: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Read a few columns of a table's part files, one after the other: `key_schema`.
+
+    Args:
+        files: the store.
+        parts: part files of all tables; `file` has their places here.
+        table: name of the table.
+        columns: columns of the table.
+    """
+    schema = key_schema(table, columns)
+
+    def read(numbered: tuple[int, PartFile]) -> pa.Table:
+        number, part = numbered
+        content = _read_part(files, part, list(columns))
+        for name, value in (("session", part.session), ("file", number), ("kept", part.kept)):
+            field = schema.field(name)
+            content = content.append_column(field, pa.repeat(pa.scalar(value, field.type), content.num_rows))
+        return with_nulls(content, schema).select(schema.names).cast(schema)
+
+    return files.stream(read, [(number, part) for number, part in enumerate(parts) if part.table == table])
+
+
+def _read_part(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.Table:
+    """Read some columns of a finished part file.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    path = f"{part.table}/{part.path}"
+    try:
+        return files.read_table(path, columns)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(
+            f"{files.uri(path)}: a part file that a run had finished is missing or damaged ({error}); delete "
+            f"{files.uri(_entry_of(files, part))}, and the same command embeds its items again"
+        ) from None
+
+
+def _entry_of(files: StoreFiles, part: PartFile) -> str:
+    """Path of the file that holds the journal entry of a part file, by the part file's name."""
+    run_part, _, task = part.path.partition(f"-{part.session}-")
+    run_id, name = run_part.removeprefix("part-"), f"{part.session}-{task.partition('.')[0][:TASK_DIGITS]}"
+    return find_entry(files, run_id, name) or entry_path(run_id, name)

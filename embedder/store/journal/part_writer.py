@@ -1,0 +1,338 @@
+"""Writer of finished rows: a part file for each table and one journal entry, which is written last.
+
+A part file that no journal entry names is ignored; Delta readers see only what is committed.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from obstore.exceptions import BaseError
+
+from embedder.batch_schema import CARRIED
+from embedder.errors import StoreError
+from embedder.store.errors import StoreUnavailableError
+from embedder.store.files import StoreFiles, parquet_bytes
+from embedder.store.journal.accumulators.run_states import Metric, states_of
+from embedder.store.journal.journal import TASK_DIGITS, JournalEntry, entry_name, entry_path
+from embedder.store.journal.journal_segments import find_entry
+from embedder.store.journal.metadata_updates import MOVED, moves_file
+from embedder.store.journal.step_metrics import measure
+from embedder.store.layout import record_bytes, utc_now
+from embedder.store.part_file import PartFile
+from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
+from embedder.store.tables.arrow_lookup import without_items
+from embedder.store.tables.item_states import split_records
+
+LAST_TASK = 10**TASK_DIGITS - 1  # of the rows left over by a stopped run; write tasks have lower numbers
+NO_COLUMNS = pa.schema([])
+BOUNDED = ("item_id", "state")
+"""Columns, none of which is ever null, of which a log tells the least and the greatest value of each file."""
+NUM_REWRITERS = 4
+"""Part files that are rewritten side by side, each of at most 64 MiB, which takes about four times its size."""
+VECTOR_COLUMNS = ("image_embedding", "text_embedding")
+PART_FILES = (("embeddings", ".parquet"), ("items", ".parquet"), ("items", "-kept.parquet"))
+"""Files of a write task: vectors, records of items with new rows, and of those whose published rows stay."""
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunMetadata:
+    """Values that every row of a run has."""
+
+    run_id: str
+    session: str
+    model_fingerprint: str
+    preprocess_fingerprint: str
+    carryover: pa.Schema
+    outputs: pa.Schema = NO_COLUMNS
+    """Of a further model, what it gives beside vectors: like the carried columns, but as old as the vectors."""
+    metrics: tuple[Metric, ...] = ()
+
+    @property
+    def columns(self) -> pa.Schema:
+        """Columns of the embeddings table beside its own."""
+        return pa.schema([*self.carryover, *self.outputs])
+
+
+def write_part(
+    files: StoreFiles, metadata: RunMetadata, task: int, rows: pa.Table, *, attempt: int = 0
+) -> JournalEntry:
+    """Write the finished rows as part files and journal them.
+
+    Each attempt of a task writes files of its own and replaces the task's one journal entry last: an earlier attempt
+    on a node that was out of reach, and not dead, may still be writing.
+
+    Args:
+        files: the store.
+        metadata: the run's constants.
+        task: number of the write task, the same when the same rows are retried.
+        rows: one row per vector row or item record (`embedder.batch_schema`), with both embedding columns.
+        attempt: number of times that the task was begun before.
+    """
+    name = entry_name(metadata.session, task)
+    path = f"part-{metadata.run_id}-{name}" + (f"-r{attempt}" if attempt else "")
+    with _undone_on_failure(files, metadata, name, path):
+        with measure("write") as measurement:
+            rows = reject_non_finite(rows)
+            own_rows, kept_rows = split_records(rows)
+            own, kept = (_item_records(each, metadata) for each in (own_rows, kept_rows))
+            own_vectors = _vector_rows(without_items(rows, kept["item_id"]), metadata)
+            parts = [
+                store_part(files, table, path + suffix, content, metadata.session, kept=content is kept)
+                for (table, suffix), content in zip(PART_FILES, (own_vectors, own, kept), strict=True)
+                if content.num_rows
+            ]
+            if kept.num_rows:
+                moves = _project(kept_rows, MOVED, metadata.carryover, {})
+                files.write_table(moves_file(metadata.run_id, name), moves)
+            states = states_of(metadata.metrics, own_vectors) if own_vectors.num_rows else {}
+            measurement.num_rows = rows.num_rows
+            measurement.bytes_out = sum(part.size_bytes for part in parts)
+        entry = JournalEntry(
+            name=name,
+            parts=tuple(parts),
+            num_items=own.num_rows + kept.num_rows,
+            num_rejects=sum(_num_rejected(records) for records in (own, kept)),
+            num_moves=kept.num_rows,
+            trace=[*(step for steps in rows["trace"].drop_null().to_pylist() for step in steps), vars(measurement)],
+            metrics=states,
+        )
+        files.write(entry_path(metadata.run_id, name), record_bytes(entry))
+    return entry
+
+
+def write_copies(
+    files: StoreFiles, metadata: RunMetadata, task: int, copies: Mapping[str, pa.Table], taken_from: str
+) -> JournalEntry:
+    """Write rows and records of another publication unchanged, and journal them.
+
+    Args:
+        files: the store.
+        metadata: the run's constants.
+        task: number of the write task, different for each call.
+        copies: rows by table.
+        taken_from: run that published them.
+    """
+    name = entry_name(metadata.session, task)
+    items = copies.get("items", ITEMS.empty_table())
+    path = f"part-{metadata.run_id}-{name}"
+    with _undone_on_failure(files, metadata, name, path):
+        parts = [
+            store_part(files, table, f"{path}.parquet", content, metadata.session) for table, content in copies.items()
+        ]
+        entry = JournalEntry(
+            name=name,
+            parts=tuple(parts),
+            num_items=items.num_rows,
+            num_rejects=_num_rejected(items),
+            trace=[],
+            taken_from=taken_from,
+        )
+        files.write(entry_path(metadata.run_id, name), record_bytes(entry))
+    return entry
+
+
+def gather_rows(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]:
+    """Join small tables, whose columns may stand in different orders, to tables of at least `num_rows` rows."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        if table.num_rows:  # of the others, some lack columns
+            waiting.append(table.select(waiting[0].schema.names) if waiting else table)
+        if sum(each.num_rows for each in waiting) >= num_rows:
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+@contextmanager
+def _undone_on_failure(files: StoreFiles, metadata: RunMetadata, name: str, path: str) -> Iterator[None]:
+    """Delete a write task's part files when the block fails; otherwise a full disk would stay full of unused files.
+
+    They stay where an earlier attempt of the task has left its journal entry, and where a request had no answer: the
+    entry that names them may come to the server yet.
+    """
+    try:
+        yield
+    except StoreUnavailableError:
+        raise
+    except Exception:
+        with suppress(OSError, BaseError, StoreError):
+            if find_entry(files, metadata.run_id, name) is None:
+                for table, suffix in PART_FILES:
+                    files.delete(f"{table}/{path}{suffix}")
+                files.delete(moves_file(metadata.run_id, name))
+        raise
+
+
+def _vector_rows(rows: pa.Table, metadata: RunMetadata) -> pa.Table:
+    """Rows of the embeddings table; rows that only report on an item (no modality) are left out."""
+    rows = rows.filter(pc.is_valid(rows["modality"]))
+    return _project(rows, EMBEDDINGS, metadata.columns, _constants(metadata, "embedded_at"))
+
+
+def _item_records(rows: pa.Table, metadata: RunMetadata) -> pa.Table:
+    """Rows of the items table."""
+    return _project(rows, ITEMS, pa.schema([]), _constants(metadata, "updated_at"))
+
+
+def _num_rejected(items: pa.Table) -> int:
+    return pc.sum(pc.equal(items["state"], "rejected")).as_py() or 0
+
+
+NON_FINITE = {
+    "step": "embed",
+    "error_type": "NonFinite",
+    "error": "the model gave NaN or infinity; try dtype float32, and check the weights",
+    "transient": False,
+}
+
+
+def reject_non_finite(rows: pa.Table) -> pa.Table:
+    """Remove vectors with NaN or infinity, and mark their items as rejected in the step `embed`."""
+    bad = np.zeros(rows.num_rows, bool)
+    for name in VECTOR_COLUMNS:
+        bad |= _non_finite_rows(rows[name].combine_chunks())
+    if not bad.any():
+        return rows
+    bad_items = pc.is_in(rows["item_id"], value_set=rows["item_id"].filter(pa.array(bad)).combine_chunks())
+    for name in VECTOR_COLUMNS:
+        rows = _overwrite(rows, name, None, pa.array(bad))
+    for name, value in NON_FINITE.items():
+        rows = _overwrite(rows, name, value, bad_items)
+    return rows
+
+
+def _overwrite(rows: pa.Table, name: str, value: object, mask: pa.Array) -> pa.Table:
+    index = rows.schema.get_field_index(name)
+    column = rows.schema.field(index)
+    return rows.set_column(index, column, pc.if_else(mask, pa.scalar(value, column.type), rows[name]))
+
+
+def _non_finite_rows(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Mask of the rows of a list<float> column with a non-finite value; shape (rows,)."""
+    bad = np.zeros(len(column), bool)
+    values = column.flatten().to_numpy()
+    finite = np.isfinite(values)
+    if not finite.all():
+        bad[pc.list_parent_indices(column).to_numpy()[~finite]] = True
+    return bad
+
+
+def _constants(metadata: RunMetadata, time_column: str) -> dict[str, object]:
+    return {
+        "run_id": metadata.run_id,
+        "model_fingerprint": metadata.model_fingerprint,
+        "preprocess_fingerprint": metadata.preprocess_fingerprint,
+        time_column: utc_now(),
+    }
+
+
+def _project(rows: pa.Table, own: pa.Schema, carryover: pa.Schema, constants: dict[str, object]) -> pa.Table:
+    """Select a table's own columns and the carried ones; constants replace columns of the same name."""
+    schema = with_carryover(own, carryover)
+    columns = []
+    for column in schema:
+        if column.name in constants:
+            columns.append(pa.repeat(pa.scalar(constants[column.name], column.type), rows.num_rows))
+        else:
+            name = column.name if column.name in own.names else CARRIED + column.name
+            columns.append(rows[name].cast(column.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def rewrite_each(rewrite: Callable[[T], S], of: Sequence[T]) -> list[S]:
+    """Rewrite part files, a few side by side: Arrow encodes them on other cores, and a bucket answers meanwhile.
+
+    Args:
+        rewrite: reads and writes what one part file consists of, which is in memory meanwhile.
+        of: what it is called with.
+
+    Returns:
+        What it gave, in that order.
+    """
+    with ThreadPoolExecutor(NUM_REWRITERS, "rewrite") as pool:
+        return list(pool.map(rewrite, of))
+
+
+def rewritten_name(run_id: str, session: str, reason: str, paths: Iterable[str]) -> str:
+    """Name of the part file that replaces others; deterministic, and of constant length however often it is rewritten.
+
+    Args:
+        run_id: run that rewrites them.
+        session: of the run, which is part of the name: another one may decide that other rows stay.
+        reason: one word: compact, purge, rewrite.
+        paths: files that are replaced.
+    """
+    digest = hashlib.blake2b("\n".join([session, *paths]).encode(), digest_size=8).hexdigest()
+    return f"part-{run_id}-{reason}-{digest}.parquet"
+
+
+def store_part(
+    files: StoreFiles, table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
+) -> PartFile:
+    """Write one Parquet file into a table's folder; it is not read before it is journaled or committed.
+
+    Args:
+        files: the store.
+        table: name of the table.
+        path: path of the file, relative to the table's folder.
+        content: rows.
+        session: session that writes it.
+        kept: whether it has item records whose published embeddings stay.
+    """
+    part, data = encode_part(table, path, content, session, kept=kept)
+    files.write(f"{table}/{path}", data)
+    return part
+
+
+def encode_part(
+    table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
+) -> tuple[PartFile, bytes]:
+    """Encode one Parquet file of a table, with its entry for a log or a journal; nothing is written.
+
+    Args:
+        table: name of the table.
+        path: path of the file, relative to the table's folder.
+        content: rows.
+        session: session that writes it.
+        kept: whether it has item records whose published embeddings stay.
+    """
+    # Embeddings don't compress and have no repeats: a dictionary of them would only cost time and space.
+    plain = [name for name in content.schema.names if name not in VECTOR_COLUMNS]
+    data = parquet_bytes(content, use_dictionary=plain)
+    part = PartFile(
+        table=table,
+        path=path,
+        num_rows=content.num_rows,
+        size_bytes=len(data),
+        stats=_delta_stats(content),
+        session=session,
+        kept=kept,
+    )
+    return part, data
+
+
+def _delta_stats(content: pa.Table) -> str:
+    """Statistics of a file for Delta: rows, those without a vector, and ranges of ids and states, to skip files by."""
+    names = [name for name in BOUNDED if name in content.schema.names]
+    bounds = {name: pc.min_max(content[name]).as_py() for name in names if content.num_rows}
+    return json.dumps(
+        {
+            "numRecords": content.num_rows,
+            "minValues": {name: own["min"] for name, own in bounds.items()},
+            "maxValues": {name: own["max"] for name, own in bounds.items()},
+            "nullCount": dict.fromkeys(names, 0)
+            | {name: content[name].null_count for name in VECTOR_COLUMNS if name in content.schema.names},
+        }
+    )

@@ -1,0 +1,1 @@
+"""Upkeep of a published store: compaction, vacuum, migration, purge."""

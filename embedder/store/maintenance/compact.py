@@ -1,0 +1,166 @@
+"""Compaction of many small part files into few larger ones, of all models; no row changes."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from embedder.errors import StoreError
+from embedder.quantities import plural
+from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import rewrite_each, rewritten_name, store_part
+from embedder.store.journal.runs import unfinished_runs
+from embedder.store.layout import Current, Published, RunInfo
+from embedder.store.part_file import PartFile
+from embedder.store.publish.current import IndexChoice, begin, parts_at, publish_files, versions_of, writable
+from embedder.store.tables.models import model_files
+from embedder.store.tables.tables import RecordTable
+
+LOG = logging.getLogger(__name__)
+
+MIN_SAVED = 32
+"""Reduction of files, over all tables, from which a refresh compacts: below, rewriting costs more than it saves."""
+
+MIN_SAVED_BY_EMBED = 1000
+"""Reduction from which `embed` compacts: who calls it often wants new items soon, and pays for some hundred files."""
+
+MIN_CHECKPOINTED = 1000
+"""Files of a table that went, from which the log gets a checkpoint: each reader would read that entry of the log."""
+
+
+@dataclass(frozen=True)
+class PartTarget:
+    """Target size of a part file; a group of this size is held in memory while it is rewritten.
+
+    Larger files make reading faster and changes more expensive: a changed row rewrites its whole file.
+    """
+
+    num_rows: int = 50_000
+    size_bytes: int = 64 << 20
+
+
+DEFAULT_TARGET = PartTarget()
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """Result of a compaction for one table; `model` is empty where it is the main one's."""
+
+    model: str
+    table: str
+    num_files_before: int
+    num_files_after: int
+    bytes_rewritten: int
+
+
+def plan_groups(parts: Iterable[PartFile], target: PartTarget) -> list[list[PartFile]]:
+    """Groups of files to merge: neighbours by name, so by age, none of them more than half of the target; pure.
+
+    Larger files stay as they are, so that a merged file is not rewritten by every compaction.
+
+    Args:
+        parts: part files of one table.
+        target: size of the new files.
+    """
+    groups: list[list[PartFile]] = []
+    rows = size_bytes = 0
+    for part in sorted(parts, key=lambda each: each.path):
+        if part.num_rows * 2 > target.num_rows or part.size_bytes * 2 > target.size_bytes:
+            continue
+        rows, size_bytes = rows + part.num_rows, size_bytes + part.size_bytes
+        if not groups or rows > target.num_rows or size_bytes > target.size_bytes:
+            groups.append([])
+            rows, size_bytes = part.num_rows, part.size_bytes
+        groups[-1].append(part)
+    return [group for group in groups if len(group) > 1]
+
+
+def compact(
+    files: StoreFiles,
+    target: PartTarget = DEFAULT_TARGET,
+    min_saved: int = 1,
+    choose_index: IndexChoice | None = None,
+) -> tuple[Published | None, list[Compaction]]:
+    """Merge small part files and publish the same rows as a new version, with the same index.
+
+    Args:
+        files: the store, held by the write lock.
+        target: size of the new files.
+        min_saved: reduction of files, over all tables, below which nothing is done.
+        choose_index: chooses the index of the new publication, and makes its word index; by default there is the same
+            index, and no word index.
+
+    Returns:
+        The new publication, None where there was nothing to do; and the result for each table.
+
+    Raises:
+        StoreError: a run is not finished, and its work would be lost.
+    """
+    current = writable(files)
+    parts = parts_at(files, current)
+    groups = {
+        model: {name: plan_groups(of_table, target) for name, of_table in tables.items()}
+        for model, tables in parts.items()
+    }
+    done = [
+        _compaction(model, name, of_table, groups[model][name])
+        for model, tables in parts.items()
+        for name, of_table in tables.items()
+    ]
+    num_saved = sum(each.num_files_before - each.num_files_after for each in done)
+    if num_saved < min_saved:
+        return None, done
+    for run in unfinished_runs(files):
+        raise StoreError(
+            f"store {files.address}: run {run.run_id} is not finished, and compacting would give up what it embedded; "
+            "finish it first, by the command that began it"
+        )
+    LOG.info(f"compacting: {plural(num_saved, 'part file')} fewer")
+    operation = begin(files, "compaction", current)
+    wanted = {
+        model: {
+            name: _merge(view, operation, own, name, parts[model][name], groups[model][name]) for name in parts[model]
+        }
+        for model, (view, own) in versions_of(files, current).items()
+    }
+    published = publish_files(files, operation, current, wanted, choose_index or same_index)
+    for each in done:
+        if each.num_files_before - each.num_files_after >= MIN_CHECKPOINTED:
+            RecordTable(model_files(files, each.model), each.table).write_checkpoint()
+    return published, done
+
+
+def same_index(candidate: Current, model: str = "") -> int | None:
+    """Choose the index that there is: it knows rows by (item_id, segment), not by file, so it stays true.
+
+    Args:
+        candidate: the publication, or a further model's part of it.
+        model: name of that model.
+    """
+    del model
+    return candidate.index
+
+
+def _compaction(model: str, name: str, parts: list[PartFile], groups: list[list[PartFile]]) -> Compaction:
+    rewritten = [part for group in groups for part in group]
+    return Compaction(
+        model=model,
+        table=name,
+        num_files_before=len(parts),
+        num_files_after=len(parts) - len(rewritten) + len(groups),
+        bytes_rewritten=sum(part.size_bytes for part in rewritten),
+    )
+
+
+def _merge(
+    files: StoreFiles, run: RunInfo, current: Current, name: str, parts: list[PartFile], groups: list[list[PartFile]]
+) -> list[PartFile]:
+    table = RecordTable(files, name, getattr(current, name))
+    gone = {part.path for group in groups for part in group}
+
+    def merge(group: list[PartFile]) -> PartFile:
+        paths = [part.path for part in group]
+        return store_part(
+            files, name, rewritten_name(run.run_id, "", "compact", paths), table.read(paths=paths), session=""
+        )
+
+    return [*(part for part in parts if part.path not in gone), *rewrite_each(merge, groups)]

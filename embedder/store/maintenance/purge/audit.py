@@ -1,0 +1,164 @@
+"""Search of all files of a store for some items, by the kind of each file."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.errors import StoreError
+from embedder.store.backends import FileInfo
+from embedder.store.files import StoreFiles
+from embedder.store.journal.runs import RUN_FILE
+from embedder.store.layout import CURRENT_FILE, PUBLISHED_FILE, STORE_FILE
+from embedder.store.maintenance.purge.id_matcher import ItemNames
+from embedder.store.publish.query_towers import is_tower_file
+from embedder.store.publish.tombstones import PURGED_FILE
+from embedder.store.tables.arrow_tensors import unpack_vectors
+from embedder.store.tables.delta_log import LOG_FOLDER
+from embedder.store.tables.tables import RecordTable
+from shards.schema import parse_json
+
+RECORDS = (
+    STORE_FILE,
+    CURRENT_FILE,
+    PURGED_FILE,
+    PUBLISHED_FILE,
+    RUN_FILE,
+    "manifest.json",
+    "_last_checkpoint",
+    ".lock",
+)
+"""Files with fixed keys and no item's name or text; a word in them that equals an id is not the item."""
+
+NUMBERS = (".faiss", ".npy", ".npz", ".codes", ".u8", ".u16", ".u32", ".u64")
+"""Index files of numbers only; the ids are in other files."""
+
+
+def is_free_text(info: FileInfo) -> bool:
+    """Whether a file is prose or JSON, in which names can be replaced."""
+    name = info.path.rpartition("/")[2]
+    if is_tower_file(info.path):
+        return False
+    is_table = name.endswith((".parquet", ".arrow", *NUMBERS))
+    return f"/{LOG_FOLDER}/" not in info.path and not is_table and name not in RECORDS
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Result of a search of the whole store.
+
+    Attributes:
+        num_files: files that were searched.
+        num_parquet: those of them that were read as Parquet.
+        size_bytes: size of all files.
+        found_in: the files that name or hold one of the items.
+    """
+
+    num_files: int
+    num_parquet: int
+    size_bytes: int
+    found_in: tuple[str, ...]
+
+
+def scan_store(files: StoreFiles, names: ItemNames) -> Scan:
+    """Search every file of the store."""
+    infos = list(files.list(""))
+    found = files.each(lambda info: names_in(files, info, names), infos)
+    return Scan(
+        num_files=len(infos),
+        num_parquet=sum(info.path.endswith(".parquet") for info in infos),
+        size_bytes=sum(info.size_bytes for info in infos),
+        found_in=tuple(info.path for info, named in zip(infos, found, strict=True) if named),
+    )
+
+
+def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[str]:
+    """Ids and URIs of the items that a file has rows of, or names.
+
+    Args:
+        files: the store.
+        info: the file.
+        names: the items.
+
+    Raises:
+        StoreError: it is no Parquet or Arrow file, though its name says so.
+    """
+    name = info.path.rpartition("/")[2]
+    if name in RECORDS or name.endswith(NUMBERS) or is_tower_file(info.path):
+        return frozenset()
+    if name.endswith((".parquet", ".arrow")):
+        rows = _read_rows(files, info)
+        if "item_id" in rows.column_names:
+            return frozenset(pc.unique(rows["item_id"].filter(is_among(rows["item_id"], names.ids))).to_pylist())
+        values: Iterable[Any] = rows.to_pylist()
+    else:
+        values = texts_of(files.read(info.path))
+    if f"/{LOG_FOLDER}/" in info.path:
+        values = (row_values(action) for action in values)
+    return frozenset().union(*map(names.found_in, values))
+
+
+def _read_rows(files: StoreFiles, info: FileInfo) -> pa.Table:
+    """Read the ids of a Parquet or Arrow file that has any, else all its rows (a checkpoint's)."""
+    try:
+        if info.path.endswith(".arrow"):
+            return pa.ipc.open_file(pa.BufferReader(files.read(info.path))).read_all()
+        ids = files.read_table(info.path, ["item_id"])
+        return ids if ids.column_names else files.read_table(info.path)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(
+            f"{files.uri(info.path)}: can't be read ({error}), so its content is unknown; restore the file, or "
+            "delete it where nothing needs it"
+        ) from None
+
+
+def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str]) -> frozenset[bytes]:
+    """Read the vectors of the items' captions, as bytes.
+
+    Args:
+        files: the store, or the view of a further model.
+        ids: ids of the items.
+        paths: part files of embeddings that hold them, relative to the table's folder.
+    """
+    table = RecordTable(files, "embeddings")
+    found: set[bytes] = set()
+    if table.schema is None or "text_embedding" not in table.schema.names:  # a further model may give other outputs
+        return frozenset()
+    for path in paths:
+        rows = table.read(["item_id", "text_embedding"], [path])
+        vectors = rows["text_embedding"].filter(is_among(rows["item_id"], ids)).drop_null()
+        found.update(vector.tobytes() for vector in unpack_vectors(vectors))
+    return frozenset(found)
+
+
+def is_among(ids: pa.ChunkedArray, wanted: Collection[str]) -> pa.ChunkedArray:
+    """Mask of the ids that are among others."""
+    return pc.is_in(ids.cast(pa.string()), value_set=pa.array(list(wanted), pa.string()))
+
+
+def row_values(action: Any) -> list[Any]:
+    """Values of rows in an action of a Delta log, in an entry or a checkpoint: bounds of files, and predicates.
+
+    The rest is paths and columns, in which a word that equals an id is not the item.
+    """
+    if not isinstance(action, dict):
+        return [action]
+    stats = [(action.get(kind) or {}).get("stats") for kind in ("add", "remove")]
+    parameters = (action.get("commitInfo") or {}).get("operationParameters") or {}
+    return [*stats, *(value for name, value in parameters.items() if "predicate" in name.lower())]
+
+
+def texts_of(content: bytes) -> list[Any]:
+    """Parse a text file: the value where it is JSON, else line by line, each a value where it is JSON."""
+    text = content.decode(errors="replace")
+    value = _value(text)
+    return [_value(line) for line in text.splitlines()] if value is text else [value]
+
+
+def _value(line: str) -> Any:
+    try:
+        return parse_json(line)
+    except ValueError:
+        return line

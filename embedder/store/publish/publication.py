@@ -1,0 +1,206 @@
+"""Decided publication of a run's finished work, and the commit of each table: adds, copies on write, removes."""
+
+from base64 import b64decode
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedder.storage.hashed_rows import HashedRows, common_parts
+from embedder.store.files import StoreFiles
+from embedder.store.journal.finished import KEYS, Finished, count_rows, hash_rows, ids_in
+from embedder.store.journal.journal import JournalEntry
+from embedder.store.journal.metadata_updates import MOVED, move_rows
+from embedder.store.journal.part_writer import RunMetadata, rewrite_each, rewritten_name, store_part
+from embedder.store.journal.runs import Run
+from embedder.store.layout import Current, Kind, Record, StoreInfo
+from embedder.store.part_file import PartFile
+from embedder.store.schema import TABLES, with_carryover
+from embedder.store.tables.arrow_lookup import KnownIds
+from embedder.store.tables.tables import RecordTable
+
+INTENT_FILE = "publication.json"
+RETIRED_FILE = "retired.parquet"
+MANY_IDS = 1 << 20
+"""Items to publish beyond which those that replace none are found first: they take 80 bytes each, of long ids more."""
+
+
+class PublishIntent(Record):
+    """`runs/<run_id>/publication.json`: the publication as it was decided before the first commit."""
+
+    kind: Kind = "embed"
+    info: StoreInfo | None = None
+    """Model of the vectors."""
+    replaces_all: bool = False
+    """Whether all published rows leave: another model's vectors can't be mixed with these."""
+    retrieval: dict[str, Any] | None = None
+    ends_hold: bool = False
+    """Whether everything still wanted of what a rollback had removed is included."""
+    session: str = ""
+    retired: str = RETIRED_FILE
+    """File with the ids of items that leave, in the run's folder."""
+    entries: tuple[str, ...] = ()
+    """Names of the journal entries that count."""
+    columns: str = ""
+    """Columns of the embeddings table beside its own: an Arrow schema, in base 64."""
+    models: tuple[str, ...] = ()
+    """Further models of the run; the intent of each is in the run's folder of its view."""
+    kept_models: tuple[str, ...] | None = None
+    """Published further models that stay beside those, as they are; None: all."""
+
+    @property
+    def column_schema(self) -> pa.Schema:
+        """Columns of the embeddings table beside its own."""
+        return pa.ipc.read_schema(pa.py_buffer(b64decode(self.columns))) if self.columns else pa.schema([])
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """Finished work of a further model, to be published with that of the store's run.
+
+    Attributes:
+        run: the run in the model's view.
+        metadata: its constants.
+        intent: intent of its part of the publication.
+        retired: ids of items that leave its tables.
+    """
+
+    run: Run
+    metadata: RunMetadata
+    intent: PublishIntent
+    retired: pa.ChunkedArray
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Finished work of a run, with the decisions on its publication.
+
+    Attributes:
+        files: the store.
+        run_id: id of the publication; marks its commits and names the files that it rewrites.
+        intent: kind, model, and what else was decided.
+        entries: journal entries with the work.
+        finished: their records and rows.
+        whole: items to publish: `embedder.store.journal.finished.WHOLE`.
+        retired: ids of items that leave.
+        moves: of `embedder.store.journal.metadata_updates.read_moves`.
+        interim_of: id of the run, if it goes on.
+        published_names: journal entries that interim publications of the run include.
+    """
+
+    files: StoreFiles
+    run_id: str
+    intent: PublishIntent
+    entries: list[JournalEntry]
+    finished: Finished
+    whole: HashedRows
+    retired: pa.ChunkedArray
+    moves: pa.Table
+    interim_of: str | None = None
+    published_names: frozenset[str] = frozenset()
+
+
+def commit_table(work: Publication, name: str, columns: pa.Schema, base: Current | None) -> RecordTable:
+    """Commit a publication's version of one table, unless that is done; returns the table at that version.
+
+    Args:
+        work: what is published.
+        name: of the table.
+        columns: of the table, beside its own.
+        base: what is published of the model, to which the work is added; an overtaken or unfinished operation may have
+            left newer versions of the table.
+    """
+    newest, number = RecordTable(work.files, name), -1 if base is None else getattr(base, name)
+    published = newest if newest.version == number else RecordTable(work.files, name, number)
+    wanted = _own_parts(work, published)
+    if not work.intent.replaces_all:
+        rewritten, removes = _replace_older(work, published)
+        gone = set(removes)
+        wanted += [*rewritten, *(part for part in published.parts() if part.path not in gone)]
+    schema = with_carryover(TABLES[name], columns)
+    newest.commit_files(work.run_id, wanted, schema, work.intent.session)
+    return newest
+
+
+def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:
+    """Part files of the run; those with rows of incomplete or outdated items are rewritten without them."""
+    finished = work.finished
+    own, counting = (finished.records, _all_items) if table.name == "items" else (finished.vectors, _with_new_rows)
+    num_counting, partial = count_rows(finished.files, own, work.whole, counting)
+    parts = []
+    for number, part in enumerate(finished.files):
+        if part.table != table.name or not num_counting[number]:
+            continue
+        if num_counting[number] < part.num_rows:
+            ids = ids_in(partial, number)
+            content = table.read(paths=[part.path])
+            content = content.filter(pc.is_in(content["item_id"], value_set=ids))
+            part = _rewrite(work, table, part.path, content)  # noqa: PLW2901
+        parts.append(part)
+    return parts
+
+
+def _all_items(whole: pa.Table) -> pa.Table:
+    """Items that have records: all."""
+    return whole
+
+
+def _with_new_rows(whole: pa.Table) -> pa.Table:
+    """Items that have new rows of embeddings; the others keep those that they had."""
+    return whole.filter(pc.invert(whole["kept"]))
+
+
+def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile], list[str]]:
+    """Copy-on-write: new files with the other rows of files that hold older rows of the same items, and those files."""
+    parts = table.parts()
+    if not parts:
+        return [], []
+    moves = work.moves if table.name == "embeddings" else MOVED.empty_table()
+    leaving, moving = KnownIds(_leaving(work, table)), KnownIds(moves["item_id"])
+    adds: list[PartFile] = []
+    removes: list[str] = []
+
+    def replace(part: PartFile) -> tuple[bool, PartFile | None]:
+        """Whether the part file leaves, and what has the rows of it that stay."""
+        rows = table.read(["item_id", *moves.schema.names[1:]], [part.path])
+        stays = pc.invert(leaving.are_listed(rows["item_id"]))
+        moves_here = moves.take(moving.find_among(rows["item_id"]))
+        num_left = pc.sum(stays).as_py() or 0
+        if num_left == rows.num_rows and move_rows(rows, moves_here).equals(rows):
+            return False, None
+        if not num_left:
+            return True, None
+        content = table.read(paths=[part.path]).filter(stays)
+        return True, _rewrite(work, table, part.path, move_rows(content, moves_here))
+
+    touched = [each for each in parts if leaving.any_between(each.id_range) or moving.any_between(each.id_range)]
+    for part, (leaves, rest) in zip(touched, rewrite_each(replace, touched), strict=True):
+        removes += [part.path] if leaves else []
+        adds += [rest] if rest is not None else []
+    return adds, removes
+
+
+def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:
+    """Ids of items whose rows in a table are replaced or removed; of many new ones, those alone that it holds."""
+    whole, ids = work.whole, KEYS.remove(1)
+    are_many = whole.num_rows > MANY_IDS
+    held = hash_rows(table.pieces(["item_id"]) if are_many else (), ids)
+    num_parts = common_parts(whole, held)
+    found = [work.retired]
+    for number in range(num_parts):
+        items = whole.part(number, num_parts)
+        if table.name == "embeddings":
+            items = _with_new_rows(items)
+            items = items.filter(pc.greater(items["num_vectors"], 0))
+        own = items["item_id"]
+        if are_many:
+            own = own.filter(pc.is_in(own, value_set=held.part(number, num_parts)["item_id"].combine_chunks()))
+        found.append(own)
+    return pa.chunked_array([chunk for column in found for chunk in column.chunks], pa.string())
+
+
+def _rewrite(work: Publication, table: RecordTable, path: str, content: pa.Table) -> PartFile:
+    """Write the remaining rows of a part file as a new one."""
+    new_path = rewritten_name(work.run_id, work.intent.session, "rewrite", [path])
+    return store_part(work.files, table.name, new_path, content, work.intent.session)

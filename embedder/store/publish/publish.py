@@ -1,0 +1,367 @@
+"""Publication of a run's finished work: commits of embeddings and items, then CURRENT.json, which makes it visible.
+
+Every step can be repeated: a commit bears its run's id and is made once, and the files a step writes have names that
+follow from their content. The intent is written down before the first commit, so a crash between any two steps is
+repaired by doing all of them again, whatever has changed in the source or the journal since.
+"""
+
+import logging
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedder.errors import StoreError
+from embedder.store.files import StoreFiles
+from embedder.store.journal.finished import whole_without
+from embedder.store.journal.journal import JournalEntry, read_entries
+from embedder.store.journal.metadata_updates import moves_file, read_moves
+from embedder.store.journal.part_writer import RunMetadata
+from embedder.store.journal.runs import Run, is_published, last_run
+from embedder.store.layout import (
+    STORE_FILE,
+    Current,
+    Published,
+    RunInfo,
+    StoreInfo,
+    read_current,
+    read_record,
+    run_file,
+    write_record,
+)
+from embedder.store.publish.current import model_folder, of_model, publish_current
+from embedder.store.publish.deletions import delete_listed
+from embedder.store.publish.interim import (
+    INTERIM_FILE,
+    NO_IDS,
+    InterimBatch,
+    begin_interim,
+    choose_batch,
+    interim_state,
+    kept_parts,
+)
+from embedder.store.publish.publication import (
+    INTENT_FILE,
+    ModelWork,
+    Publication,
+    PublishIntent,
+    commit_table,
+)
+from embedder.store.schema import TABLES
+from embedder.store.store_info import FURTHER_FIELDS, MODEL_FIELDS
+from embedder.store.tables.models import model_files, model_folders
+from embedder.store.tables.tables import RecordTable
+
+LOG = logging.getLogger(__name__)
+
+IndexBuilder = Callable[[int], int | None]
+"""Function from the embeddings version that is about to be published to the number of an index of it."""
+
+ModelIndexBuilder = Callable[[StoreFiles, int, StoreInfo | None], int | None]
+"""The same of a further model: its view, the version, its model and preprocessing."""
+
+
+def publish(
+    run: Run,
+    metadata: RunMetadata,
+    build_index: IndexBuilder,
+    intent: PublishIntent | None = None,
+    retired: pa.ChunkedArray = NO_IDS,
+    models: Sequence[ModelWork] = (),
+    build_model_index: ModelIndexBuilder = lambda view, version, info: None,
+) -> Published:
+    """Commit the finished work of a run and make it visible to readers.
+
+    Args:
+        run: the run, all of whose tasks have ended.
+        metadata: its constants; the carried columns among them.
+        build_index: called between the tables and CURRENT.json, so that the three belong together.
+        intent: intent of this publication; session and entries are filled in here.
+        retired: ids of items that leave both tables, and of finished items that have disappeared since.
+        models: finished work of further models, which becomes visible with the run's.
+        build_model_index: as `build_index`, of one of them.
+
+    Returns:
+        The record of what is published.
+    """
+    entries = {
+        work.run.files.model: _write_intent(work.run, work.intent, work.metadata, work.retired) for work in models
+    }
+    intent = intent or PublishIntent()
+    intent = intent.model_copy(update={"models": tuple(work.run.files.model for work in models)})
+    entries[""] = _write_intent(run, intent, metadata, retired)  # last, as it names the others
+    return _carry_out(run.files, run.run_id, build_index, build_model_index, entries, run.session)
+
+
+def _write_intent(
+    run: Run, intent: PublishIntent, metadata: RunMetadata, retired: pa.ChunkedArray
+) -> list[JournalEntry]:
+    """Write down what is to be published, before the first commit; give the journal entries that count."""
+    columns = b64encode(metadata.columns.serialize()).decode()
+    entries = run.entries()
+    names = tuple(entry.name for entry in entries)
+    retired_file = f"retired-{run.session}.parquet"
+    update = {"session": run.session, "entries": names, "columns": columns, "retired": retired_file}
+    run.files.write_table(run_file(run.run_id, retired_file), pa.table({"item_id": retired}))
+    write_record(run.files, run_file(run.run_id, INTENT_FILE), intent.model_copy(update=update))
+    return entries
+
+
+@dataclass(frozen=True)
+class InterimWork:
+    """Finished work of a model to be published while its run goes on.
+
+    Attributes:
+        run: the run in the model's view, in the process that holds the write lock.
+        batch: what to publish, of `embedder.store.publish.interim.choose_batch`.
+        metadata: constants of the model's rows.
+        intent: intent of this publication, by which nothing leaves the store.
+    """
+
+    run: Run
+    batch: InterimBatch
+    metadata: RunMetadata
+    intent: PublishIntent
+
+
+def publish_interim(
+    main: InterimWork,
+    build_index: IndexBuilder,
+    models: Sequence[InterimWork] = (),
+    build_model_index: ModelIndexBuilder = lambda view, version, info: None,
+) -> Published | None:
+    """Commit what a run has finished so far and make it visible, while the run goes on.
+
+    Args:
+        main: work of the main model, which may have nothing new.
+        build_index: as in `publish`.
+        models: work of those further models that have something new.
+        build_model_index: as in `publish`.
+
+    Returns:
+        The record of what is published; None where the run's id leaves no room for others before it.
+    """
+    files = main.run.files
+    own_id = begin_interim(files, main.run.run_id, main.batch.record)
+    if own_id is None:
+        return None
+    works = [_begin_interim(each, own_id) for each in (main, *models)]
+    current, before = _commit_all(works[0], main.metadata.columns, build_index), read_current(files)
+    own = dict(before.models) if before is not None else {}
+    for each, work in zip(models, works[1:], strict=True):
+        build = partial(_index_of, build_model_index, work.files, work.intent.info)
+        own[work.files.model] = _commit_all(work, each.metadata.columns, build)
+    current = current.model_copy(update={"models": own})
+    doomed = [path for work in works for path in _unneeded_parts(work, current)]
+    record = publish_current(files, current, main.intent.kind, doomed=doomed)
+    delete_listed(files)
+    return record
+
+
+def _begin_interim(part: InterimWork, own_id: str) -> Publication:
+    """Write down what a publication includes of a model, before the first commit."""
+    run, batch = part.run, part.batch
+    if run.files.model:
+        write_record(run.files, run_file(own_id, INTERIM_FILE), batch.record)
+    moves = read_moves(run.files, run.run_id, batch.entries, batch.whole)
+    intent = part.intent.model_copy(update={"session": run.session})
+    return Publication(
+        run.files, own_id, intent, batch.entries, batch.finished, batch.whole, NO_IDS, moves, interim_of=run.run_id
+    )
+
+
+def finish_publication(
+    files: StoreFiles,
+    build_index: Callable[[int, StoreInfo | None], int | None],
+    build_model_index: ModelIndexBuilder = lambda view, version, info: None,
+) -> Published | None:
+    """Complete a publication that was interrupted after its first commit, as it was decided then; logs that it did.
+
+    Every writer calls this first: later work must not mix with half a publication.
+
+    Args:
+        files: the store, held by the write lock.
+        build_index: as in `publish`, with the model of the vectors as second argument; None: the served model.
+        build_model_index: as in `publish`.
+
+    Returns:
+        The publication; None where nothing was interrupted.
+    """
+    delete_listed(files)
+    last = last_run(files)
+    intent = _open_intent(files, last)
+    if last is None or intent is None:
+        settle(files)
+        for name in model_folders(files):
+            settle(model_files(files, name))
+        return None
+    info = intent.info
+    published = _carry_out(files, last.run_id, lambda version: build_index(version, info), build_model_index)
+    LOG.info("the last publication was cut off; now it is whole")
+    return published
+
+
+def _open_intent(files: StoreFiles, last: RunInfo | None) -> PublishIntent | None:
+    """Intent of the last run, if a commit of it is made and CURRENT.json does not name it yet."""
+    if last is None or is_published(files, last):
+        return None
+    intent = read_record(files, run_file(last.run_id, INTENT_FILE), PublishIntent)
+    views = [files, *(model_files(files, name) for name in (intent.models if intent is not None else ()))]
+    is_begun = any(RecordTable(view, name).is_committed(last.run_id) for view in views for name in TABLES)
+    return intent if is_begun else None
+
+
+def _carry_out(
+    files: StoreFiles,
+    run_id: str,
+    build_index: IndexBuilder,
+    build_model_index: ModelIndexBuilder,
+    entries: Mapping[str, list[JournalEntry]] | None = None,
+    session: str | None = None,
+) -> Published:
+    """Do what the intents of a run say: all commits, the indexes, and CURRENT.json once.
+
+    Args:
+        files: the store.
+        run_id: id of the run.
+        build_index: as in `publish`.
+        build_model_index: likewise.
+        entries: by model, journal entries that are known already.
+        session: that has decided it; None: whichever has.
+    """
+    known = entries or {}
+    work = _read_decision(files, run_id, known.get(""), session)
+    before = read_current(files)
+    current = _commit_all(work, work.intent.column_schema, build_index)
+    models = dict(before.models) if before is not None else {}
+    if (kept := work.intent.kept_models) is not None:
+        models = {name: own for name, own in models.items() if name in kept}
+    works = [work]
+    for name in work.intent.models:
+        own = _read_decision(model_files(files, name), run_id, known.get(name), session)
+        view, info = own.files, own.intent.info
+        build = partial(_index_of, build_model_index, view, info)
+        models[name] = _commit_all(own, own.intent.column_schema, build)
+        works.append(own)
+    current = current.model_copy(update={"models": models})
+    doomed = [path for each in works for path in (*_unneeded_parts(each, current), *_used_moves(each))]
+    record = publish_current(files, current, work.intent.kind, ends_hold=work.intent.ends_hold, doomed=doomed)
+    for each in works:
+        if each is not work and each.intent.info is not None:
+            write_record(each.files, STORE_FILE, each.intent.info)
+    delete_listed(files)
+    return record
+
+
+def _index_of(build: ModelIndexBuilder, view: StoreFiles, info: StoreInfo | None, version: int) -> int | None:
+    return build(view, version, info)
+
+
+def _read_decision(
+    files: StoreFiles, run_id: str, entries: list[JournalEntry] | None = None, session: str | None = None
+) -> Publication:
+    """Read what was decided on a run's publication.
+
+    Args:
+        files: the store, or the view of a further model.
+        run_id: id of the run.
+        entries: the journal entries that count, where they are known.
+        session: that has decided it, where it is known.
+
+    Raises:
+        LeaseLostError: another session has decided on it since, which has taken the store over.
+        StoreError: its record is missing.
+    """
+    path = run_file(run_id, INTENT_FILE)
+    intent = read_record(files, path, PublishIntent)
+    if intent is None:
+        raise StoreError(
+            f"{files.uri(path)}: missing, and without it the publication of run {run_id} can't be finished; restore "
+            "the file, or go back with `embedder rollback`"
+        )
+    if session not in (None, intent.session):  # whose order is not to be mixed with what this one knows
+        files.confirm_lease()
+        raise StoreError(f"{files.uri(path)}: written by session {intent.session} of the run meanwhile; run again")
+    retired = _read_retired(files, run_file(run_id, intent.retired))
+    if entries is None:
+        counting = set(intent.entries)
+        entries = [entry for entry in read_entries(files, run_id, is_light=True) if entry.name in counting]
+    before = interim_state(files, run_id)
+    batch = choose_batch(files, entries, before)
+    whole = whole_without(batch.whole, retired)
+    moves = read_moves(files, run_id, entries, whole)
+    return Publication(
+        files, run_id, intent, entries, batch.finished, whole, retired, moves, published_names=before.names
+    )
+
+
+def _read_retired(files: StoreFiles, path: str) -> pa.ChunkedArray:
+    return pq.read_table(BytesIO(files.read(path)))["item_id"]
+
+
+def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder) -> Current:
+    """Commit both tables and make the index.
+
+    Args:
+        work: of one model.
+        columns: of its embeddings table, beside its own.
+        build_index: as in `publish`.
+
+    Returns:
+        What readers are to see of that model.
+    """
+    files, intent = work.files, work.intent
+    base = read_current(files)
+    embeddings = commit_table(work, "embeddings", columns, base).version
+    items = commit_table(work, "items", pa.schema([]), base).version
+    fields = (*MODEL_FIELDS, *FURTHER_FIELDS)
+    return Current(
+        run_id=work.run_id,
+        interim_of=work.interim_of,
+        embeddings=embeddings,
+        items=items,
+        index=build_index(embeddings),
+        published_at=files.environment.now(),
+        retrieval=intent.retrieval,
+        **(intent.info.model_dump(include=set(fields)) if intent.info else {}),
+    )
+
+
+def _unneeded_parts(work: Publication, current: Current) -> list[str]:
+    """Part files of a publication's run that no version needs: of interrupted write tasks, and rewritten ones."""
+    files, own = work.files, of_model(current, work.files.model)
+    kept = kept_parts(work.entries, work.published_names)
+    doomed = []
+    for name in TABLES:
+        needed = {*RecordTable(files, name, getattr(own, name)).paths(), *kept}
+        for info in files.list(name, f"{name}/part-{work.run_id}-"):
+            path = info.path.removeprefix(f"{name}/")
+            if path.startswith(f"part-{work.run_id}-") and path not in needed:
+                doomed.append(model_folder(files.model) + info.path)
+    return doomed
+
+
+def _used_moves(work: Publication) -> list[str]:
+    """Files of moves of a publication's run."""
+    paths = (moves_file(work.run_id, entry.name) for entry in work.entries if entry.num_moves)
+    return [model_folder(work.files.model) + path for path in paths]
+
+
+def settle(files: StoreFiles) -> None:
+    """Revert the tables' newest versions to the published rows, so that other readers of them see no half publication.
+
+    An operation that was killed between its commits and CURRENT.json leaves newer versions.
+
+    Args:
+        files: the store, held by the write lock.
+    """
+    current = read_current(files)
+    for name in TABLES:
+        newest, number = RecordTable(files, name), -1 if current is None else getattr(current, name)
+        if newest.version > number:
+            mark = f"settled-{'' if current is None else current.run_id}-{newest.version}"
+            newest.commit_files(mark, RecordTable(files, name, number).parts())

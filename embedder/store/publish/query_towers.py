@@ -1,0 +1,220 @@
+"""Query towers in a store: the model's towers as ONNX files, so that a search needs neither torch nor the model folder.
+
+They lie under `query_towers/MODEL/PREPROCESS/`, by the two fingerprints that bind a store's vectors, and are never
+changed: the manifest, written last, has the size and hash of each file. In a bucket, files are fetched when they are
+first used, into a folder of this machine that is named by the manifest's hash.
+"""
+
+import hashlib
+import re
+import secrets
+import shutil
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from embedder.errors import StoreError
+from embedder.quantities import plural
+from embedder.storage.user_cache import cache_folder, mark_used
+from embedder.store.backends import FileInfo
+from embedder.store.files import StoreFiles
+from embedder.store.layout import StoreInfo
+from embedder.store.tables.models import MODELS_FOLDER
+
+TOWERS_FOLDER = "query_towers"
+MANIFEST_FILE = "manifest.json"
+FORMAT_VERSION = 1
+MAX_KEPT_COPIES = 4
+
+_TOWER_FILE = re.compile(rf"{TOWERS_FOLDER}/(?P<model>[^/]+)/(?P<preprocess>[^/]+)/.+")
+_OF_MODEL = re.compile(rf"^{MODELS_FOLDER}/[^/]+/")
+
+
+class TowerFile(BaseModel):
+    """Size and hash of one file."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sha256: str
+    size_bytes: int
+
+
+class TowersManifest(BaseModel):
+    """`manifest.json` of query towers; written last, so that where it is, all is."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    model_fingerprint: str
+    preprocess_fingerprint: str
+    files: dict[str, TowerFile]
+
+
+@dataclass(frozen=True)
+class QueryTowers:
+    """Query towers of a model in a store; a file is looked at when its path is asked for."""
+
+    files: StoreFiles
+    info: StoreInfo
+    manifest: TowersManifest
+    manifest_sha256: str
+
+    @cached_property
+    def folder(self) -> Path:
+        """Folder of this machine that holds the files, or will."""
+        if self.files.folder is not None:
+            return self.files.folder / towers_path(self.info)
+        return cache_folder(TOWERS_FOLDER) / self.manifest_sha256[:32]
+
+    def path(self, name: str) -> Path:
+        """Give the path of a file, fetched where it has to be, after a look at its hash.
+
+        Raises:
+            StoreError: the file is missing or damaged.
+        """
+        expected, path = self.manifest.files[name], self.folder / name
+        if _is_whole(path, expected):
+            if self.files.folder is None:  # a store is never written by those who read it
+                mark_used(self.folder)
+            return path
+        uri = self.files.uri(f"{towers_path(self.info)}/{name}")
+        if self.files.folder is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fetched = path.with_name(f".{name}-{secrets.token_hex(4)}")
+            try:
+                self.files.download(f"{towers_path(self.info)}/{name}", fetched)
+                if _is_whole(fetched, expected):
+                    fetched.replace(path)
+                    return path
+            except FileNotFoundError:
+                pass
+            finally:
+                fetched.unlink(missing_ok=True)
+        raise StoreError(
+            f"{uri}: it is missing, or not of the {plural(expected.size_bytes, 'byte')} and hash that the manifest "
+            f"beside it names; write it again with `embedder export-query-towers --force {self.files.option}`"
+        )
+
+
+def towers_path(info: StoreInfo) -> str:
+    """Folder of the query towers for a model's vectors, relative to the store."""
+    return f"{TOWERS_FOLDER}/{info.model_fingerprint}/{info.preprocess_fingerprint}"
+
+
+def has_towers(files: StoreFiles, info: StoreInfo) -> bool:
+    """Whether a store has query towers for a model's vectors, in a format that this version reads."""
+    return find_towers(files, info) is not None
+
+
+def find_towers(files: StoreFiles, info: StoreInfo) -> QueryTowers | None:
+    """Find the query towers for a model's vectors; None where there are none, or none that this version reads."""
+    try:
+        content = files.read(f"{towers_path(info)}/{MANIFEST_FILE}")
+    except FileNotFoundError:
+        return None
+    manifest = _parse(content)
+    return None if manifest is None else QueryTowers(files, info, manifest, hashlib.sha256(content).hexdigest())
+
+
+def _parse(content: bytes) -> TowersManifest | None:
+    try:
+        manifest = TowersManifest.model_validate_json(content)
+    except ValidationError:
+        return None
+    return manifest if manifest.format_version == FORMAT_VERSION else None
+
+
+def write_manifest(folder: Path, info: StoreInfo) -> None:
+    """Write the manifest of all files of a folder, the last of them."""
+    manifest = TowersManifest(
+        model_fingerprint=info.model_fingerprint,
+        preprocess_fingerprint=info.preprocess_fingerprint,
+        files={path.name: _describe(path) for path in sorted(folder.iterdir()) if path.is_file()},
+    )
+    (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def upload_towers(files: StoreFiles, info: StoreInfo, folder: Path) -> None:
+    """Copy a folder with a manifest into the store, the manifest last.
+
+    Args:
+        files: the store.
+        info: of the store; names the model whose towers they are.
+        folder: local, of `write_manifest`.
+    """
+    manifest = _parse((folder / MANIFEST_FILE).read_bytes())
+    for name in (*(manifest.files if manifest else ()), MANIFEST_FILE):
+        files.confirm_lease()
+        files.upload(folder / name, f"{towers_path(info)}/{name}")
+
+
+def cached_folder(info: StoreInfo) -> Path | None:
+    """Folder of this machine that holds all files of a model's query towers, made or fetched before; or None."""
+    for path in cache_folder(TOWERS_FOLDER).glob(f"*/{MANIFEST_FILE}"):
+        manifest = _parse(path.read_bytes())
+        if manifest is None or (manifest.model_fingerprint, manifest.preprocess_fingerprint) != (
+            info.model_fingerprint,
+            info.preprocess_fingerprint,
+        ):
+            continue
+        if all(_is_whole(path.parent / name, expected) for name, expected in manifest.files.items()):
+            mark_used(path.parent)
+            return path.parent
+    return None
+
+
+def keep_in_cache(folder: Path) -> Path:
+    """Move a folder with a manifest among this machine's copies, where its name is the manifest's hash."""
+    kept = cache_folder(TOWERS_FOLDER) / hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()[:32]
+    if kept.is_dir():  # fetched in parts
+        shutil.rmtree(kept, ignore_errors=True)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(kept)
+    drop_copies(MAX_KEPT_COPIES)
+    return kept
+
+
+def drop_copies(num_kept: int = 0) -> None:
+    """Delete this machine's copies but those used last."""
+    copies = [path for path in cache_folder(TOWERS_FOLDER).glob("*") if path.is_dir()]
+    copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for folder in copies[num_kept:]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def unneeded_towers(files: StoreFiles, infos: Collection[StoreInfo]) -> list[FileInfo]:
+    """List the files of query towers for none of some models; manifests first, without which the rest is nothing."""
+    needed = {(info.model_fingerprint, info.preprocess_fingerprint) for info in infos}
+    doomed = [info for info, key in _tower_files(files) if key not in needed]
+    return sorted(doomed, key=lambda info: (not info.path.endswith(f"/{MANIFEST_FILE}"), info.path))
+
+
+def delete_towers(files: StoreFiles, info: StoreInfo) -> None:
+    """Delete a model's query towers, the manifest first."""
+    files.delete(f"{towers_path(info)}/{MANIFEST_FILE}")
+    for each, key in list(_tower_files(files)):
+        if key == (info.model_fingerprint, info.preprocess_fingerprint):
+            files.delete(each.path)
+
+
+def is_tower_file(path: str) -> bool:
+    """Whether a path is a query tower's: words in it are the vocabulary's, and no item's."""
+    return _TOWER_FILE.fullmatch(_OF_MODEL.sub("", path)) is not None
+
+
+def _tower_files(files: StoreFiles) -> Iterator[tuple[FileInfo, tuple[str, str]]]:
+    for info in files.list(TOWERS_FOLDER):
+        if match := _TOWER_FILE.fullmatch(info.path):
+            yield info, (match["model"], match["preprocess"])
+
+
+def _describe(path: Path) -> TowerFile:
+    with path.open("rb") as file:
+        return TowerFile(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size_bytes=path.stat().st_size)
+
+
+def _is_whole(path: Path, expected: TowerFile) -> bool:
+    return path.is_file() and path.stat().st_size == expected.size_bytes and _describe(path) == expected

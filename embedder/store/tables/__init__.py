@@ -1,0 +1,1 @@
+"""The store's Delta tables: log, state, rows, views of each model."""

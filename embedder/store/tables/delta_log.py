@@ -1,0 +1,252 @@
+"""Log of a table: replay in one pass, and changes in place, after which versions keep their numbers and their files."""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedder.store.backends import is_unfinished
+from embedder.store.files import StoreFiles, parquet_bytes
+from embedder.store.layout import swap_bytes
+from embedder.store.part_file import PartFile
+from shards.schema import parse_json
+
+LOG_FOLDER = "_delta_log"
+LAST_CHECKPOINT = "_last_checkpoint"
+
+Action = dict[str, Any]
+"""Line of a log entry, or row of a checkpoint, in which all kinds but its own are null."""
+
+
+def replay(
+    files: StoreFiles, table: str, wanted: Collection[int], without: Collection[str] = ()
+) -> Iterator[tuple[int, set[str]]] | None:
+    """Replay the log for some versions of a table; opening each separately would replay it for each.
+
+    Args:
+        files: the store.
+        table: its name.
+        wanted: the versions.
+        without: part files that are left out, relative to the table's folder.
+
+    Returns:
+        Each version and the part files that it holds, relative to the table's folder, in a set that changes with the
+        next version; None where the log does not reach back to its first entry.
+    """
+    entries = [f"{table}/{LOG_FOLDER}/{number:020d}.json" for number in range(max(wanted, default=-1) + 1)]
+    if not {info.path for info in files.list(f"{table}/{LOG_FOLDER}")}.issuperset(entries):
+        return None
+    return _replay(files, entries, wanted, without)
+
+
+def _replay(
+    files: StoreFiles, entries: Sequence[str], wanted: Collection[int], without: Collection[str]
+) -> Iterator[tuple[int, set[str]]]:
+    held: set[str] = set()
+    for number, changes in enumerate(files.stream(lambda path: _changes(files, path), entries)):
+        added, removed = changes
+        held.difference_update(removed)
+        held.update(path for path in added if path not in without)
+        if number in wanted:
+            yield number, held
+
+
+def _changes(files: StoreFiles, path: str) -> tuple[list[str], list[str]]:
+    """Part files that an entry adds, and those that it removes."""
+    added, removed = [], []
+    for action in read_actions(files, path)[0]:
+        if "add" in action:
+            added.append(action["add"]["path"])
+        elif "remove" in action:
+            removed.append(action["remove"]["path"])
+    return added, removed
+
+
+def places_of(files: StoreFiles, table: str, paths: Collection[str]) -> dict[str, set[str]]:
+    """Path of each part file -> log files that add it to the table.
+
+    Args:
+        files: the store.
+        table: name of the table.
+        paths: part files, relative to the table's folder.
+    """
+    places: dict[str, set[str]] = {path: set() for path in paths}
+    for info in files.list(f"{table}/{LOG_FOLDER}"):
+        if not info.path.endswith((".json", ".parquet")):  # `_last_checkpoint` names no file
+            continue
+        for action in read_actions(files, info.path)[0]:
+            added = (action.get("add") or {}).get("path")
+            if added in places:
+                places[added].add(info.path)
+    return places
+
+
+def restate_parts(files: StoreFiles, log_path: str, parts: Mapping[str, PartFile]) -> None:
+    """Write the new size and statistics of some part files into a log file.
+
+    Args:
+        files: the store.
+        log_path: path of the log file.
+        parts: new entries by path.
+    """
+
+    def restate(action: Action) -> Action:
+        add = action.get("add")
+        if not add or add["path"] not in parts:
+            return action
+        part = parts[add["path"]]
+        fields = {"size": part.size_bytes, "stats": part.stats, "modificationTime": int(time.time() * 1000)}
+        return action | {"add": add | fields | _clear_parsed(add)}
+
+    change_log(files, log_path, restate)
+
+
+def change_log(files: StoreFiles, log_path: str, change: Callable[[Action], Action]) -> None:
+    """Rewrite a log file, with each action changed.
+
+    Args:
+        files: the store.
+        log_path: path of the log file.
+        change: function from an action to its replacement.
+    """
+
+    def rewrite(content: bytes | None) -> bytes | None:
+        if content is None:
+            return None
+        actions, schema = parse_actions(log_path, content)
+        if schema is None:
+            return "\n".join(map(json.dumps, map(change, actions))).encode()
+        return parquet_bytes(pa.Table.from_pylist(list(map(change, actions)), schema=schema))
+
+    swap_bytes(files, log_path, rewrite)
+
+
+def without_bounds(action: Action) -> Action:
+    """Copy of an action without the least and greatest values of its part file."""
+    kind = "add" if action.get("add") else "remove"
+    stats = parse_json(action[kind]["stats"]) | {"minValues": {}, "maxValues": {}}
+    return action | {kind: action[kind] | {"stats": json.dumps(stats)} | _clear_parsed(action[kind])}
+
+
+def _clear_parsed(file_action: Action) -> Action:
+    """Fields that clear the second copy of the statistics, which checkpoints of other programs may have as columns."""
+    return {"stats_parsed": None} if "stats_parsed" in file_action else {}
+
+
+def read_actions(files: StoreFiles, log_path: str) -> tuple[Iterator[Action], pa.Schema | None]:
+    """Read the actions of a log file; of a checkpoint, its columns too."""
+    return parse_actions(log_path, files.read(log_path))
+
+
+def parse_actions(log_path: str, content: bytes) -> tuple[Iterator[Action], pa.Schema | None]:
+    """Parse the content of a log file, as `read_actions` reads it."""
+    if log_path.endswith(".parquet"):
+        rows = pq.read_table(BytesIO(content))
+        return iter(rows.to_pylist()), rows.schema
+    return iter(parse_entry(content)), None
+
+
+def parse_entry(content: bytes) -> list[Action]:
+    """Parse the actions of an entry."""
+    return [parse_json(line) for line in content.decode().splitlines() if line.strip()]
+
+
+def entry_file(table: str, number: int) -> str:
+    """Path of an entry of a table's log."""
+    return f"{table}/{LOG_FOLDER}/{number:020d}.json"
+
+
+def commit_entry(run_id: str, session: str, now_ms: int, adds: Sequence[Action], removes: Sequence[Action]) -> bytes:
+    """Entry that adds and removes files.
+
+    Args:
+        run_id: of the run that commits.
+        session: of the run.
+        now_ms: time, in milliseconds.
+        adds: actions that add files.
+        removes: actions that remove files.
+    """
+    info = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {"mode": "Append"}, "session": session}
+    first = [{"commitInfo": info}, {"txn": {"appId": run_id, "version": 1, "lastUpdated": now_ms}}]
+    return "\n".join(map(json.dumps, [*first, *adds, *removes])).encode()
+
+
+def table_entry(schema: pa.Schema) -> bytes:
+    """First entry of a table's log, as deltalake writes it.
+
+    Args:
+        schema: columns of the table.
+    """
+    from deltalake import DeltaTable, Schema
+
+    with tempfile.TemporaryDirectory() as folder:
+        DeltaTable.create(folder, Schema.from_arrow(schema))
+        return (Path(folder) / entry_file("", 0).lstrip("/")).read_bytes()
+
+
+def columns_entry(files: StoreFiles, table: str, version: int, schema: pa.Schema) -> bytes:
+    """Entry that gives a table other columns.
+
+    Args:
+        files: the store.
+        table: its name.
+        version: the newest one.
+        schema: all of its columns from then on.
+    """
+    new = {kind: action for each in parse_entry(table_entry(schema)) for kind, action in each.items()}
+    with _local_log(files, table, version) as folder:
+        from deltalake import DeltaTable
+
+        metadata = DeltaTable(str(folder)).metadata()
+    fields = {"id": str(metadata.id), "configuration": metadata.configuration, "createdTime": metadata.created_time}
+    return "\n".join(
+        map(
+            json.dumps,
+            [{"commitInfo": new["commitInfo"]}, {"protocol": new["protocol"]}, {"metaData": new["metaData"] | fields}],
+        )
+    ).encode()
+
+
+def put_checkpoint(files: StoreFiles, table: str, version: int) -> None:
+    """Write a version whole into the log, as deltalake does.
+
+    Args:
+        files: the store.
+        table: its name.
+        version: of the table.
+    """
+    from deltalake import DeltaTable
+
+    with _local_log(files, table, version) as folder:
+        DeltaTable(str(folder)).create_checkpoint()
+        name = f"{LOG_FOLDER}/{version:020d}.checkpoint.parquet"
+        files.create(f"{table}/{name}", (folder / name).read_bytes())
+        files.write(f"{table}/{LOG_FOLDER}/{LAST_CHECKPOINT}", (folder / LOG_FOLDER / LAST_CHECKPOINT).read_bytes())
+
+
+@contextmanager
+def _local_log(files: StoreFiles, table: str, version: int) -> Iterator[Path]:
+    """Yield a folder of this machine with what of a table's log a version needs."""
+    first = last_checkpoint(files, table)
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / LOG_FOLDER).mkdir()
+        for info in files.list(f"{table}/{LOG_FOLDER}", f"{table}/{LOG_FOLDER}/{first:020d}" if first else None):
+            own = info.path.rpartition("/")[2]
+            if not is_unfinished(info.path) and (own == LAST_CHECKPOINT or int(own.partition(".")[0]) <= version):
+                (Path(name) / LOG_FOLDER / own).write_bytes(files.read(info.path))
+        yield Path(name)
+
+
+def last_checkpoint(files: StoreFiles, table: str) -> int:
+    """Number of the checkpoint that the log names as its last one, before which nothing has to be listed; else 0."""
+    try:
+        return int(parse_json(files.read(f"{table}/{LOG_FOLDER}/{LAST_CHECKPOINT}"))["version"])
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return 0

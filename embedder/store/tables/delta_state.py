@@ -1,0 +1,205 @@
+"""State of a table at one version: its columns and files, by its log.
+
+Reads what the store's tables are: Parquet files and JSON entries, with checkpoints of one or several files. So readers
+do without deltalake, which is 130 MB and belongs to writers (`embedder.store.tables.tables`).
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, reduce
+from io import BytesIO
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from embedder.store.files import StoreFiles
+from embedder.store.tables.delta_log import LOG_FOLDER, Action, entry_file, last_checkpoint, parse_entry
+from shards.schema import parse_json
+
+READER_VERSIONS, READER_FEATURES = (1, 3), frozenset({"timestampNtz"})
+CHECKPOINT_COLUMNS = ["add.path", "add.size", "add.stats", "protocol", "metaData.schemaString", "txn"]
+
+_ENTRY = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+_TYPES: dict[str, pa.DataType] = {
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+
+
+class LogError(Exception):
+    """Log that lacks an entry, is damaged, or that another tool wrote in a way that the store's tables don't use."""
+
+
+class TableState(NamedTuple):
+    """Table at one version.
+
+    Attributes:
+        version: its number.
+        schema: its columns.
+        adds: path of each part file -> its entry in the log.
+        transactions: run id -> 1 for each run whose commit is in the table.
+    """
+
+    version: int
+    schema: pa.Schema
+    adds: dict[str, Action]
+    transactions: dict[str, int]
+
+
+def read_state(files: StoreFiles, table: str, version: int | None = None) -> TableState | None:
+    """Replay the log of a table from its last checkpoint on.
+
+    Args:
+        files: the store.
+        table: its name.
+        version: number of the version; None: the newest.
+
+    Returns:
+        The state; None where the table has no log.
+
+    Raises:
+        LogError: there is no such version, or it can't be read.
+    """
+    first = last_checkpoint(files, table)
+    if version is not None and not first:
+        with suppress(FileNotFoundError):  # without a checkpoint it is known which entries a version needs
+            return _read_version(files, table, version, {})
+    entries, checkpoints = _list_log(files, table, first)
+    if first and not any(version is None or number <= version for number in checkpoints):
+        entries, checkpoints = _list_log(files, table)
+    newest = max([*entries, *checkpoints], default=None)
+    if newest is None:
+        return None
+    try:
+        return _read_version(files, table, newest if version is None else version, checkpoints)
+    except FileNotFoundError as error:
+        name = str(error).rpartition("/")[2]
+        entry = _ENTRY.fullmatch(name)
+        raise LogError(f"the log lacks entry {int(entry[1])}" if entry else f"the log lacks {name}") from None
+
+
+def _read_version(files: StoreFiles, table: str, version: int, checkpoints: Mapping[int, Sequence[str]]) -> TableState:
+    """Read a version from a checkpoint and the entries after it, by their numbers: a listing may lack the newest ones.
+
+    Raises:
+        FileNotFoundError: one of them is missing.
+        LogError: one of them can't be read.
+    """
+    base = max((number for number in checkpoints if number <= version), default=-1)
+    paths = [*checkpoints.get(base, ()), *(entry_file(table, number) for number in range(base + 1, version + 1))]
+    contents = files.each(files.read, paths)
+    try:
+        return _state_at(version, tuple(paths), tuple(contents))
+    except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
+        raise LogError(f"{type(error).__name__}: {error}") from None
+
+
+def advance(state: TableState | None, entry: bytes) -> TableState:
+    """State of the next version.
+
+    Args:
+        state: of a version; None before the first one.
+        entry: of the log that follows it.
+
+    Raises:
+        LogError: it can't be read.
+    """
+    try:
+        return _replay(state, 0 if state is None else state.version + 1, parse_entry(entry))
+    except (ValueError, LookupError, TypeError) as error:
+        raise LogError(f"{type(error).__name__}: {error}") from None
+
+
+def _list_log(files: StoreFiles, table: str, first: int = 0) -> tuple[dict[int, str], dict[int, list[str]]]:
+    """Paths of the entries and of whole checkpoints, by their number, from the first one that is wanted on."""
+    entries: dict[int, str] = {}
+    parts: dict[tuple[int, int], list[str]] = defaultdict(list)
+    folder = f"{table}/{LOG_FOLDER}"
+    for info in files.list(folder, f"{folder}/{first:020d}" if first else None):
+        name = info.path.rpartition("/")[2]
+        if found := _ENTRY.fullmatch(name):
+            entries[int(found[1])] = info.path
+        elif found := _CHECKPOINT.fullmatch(name):
+            parts[int(found[1]), int(found[2] or 1)].append(info.path)
+    return entries, {number: paths for (number, total), paths in parts.items() if len(paths) == total}
+
+
+def _parse_actions(path: str, content: bytes) -> list[Action]:
+    """Actions of an entry or of a checkpoint, of which only the columns that matter here."""
+    if path.endswith(".json"):
+        return parse_entry(content)
+    rows = pq.ParquetFile(BytesIO(content)).read(CHECKPOINT_COLUMNS)
+    is_any = reduce(pc.or_, (rows[name].is_valid() for name in rows.column_names))  # rows of removed files say nothing
+    return [
+        {kind: action for kind, action in row.items() if action is not None} for row in rows.filter(is_any).to_pylist()
+    ]
+
+
+def _state_at(version: int, paths: Sequence[str], contents: Sequence[bytes]) -> TableState:
+    """State of a version by the log files that it needs, in their order."""
+    pieces = (_parse_actions(path, content) for path, content in zip(paths, contents, strict=True))
+    return _replay(None, version, (action for piece in pieces for action in piece))
+
+
+def _replay(state: TableState | None, version: int, actions: Iterable[Action]) -> TableState:
+    columns, adds, transactions = "", {}, {}
+    if state is not None:
+        adds, transactions = dict(state.adds), dict(state.transactions)
+    for action in actions:
+        if "add" in action:
+            adds[action["add"]["path"]] = action["add"]
+        elif "remove" in action:
+            adds.pop(action["remove"]["path"], None)
+        elif "protocol" in action:
+            _check_protocol(action["protocol"])
+        elif "metaData" in action:
+            columns = action["metaData"]["schemaString"]
+        elif "txn" in action:
+            transactions[action["txn"]["appId"]] = action["txn"]["version"]
+    schema = state.schema if state is not None and not columns else _schema(columns)
+    return TableState(version, schema, adds, transactions)
+
+
+@lru_cache(maxsize=64)
+def _schema(columns: str) -> pa.Schema:
+    return pa.schema(map(_field, parse_json(columns)["fields"]))
+
+
+def _check_protocol(protocol: Action) -> None:
+    features = set(protocol.get("readerFeatures") or ()) - READER_FEATURES
+    if protocol["minReaderVersion"] not in READER_VERSIONS or features:
+        names = ", ".join(sorted(features)) or f"reader version {protocol['minReaderVersion']}"
+        raise LogError(f"another tool has given it {names}, which the store's tables don't use")
+
+
+def _field(column: dict[str, Any]) -> pa.Field:
+    metadata = {key: str(value) for key, value in column["metadata"].items()} or None
+    return pa.field(column["name"], _type(column["type"]), column["nullable"], metadata)
+
+
+def _type(kind: Any) -> pa.DataType:
+    if isinstance(kind, str):
+        if found := _DECIMAL.fullmatch(kind):
+            return pa.decimal128(int(found[1]), int(found[2]))
+        return _TYPES[kind]
+    if kind["type"] == "array":
+        return pa.list_(pa.field("element", _type(kind["elementType"]), kind["containsNull"]))
+    if kind["type"] == "map":
+        return pa.map_(_type(kind["keyType"]), pa.field("value", _type(kind["valueType"]), kind["valueContainsNull"]))
+    return pa.struct(list(map(_field, kind["fields"])))

@@ -1,0 +1,254 @@
+"""Access to Delta tables: read a version's files, and commit adds and removes as one version."""
+
+from collections.abc import Collection, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedder.errors import StoreError
+from embedder.store.files import StoreFiles
+from embedder.store.part_file import PartFile
+from embedder.store.schema import TABLES, with_nulls
+from embedder.store.tables.delta_log import Action, columns_entry, commit_entry, entry_file, put_checkpoint, table_entry
+from embedder.store.tables.delta_state import LogError, TableState, advance, read_state
+from shards.schema import parse_json
+
+ROWS_PER_PIECE = 100_000
+FILES_AT_ONCE = 1000
+
+
+class RecordTable:
+    """Delta table of the store."""
+
+    def __init__(self, files: StoreFiles, name: str, version: int | None = None) -> None:
+        """Open the table at a version, or at its newest; one to which nothing was committed has no files.
+
+        Args:
+            files: the store.
+            name: name of the table.
+            version: number of the version, -1 before the first; None: the newest.
+
+        Raises:
+            StoreError: the table or that version of it can't be read.
+        """
+        self.files, self.name = files, name
+        self._state = None if version == -1 else self._read_state(version)
+
+    def _read_state(self, version: int | None = None) -> TableState | None:
+        try:
+            state = read_state(self.files, self.name, version)
+        except LogError as error:
+            raise self._unreadable(version, error) from None
+        if state is None and version is not None:  # its log entries are gone; an empty table would be wrong
+            raise self._unreadable(version, "it has no log")
+        return state
+
+    def _unreadable(self, version: int | None, error: Exception | str) -> StoreError:
+        return StoreError(
+            f"{self.files.uri(self.name)}: version {version} can't be read ({error}); "
+            "was the table vacuumed by another tool? Restore it, or start a new store"
+        )
+
+    @property
+    def version(self) -> int:
+        """Number of the open version, -1 where there is none."""
+        return self._state.version if self._state else -1
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Columns of the table, None before the first commit."""
+        return self._state.schema if self._state else None
+
+    @property
+    def _adds(self) -> dict[str, Action]:
+        """Files of this version, with what its log says of each."""
+        return self._state.adds if self._state else {}
+
+    def paths(self) -> list[str]:
+        """Files of this version, relative to the table's folder, sorted."""
+        return sorted(self._adds)
+
+    def num_rows(self) -> int:
+        """Number of rows of this version, by its log."""
+        return sum(each.num_rows for each in self.parts())
+
+    def size_bytes(self, paths: Collection[str]) -> int:
+        """Size of some files of this version, by its log."""
+        return sum(add["size"] for path, add in self._adds.items() if path in paths)
+
+    def parts(self) -> list[PartFile]:
+        """Files of this version with rows, bytes and statistics, by path."""
+        return [_part(self.name, self._adds[path]) for path in self.paths()]
+
+    def read(self, columns: list[str] | None = None, paths: list[str] | None = None) -> pa.Table:
+        """Read rows of this version.
+
+        Args:
+            columns: names of columns; None: all.
+            paths: names of files; None: all.
+
+        Raises:
+            StoreError: a file of the table is missing or damaged.
+        """
+        paths = self.paths() if paths is None else paths
+        starts = range(0, len(paths), FILES_AT_ONCE)
+        tables = [self._read_files(paths[start : start + FILES_AT_ONCE], columns) for start in starts]
+        if tables:
+            return pa.concat_tables(tables)
+        schema = self.schema
+        if schema is None:
+            return pa.table({name: pa.array([], pa.null()) for name in columns or []})
+        return schema.empty_table().select(schema.names if columns is None else columns)
+
+    def _read_files(self, paths: list[str], columns: list[str] | None) -> pa.Table:
+        """Read rows of some files; where many have few rows, as one piece: a table of one row takes 20 kB."""
+        schema = self._read_schema(columns)
+        rows = pa.concat_tables(self.files.each(lambda path: self._read_file(path, columns, schema), paths))
+        return rows.combine_chunks() if len(paths) == FILES_AT_ONCE and rows.num_rows < ROWS_PER_PIECE else rows
+
+    def pieces(self, columns: list[str]) -> Iterator[pa.Table]:
+        """Read rows of this version, some hundred thousand at a time.
+
+        Args:
+            columns: names of columns.
+
+        Raises:
+            StoreError: a file of the table is missing or damaged.
+        """
+        paths, num_rows = list[str](), 0
+        for part in self.parts():
+            paths.append(part.path)
+            num_rows += part.num_rows
+            if num_rows >= ROWS_PER_PIECE:
+                yield self.read(columns, paths)
+                paths, num_rows = [], 0
+        if paths:
+            yield self.read(columns, paths)
+
+    def _read_schema(self, columns: list[str] | None) -> pa.Schema:
+        """Types of columns, or of all, as they are read: also of those that a file lacks because it is older."""
+        own, there = TABLES[self.name], self.schema if self.schema is not None else pa.schema([])
+        wanted = [name for name in (there.names if columns is None else columns) if name in there.names]
+        return pa.schema([own.field(name) if name in own.names else there.field(name) for name in wanted])
+
+    def _read_file(self, path: str, columns: list[str] | None, schema: pa.Schema) -> pa.Table:
+        place = f"{self.name}/{path}"
+        try:
+            content = self.files.read_table(place, columns)
+        except (OSError, pa.ArrowException) as error:
+            raise StoreError(
+                f"{self.files.uri(place)}: a part file of version {self.version} can't be read ({error}); "
+                "restore the file, or delete its items and embed them again"
+            ) from None
+        return with_nulls(content, schema)
+
+    def may_have_nulls(self, path: str, column: str) -> bool:
+        """Whether a column of one file may have nulls, by the file's own statistics; no value is read."""
+        footer = pq.ParquetFile(self.files.open(f"{self.name}/{path}")).metadata
+        groups = map(footer.row_group, range(footer.num_row_groups))
+        chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+        statistics = [chunk.statistics for chunk in chunks if chunk.path_in_schema.partition(".")[0] == column]
+        return not statistics or any(
+            each is None or not each.has_null_count or each.null_count > 0 for each in statistics
+        )
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        """Refuse rows whose columns differ from the table's.
+
+        Raises:
+            StoreError: the columns differ.
+        """
+        if self._state is None:
+            return
+        from deltalake import Schema
+
+        has, gets = (
+            {field.name: str(field.type) for field in Schema.from_arrow(each).fields}
+            for each in (self._state.schema, schema)
+        )
+        differing = sorted(name for name in has.keys() | gets.keys() if has.get(name) != gets.get(name))
+        if differing:
+            raise StoreError(
+                f"{self.files.uri(self.name)}: its columns and this run's differ in {', '.join(differing)}; carry over "
+                "the same columns with the same types as before, or start another store"
+            )
+
+    def is_committed(self, run_id: str) -> bool:
+        """Whether that run's commit is already in the table."""
+        return self._state is not None and run_id in self._state.transactions
+
+    def commit_files(
+        self, mark: str, wanted: Sequence[PartFile], schema: pa.Schema | None = None, session: str = ""
+    ) -> int:
+        """Make the newest version hold exactly these files; return it.
+
+        The entry is the difference from the version before it, and is written if no other entry took its number. So a
+        version holds what it was to contain, whatever an overtaken writer has committed, or an unfinished operation
+        has left.
+
+        Args:
+            mark: id of the run, which the entry bears.
+            wanted: the files, from any version or run.
+            schema: columns of the table, which is created where it does not exist.
+            session: session of the run, which the entry bears, too.
+
+        Raises:
+            LeaseLostError: another run has taken the store over.
+        """
+        schema = schema if schema is not None else self.schema if self.schema is not None else TABLES[self.name]
+        kept = {part.path for part in wanted}
+        while True:
+            if self._state is None:
+                self._put_entry(0, table_entry(schema))
+                continue
+            held = set(self._adds)
+            if held == kept:
+                return self.version
+            now_ms = int(self.files.environment.now().timestamp() * 1000)
+            adds = [_add(part, now_ms) for part in wanted if part.path not in held]
+            removes = [_remove(path, now_ms) for path in sorted(held - kept)]
+            number = self.version + 1
+            if self._put_entry(number, commit_entry(mark, session, now_ms, adds, removes)) and number % 100 == 0:
+                self.write_checkpoint()
+
+    def _put_entry(self, number: int, data: bytes) -> bool:
+        """Write an entry of the log unless there is one of that number, and read the one that is there."""
+        self.files.confirm_lease()
+        is_new = self.files.create(entry_file(self.name, number), data)
+        try:
+            self._state = advance(self._state, self.files.read(entry_file(self.name, number)) if not is_new else data)
+        except LogError as error:
+            raise self._unreadable(number, error) from None
+        return is_new
+
+    def write_checkpoint(self) -> None:
+        """Write the newest version whole, so that readers of it need no earlier entry of the log."""
+        if self._state is not None:
+            self.files.confirm_lease()
+            put_checkpoint(self.files, self.name, self.version)
+
+    def add_columns(self, schema: pa.Schema) -> None:
+        """Add missing columns to an existing table; its rows have nulls there."""
+        while self._state is not None:
+            lacking = [field for field in schema if field.name not in self._state.schema.names]
+            if not lacking:
+                return
+            whole = pa.schema([*self._state.schema, *lacking])
+            self._put_entry(self.version + 1, columns_entry(self.files, self.name, self.version, whole))
+
+
+def _part(table: str, add: Action) -> PartFile:
+    """Part file of an entry in the log."""
+    num_rows = parse_json(add["stats"])["numRecords"]
+    return PartFile(
+        table=table, path=add["path"], num_rows=num_rows, size_bytes=add["size"], stats=add["stats"], session=""
+    )
+
+
+def _add(part: PartFile, now_ms: int) -> Action:
+    fields = {"size": part.size_bytes, "modificationTime": now_ms, "dataChange": True, "stats": part.stats}
+    return {"add": {"path": part.path, "partitionValues": {}} | fields}
+
+
+def _remove(path: str, now_ms: int) -> Action:
+    return {"remove": {"path": path, "deletionTimestamp": now_ms, "dataChange": True}}

@@ -1,1 +1,0 @@
-"""Training through the embedding pipeline: the same sources, sandboxed decoder and tokeniser feed `shards.training`."""

@@ -1,0 +1,216 @@
+"""Calls of a step's function in a child process: a row that it can't take costs that row alone.
+
+A batch that raises, hangs, kills the process or returns something else than declared is computed again row by row.
+"""
+
+import json
+import platform
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from embedder.batch_schema import HUNG, step_type
+from embedder.servables.interpreter import ChildProgram, InterpreterLimits, start_program
+from embedder.servables.interpreter_process import ChildDiedError, ChildError
+from embedder.servables.program import FILE_SUFFIX, ServableProgram
+from embedder.steps.item_decoder import ItemProblem
+from embedder.user_steps.declared import BOX, IMAGE, StepError, UserStep, digest_of
+
+RUNNER = Path(__file__).parent / "runner.py"
+CLASS_NAME = "StepFunction"
+LOAD_S = 600.0
+MAX_DEATHS = 20
+"""Deaths of its process in a row after which a step is given up; of a hang, each costs `timeout_s`."""
+MAX_ERROR_CHARACTERS = 300
+
+Values = dict[str, Any]
+"""What a function returned of one row, by column."""
+
+
+class StepCalls:
+    """Function of a step in a child process, started with the first call; one thread calls it at a time."""
+
+    def __init__(self, step: UserStep) -> None:
+        self.step = step
+        self._child: ChildProgram | None = None
+        own = {"image": IMAGE, "region": BOX}
+        self._types = {name: own.get(kind) or step_type(kind) for name, kind in step.outputs}
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
+
+    def start(self) -> ChildProgram:
+        """Start the process, which imports the function, unless it runs.
+
+        Raises:
+            StepError: its source differs from what the run began with.
+            ServableError: it can't be imported.
+        """
+        step = self.step
+        if self._child is not None:
+            return self._child
+        if digest_of(step.where, step.files) != step.digest:
+            raise StepError(
+                f"{step.where}: its source on {platform.node()} is not what the run began with; give all nodes the "
+                "same files, and begin again if you changed them"
+            )
+        settings = {
+            "place": step.place,
+            "function": step.function,
+            "settings": json.loads(step.settings),
+            "search_path": [] if step.place.endswith(FILE_SUFFIX) else sys.path,
+            "memory_bytes": step.memory_bytes,
+        }
+        limits = InterpreterLimits(load_s=LOAD_S, call_s=step.timeout_s, max_deaths=MAX_DEATHS - 1, calls=MAX_DEATHS)
+        self._child = start_program(
+            sys.executable,
+            ServableProgram(str(RUNNER), CLASS_NAME, settings),
+            where=step.where,
+            device="cpu",
+            num_threads=step.num_threads,
+            limits=limits,
+        )
+        return self._child
+
+    def each(self, batch: pa.RecordBatch) -> list[Values | ItemProblem]:
+        """Call a function that returns a row for each one.
+
+        Args:
+            batch: the inputs.
+
+        Returns:
+            Of each row, what was returned, or why nothing was.
+
+        Raises:
+            ServableError: it can't be called any more.
+        """
+        found = self._call(batch, batch.num_rows)
+        if not isinstance(found, ItemProblem):
+            return list(found)
+        if batch.num_rows == 1:
+            return [found]
+        return [result for number in range(batch.num_rows) for result in self.each(batch.slice(number, 1))]
+
+    def many(self, batch: pa.RecordBatch) -> list[Values] | ItemProblem:
+        """Call a function that returns any number of rows for one.
+
+        Args:
+            batch: the inputs of one row.
+
+        Returns:
+            The rows, or why there are none.
+
+        Raises:
+            ServableError: it can't be called any more.
+        """
+        return self._call(batch, None)
+
+    def _call(self, batch: pa.RecordBatch, num_rows: int | None) -> list[Values] | ItemProblem:
+        child = self.start()
+        try:
+            return self._check(child(batch), num_rows)
+        except ChildDiedError as error:
+            hung = HUNG in str(error)
+            return self._problem("StepTimeout" if hung else "StepDied", str(error), transient=hung)
+        except ChildError as error:
+            error_type, _, message = str(error).partition(":")
+            return self._problem(error_type, message)
+        except pa.ArrowException as error:  # of what it sent
+            return self._problem(type(error).__name__, str(error))
+        except _WrongOutputError as error:
+            return self._problem("WrongOutput", str(error))
+
+    def _problem(self, error_type: str, message: str, *, transient: bool = False) -> ItemProblem:
+        text = " ".join(f"{message}".split()) or error_type
+        return ItemProblem(self.step.name, error_type, text[:MAX_ERROR_CHARACTERS], transient)
+
+    def _check(self, table: pa.Table, num_rows: int | None) -> list[Values]:
+        """Compare what was returned with what is declared, and bring it to the declared types.
+
+        Raises:
+            _WrongOutputError: it differs.
+        """
+        names = table.column_names
+        if missing := [name for name in self._types if name not in names]:
+            raise _WrongOutputError(f"it returned {', '.join(names) or 'no column'}, and declares {missing[0]!r}")
+        if extra := [name for name in names if name not in self._types]:
+            raise _WrongOutputError(f"it returned a column {extra[0]!r} that it doesn't declare; add it to outputs")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise _WrongOutputError(f"it returned {names.count(twice[0])} columns {twice[0]!r}; return one")
+        if num_rows is not None and table.num_rows != num_rows:
+            raise _WrongOutputError(
+                f"it returned {table.num_rows} rows for {num_rows}; return one for each, or declare one_to_many = true"
+            )
+        if num_rows is None and table.num_rows > self.step.max_rows:
+            raise _WrongOutputError(f"it returned {table.num_rows} rows for one, max_rows is {self.step.max_rows}")
+        columns = {name: _convert(name, table[name], kind) for name, kind in self._types.items()}
+        if not columns:
+            return [{} for _ in range(table.num_rows)]
+        rows: list[Values] = pa.table(columns).to_pylist()
+        return rows
+
+
+class _WrongOutputError(Exception):
+    """Something else was returned than declared."""
+
+
+def _convert(name: str, column: pa.ChunkedArray, expected: pa.DataType) -> pa.Array:
+    """Bring a column to the declared type where that changes no kind of value: numbers stay numbers, texts texts."""
+    if not _is_alike(column.type, expected):
+        raise _WrongOutputError(f"{name}: it returned {column.type}, and declares {expected}")
+    values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    try:
+        if not kinds.is_struct(expected) or kinds.is_null(values.type):
+            return values.cast(expected)
+        parts = [values.field(each.name).cast(each.type) for each in expected]
+        return pa.StructArray.from_arrays(parts, fields=list(expected), mask=values.is_null())
+    except pa.ArrowException as error:
+        raise _WrongOutputError(f"{name}: {error}") from None
+
+
+FAMILIES = (
+    (kinds.is_integer, (kinds.is_integer,)),
+    (kinds.is_floating, (kinds.is_floating, kinds.is_integer)),
+    (kinds.is_string, (kinds.is_large_string, kinds.is_string_view)),
+    (kinds.is_binary, (kinds.is_large_binary, kinds.is_binary_view)),
+    (kinds.is_large_binary, (kinds.is_binary, kinds.is_binary_view)),
+)
+"""Of a declared type, those that may stand for it."""
+
+
+def _is_alike(found: pa.DataType, expected: pa.DataType) -> bool:
+    """Whether values of one type may stand for those of another."""
+    if kinds.is_null(found) or found == expected:
+        return True
+    if kinds.is_struct(expected):
+        names = {field.name: field.type for field in found} if kinds.is_struct(found) else {}
+        return all(field.name in names and _is_alike(names[field.name], field.type) for field in expected)
+    if kinds.is_list(expected):
+        is_list = kinds.is_list(found) or kinds.is_large_list(found) or kinds.is_fixed_size_list(found)
+        return bool(is_list and _is_alike(found.value_type, expected.value_type))
+    return any(is_kind(expected) and any(fits(found) for fits in fitting) for is_kind, fitting in FAMILIES)
+
+
+def check_steps_load(steps: Iterable[UserStep]) -> None:
+    """Start and end the process of each step, so that one which can't be imported is told before anything is done.
+
+    Raises:
+        ServableError: a function can't be imported.
+        StepError: a source has changed meanwhile.
+    """
+    for step in steps:
+        calls = StepCalls(step)
+        try:
+            calls.start()
+        finally:
+            calls.close()

@@ -1,0 +1,351 @@
+"""Steps after decoding: decoded rows in, rows with what the user's functions made of them out.
+
+Rows stream through. An item's last one keeps `num_vectors`, which is counted anew: rows may fail or become several.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embedder.batch_schema import CARRIED, step_schema
+from embedder.media.errors import DecodeError
+from embedder.steps.further_inputs import NEEDED, of_model
+from embedder.steps.item_decoder import MAIN_ALONE, STEP_IMAGE, ItemDecoder, ItemProblem, Values
+from embedder.user_steps.calls import StepCalls
+from embedder.user_steps.declared import ROW_COLUMNS, UserStep, input_types
+
+CHANNELS = 3
+MAX_WAITING_BYTES = 64 << 20  # of images that wait for a batch to be full
+PROBLEM = ("step", "error_type", "error", "transient")
+NO_ROWS = "NoRows"
+"""Error type of an item of which a step left nothing."""
+
+Row = tuple[int, Values]
+"""Number of an item in the listing, and the values of one of its rows."""
+
+
+@dataclass(frozen=True)
+class DecodedSteps:
+    """Steps after decoding, for `embedder.steps.item_decoder.DecodeSpec`; plain values.
+
+    Attributes:
+        steps: in their order.
+        outputs: names and types of all columns that they add.
+    """
+
+    steps: tuple[UserStep, ...]
+    outputs: tuple[tuple[str, str], ...]
+
+    @property
+    def columns(self) -> list[pa.Field]:
+        """Columns that they add to the rows."""
+        return [column.with_name(CARRIED + column.name) for column in step_schema(dict(self.outputs))]
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """Columns of the listing that they take."""
+        own = {*ROW_COLUMNS, "image", *dict(self.outputs)}
+        names = dict.fromkeys(name for step in self.steps for name in step.takes if name not in own)
+        return tuple(CARRIED + name for name in names)
+
+    @property
+    def max_side_px(self) -> int | None:
+        """Longest side of the images that they are given; none where they take no image."""
+        return max((step.max_side_px for step in self.steps if "image" in step.takes), default=None)
+
+    def open(self, decoder: ItemDecoder) -> "StepRows":
+        """Return what applies them in this process."""
+        return StepRows(self, decoder)
+
+
+class StepRows:
+    """Steps after decoding, with their processes; one thread uses them at a time."""
+
+    def __init__(self, steps: DecodedSteps, decoder: ItemDecoder) -> None:
+        """Start nothing; each process starts with the first row for it.
+
+        Args:
+            steps: the steps.
+            decoder: makes the models' inputs of images and captions that a step returns.
+        """
+        self._steps = [(step, StepCalls(step)) for step in steps.steps]
+        self._outputs, self._decoder = steps.outputs, decoder
+        self._renumbers = any(step.one_to_many for step in steps.steps)
+
+    def __call__(self, listing: pa.Table, rows: Iterable[Row]) -> Iterator[Row]:
+        """Apply the steps.
+
+        Args:
+            listing: the listed items.
+            rows: of theirs, in their order.
+
+        Raises:
+            ServableError: a function can't be called any more.
+        """
+        items = _Items(listing, self._decoder.caption_columns)
+        for step, calls in self._steps:
+            types = input_types(step, dict(self._outputs), items.carried)
+            apply = self._many if step.one_to_many else self._each
+            rows = apply(_Running(step, calls, types, items), rows)
+        last = self._steps[-1][0].name if self._steps else ""
+        return recount(map(self._finish, rows), last, renumbers=self._renumbers)
+
+    def _each(self, running: "_Running", rows: Iterable[Row]) -> Iterator[Row]:
+        """Rows with what a function returned of each."""
+        step = running.step
+        for waiting in _batches(rows, step.batch_size):
+            given = {place: found for place, row in enumerate(waiting) if (found := running.inputs(row)) is not None}
+            results = running.calls.each(_batch([*given.values()], running.types)) if given else []
+            for place, result in zip(given, results, strict=True):
+                number, values = waiting[place]
+                waiting[place] = number, self._with(step, values, result, is_first=True)
+            yield from waiting
+
+    def _many(self, running: "_Running", rows: Iterable[Row]) -> Iterator[Row]:
+        """Rows that a function made of each."""
+        step = running.step
+        for number, values in rows:
+            given = running.inputs((number, values))
+            if given is None:
+                yield number, values
+                continue
+            found = running.calls.many(_batch([given], running.types))
+            if isinstance(found, ItemProblem):
+                yield number, _fail(values, found)
+                continue
+            children = [self._with(step, values, each, is_first=place == 0) for place, each in enumerate(found)]
+            children = children or [_without_vector(values)]
+            for child in children[:-1]:
+                yield number, child | {"num_vectors": None}
+            yield number, children[-1]
+
+    def _with(self, step: UserStep, values: Values, result: Values | ItemProblem, *, is_first: bool) -> Values:
+        """Values of a row with what a function returned of it; the second and later rows lack its image and caption."""
+        if isinstance(result, ItemProblem):
+            return _fail(values, result)
+        values = dict(values)
+        if not is_first:
+            for name in self._decoder.caption_columns | self._decoder.image_columns:
+                values.pop(name, None)
+        names, image = dict(step.outputs), values.get(STEP_IMAGE)
+        try:
+            for name in names.keys() - {"image", "caption", "region"}:
+                values[CARRIED + name] = result[name]
+            if "image" in names:
+                values |= {STEP_IMAGE: _image_of(result["image"]), "is_remade": True}
+            if "region" in names:
+                values |= _of_region(image, result["region"], is_cut="image" not in names)
+            if "caption" in names:
+                values |= {"caption": result["caption"], "is_recaptioned": True}
+        except _BadRowError as error:
+            return _fail(values, ItemProblem(step.name, "WrongOutput", str(error)))
+        return values
+
+    def _finish(self, row: Row) -> Row:
+        """Make the models' inputs of a row whose image or caption a step has replaced."""
+        number, values = row
+        image = values.pop(STEP_IMAGE, None)
+        is_remade, is_recaptioned = values.pop("is_remade", False), values.pop("is_recaptioned", False)
+        if not values.get("modality") or not (is_remade or is_recaptioned):
+            return number, values
+        models = _models_of(values)
+        try:
+            if is_remade:
+                values |= self._decoder.of_pixels(np.ascontiguousarray(image[0]), models)
+            if is_recaptioned:
+                for name in self._decoder.caption_columns:
+                    values.pop(name, None)
+                values |= self._decoder.of_caption(values["caption"], models)
+        except DecodeError as error:
+            problem = ItemProblem(self._steps[-1][0].name, error.error_type, error.message, error.transient)
+            return number, _fail(values, problem)
+        has_image = not values.keys().isdisjoint(self._decoder.image_columns)
+        if not has_image and values.keys().isdisjoint(self._decoder.caption_columns):
+            problem = ItemProblem(self._steps[-1][0].name, "Empty", "the steps left neither an image nor a caption")
+            return number, _fail(values, problem)
+        if values["modality"] != "video":
+            values["modality"] = ("pair" if values.get("caption") else "image") if has_image else "text"
+        return number, values
+
+
+@dataclass(frozen=True)
+class _Running:
+    """Step with its process, the types of its inputs, and the items that its rows are of."""
+
+    step: UserStep
+    calls: StepCalls
+    types: Mapping[str, pa.DataType]
+    items: "_Items"
+
+    def inputs(self, row: Row) -> Values | None:
+        """Inputs of a row; None where it passes by."""
+        if not row[1].get("modality"):
+            return None
+        found = self.items.inputs(row, self.types)
+        return found if all(found[name] is not None for name in self.step.inputs) else None
+
+
+class _BadRowError(Exception):
+    """Image or region that is none."""
+
+
+class _Items:
+    """Columns of the listed items that steps may take."""
+
+    def __init__(self, listing: pa.Table, caption_columns: Collection[str]) -> None:
+        self._caption_columns = caption_columns
+        fields = [column for column in listing.schema if column.name.startswith(CARRIED)]
+        self.carried = pa.schema([column.with_name(column.name.removeprefix(CARRIED)) for column in fields])
+        self._columns = {column.name: listing[CARRIED + column.name] for column in self.carried}
+        self._columns |= {name: listing[name] for name in ("item_id", "uri")}
+
+    def _has_caption(self, values: Values) -> bool:
+        """Whether a row is the one of its item that has the caption, which others only show."""
+        names = self._caption_columns
+        return not names or "is_recaptioned" in values or not values.keys().isdisjoint(names)
+
+    def inputs(self, row: Row, types: Mapping[str, pa.DataType]) -> Values:
+        """Values of some columns of a row."""
+        number, values = row
+        found: Values = {}
+        for name in types:
+            if name in self._columns:
+                found[name] = self._columns[name][number].as_py()
+            elif name == "image":
+                found[name] = _struct_of(values.get(STEP_IMAGE))
+            elif name == "caption" and not self._has_caption(values):
+                found[name] = None
+            else:
+                found[name] = values.get(name if name in ROW_COLUMNS else CARRIED + name)
+        return found
+
+
+def recount(rows: Iterable[Row], step: str, *, renumbers: bool) -> Iterator[Row]:
+    """Count each item's rows anew, and number them where one may have become several.
+
+    A row that failed gives none; the item's last one says how many there are, and why one is missing. Pure.
+
+    Args:
+        rows: of the items, in their order; an item's last one has `num_vectors`.
+        step: name of the last step, for an item without any row.
+        renumbers: whether `segment` is counted from 0 in each item.
+    """
+    item, count, problem = None, 0, {}
+    for number, values in rows:
+        if number != item:
+            item, count, problem = number, 0, dict[str, Any]()
+        if values.get("error_type") and not problem:
+            problem = {name: values.get(name) for name in PROBLEM}
+        is_last = values.get("num_vectors") is not None
+        has_vector = values.get("modality") is not None
+        if not has_vector and (not is_last or values.get("unchanged")):
+            if is_last:
+                yield number, values
+            continue
+        row = _unmark(values)
+        if has_vector:
+            row |= {"segment": count} if renumbers else {}
+            count += 1
+        if is_last:
+            if not count and not problem:
+                problem = asdict(ItemProblem(step, NO_ROWS, "the steps left no row of the item; return one, or raise"))
+            row |= {"num_vectors": count} | problem
+        yield number, row
+
+
+def _batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    """Gather rows until they are so many, or their images so large."""
+    waiting: list[Row] = []
+    num_bytes = 0
+    for row in rows:
+        waiting.append(row)
+        image = row[1].get(STEP_IMAGE)
+        num_bytes += 0 if image is None else image.nbytes
+        if len(waiting) >= size or num_bytes >= MAX_WAITING_BYTES:
+            yield waiting
+            waiting, num_bytes = [], 0
+    if waiting:
+        yield waiting
+
+
+def _batch(values: Sequence[Values], types: Mapping[str, pa.DataType]) -> pa.RecordBatch:
+    arrays = [pa.array([each[name] for each in values], kind) for name, kind in types.items()]
+    return pa.RecordBatch.from_arrays(arrays, list(types))
+
+
+def _models_of(values: Values) -> Collection[str]:
+    """Names of the models that a row is for."""
+    prefix = of_model(NEEDED, "")
+    return {
+        name.removeprefix(prefix) for name, value in values.items() if name.startswith(prefix) and value
+    } or MAIN_ALONE
+
+
+def _unmark(values: Values) -> Values:
+    """Row without what only the last one of an item has."""
+    return {name: value for name, value in values.items() if name not in ("num_vectors", *PROBLEM)}
+
+
+def _without_vector(values: Values) -> Values:
+    """Row that only reports on its item."""
+    kept = ("content_version", "num_vectors", "caption", *PROBLEM)
+    flags = of_model(NEEDED, "")
+    return {name: value for name, value in values.items() if name in kept or name.startswith(flags)}
+
+
+def _fail(values: Values, problem: ItemProblem) -> Values:
+    return _without_vector(values) | asdict(problem)
+
+
+def _struct_of(image_FHWC: Any) -> Values | None:
+    """Image as functions are given it; of a video's segment, its middle frame."""
+    if image_FHWC is None:
+        return None
+    image = np.ascontiguousarray(image_FHWC[0])
+    return {"pixels": image.reshape(-1).data, "height": image.shape[0], "width": image.shape[1]}
+
+
+def _image_of(returned: Values | None) -> Any:
+    """Pixels of an image that a function returned, uint8 (1, H, W, 3).
+
+    Raises:
+        _BadRowError: it is none.
+    """
+    if returned is None or returned["pixels"] is None:
+        raise _BadRowError("image: found null; return an image, or raise")
+    height, width, pixels = returned["height"], returned["width"], returned["pixels"]
+    if not height or not width or min(height, width) < 1 or len(pixels) != height * width * CHANNELS:
+        raise _BadRowError(
+            f"image: found {len(pixels):,} bytes of pixels for height {height} and width {width}; return uint8 "
+            "(height, width, 3)"
+        )
+    return np.frombuffer(pixels, np.uint8).reshape(1, height, width, CHANNELS)
+
+
+def _of_region(image_FHWC: Any, region: Values | None, *, is_cut: bool) -> Values:
+    """Columns of a row that is about a region of an image.
+
+    Args:
+        image_FHWC: the whole image.
+        region: as a function returned it.
+        is_cut: whether the row's image is to be cut out of it.
+
+    Raises:
+        _BadRowError: it is null, empty, or reaches beyond the image.
+    """
+    if image_FHWC is None or region is None or None in region.values():
+        raise _BadRowError("region: found null; return x, y, width and height of a row that has an image")
+    x, y, width, height = (region[name] for name in ("x", "y", "width", "height"))
+    rows, columns = image_FHWC.shape[1:3]
+    if min(x, y) < 0 or min(width, height) < 1 or x + width > columns or y + height > rows:
+        raise _BadRowError(
+            f"region: found x {x}, y {y}, width {width}, height {height} in an image of {columns} x {rows} pixels; "
+            "return a part of it"
+        )
+    found: Values = {CARRIED + "region": region | {"image_width": columns, "image_height": rows}}
+    if is_cut:
+        found |= {STEP_IMAGE: image_FHWC[:, y : y + height, x : x + width], "is_remade": True}
+    return found

@@ -1,0 +1,40 @@
+"""A delta, the trained layers of a model, over the model folder that it was made of."""
+
+from pathlib import Path
+
+from shards.config import TOKENIZER_FILE, load_model_config
+from shards.errors import ModelError
+from shards.fingerprint import model_fingerprint
+from shards.loading import read_tensor
+from shards.saving import staged_model, write_weights
+from shards.summary import read_delta
+from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
+from shards.weights import WEIGHTS_FILE, find_weights, read_header
+
+
+def apply_delta(base: str | Path, delta: str | Path, folder: str | Path) -> Path:
+    """Write the model folder that a base and a delta make together.
+
+    Args:
+        base: the model folder that the delta was made over.
+        delta: folder of the delta.
+        folder: the folder to write; must not exist yet, or be empty.
+
+    Raises:
+        ModelError: the delta is of another base or broken, or the folder isn't empty.
+    """
+    base, delta = Path(base), Path(delta)
+    name, expected = read_delta(delta)
+    config = load_model_config(base).model_copy(update={"name": name, "trained": True})
+    if (found := model_fingerprint(base)) != expected:
+        raise ModelError(f"{delta}: made over the base {expected}, and {base} is {found}; name the right base")
+    shapes = model_shapes(config) | OPTIONAL_SHAPES
+    changed = dict.fromkeys(read_header(delta / WEIGHTS_FILE), delta / WEIGHTS_FILE)
+    if unknown := sorted(changed.keys() - shapes.keys()):
+        raise ModelError(f"{delta}: holds the tensor {unknown[0]}, which {base} doesn't have; name the right base")
+    files = find_weights(base) | changed
+    tokenizer = base / TOKENIZER_FILE
+    tokenizer_json = tokenizer.read_bytes().decode() if tokenizer.is_file() else None
+    with staged_model(Path(folder), config, tokenizer_json) as stage:
+        write_weights(stage, ((name, read_tensor(files, name, shapes[name])) for name in files))
+    return Path(folder)

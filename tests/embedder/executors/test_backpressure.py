@@ -1,0 +1,104 @@
+"""A sink that is slower than the stages bounds what is in flight, in bytes and rows; a small object store spills."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import samples
+from tiny_models import tiny_config
+
+import embedder
+from shards.fresh import init_model
+from shards.train_tokenizer import train_tokenizer
+
+PROGRAM = Path(__file__).parents[2] / "support" / "small_store_run.py"
+STORE_BYTES = 80 << 20
+NUM_ITEMS, WIDTH = 1000, 16384  # captions whose vectors take 64 KiB each: 62 MiB in all
+ROW_BYTES = 4 * WIDTH
+CONFIG = """
+model = "{model}"
+store = "{store}"
+engine = "ray"
+rows_per_part = 64
+min_vector_spread = 0
+min_vector_directions = 0
+index.build = false
+
+[[source]]
+path = "{source}"
+kind = "table"
+columns = {{ id = "id", caption = "caption" }}
+"""
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A model of wide vectors, and a table of captions."""
+    folder = tmp_path_factory.mktemp("wide")
+    config = tiny_config().model_copy(update={"embedding_dim": WIDTH})
+    init_model(config, folder / "model", seed=0, tokenizer_json=train_tokenizer(samples.SENTENCES, 300))
+    lines = [f"i{number},{samples.SENTENCES[number % len(samples.SENTENCES)]}" for number in range(NUM_ITEMS)]
+    (folder / "in.csv").write_text("\n".join(["id,caption", *lines]))
+    return folder
+
+
+def figures_of(wide, tmp_path, write_pause_s, held_mb, num_items=NUM_ITEMS):
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG.format(model=wide / "model", store=tmp_path / "store", source=wide / "in.csv"))
+    command = [sys.executable, str(PROGRAM), config, tmp_path / "spilled", write_pause_s, held_mb]
+    support = os.pathsep.join([str(PROGRAM.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=os.environ | {"PYTHONPATH": support},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    if num_items:
+        assert embedder.open_store(tmp_path / "store").to_arrow(["item_id"]).num_rows == num_items
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))  # Ray writes there, too
+
+
+@pytest.mark.usefixtures("starts_ray")
+@pytest.mark.slow(rotates=True)
+def test_a_slow_sink_bounds_what_is_in_flight(wide, tmp_path):
+    found = figures_of(wide, tmp_path, 1.0, 0)
+    last = found["operators"]["stage 2"]
+    assert ROW_BYTES * 64 < last["max_object_store_bytes"] < STORE_BYTES / 2
+    assert 64 < found["max_rows_in_flight"] < 0.8 * NUM_ITEMS
+    assert last["backpressure_s"] > 5, "it waited for the sink"
+    assert found["spilled_bytes"] == 0
+
+
+@pytest.mark.usefixtures("starts_ray")
+@pytest.mark.slow(rotates=True)
+def test_an_object_store_that_others_hold_spills_and_the_report_says_how_much(wide, tmp_path):
+    found = figures_of(wide, tmp_path, 1.0, 62)
+    assert found["held_bytes"] == 62 << 20
+    assert found["spilled_bytes"] > ROW_BYTES
+    assert found["operators"]["write"]["spilled_bytes"] > 0
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A disk of 4 MB where Ray spills to."""
+    folder = tmp_path / "spilled"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("no right to mount a disk")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.usefixtures("starts_ray", "tiny_disk")
+@pytest.mark.slow(rotates=True)
+def test_a_full_disk_below_the_object_store_is_one_line_and_the_same_command_goes_on(wide, tmp_path):
+    found = figures_of(wide, tmp_path, 0.3, 70, num_items=0)
+    assert found["failure"].startswith("node ") and "\n" not in found["failure"]
+    assert "the disk that it spills to are full; make room" in found["failure"]
+    assert "the same command goes on" in found["failure"]

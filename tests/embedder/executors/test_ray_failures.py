@@ -1,0 +1,107 @@
+"""What goes wrong inside Ray's processes is told as if it had gone wrong here."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+import samples
+
+from embedder.errors import RunFailedError, StoreError
+from embedder.executors.job import make_plan, plan_job, store_info
+from embedder.executors.ray_session import ray_session
+from embedder.models.model_folder import open_model
+from embedder.pipeline import embed_on_ray, translate_ray_error
+from embedder.placement.fleet import Available
+from embedder.sources.listing import list_sources
+from embedder.store.files import StoreFiles
+from embedder.store.journal.runs import start_run
+from shards.errors import ModelError
+
+
+def failure_of(run):
+    from ray.exceptions import RayError
+
+    with pytest.raises(RayError) as caught:
+        run()
+    return translate_ray_error(caught.value)
+
+
+def test_a_mistake_that_a_write_task_finds_is_that_mistake(ray_cluster):
+    from ray.data import Datasink
+
+    class FullDisk(Datasink):
+        def write(self, blocks, ctx):
+            raise StoreError("store /data: no space left on device; free some space")
+
+    dataset = ray_cluster.data.range(4)
+    error = failure_of(lambda: dataset.write_datasink(FullDisk(), ray_remote_args={"num_cpus": 0.1}))
+    assert type(error) is StoreError
+    assert str(error) == "store /data: no space left on device; free some space", "and nothing that Ray appends"
+
+
+def test_a_process_that_ray_gives_up_ends_the_run_in_one_line(ray_cluster):
+    @ray_cluster.remote(num_cpus=0.1, max_retries=0)
+    def dies():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    error = failure_of(lambda: ray_cluster.get(dies.remote()))
+    assert type(error) is RunFailedError
+    assert "WorkerCrashedError" in str(error) and "the same command goes on" in str(error)
+    assert "\n" not in str(error)
+
+
+def test_the_death_of_an_actor_is_told_with_its_reason(ray_cluster):
+    @ray_cluster.remote(num_cpus=0.1)
+    class Dies:
+        def work(self):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    error = failure_of(lambda: ray_cluster.get(Dies.remote().work.remote()))
+    assert type(error) is RunFailedError and "\n" not in str(error)
+    assert "(ActorDiedError: The actor died unexpectedly before finishing this task. The actor is dead because" in str(
+        error
+    )
+    assert "actor_id" not in str(error) and "actor_id" in error.details
+
+
+def test_a_bug_keeps_its_traceback(ray_cluster):
+    from ray.exceptions import RayTaskError
+
+    @ray_cluster.remote(num_cpus=0.1)
+    def has_a_bug():
+        return {}["missing"]
+
+    error = failure_of(lambda: ray_cluster.get(has_a_bug.remote()))
+    assert isinstance(error, RayTaskError) and "has_a_bug" in str(error)
+
+
+@pytest.mark.slow
+def test_a_stage_that_finds_no_model_on_its_node_says_so_in_one_line(make_run, tmp_path, ray_cluster, capfd):
+    config = make_run(samples.folder(tmp_path / "in", num_images=3), num_stages=2)
+    model = open_model(config.model)
+    run = start_run(StoreFiles(config.store), store_info(config, model), pa.schema([]))
+    plan = make_plan(config.compute, model)
+    job = plan_job(config.compute, config.rows, model, plan, Available(2), run, pa.schema([]))
+    first, second = job.stages
+    job = replace(job, stages=(first, replace(second, model=str(tmp_path / "gone"))))
+    with ray_session(None, no_progress_timeout_s=60), pytest.raises(ModelError, match="gone") as caught:
+        embed_on_ray(list_sources(config.source), job)
+    assert "\n" not in str(caught.value) and "attempts" not in str(caught.value)
+    assert "Traceback" not in capfd.readouterr().err, "nor does Ray print its own"
+
+
+def test_what_an_actor_raises_at_its_start_is_one_line_and_a_traceback_for_the_log(ray_cluster):
+    @ray_cluster.remote(num_cpus=0.1)
+    class HasABug:
+        def __init__(self):
+            self.value = {}["missing"]
+
+        def ready(self):
+            pass
+
+    error = failure_of(lambda: ray_cluster.get(HasABug.remote().ready.remote()))
+    assert type(error) is RunFailedError
+    assert "could not start (KeyError: 'missing')" in str(error) and "\n" not in str(error)
+    assert ", in __init__\n" in error.details

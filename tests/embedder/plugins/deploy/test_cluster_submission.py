@@ -1,0 +1,198 @@
+"""Submission to a real Ray cluster of two nodes with its dashboard, behind a token."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray_head
+import samples
+from command_runs import run_apart
+from light_runs import commands_light
+
+import embedder
+from embedder.errors import RunFailedError
+from embedder.plugins.deploy.submission.job_server import JobServer
+from embedder.plugins.deploy.submission.packages import code_package
+
+pytestmark = [
+    pytest.mark.slow(rotates=True),
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(not ray_head.can_start(), reason="the dashboard of Ray needs the packages of ray[default]"),
+]
+WAIT_S = 480.0
+NUM_IMAGES = 60
+
+
+@pytest.fixture(scope="module")
+def head(starts_ray):
+    head = ray_head.RayHead()
+    yield head
+    head.stop()
+
+
+@pytest.fixture(autouse=True)
+def token(head, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", head.token)
+
+
+@pytest.fixture
+def write_config(tiny_model, tmp_path):
+    """Writes a configuration of small parts; gives its path and its store."""
+
+    def write(name: str, num_images: int = NUM_IMAGES, **keys) -> tuple[Path, Path]:
+        source, store = tmp_path / f"{name}-source", tmp_path / f"{name}-store"
+        samples.folder(source, num_images=num_images)
+        settings = {"model": str(tiny_model), "store": str(store), "num_stages": 1, "rows_per_part": 8} | keys
+        lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+        tables = (
+            f'[[source]]\npath = "{source}"\n[decode]\nnum_cpus = 0.3\nitems_per_task = 4\n[cluster]\nshare = 0.5\n'
+        )
+        path = tmp_path / f"{name}.toml"
+        path.write_text("\n".join(lines) + "\n" + tables)
+        return path, store
+
+    return write
+
+
+def until(is_there, what):
+    deadline_s = time.monotonic() + WAIT_S
+    while not (found := is_there()):
+        assert time.monotonic() < deadline_s, f"no {what} within {WAIT_S:g} s"
+        time.sleep(0.2)
+    return found
+
+
+def ended(job):
+    return until(lambda: (info := job.info()).is_over and info, f"end of {job.job_id}: {job.log()}")
+
+
+def rows(store):
+    found = embedder.open_store(str(store)).to_arrow(["item_id", "image_embedding"]).sort_by("item_id")
+    return found["item_id"].to_pylist(), np.array(found["image_embedding"].to_pylist(), np.float32)
+
+
+def check_rows(store, path):
+    """The store holds what a run in one process makes of the same configuration."""
+    here = embedder.load_config(path, {"store": f"{store}-here", "engine": "local"})
+    embedder.embed(here)
+    ids, vectors = rows(store)
+    expected_ids, expected = rows(here.store)
+    assert ids == expected_ids and len(set(ids)) == len(ids)
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+
+
+def test_a_light_installation_submits_follows_and_lists_and_ray_exports_the_counters(head, write_config):
+    path, store = write_config("light")
+    followed, listed = commands_light(
+        ["submit", path, "--address", head.url, "--follow", "--json"], ["jobs", "list", "--address", head.url, "--json"]
+    )
+    assert followed.code == 0, followed.stdout + followed.stderr
+    assert followed.found["status"] == "SUCCEEDED" and "publishing" in followed.stdout
+    (job,) = listed.found["jobs"]
+    assert (job["job_id"], job["status"], job["exit_code"]) == (followed.found["job_id"], "SUCCEEDED", 0)
+    assert job["metadata"]["store"] == str(store)
+    check_rows(store, path)
+    again = commands_light(["jobs", "logs", job["job_id"], "--address", head.url])[0]
+    assert again.code == 0 and again.stdout.strip() in followed.stdout
+    wanted = {"items", "vectors", "part_bytes", "step_seconds", "step_rows", "step_bytes"}
+    pattern = r"^ray_embedder_(\w+?)(?:_total)?\{"
+    assert until(lambda: wanted <= set(re.findall(pattern, head.metrics(), re.M)), "counters of write tasks")
+
+
+def test_the_code_that_runs_is_the_one_that_was_sent(head):
+    """A job of Ray with the package of a submission; the command prints where its code is from."""
+    server, package = JobServer(head.url), code_package()
+    server.upload(package.name, package.content)
+    assert server.has_package(package.name) and not server.has_package("_ray_pkg_" + "0" * 40 + ".zip")
+    request = {
+        "submission_id": "where",
+        "entrypoint": "python -c 'import embedder; print(embedder.__file__)'",
+        "runtime_env": {"py_modules": [package.uri]},
+    }
+    assert server.submit(request) == "where"
+    assert server.submit(request) == "where", "a request that is repeated begins nothing"
+    assert until(lambda: server.job("where").is_over, "end")
+    assert str(head.folder) in server.log("where").strip().splitlines()[-1]
+
+
+def test_a_killed_driver_and_a_stopped_job_go_on_when_submitted_again(head, write_config):
+    path, store = write_config("killed", num_images=200)
+    config = embedder.load_config(path)
+    killed = embedder.submit(config, head.url)
+    until(lambda: list(store.glob("runs/*/journal/*.json")), f"part: {killed.log()}")
+    for driver in head.drivers():
+        driver.kill()
+    info = ended(killed)
+    assert info.status == "FAILED" and info.exit_code not in (None, 0)
+    with pytest.raises(RunFailedError, match=f"job {killed.job_id} failed with exit code"):
+        list(killed.follow())
+
+    num_parts = len(list(store.glob("runs/*/journal/*.json")))
+    stopped = embedder.submit(config, head.url)
+    until(lambda: len(list(store.glob("runs/*/journal/*.json"))) > num_parts + 1, f"part: {stopped.log()}")
+    assert stopped.stop()
+    assert ended(stopped).status == "STOPPED"
+    assert "items, kept and not yet published" in stopped.log(), "it stopped as by Ctrl-C, and wasn't killed"
+    with pytest.raises(RunFailedError, match="was stopped; what is finished is kept"):
+        list(stopped.follow())
+    assert not stopped.stop(), "it doesn't run any more"
+
+    last = embedder.submit(config, head.url)
+    told = "".join(last.follow())
+    assert last.info().status == "SUCCEEDED" and "finished before" in told, told
+    check_rows(store, path)
+
+
+def test_two_jobs_at_once_fill_two_stores_and_a_third_for_the_same_store_is_refused(head, write_config):
+    (first, first_store), (second, second_store) = write_config("first", 240), write_config("second", 40)
+    jobs = [embedder.submit(embedder.load_config(path), head.url) for path in (first, second)]
+    until(lambda: list(first_store.glob("runs/*/run.json")), f"run: {jobs[0].log()}")
+    refused = embedder.submit(embedder.load_config(first), head.url)
+    assert ended(refused).exit_code == 2 and "another run is writing to it" in refused.log(), refused.log()
+    for job in jobs:
+        assert ended(job).status == "SUCCEEDED", job.log()
+    check_rows(first_store, first)
+    check_rows(second_store, second)
+
+
+def test_wrong_addresses_and_tokens_are_refused(head, write_config, monkeypatch):
+    path, store = write_config("token", 2)
+    for port in (ray_head.free_port(), head.port):  # nothing; Ray's own, which says no HTTP
+        code, _, told = run_apart("submit", path, "--address", f"http://127.0.0.1:{port}")
+        assert code == 2 and f"127.0.0.1:{port}: it can't be reached" in told, told
+        assert len(told.strip().splitlines()) == 1, told
+    for token, found in (("0" * 32, "it wants another token (403)"), ("", "it wants a token (401)")):
+        monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+        monkeypatch.setenv("HOME", "/nonexistent")
+        code, _, told = run_apart("submit", path, "--address", head.url)
+        assert code == 2 and found in told and len(told.strip().splitlines()) == 1, told
+    assert not store.exists()
+
+
+def test_ctrl_c_leaves_the_job_and_a_head_that_dies_is_told(head, write_config):
+    """Comes last: the cluster is gone then."""
+    path, store = write_config("lost", num_images=400)
+    command = [sys.executable, "-m", "embedder", "submit", str(path), "--address", head.url, "--follow"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: list(store.glob("runs/*/journal/*.json")), "part")
+        process.terminate()
+        _, told = process.communicate(timeout=120)
+    last = told.strip().splitlines()[-1]
+    assert process.returncode == 128 + 15 and "no longer following; job refresh-" in last, told
+    job_id = last.partition("job ")[2].partition(" ")[0]
+    assert JobServer(head.url).job(job_id).status == "RUNNING"
+
+    command = [sys.executable, "-m", "embedder", "jobs", "logs", job_id, "--follow", "--address", head.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline()
+        head.kill()
+        _, told = process.communicate(timeout=240)
+    assert process.returncode == 1
+    (line,) = told.strip().splitlines()
+    assert "the cluster's head has not answered any more" in line and "the same submission goes on later" in line

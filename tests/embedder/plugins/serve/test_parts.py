@@ -1,0 +1,105 @@
+"""Pure parts of the service: paths of items, ranges, cursors, facets."""
+
+import datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from embedder.plugins.serve.clips import parse_range
+from embedder.plugins.serve.cursors import NAME_BYTES, Cursor, make_cursor, read_cursor
+from embedder.plugins.serve.errors import RequestError
+from embedder.plugins.serve.facets import MAX_DISTINCT, describe_column
+from embedder.plugins.serve.item_paths import item_path
+
+
+@pytest.mark.parametrize(
+    ("raw", "path"),
+    [
+        ("a.jpg", "/items/a.jpg"),
+        ("a%2Fb.jpg", "/items/a%2Fb.jpg"),
+        ("a%2Fimage", "/items/a%2Fimage"),
+        ("a%2Fimage/image", "/items/a%2Fimage/image"),
+        ("image", "/items/image"),
+        ("image/clip", "/items/image/clip"),
+        ("%2E%2E%2Fetc", "/items/..%2Fetc"),
+        ("a/b.jpg", "/items/a%2Fb.jpg"),  # a proxy has decoded it
+        ("a/b.jpg/image", "/items/a%2Fb.jpg/image"),
+        ("%25", "/items/%25"),
+    ],
+)
+def test_an_id_is_one_part_of_the_path(raw, path):
+    assert item_path(raw) == path
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        (None, None),
+        ("bytes=0-0", (0, 1)),
+        ("bytes=2-", (2, 10)),
+        ("bytes=-3", (7, 10)),
+        ("bytes=-30", (0, 10)),
+        ("bytes=8-99", (8, 10)),
+        ("bytes=-", None),
+        ("bytes=5-2", None),
+        ("bytes=0-1,3-4", None),
+        ("bytes=" + "9" * 19 + "-", None),
+    ],
+)
+def test_ranges_are_read_as_the_standard_says(header, expected):
+    assert parse_range(header, 10) == expected
+
+
+@pytest.mark.parametrize("header", ["bytes=10-", "bytes=10-12", "bytes=-0"])
+def test_a_range_beyond_the_end_is_refused(header):
+    with pytest.raises(RequestError) as refusal:
+        parse_range(header, 10)
+    assert (refusal.value.status, refusal.value.headers) == (416, {"content-range": "bytes */10"})
+
+
+def test_a_cursor_comes_back_as_it_was():
+    cursor = Cursor("run/index 1", "d", bytes(NAME_BYTES * 100))
+    assert read_cursor(make_cursor(cursor), 100) == cursor
+
+
+def cursor_of(num_bytes):
+    return make_cursor(Cursor("v", "d", bytes(num_bytes)))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ä", "W10=", "eyJ9", cursor_of(NAME_BYTES * 101), cursor_of(0), cursor_of(NAME_BYTES + 1)]
+)
+def test_what_is_no_cursor_is_refused(text):
+    with pytest.raises(RequestError):
+        read_cursor(text, 100)
+
+
+def column(values, kind):
+    return describe_column("c", pa.chunked_array([pa.array(values, kind)]))
+
+
+def test_columns_are_described_by_their_types():
+    assert column(["b", "a", None, "b"], pa.string()) == {
+        "name": "c",
+        "type": "text",
+        "num_null": 1,
+        "values": [{"value": "b", "count": 2}, {"value": "a", "count": 1}],
+        "min": None,
+        "max": None,
+    }
+    price = column([Decimal("1.50"), Decimal("0.25"), None], pa.decimal128(10, 2))
+    assert (price["type"], price["min"], price["max"]) == ("number", 0.25, 1.5)
+    day = datetime.datetime(2026, 1, 2)
+    taken = column([day, None], pa.timestamp("us"))
+    assert (taken["type"], taken["min"], taken["values"]) == ("time", day, [{"value": day, "count": 1}])
+    assert column([True, None, False], pa.bool_())["type"] == "boolean"
+    assert column([None, None], pa.float64())["min"] is None
+    assert column([[1]], pa.list_(pa.int32())) is None
+
+
+def test_values_that_are_nearly_all_different_are_not_listed():
+    assert column([str(each) for each in range(MAX_DISTINCT + 1)], pa.string())["values"] is None
+    assert len(column([str(each) for each in range(MAX_DISTINCT)], pa.string())["values"]) == 50
+    many = column(list(range(60)), pa.int64())
+    assert (many["values"], many["min"], many["max"]) == (None, 0, 59)

@@ -1,0 +1,77 @@
+"""Thumbnails on disk stay within their bytes, and those of items that left the store are gone at once."""
+
+import pyarrow as pa
+import pytest
+
+from embedder.plugins.serve.thumbnail_cache import ThumbnailCache, ThumbnailKey
+from embedder.retrieval.snapshot import IdRows
+
+MAX_BYTES = 300
+
+
+def ids(*names):
+    return IdRows(pa.chunked_array([list(names)], pa.string()))
+
+
+@pytest.fixture
+def cache(tmp_path):
+    made = ThumbnailCache(tmp_path / "cache", MAX_BYTES)
+    made.keep_only(ids("a", "b", "c/../d"))
+    return made
+
+
+def files(tmp_path):
+    return sorted(path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file())
+
+
+def test_what_was_kept_is_found_under_its_own_name(cache):
+    for item_id in ("a", "c/../d"):
+        cache.put(ThumbnailKey(item_id, "1"), item_id.encode())
+    assert cache.get(ThumbnailKey("a", "1")) == b"a"
+    assert cache.get(ThumbnailKey("c/../d", "1")) == b"c/../d"
+    assert cache.get(ThumbnailKey("a", "2")) is None
+
+
+def test_the_least_recently_used_go_when_there_are_too_many_bytes(cache, tmp_path):
+    for name in "1234":
+        if name == "4":
+            cache.get(ThumbnailKey("a", "1"))
+        cache.put(ThumbnailKey("a", name), name.encode() * 100)
+    assert [cache.get(ThumbnailKey("a", name)) is not None for name in "1234"] == [True, False, True, True]
+    assert len(files(tmp_path)) == 3
+    assert cache.num_bytes == MAX_BYTES
+    cache.put(ThumbnailKey("a", "large"), bytes(MAX_BYTES + 1))
+    assert cache.get(ThumbnailKey("a", "large")) is None
+
+
+def test_an_item_that_left_the_store_is_gone_and_does_not_come_back(cache, tmp_path):
+    for item_id in "ab":
+        cache.put(ThumbnailKey(item_id, "1"), item_id.encode())
+    cache.keep_only(ids("b"))
+    cache.put(ThumbnailKey("a", "2"), b"rendered while it left")
+    assert cache.get(ThumbnailKey("a", "1")) is cache.get(ThumbnailKey("a", "2")) is None
+    assert files(tmp_path) == [b"b"]
+    assert cache.num_bytes == 1
+
+
+def test_what_an_earlier_process_left_is_given_out_once_it_was_compared_with_the_store(cache, tmp_path):
+    for item_id in "ab":
+        cache.put(ThumbnailKey(item_id, "1"), item_id.encode())
+    later = ThumbnailCache(tmp_path / "cache", MAX_BYTES)
+    assert later.get(ThumbnailKey("b", "1")) is None
+    later.keep_only(ids("b"))
+    assert (later.get(ThumbnailKey("a", "1")), later.get(ThumbnailKey("b", "1"))) == (None, b"b")
+    assert files(tmp_path) == [b"b"]
+
+
+def test_a_folder_that_cannot_be_written_or_lost_its_files_is_as_none(tmp_path, cache):
+    cache.put(ThumbnailKey("a", "1"), b"a")
+    for path in (tmp_path / "cache").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    assert cache.get(ThumbnailKey("a", "1")) is None
+    blocked = ThumbnailCache(tmp_path / "file" / "cache", MAX_BYTES)
+    (tmp_path / "file").write_text("no folder")
+    blocked.keep_only(ids("a"))
+    blocked.put(ThumbnailKey("a", "1"), b"a")
+    assert blocked.get(ThumbnailKey("a", "1")) is None

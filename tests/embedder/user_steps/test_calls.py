@@ -1,0 +1,115 @@
+"""Calls of a function in its process: what it returned is brought to the declared types, or the row is a reject."""
+
+import pyarrow as pa
+import pytest
+
+from embedder.config_toml.step_section import StepConfig
+from embedder.servables.errors import ServableError
+from embedder.steps.item_decoder import ItemProblem
+from embedder.user_steps.calls import StepCalls
+from embedder.user_steps.declared import open_step
+
+SOURCE = """
+import ast, os, sys
+import neighbour
+
+def give(batch, value="None", rows=-1):
+    rows = batch.num_rows if rows < 0 else rows
+    return {"value": [ast.literal_eval(value)] * rows}
+
+def fill(batch):
+    return {"value": [bytearray(1 << 30)[:1] for _ in batch["caption"]] and [1]}
+
+def secret(batch):
+    return {"value": [os.environ.get("OUR_SECRET_KEY", "hidden") + str(neighbour.ONE)] * batch.num_rows}
+
+def die(batch):
+    os._exit(3)
+
+def nothing(batch):
+    print("said on standard output")
+"""
+
+
+@pytest.fixture
+def called(tmp_path):
+    """Calls a function of the file with captions; gives what it returned of each row."""
+    (tmp_path / "own.py").write_text(SOURCE)
+    (tmp_path / "neighbour.py").write_text("ONE = 1\n")
+    made = []
+
+    def call(function, kind, captions=("a", "b"), *, many=False, **keys):
+        config = StepConfig(
+            name="own",
+            callable=f"{tmp_path / 'own.py'}:{function}",
+            inputs=("caption",),
+            outputs={"value": kind},
+            **keys,
+        )
+        calls = StepCalls(open_step(config))
+        made.append(calls)
+        batch = pa.record_batch({"caption": pa.array(captions, pa.string())})
+        return calls.many(batch) if many else calls.each(batch)
+
+    yield call
+    for calls in made:
+        calls.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("float32", 1.5, 1.5),
+        ("float64", 3, 3.0),
+        ("int32", 7, 7),
+        ("string[]", ["x", "y"], ["x", "y"]),
+        ("float32[]", [1, 2], [1.0, 2.0]),
+        ("bool", True, True),
+        ("string", None, None),
+    ],
+)
+def test_values_are_brought_to_the_declared_types(called, kind, value, expected):
+    assert called("give", kind, settings={"value": repr(value)}) == [{"value": expected}] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        ("int32", 2**40, "value: Integer value"),
+        ("int64", 1.5, "it returned double, and declares int64"),
+        ("string", 5, "it returned int64, and declares string"),
+        ("int32", "5", "it returned string, and declares int32"),
+        ("string[]", "x", "it returned string, and declares list"),
+    ],
+)
+def test_values_of_another_kind_are_a_reject_of_each_row(called, kind, value, said):
+    found = called("give", kind, settings={"value": repr(value)})
+    assert [type(each) for each in found] == [ItemProblem] * 2
+    assert all(each.step == "own" and each.error_type == "WrongOutput" and said in each.error for each in found)
+
+
+def test_one_row_becomes_as_many_as_are_allowed(called):
+    assert called("give", "int32", ("a",), many=True, settings={"rows": 0}) == []
+    assert len(called("give", "int32", ("a",), many=True, settings={"rows": 1000})) == 1000
+    found = called("give", "int32", ("a",), many=True, settings={"rows": 1001})
+    assert "1001 rows for one, max_rows is 1000" in found.error
+
+
+def test_secrets_stay_here_and_neighbours_are_found(called, monkeypatch):
+    monkeypatch.setenv("OUR_SECRET_KEY", "seen")
+    assert called("secret", "string") == [{"value": "hidden1"}] * 2
+
+
+def test_memory_is_limited(called):
+    (found,) = called("fill", "int32", ("a",), memory_bytes=800 << 20)
+    assert found.error_type == "MemoryError"
+
+
+def test_what_returns_nothing_is_told(called):
+    (found,) = called("nothing", "int32", ("a",))
+    assert (found.error_type, "NoneType" in found.error) == ("TypeError", True)
+
+
+def test_a_function_whose_process_dies_each_time_is_given_up(called):
+    with pytest.raises(ServableError, match="exit code 3.*20 in 20"):
+        called("die", "int32", tuple("abcdefghijklmnopqrstuvwxyz"))
