@@ -53,7 +53,7 @@ from embedder.executors.job import make_plan, ray_store_bytes, stage_specs
 from embedder.executors.ray_session import ray_session
 from embedder.models.model_folder import Model, open_model
 from embedder.pipeline import through_stages
-from embedder.placement.device_settings import GPU_SETTINGS, group_costs, rows_per_batch, settings_of
+from embedder.placement.device_settings import GPU_SETTINGS, group_costs, settings_of
 from embedder.placement.resources import allocate
 from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.stage import INPUTS, Stage, cuda_problem
@@ -311,7 +311,7 @@ def run_stages(
     calls: dict[str, list[Call]] = {}
     plan = make_plan(config.compute, model)
     settings = settings_of(config.compute.devices)
-    store_bytes = ray_store_bytes(rows_per_batch(config.batch_size, settings), model, plan, settings)
+    store_bytes = ray_store_bytes(config.batch_size, model, plan, settings)
     with (
         fast_start(config.fast_start),
         ray_session(None, PATIENCE_S, store_bytes) as available,

@@ -29,7 +29,8 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 PRODUCT = ("embedder", "shards", "index")
 BELOW_INGEST = (
     "observability", "report", "predictor.py", "planning", "pipeline.py", "retrieval", "store_check", "store_index",
-    "engine", "servables", "steps", "sources", "media", "store", "storage", "compat",
+    "executors", "encoders", "placement", "models", "user_steps", "engine", "servables", "steps", "sources", "media",
+    "store", "storage", "compat",
 )  # fmt: skip
 LONG_LINES = 40
 COLUMNS = {"checkout": "{checkout}", **{name: f"{{{name}:,}}" for name in PACKAGES}, "all": "{all:,}"}

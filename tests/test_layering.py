@@ -81,4 +81,4 @@ def test_the_configuration_is_split_at_the_entrance() -> None:
     assert structure(ROOT)["RunConfig below ingest"] == 0
     figures = Trail(ROOT, "embedder/ingest/embed.py:ingest:config").figures()
     assert figures["files"] <= 40
-    assert figures["ways back"] <= 10
+    assert figures["ways back"] <= 11

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pyarrow as pa
 
@@ -269,17 +270,17 @@ def handed_on_bytes(model: Model, plan: ShardPlan, decode: DecodeSpec | None = N
     return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
 
 
-def ray_store_bytes(rows_per_batch: int, model: Model, plan: ShardPlan, settings: DeviceSettings) -> int:
+def ray_store_bytes(batch_size: int | Literal["auto"], model: Model, plan: ShardPlan, settings: DeviceSettings) -> int:
     """Return the shared memory of a Ray that the run starts on this machine, of which it takes a quarter at most.
 
     Args:
-        rows_per_batch: rows that a stage computes together.
+        batch_size: of the configuration.
         model: the main model.
         plan: its cut.
         settings: sizes for the devices of the stages.
     """
     most_bytes = min(settings.object_store_bytes, max(OBJECT_STORE_BYTES, hardware.memory_bytes() // 4))
-    rows_in_flight = settings.batches_in_flight * rows_per_batch
+    rows_in_flight = settings.batches_in_flight * rows_per_batch(batch_size, settings)
     return object_store_bytes(sum(handed_on_bytes(model, plan)), rows_in_flight, most_bytes)
 
 

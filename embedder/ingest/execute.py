@@ -21,7 +21,7 @@ from embedder.executors.signals import StopRequest, stop_at, stop_on_signals
 from embedder.ingest.inputs import Inputs
 from embedder.ingest.run_times import measured_times
 from embedder.placement import hardware
-from embedder.placement.device_settings import rows_per_batch, settings_of
+from embedder.placement.device_settings import settings_of
 from embedder.placement.fleet import Available, share_of
 from embedder.placement.fleet_plan import plan_for_fleet
 from embedder.placement.resources import describe_devices, describe_limits
@@ -141,9 +141,17 @@ def _choose(inputs: Inputs, num_items: int) -> EngineChoice:
 def _plan(inputs: Inputs, available: Available, run: Run, to_embed: pa.Table, further: Sequence[ModelRun]) -> Job:
     """Plan the job for what there is."""
     compute, rows, model = inputs.config.compute, inputs.config.rows, inputs.model
-    plan = plan_for_fleet(compute, model, inputs.plan, available)
-    carried = carried_schema(to_embed.schema)
-    return plan_job(compute, rows, model, plan, available, run, carried, further, to_embed.num_rows)
+    return plan_job(
+        compute,
+        rows,
+        model,
+        plan_for_fleet(compute, model, inputs.plan, available),
+        available,
+        run,
+        carried_schema(to_embed.schema),
+        further,
+        to_embed.num_rows,
+    )
 
 
 def _log_job(job: Job, available: Available) -> None:
@@ -211,11 +219,10 @@ def _ray_engine(
     compute = inputs.config.compute
     access = access_of(compute.ray_address, inputs.model.uri, run, to_embed)
     settings = settings_of(["cuda" if compute.may_use_gpus and hardware.num_gpus() > 0 else "cpu"])
-    num_rows = rows_per_batch(compute.batch_size, settings)
     session = ray_session(
         compute.ray_address,
         compute.no_progress_timeout_s,
-        ray_store_bytes(num_rows, inputs.model, inputs.plan, settings),
+        ray_store_bytes(compute.batch_size, inputs.model, inputs.plan, settings),
         access=access,
         ship_package=compute.cluster.ship_package,
         before_exit=before_exit,

@@ -81,7 +81,7 @@ def test_three_stages_on_a_gpu_get_memory_for_blocks_of_activations(monkeypatch)
     found = []
     for gib in (2, 24, 128):
         monkeypatch.setattr(hardware, "memory_bytes", lambda gib=gib: gib << 30)
-        found.append(ray_store_bytes(GPU_SETTINGS.batch_sizes[0], model, plan, GPU_SETTINGS))
+        found.append(ray_store_bytes("auto", model, plan, GPU_SETTINGS))
     assert found == [1 << 30, 6 << 30, 16 << 30]
 
 
