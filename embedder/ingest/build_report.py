@@ -82,7 +82,7 @@ def build_report(
         engine=outcome.choice.engine,
         engine_reason=outcome.choice.reason,
         published=not_published is None,
-        outcome=_published(work, result) if not_published is None else not_published,
+        outcome=_describe_published(work, result) if not_published is None else not_published,
         started_at=result.run.info.started_at,
         wall_s=wall_s,
         guards=tuple(verdict.model_dump() for verdict in verdicts),
@@ -92,7 +92,7 @@ def build_report(
     )
 
 
-def _published(work: WorkPlan, result: RunResult) -> str:
+def _describe_published(work: WorkPlan, result: RunResult) -> str:
     num_left = work.difference.to_embed.num_rows - result.num_here
     return f"published; {plural(num_left, 'item')} left for the next refresh" if num_left else "published"
 

@@ -122,7 +122,7 @@ def make_store(config_path: Path, num_versions: int, parts_per_version: int) -> 
     config = load_config(config_path)
     model = open_model(config.required_model)
     make_plan(config.compute, model)
-    info, files = store_info(config, model), StoreFiles(config.required_store)
+    info, files = store_info(config.rows, model, config.compute.settled_dtype), StoreFiles(config.required_store)
     bind_store(files, info)
     first = next(iter(list_sources(config.source))).slice(0, 1)
     templates = _templates(files, new_run(files, info, pa.schema([])), as_embedded(first, 0))

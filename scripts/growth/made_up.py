@@ -71,7 +71,7 @@ def publish(config_path: Path, embedded: Iterable[pa.Table]) -> None:
     config = load_config(config_path)
     model = open_model(config.required_model)
     make_plan(config.compute, model)
-    info, files = store_info(config, model), StoreFiles(config.required_store)
+    info, files = store_info(config.rows, model, config.compute.settled_dtype), StoreFiles(config.required_store)
     bind_store(files, info)
     run = start_run(files, info, pa.schema([]))
     prints = info.model_fingerprint, info.preprocess_fingerprint
