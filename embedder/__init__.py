@@ -20,10 +20,11 @@ from embedder.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from embedder.config import load_config as load_config
+    from embedder.entrances import build_index as build_index
+    from embedder.entrances import plan as plan
     from embedder.ingest.dataset import embed_dataset as embed_dataset
     from embedder.ingest.embed import embed as embed
     from embedder.ingest.embed import refresh as refresh
-    from embedder.planning.answer import plan as plan
     from embedder.plugins.deploy.submission.submit import submit as submit
     from embedder.plugins.evaluate.compare import compare as compare
     from embedder.plugins.evaluate.evaluate import evaluate as evaluate
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from embedder.retrieval.store_api import open_store as open_store
     from embedder.retrieval.store_follower import FollowingStore as FollowingStore
     from embedder.retrieval.store_follower import follow_store as follow_store
-    from embedder.store_index.keep_index import build_index as build_index
 
 _HOMES = {
     "BatchPredictor": "embedder.predictor",
@@ -45,7 +45,7 @@ _HOMES = {
     "RemoteStore": "embedder.retrieval.remote_store",
     "SearchOptions": "embedder.retrieval.queries",
     "Store": "embedder.retrieval.store_api",
-    "build_index": "embedder.store_index.keep_index",
+    "build_index": "embedder.entrances",
     "compare": "embedder.plugins.evaluate.compare",
     "connect": "embedder.retrieval.remote_store",
     "embed": "embedder.ingest.embed",
@@ -55,7 +55,7 @@ _HOMES = {
     "load_config": "embedder.config",
     "load_train_config": "embedder.plugins.train.config",
     "open_store": "embedder.retrieval.store_api",
-    "plan": "embedder.planning.answer",
+    "plan": "embedder.entrances",
     "refresh": "embedder.ingest.embed",
     "submit": "embedder.plugins.deploy.submission.submit",
     "train": "embedder.plugins.train.run",

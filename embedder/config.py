@@ -3,9 +3,11 @@
 Devices and dtypes are strings, and no default reads the machine: `"auto"` is resolved when the run starts.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import Discriminator, Field, field_validator, model_validator
 
@@ -30,7 +32,7 @@ from embedder.config_toml.sections import (
     plan_of,
     stages_of,
 )
-from embedder.errors import ConfigError
+from embedder.errors import ConfigError, check_argument
 
 ComputeDtype = Literal["float32", "bfloat16", "float16", "int8"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
@@ -38,6 +40,9 @@ Engine = Literal["auto", "ray", "local"]
 Device = Literal["auto", "cpu", "cuda"]
 Colour = Literal["srgb", "raw"]
 SourceKind = Literal["auto", "files", "table", "webdataset"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Settings = TypeVar("Settings")
 
 NUM_STAGES = 3
 OF_TRAINING = (
@@ -244,6 +249,103 @@ class ClusterConfig(ConfigSection):
     )
 
 
+@dataclass(frozen=True)
+class SourceSettings:
+    """What listing reads."""
+
+    source: tuple[SourceConfig, ...]
+    captions: CaptionsConfig
+    join: tuple[JoinConfig, ...]
+    web: WebConfig
+    written: tuple[str, ...]
+    """Files that a run writes for its operators, which are no items."""
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """What makes rows of items."""
+
+    decode: DecodeConfig
+    web: WebConfig
+    segment_s: float
+    frames_per_segment: int
+    step: tuple[StepConfig, ...]
+    metric: tuple[MetricConfig, ...]
+
+
+@dataclass(frozen=True)
+class ComputeSettings:
+    """What decides where and how stages compute, and what a run's engine waits for."""
+
+    engine: Engine
+    device: Device
+    dtype: Dtype
+    compile: Literal["auto"] | bool
+    plan: str | None
+    stage: tuple[StageConfig, ...]
+    num_stages: int
+    fixed_by: str | None
+    """Key that fixes the number of stages; None where the configuration leaves it open."""
+    batch_size: int | Literal["auto"]
+    rows_per_part: int
+    ray_address: str | None
+    cluster: ClusterConfig
+    decode_cpus: float | None
+    """CPUs that a decode task reserves, with the user's own steps in it; None leaves them to the run."""
+    items_per_task: int | Literal["auto"]
+    no_progress_timeout_s: float
+    stop_timeout_s: float
+
+    @property
+    def settled_dtype(self) -> ComputeDtype:
+        """Dtype to compute in; float32, as on CPUs, until `embedder.placement.compute_dtype` has resolved `auto`."""
+        return "float32" if self.dtype == "auto" else self.dtype
+
+    @property
+    def may_use_gpus(self) -> bool:
+        """Whether a stage may compute on a GPU, if there is one."""
+        if self.engine == "local" or self.cluster.max_gpus == 0:
+            return False
+        if not self.stage:
+            return self.device != "cpu"
+        return any((stage.device or self.device) != "cpu" and stage.num_gpus != 0 for stage in self.stage)
+
+    @property
+    def devices(self) -> frozenset[Device]:
+        """Devices that stages ask for."""
+        return frozenset(stage.device or self.device for stage in self.stage) or frozenset({self.device})
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """What guards judge by."""
+
+    max_reject_fraction: float
+    min_rejects: int
+    max_attempts: int
+    max_retire_fraction: float
+    min_vector_spread: float
+    min_vector_directions: float
+    max_retrieval_drop: float
+    compare: CompareConfig
+
+
+@dataclass(frozen=True)
+class ObserveSettings:
+    """What operators see of a run."""
+
+    store: str | None
+    log_file: str | None
+    runs_file: str | None
+    metrics_file: str | None
+    metrics_address: str | None
+    traces: str | None
+    tracker: TrackerConfig | None
+    on_failure: OnFailure
+    given: Mapping[str, Any]
+    """All that the configuration sets, for a tracker."""
+
+
 class RunConfig(ConfigSection):
     """Settings of one run."""
 
@@ -371,23 +473,43 @@ class RunConfig(ConfigSection):
         return self
 
     @property
-    def compute_dtype(self) -> ComputeDtype:
-        """Dtype to compute in; float32, as on CPUs, until `embedder.placement.compute_dtype` has resolved `auto`."""
-        return "float32" if self.dtype == "auto" else self.dtype
+    def sources(self) -> "SourceSettings":
+        """What listing reads."""
+        written = (self.log_file, self.runs_file, self.metrics_file)
+        return self._settings(SourceSettings, written=tuple(name for name in written if name))
 
     @property
-    def may_use_gpus(self) -> bool:
-        """Whether a stage may compute on a GPU, if there is one."""
-        if self.engine == "local" or self.cluster.max_gpus == 0:
-            return False
-        if not self.stage:
-            return self.device != "cpu"
-        return any((stage.device or self.device) != "cpu" and stage.num_gpus != 0 for stage in self.stage)
+    def rows(self) -> "RowSettings":
+        """What makes rows of items."""
+        return self._settings(RowSettings)
 
     @property
-    def devices(self) -> frozenset[Device]:
-        """Devices that stages ask for."""
-        return frozenset(stage.device or self.device for stage in self.stage) or frozenset({self.device})
+    def compute(self) -> "ComputeSettings":
+        """What decides where and how stages compute."""
+        decode_cpus = self.decode.num_cpus
+        of_steps = max([step.num_cpus for step in self.step if step.where == "after_decode"], default=0.0)
+        if of_steps > max(decode_cpus or 1.0, 1.0):
+            decode_cpus = of_steps
+        fixed_by = "[[stage]]" if self.stage else "num_stages" if "num_stages" in self.model_fields_set else None
+        return self._settings(
+            ComputeSettings, decode_cpus=decode_cpus, items_per_task=self.decode.items_per_task, fixed_by=fixed_by
+        )
+
+    @property
+    def limits(self) -> "RunLimits":
+        """What guards judge by."""
+        return self._settings(RunLimits)
+
+    @property
+    def observing(self) -> "ObserveSettings":
+        """What operators see of a run."""
+        given = self.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={"tracker"})
+        return self._settings(ObserveSettings, given=given)
+
+    def _settings(self, kind: type[Settings], **derived: Any) -> Settings:
+        """Pick the keys of a part; those that are no keys of the configuration are given."""
+        names = (field.name for field in fields(cast(Any, kind)))
+        return kind(**{name: derived[name] if name in derived else getattr(self, name) for name in names})
 
     @property
     def required_store(self) -> str:
@@ -442,3 +564,17 @@ def load_config(
             mistakes each has a line.
     """
     return load(RunConfig, path, overrides, settings).config
+
+
+def with_fast_start(function: Function) -> Function:
+    """Let a public function whose first argument is a run's configuration follow its `fast_start`; a decorator."""
+
+    @wraps(function)
+    def follow(config: RunConfig, *args: Any, **options: Any) -> Any:
+        from shards.compat import fast_start
+
+        check_argument(f"embedder.{function.__name__}: config", config, RunConfig, "one of embedder.load_config")
+        with fast_start(config.fast_start):
+            return function(config, *args, **options)
+
+    return cast(Function, follow)

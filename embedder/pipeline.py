@@ -68,7 +68,7 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
     )
     embedded = embedding_graph(listing, job)
     write_args = {"num_cpus": job.allocation.write_cpus}
-    sink = PartSink(job.run.files, job.stamp, job.config.rows_per_part, job.models, job.before_write, carried)
+    sink = PartSink(job.run.files, job.stamp, job.compute.rows_per_part, job.models, job.before_write, carried)
     try:
         with draining(stop):
             embedded.write_datasink(sink, ray_remote_args=write_args, concurrency=job.allocation.num_writers)
@@ -79,9 +79,9 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
             write_parts(job.run.files, job.stamp, job.models, LAST_TASK, finished)
     except ExecutionTimeoutError:
         raise RunFailedError(
-            f"no step finished anything for {job.config.no_progress_timeout_s:g} s: a node or a stage is stuck, or the "
-            "cluster lost the CPUs that the run needs; what is finished is kept, and the same command goes on (slow "
-            "items need a larger no_progress_timeout_s)"
+            f"no step finished anything for {job.compute.no_progress_timeout_s:g} s: a node or a stage is stuck, or "
+            "the cluster lost the CPUs that the run needs; what is finished is kept, and the same command goes on "
+            "(slow items need a larger no_progress_timeout_s)"
         ) from None
     except RayError as error:
         raise translate_ray_error(error) from None
@@ -136,7 +136,7 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
     listing = list(listing)
     bytes_per_row = max(handed_on_bytes(job.model, job.plan, job.decode))
     num_items = items_per_block(
-        job.config,
+        job.compute.items_per_task,
         job.decode.rows_per_batch,
         bytes_per_row,
         sum(table.num_rows for table in listing),
@@ -164,7 +164,7 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
         return dataset.map_batches(
             without_vectors, batch_format="pyarrow", batch_size=None, num_cpus=job.allocation.decode_cpus
         )
-    return through_stages(dataset, job.stages, job.allocation, job.run, job.config.cluster.type_label)
+    return through_stages(dataset, job.stages, job.allocation, job.run, job.compute.cluster.type_label)
 
 
 def through_models(dataset: Dataset, job: Job) -> Dataset:

@@ -19,6 +19,7 @@ from embedder.installation import require
 from embedder.media.sniff import sniff
 from embedder.models.model_folder import Model, open_model
 from embedder.placement.compute_dtype import choose_dtype, gpus_of_nodes
+from embedder.placement.device_settings import rows_per_batch
 from embedder.placement.resources import allocate
 from embedder.quantities import plural
 from embedder.servables.base import Servable
@@ -75,7 +76,9 @@ class BatchPredictor:
             ConfigError: an option is unknown, or breaks its rule.
         """
         config = load_config(overrides=options)
-        return ServablePredictor(servables, decode_limits(config), config.web, colour=config.decode.settled_colour)
+        return ServablePredictor(
+            servables, decode_limits(config.decode), config.web, colour=config.decode.settled_colour
+        )
 
     def predict(self, dataset: "Dataset", *, image: str = "image", caption: str = "caption") -> "Dataset":
         """Add `image_embedding` and `text_embedding` (list<float>, L2-normalised; null where a row lacks the side).
@@ -106,25 +109,26 @@ class BatchPredictor:
         schema = dataset.schema()
         if schema is not None:
             check_columns(dict(zip(schema.names, schema.types, strict=True)), image, caption)
-        plan, there = make_plan(self.config, self.model), cluster()
-        planned = plan.dtype if self.config.plan is not None else None
-        dtype = choose_dtype(self.config, lambda: gpus_of_nodes(there.nodes), planned=planned)
-        config = dtype.apply_to(self.config)
+        compute = self.config.compute
+        plan, there = make_plan(compute, self.model), cluster()
+        planned = plan.dtype if compute.plan is not None else None
+        dtype = choose_dtype(compute, lambda: gpus_of_nodes(there.nodes), planned=planned)
+        compute = dtype.apply_to(compute)
         if not dtype.was_asked:
             LOG.info(f"dtype {dtype}")
         if plan.dtype != dtype.dtype:
-            plan = make_plan(config, self.model)
-        allocation = allocate(config, there, plan.stages)
-        check_int8(config, self.model)
-        spec = decode_spec(config, self.model)
+            plan = make_plan(compute, self.model)
+        allocation = allocate(compute, there, plan.stages)
+        check_int8(compute, self.model)
+        spec = decode_spec(self.config.rows, self.model, rows_per_batch(compute.batch_size))
         decoded = dataset.map_batches(
             partial(decode_columns, spec=spec, image=image, caption=caption),
             batch_format="pyarrow",
             batch_size=None,
             num_cpus=allocation.decode_cpus,
         )
-        stages = stage_specs(config, self.model, plan, allocation)
-        with fast_start(config.fast_start):
+        stages = stage_specs(compute, self.model, plan, allocation)
+        with fast_start(self.config.fast_start):
             embedded = through_stages(decoded, stages, allocation)
         return embedded.map_batches(
             show_columns, batch_format="pyarrow", batch_size=None, num_cpus=allocation.write_cpus

@@ -239,18 +239,18 @@ def run_stages(
 ) -> tuple[dict[str, list[Call]], float | None]:
     """Send blocks through the stages of a run; gives each stage's batches, and the memory that they took."""
     calls: dict[str, list[Call]] = {}
-    plan = make_plan(config, model)
-    store_bytes = ray_store_bytes(config, model, plan, settings_of(config.devices))
+    plan = make_plan(config.compute, model)
+    store_bytes = ray_store_bytes(config.batch_size, model, plan, settings_of(config.compute.devices))
     with (
         fast_start(config.fast_start),
         ray_session(None, PATIENCE_S, store_bytes) as available,
         memory_taken() as shares,
     ):
-        allocation = allocate(config, available, plan.stages)
+        allocation = allocate(config.compute, available, plan.stages)
         dataset = ray.data.range(num_blocks, override_num_blocks=num_blocks).map_batches(
             lambda _, rows=rows: rows, batch_format="pyarrow", batch_size=None, num_cpus=allocation.decode_cpus
         )
-        embedded = through_stages(dataset, stage_specs(config, model, plan, allocation), allocation)
+        embedded = through_stages(dataset, stage_specs(config.compute, model, plan, allocation), allocation)
         for block in embedded.iter_batches(batch_format="pyarrow", batch_size=None):
             for step, found in calls_of(block).items():
                 calls.setdefault(step, []).extend(found)

@@ -31,6 +31,7 @@ from published_rows import as_embedded, publish_rows
 from tokenizers import Tokenizer
 
 from corpus import DEMO_MODEL, read_shipped
+from embedder import build_index
 from embedder.batch_schema import VECTOR
 from embedder.config import RunConfig
 from embedder.config_toml.sections import IndexConfig
@@ -38,7 +39,6 @@ from embedder.executors.job import store_info
 from embedder.models.model_folder import open_model
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
-from embedder.store_index.keep_index import build_index
 from harness import Server, json_of, serving, show
 from shards.config import ModelConfig
 from shards.fresh import init_model

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import networkx
 import pytest
-from count_code import file_circles, import_graph, product_trees
+from count_code import Trail, file_circles, import_graph, product_trees, structure
 
 ROOT = Path(__file__).resolve().parent.parent
 LINT_IMPORTS = Path(sys.executable).parent / "lint-imports"
@@ -74,3 +74,11 @@ def test_a_circle_of_files_is_found(imports: networkx.DiGraph) -> None:
     closing = networkx.DiGraph([*imports.edges, ("shards.ranges", "shards.shard_specs")])
     (circle,) = file_circles(closing)
     assert {"shards.ranges", "shards.shard_specs"} <= set(circle)
+
+
+def test_the_configuration_is_split_at_the_entrance() -> None:
+    """Below `embedder.ingest` functions take the keys that they read, and nothing imports the whole."""
+    assert structure(ROOT)["RunConfig below ingest"] == 0
+    figures = Trail(ROOT, "embedder/ingest/embed.py:ingest:config").figures()
+    assert figures["files"] <= 40
+    assert figures["ways back"] <= 11

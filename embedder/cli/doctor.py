@@ -41,7 +41,7 @@ def doctor(read: ReadConfig) -> Result:
 
     versions = {name: installed_version(name) or "missing" for name in PACKAGES}
     num_gpus, gpus = _gpus()
-    allocation = allocate(config, Available(hardware.num_cpus(), num_gpus))
+    allocation = allocate(config.compute, Available(hardware.num_cpus(), num_gpus))
     stages = {
         f"stage {index} would take": f"{stage.num_cpus:g} CPU, {stage.num_gpus:g} GPU, "
         f"{plural(stage.num_threads, 'thread')}, to compute on {stage.device}"
@@ -125,7 +125,7 @@ def _dtype(config: "RunConfig") -> str:
     if config.dtype == "auto" and config.ray_address is not None:
         return "auto: by the GPUs of the cluster, when a run begins"
     cpu = "" if hardware.has_bf16() else "; on this CPU bfloat16 is slower than float32"
-    return f"{choose_dtype(config, gpus_here)}{cpu}"
+    return f"{choose_dtype(config.compute, gpus_here)}{cpu}"
 
 
 def _gpus() -> tuple[int, str]:

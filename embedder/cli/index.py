@@ -45,7 +45,7 @@ def build(
     asked = {"kind": kind, "memory_bytes": parse_size("--memory", memory), "latency_ms": latency_ms, "recall": recall}
     run = read({"store": store}, [f"index.{key}={value}" for key, value in asked.items() if value is not None])
 
-    from embedder.store_index.keep_index import build_index
+    from embedder.entrances import build_index
 
     number, manifest = build_index(run, model=model or "", force=force, measure_all=explain)
     shown: list[RenderableType] = [

@@ -52,8 +52,8 @@ def plan(
     weights_cap: Annotated[str | None, typer.Option(help="The most weights of one replica, as 2GiB.")] = None,
 ) -> Result:
     """Plan the cut and where its stages run, and say why."""
+    from embedder import entrances
     from embedder.placement import hardware
-    from embedder.planning import answer as planning
     from embedder.planning.options import PlanOptions, items_in, parse_size
     from shards.planning.costs import DataMix
 
@@ -70,7 +70,7 @@ def plan(
         out=out,
     )
     run = read({"model": model, "num_stages": num_stages, "dtype": dtype, "ray_address": ray_address})
-    answer = planning.plan(run, options)
+    answer = entrances.plan(run, options)
     fixed_by = "--stages" if num_stages is not None else answer.fixed_by
     shown = [
         *answer.node_types,

@@ -34,42 +34,21 @@ The switch and the probe are in `shards.compat`, as `shards` needs them too.
 
 import os
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any
 
-from embedder.errors import check_argument
 from shards import compat
 from shards.compat import FAST_START_VARIABLE, Private, fast_start, is_fast_start
 
-if TYPE_CHECKING:
-    from embedder.config import RunConfig
-
-__all__ = ["FAST_START_VARIABLE", "STORE_TRACE_VARIABLE", "fast_start", "with_fast_start", "worker_options"]
+__all__ = ["FAST_START_VARIABLE", "STORE_TRACE_VARIABLE", "fast_start", "worker_options"]
 
 STORE_TRACE_VARIABLE = "EMBEDDER_STORE_TRACE"
 """Names the file to which processes append what they change in stores (`embedder.store.trace`)."""
 
 # Of the package: 20 MB that no worker needs, of which each node would get a copy.
 NOT_SENT = ["demo_data", "demo_model", "__pycache__"]
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def with_fast_start(function: Function) -> Function:
-    """Let a public function whose first argument is a run's configuration follow its `fast_start`; a decorator."""
-
-    @wraps(function)
-    def follow(config: "RunConfig", *args: Any, **options: Any) -> Any:
-        from embedder.config import RunConfig
-
-        check_argument(f"embedder.{function.__name__}: config", config, RunConfig, "one of embedder.load_config")
-        with fast_start(config.fast_start):
-            return function(config, *args, **options)
-
-    return cast(Function, follow)
 
 
 def worker_options(modules: Sequence[str] = ()) -> dict[str, Any]:

@@ -8,11 +8,11 @@ follow, a block may have twice the bytes.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.config import RunConfig
 from embedder.placement.device_settings import CPU_SETTINGS, DeviceSettings
 from shards.plan import PlannedStage
 
@@ -21,7 +21,7 @@ FIRST_ITEMS = 512  # of a run come in small blocks: the last stage has work soon
 
 
 def items_per_block(
-    config: RunConfig,
+    items_per_task: int | Literal["auto"],
     rows_per_batch: int,
     bytes_per_row: int,
     num_items: int,
@@ -31,15 +31,15 @@ def items_per_block(
     """Return the items of one block: whole batches, as many as the configuration says or as suit the model and the run.
 
     Args:
-        config: configuration of the run.
+        items_per_task: of the configuration.
         rows_per_batch: rows that a stage computes together.
         bytes_per_row: bytes of an image with its caption, where they are largest between two steps.
         num_items: items of the whole run.
         item_s: seconds of the fastest stage for one item, if known.
         settings: sizes for the devices of the stages.
     """
-    if config.decode.items_per_task != "auto":
-        return config.decode.items_per_task
+    if items_per_task != "auto":
+        return items_per_task
     fitting = settings.block_bytes // bytes_per_row
     if item_s is not None:
         fitting = max(fitting, min(math.ceil(settings.min_call_s / item_s), settings.max_block_bytes // bytes_per_row))

@@ -2,13 +2,13 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from embedder.compat import ray_claim
-from embedder.config import RunConfig
+from embedder.config import ClusterConfig, StageConfig
 from embedder.errors import RunFailedError
 from embedder.executors.ray_session import cluster, ray_nodes
 from embedder.placement.allocation import Allocation, pin_replicas, place_replicas, replica_requests, task_request
@@ -48,11 +48,18 @@ class StartClaim:
             ray_claim.release()
 
 
-def wait_for_capacity(config: RunConfig, allocation: Allocation, available: Available, claim: StartClaim) -> Allocation:
+def wait_for_capacity(
+    settings: ClusterConfig,
+    requests: Sequence[StageConfig],
+    allocation: Allocation,
+    available: Available,
+    claim: StartClaim,
+) -> Allocation:
     """Wait until all replicas that start with the run find their nodes, and note these.
 
     Args:
-        config: the run; `cluster.wait_s` bounds the wait.
+        settings: what the run may take of the cluster; `wait_s` bounds the wait.
+        requests: of the configuration, one for each stage, or none.
         allocation: its replicas.
         available: its share of the cluster.
         claim: not held yet; it is when there is room.
@@ -60,61 +67,69 @@ def wait_for_capacity(config: RunConfig, allocation: Allocation, available: Avai
     Raises:
         RunFailedError: there is no room after `cluster.wait_s`.
     """
-    started_s = time.monotonic()
-    next_say_s, asked = started_s, False
+    wait, asked = _Wait(settings.wait_s, allocation), False
     try:
         while True:
-            nodes = _free_nodes(config)
+            nodes = _free_nodes(settings)
             found = place_replicas(allocation, nodes)
             if not found:
                 claim.release()
             elif claim.is_held and claim.take():
-                return (
-                    pin_replicas(config, allocation, _owned_nodes(config, nodes), found)
-                    if len(nodes) > 1
-                    else allocation
-                )
+                owned = _owned_nodes(settings, nodes)
+                return pin_replicas(requests, allocation, owned, found) if len(nodes) > 1 else allocation
             elif claim.take():
                 time.sleep(LOOK_S)  # what the last run to start holds by now is known to Ray's table after that
                 continue
-            now_s = time.monotonic()
             if available.can_grow and not asked:
                 asked = True
-                _request_nodes([*replica_requests(allocation), task_request(allocation)], config.cluster.type_label)
-            if now_s - started_s >= config.cluster.wait_s:
-                raise RunFailedError(
-                    f"cluster: no room for {_needs(allocation)} after cluster.wait_s = {config.cluster.wait_s:g}; "
-                    f"{_describe_nodes(nodes)}; end what holds the rest, lower replicas or num_gpus, or raise "
-                    "cluster.wait_s"
-                )
-            if now_s >= next_say_s:
-                next_say_s = now_s + SAY_S
-                waited = f", {duration_text(round(now_s - started_s))}" if now_s - started_s >= 1 else ""
-                reason = "another run starts" if found else _describe_nodes(nodes)
-                LOG.warning(f"waiting for {_needs(allocation)}{waited}; {reason}")
-            time.sleep(LOOK_S)
+                _request_nodes([*replica_requests(allocation), task_request(allocation)], settings.type_label)
+            wait.go_on(nodes, another_starts=bool(found))
     finally:
         if asked:
-            _request_nodes([], config.cluster.type_label)  # from here on Ray Data asks for what it needs
+            _request_nodes([], settings.type_label)  # from here on Ray Data asks for what it needs
 
 
-def _free_nodes(config: RunConfig) -> list[Node]:
+class _Wait:
+    """Wait for room, which is logged from time to time, and has an end."""
+
+    def __init__(self, wait_s: float, allocation: Allocation) -> None:
+        self._wait_s, self._needs = wait_s, _needs(allocation)
+        self._started_s = self._next_say_s = time.monotonic()
+
+    def go_on(self, nodes: list[Node], *, another_starts: bool) -> None:
+        now_s = time.monotonic()
+        waited_s = now_s - self._started_s
+        if waited_s >= self._wait_s:
+            raise RunFailedError(
+                f"cluster: no room for {self._needs} after cluster.wait_s = {self._wait_s:g}; "
+                f"{_describe_nodes(nodes)}; end what holds the rest, lower replicas or num_gpus, or raise "
+                "cluster.wait_s"
+            )
+        if now_s >= self._next_say_s:
+            self._next_say_s = now_s + SAY_S
+            waited = f", {duration_text(round(waited_s))}" if waited_s >= 1 else ""
+            reason = "another run starts" if another_starts else _describe_nodes(nodes)
+            LOG.warning(f"waiting for {self._needs}{waited}; {reason}")
+        time.sleep(LOOK_S)
+
+
+def _free_nodes(settings: ClusterConfig) -> list[Node]:
     """Nodes with what is free now, and at most the run's share of their CPUs."""
-    share = {node.node_id: node.num_cpus for node in _share(config).nodes}
+    share = {node.node_id: node.num_cpus for node in _share(settings).nodes}
     return [
         replace(node, num_cpus=min(node.num_cpus, share.get(node.node_id, node.num_cpus)))
-        for node in ray_nodes(config.cluster.type_label, free_now=True)
+        for node in ray_nodes(settings.type_label, free_now=True)
     ]
 
 
-def _owned_nodes(config: RunConfig, nodes: list[Node]) -> list[Node]:
+def _owned_nodes(settings: ClusterConfig, nodes: list[Node]) -> list[Node]:
     """The same nodes with the run's share of their CPUs, which its threads use in the long run."""
-    share = {node.node_id: node for node in _share(config).nodes}
+    share = {node.node_id: node for node in _share(settings).nodes}
     return [share.get(node.node_id, node) for node in nodes]
 
 
-def _share(config: RunConfig) -> Available:
-    return share_of(cluster(config.cluster.type_label), config.cluster, is_cluster=True)
+def _share(settings: ClusterConfig) -> Available:
+    return share_of(cluster(settings.type_label), settings, is_cluster=True)
 
 
 def _needs(allocation: Allocation) -> str:
@@ -155,14 +170,13 @@ def type_selector(device_types: frozenset[str], type_label: str) -> dict[str, st
 
 
 @contextmanager
-def limit_to_share(config: RunConfig, available: Available) -> Iterator[None]:
+def limit_to_share(settings: ClusterConfig, available: Available) -> Iterator[None]:
     """Let Ray Data use no more than the run's share while the block lasts, where the configuration says so.
 
     Args:
-        config: the run.
+        settings: what the run may take of a cluster.
         available: its share.
     """
-    settings = config.cluster
     if settings.share == 1 and settings.max_cpus is None and settings.max_gpus is None:
         yield
         return

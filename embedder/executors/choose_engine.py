@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from embedder.config import RunConfig
+from embedder.config import ComputeSettings
 from embedder.placement.device_settings import gpu_type
 from embedder.quantities import duration_text, plural
 from shards.plan import ShardPlan
@@ -54,7 +54,7 @@ class EngineChoice:
 
 
 def choose_engine(
-    config: RunConfig,
+    compute: ComputeSettings,
     plan: ShardPlan,
     num_items: int,
     num_cpus: int,
@@ -70,7 +70,7 @@ def choose_engine(
     Stages compute on GPUs through Ray only, which assigns them.
 
     Args:
-        config: configuration of the run.
+        compute: engine, devices, stages and dtype that are asked for.
         plan: shards, with operations for an image and a caption.
         num_items: items to embed, each counted as one image with a caption.
         num_cpus: CPUs of this machine.
@@ -79,31 +79,31 @@ def choose_engine(
         has_bf16: whether its cores have instructions for bfloat16.
         measured: times of earlier runs of this model here, by engine; they count before what costs expect.
     """
-    on_gpus = num_gpus if "auto" in config.devices else 0
-    if (settled := _required_engine(config, plan, on_gpus)) is not None:
+    on_gpus = num_gpus if "auto" in compute.devices else 0
+    if (settled := _required_engine(compute, plan, on_gpus)) is not None:
         return settled
     flops = sum(stage.flops_per_image + stage.flops_per_caption for stage in plan.stages)
     core = with_slow_float16(cpu_core(has_bf16=has_bf16))
-    shared_s = (flops / core.flops_in(config.compute_dtype) + IMAGE_DECODE_S) / num_cpus
+    shared_s = (flops / core.flops_in(compute.settled_dtype) + IMAGE_DECODE_S) / num_cpus
     local_s = LOCAL_STARTUP_S + num_items * max(shared_s, IMAGE_DECODE_S)
     if on_gpus:
-        shared_s = max(IMAGE_DECODE_S / num_cpus, flops / _slowest(config.compute_dtype, gpus) / on_gpus)
-    ray_s = STARTUP_S + num_items * shared_s * RAY_FACTOR
-    if "local" in measured:
-        local_s = measured["local"].seconds(num_items)
-    if "ray" in measured:
-        ray_s = measured["ray"].seconds(num_items)
+        shared_s = max(IMAGE_DECODE_S / num_cpus, flops / _slowest(compute.settled_dtype, gpus) / on_gpus)
+    expected = {"local": local_s, "ray": STARTUP_S + num_items * shared_s * RAY_FACTOR}
+    return _faster(
+        expected | {name: each.seconds(num_items) for name, each in measured.items()}, num_items, on_gpus, measured
+    )
+
+
+def _faster(seconds: Mapping[str, float], num_items: int, on_gpus: int, measured: Collection[str]) -> EngineChoice:
+    """Choose the engine that takes less time, and say what each would take."""
     beside = f" with {plural(on_gpus, 'GPU')}" if on_gpus else ""
     reason = (
-        f"{plural(num_items, 'item')} would take about {duration_text(round(local_s))} in one process and "
-        f"{duration_text(round(ray_s))} on Ray{beside}, each start included"
-        + (
-            f"; the time {' and '.join(PLACES[each] for each in sorted(measured))} is from earlier runs here"
-            if measured
-            else ""
-        )
+        f"{plural(num_items, 'item')} would take about {duration_text(round(seconds['local']))} in one process and "
+        f"{duration_text(round(seconds['ray']))} on Ray{beside}, each start included"
     )
-    return EngineChoice("local" if local_s <= ray_s else "ray", reason)
+    if measured:
+        reason += f"; the time {' and '.join(PLACES[each] for each in sorted(measured))} is from earlier runs here"
+    return EngineChoice("local" if seconds["local"] <= seconds["ray"] else "ray", reason)
 
 
 def _slowest(dtype: str, gpus: Collection[str]) -> float:
@@ -112,18 +112,18 @@ def _slowest(dtype: str, gpus: Collection[str]) -> float:
     return min(each.get(dtype, each["float32"]) for each in rates)
 
 
-def _required_engine(config: RunConfig, plan: ShardPlan, on_gpus: int) -> EngineChoice | None:
+def _required_engine(compute: ComputeSettings, plan: ShardPlan, on_gpus: int) -> EngineChoice | None:
     """Engine that something names or needs; None where the faster one is taken."""
-    if config.engine != "auto":
-        return EngineChoice(config.engine, "as configured")
-    if config.ray_address is not None:
-        return EngineChoice("ray", f"a cluster was given: {config.ray_address}")
+    if compute.engine != "auto":
+        return EngineChoice(compute.engine, "as configured")
+    if compute.ray_address is not None:
+        return EngineChoice("ray", f"a cluster was given: {compute.ray_address}")
     needs = {
         "stages ask for GPUs or replicas": any(
-            stage.num_gpus or (stage.replicas != "auto" and stage.replicas.max > 1) for stage in config.stage
+            stage.num_gpus or (stage.replicas != "auto" and stage.replicas.max > 1) for stage in compute.stage
         ),
-        'stages ask for device = "cuda"': "cuda" in config.devices,
-        "the plan places stages on GPUs": config.devices != {"cpu"} and any(stage.num_gpus for stage in plan.stages),
-        "float16 is for GPUs, which stages use through Ray": on_gpus > 0 and config.dtype == "float16",
+        'stages ask for device = "cuda"': "cuda" in compute.devices,
+        "the plan places stages on GPUs": compute.devices != {"cpu"} and any(stage.num_gpus for stage in plan.stages),
+        "float16 is for GPUs, which stages use through Ray": on_gpus > 0 and compute.dtype == "float16",
     }
     return next((EngineChoice("ray", reason) for reason, is_so in needs.items() if is_so), None)

@@ -2,30 +2,32 @@
 
 import sys
 
-from embedder.config import RunConfig
+from embedder.config import ComputeSettings
 from embedder.placement import hardware
 from embedder.placement.compute_dtype import UNKNOWN_GPU, Gpu, Gpus, gpus_of_nodes
 
 
-def find_gpus(config: RunConfig) -> Gpus:
+def find_gpus(compute: ComputeSettings) -> Gpus:
     """Find the GPUs that a run may use; a cluster that is to grow has one of unknown type at least.
 
     Args:
-        config: the run, with the address of its cluster.
+        compute: devices that are asked for, and the address of its cluster.
 
     Returns:
         GPUs; None where the cluster doesn't tell.
     """
-    if not config.may_use_gpus:
+    if not compute.may_use_gpus:
         return ()
-    if config.ray_address is None:
+    if compute.ray_address is None:
         return gpus_here()
     from embedder.executors.ray_session import gpu_types_of
 
-    types = gpu_types_of(config.ray_address)
+    types = gpu_types_of(compute.ray_address)
     if types is None:
         return None
-    return tuple(Gpu(each or UNKNOWN_GPU.name) for each in types) or ((UNKNOWN_GPU,) if config.cluster.max_gpus else ())
+    return tuple(Gpu(each or UNKNOWN_GPU.name) for each in types) or (
+        (UNKNOWN_GPU,) if compute.cluster.max_gpus else ()
+    )
 
 
 def gpus_here() -> tuple[Gpu, ...]:

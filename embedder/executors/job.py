@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pyarrow as pa
 
 from embedder.batch_schema import step_schema
-from embedder.config import RunConfig
+from embedder.config import ComputeSettings, DecodeConfig, RowSettings
 from embedder.errors import ConfigError
 from embedder.installation import vector_libraries
 from embedder.media.limits import DecodeLimits
@@ -45,17 +46,18 @@ from embedder.store.journal.runs import Run
 from embedder.store.layout import StoreInfo
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.user_steps.declared import new_columns, step_fingerprints
-from embedder.user_steps.run_steps import check_run_steps, decoded_steps, with_step_cpus, written_steps
+from embedder.user_steps.run_steps import check_run_steps, decoded_steps, written_steps
 from embedder.user_steps.written_rows import NO_STEPS, WrittenSteps
 from shards.fingerprint import preprocess_fingerprint
 from shards.plan import ShardPlan, check_plan, plan_shards
+from shards.planning.problem import ROWS_PER_BATCH
 
 
 @dataclass(frozen=True)
 class Job:
-    """Input of an engine: configuration, model, plan, resources, and the run that journals the work."""
+    """Input of an engine: settings, model, plan, resources, and the run that journals the work."""
 
-    config: RunConfig
+    compute: ComputeSettings
     model: Model
     plan: ShardPlan
     decode: DecodeSpec
@@ -103,7 +105,8 @@ class ModelRun:
 
 
 def plan_job(
-    config: RunConfig,
+    compute: ComputeSettings,
+    rows: RowSettings,
     model: Model,
     plan: ShardPlan,
     available: Available,
@@ -115,7 +118,8 @@ def plan_job(
     """Decide the run.
 
     Args:
-        config: configuration of the run.
+        compute: where and how stages compute.
+        rows: what makes rows of items.
         model: the opened model.
         plan: the shards.
         available: CPUs and GPUs of the machine or cluster.
@@ -128,11 +132,23 @@ def plan_job(
         ConfigError: the resources asked for do not exist.
         StepError, ServableError: a step of the user's can't be run.
     """
-    check_run_steps(config.step, carryover, may_load=config.ray_address is None)
+    stamp = _stamp(rows, run, carryover, may_load=compute.ray_address is None)
     models = [each.model for each in further]
     groups = group_models(models, shared_columns(models, model))
-    actors = [group.actor for group in groups]
-    allocation = allocate(with_step_cpus(config), beside_models(available, actors), plan.stages)
+    allocation = allocate(compute, beside_models(available, actors := [each.actor for each in groups]), plan.stages)
+    stages = stage_specs(compute, model, plan, allocation, num_items)
+    settings = settings_of(stage.device for stage in stages)
+    decode = _decode_of_run(rows, model, models, rows_per_batch(compute.batch_size, settings))
+    cpus, last = tuple(model_cpus(available, actors)), written_steps(rows.step, run.info.step_columns)
+    parts = tuple(ModelPart(each.run.files, each.stamp, tuple(each.model.columns.items())) for each in further)
+    return Job(
+        compute, model, plan, decode, allocation, stages, run, stamp, settings, groups, cpus, parts, last, num_items
+    )
+
+
+def _stamp(rows: RowSettings, run: Run, carryover: pa.Schema, *, may_load: bool) -> RunMetadata:
+    """Constants of the main model's rows, with the figures that are summed up where they are written."""
+    check_run_steps(rows.step, carryover, may_load=may_load)
     stamp = RunMetadata(
         run_id=run.run_id,
         session=run.session,
@@ -142,43 +158,26 @@ def plan_job(
         outputs=step_schema(run.info.step_columns),
     )
     columns = with_carryover(EMBEDDINGS, stamp.columns)
-    stamp = replace(stamp, metrics=open_metrics(config.metric, columns, may_load=config.ray_address is None))
-    stages = stage_specs(config, model, plan, allocation, num_items)
-    settings = settings_of(stage.device for stage in stages)
-    decode = replace(
-        decode_spec(config, model, settings),
-        further=further_inputs(models, model, config.decode.settled_colour),
+    return replace(stamp, metrics=open_metrics(rows.metric, columns, may_load=may_load))
+
+
+def _decode_of_run(rows: RowSettings, model: Model, models: Sequence[FurtherModel], num_rows: int) -> DecodeSpec:
+    """Settings of the decode step, with what further models and the user's own steps take of it."""
+    return replace(
+        decode_spec(rows, model, num_rows),
+        further=further_inputs(models, model, rows.decode.settled_colour),
         models=tuple(each.name for each in models),
-        steps=decoded_steps(config.step),
-    )
-    before_write = written_steps(config.step, run.info.step_columns)
-    parts = tuple(ModelPart(each.run.files, each.stamp, tuple(each.model.columns.items())) for each in further)
-    cpus = tuple(model_cpus(available, actors))
-    return Job(
-        config,
-        model,
-        plan,
-        decode,
-        allocation,
-        stages,
-        run,
-        stamp,
-        settings,
-        groups,
-        cpus,
-        parts,
-        before_write,
-        num_items,
+        steps=decoded_steps(rows.step),
     )
 
 
 def stage_specs(
-    config: RunConfig, model: Model, plan: ShardPlan, allocation: Allocation, num_items: int | None = None
+    compute: ComputeSettings, model: Model, plan: ShardPlan, allocation: Allocation, num_items: int | None = None
 ) -> tuple[StageSpec, ...]:
     """Return the settings of each stage's replicas.
 
     Args:
-        config: configuration of the run.
+        compute: where and how stages compute.
         model: the opened model.
         plan: the shards.
         allocation: threads and device of each stage.
@@ -195,47 +194,47 @@ def stage_specs(
             index=index,
             model=model.uri,
             shard=stage.spec,
-            dtype=config.compute_dtype,
+            dtype=compute.settled_dtype,
             device=resources.device,
             num_threads=resources.num_threads,
-            batch_sizes=batch_sizes(config, settings),
+            batch_sizes=batch_sizes(compute.batch_size, settings),
             niceness=niceness[index],
             gpu_share=min(resources.num_gpus, 1.0) or 1.0,
             node_threads=resources.node_threads,
             group_costs=costs,
-            compile=is_compiled(config, stage, resources, num_items, gpus),
+            compile=is_compiled(compute, stage, resources, num_items, gpus),
         )
         for index, (stage, resources) in enumerate(zip(plan.stages, allocation.stages, strict=True))
     )
 
 
-def make_plan(config: RunConfig, model: Model) -> ShardPlan:
+def make_plan(compute: ComputeSettings, model: Model) -> ShardPlan:
     """Read the pinned plan, whose dtype is taken where the configuration leaves it open, or make one by operations.
 
     Raises:
         ConfigError: the plan file is missing, or made for other weights.
         shards.ModelError: it is no plan, or not one for this model.
     """
-    if config.plan is None:
+    if compute.plan is None:
         return plan_shards(
-            model.config, config.num_stages, dtype=config.compute_dtype, model_fingerprint=model.fingerprint
+            model.config, compute.num_stages, dtype=compute.settled_dtype, model_fingerprint=model.fingerprint
         )
-    plan = read_plan(config.plan, model.folder, model.fingerprint, None if config.dtype == "auto" else config.dtype)
+    plan = read_plan(compute.plan, model.folder, model.fingerprint, None if compute.dtype == "auto" else compute.dtype)
     check_plan(plan, model.config)
-    if config.stage and len(config.stage) != len(plan.stages):
+    if compute.stage and len(compute.stage) != len(plan.stages):
         raise ConfigError(
-            f"plan {config.plan}: it has {plural(len(plan.stages), 'stage')}, and the configuration "
-            f"{plural(len(config.stage), '[[stage]] entry', '[[stage]] entries')}; write one for each stage, or none"
+            f"plan {compute.plan}: it has {plural(len(plan.stages), 'stage')}, and the configuration "
+            f"{plural(len(compute.stage), '[[stage]] entry', '[[stage]] entries')}; write one for each stage, or none"
         )
     return plan
 
 
-def stage_threads(config: RunConfig) -> int:
+def stage_threads(compute: ComputeSettings) -> int:
     """Return the torch threads of a stage on this machine."""
-    return request_resources(config, Available(hardware.num_cpus())).stages[0].num_threads
+    return request_resources(compute, Available(hardware.num_cpus())).stages[0].num_threads
 
 
-def check_int8(config: RunConfig, model: Model) -> None:
+def check_int8(compute: ComputeSettings, model: Model) -> None:
     """Refuse int8 where it makes the model no faster or no smaller, as measured on this machine's device.
 
     On a cluster (`ray_address`) the stages' device isn't here, and nothing is refused; `embedder verify --dtype int8`
@@ -244,15 +243,15 @@ def check_int8(config: RunConfig, model: Model) -> None:
     Raises:
         ConfigError: it doesn't help; the message has the figures.
     """
-    if config.compute_dtype != "int8" or config.ray_address is not None:
+    if compute.settled_dtype != "int8" or compute.ray_address is not None:
         return
     import torch
 
     from shards.int8_benefit import measure_int8_benefit
 
-    may_be_cuda = config.engine != "local" and config.devices != {"cpu"}
+    may_be_cuda = compute.engine != "local" and compute.devices != {"cpu"}
     device = "cuda" if may_be_cuda and torch.cuda.is_available() else "cpu"
-    refusal = measure_int8_benefit(model.folder, device, num_threads=stage_threads(config)).refusal()
+    refusal = measure_int8_benefit(model.folder, device, num_threads=stage_threads(compute)).refusal()
     if refusal is not None:
         raise ConfigError(f"dtype: {refusal}")
 
@@ -271,46 +270,45 @@ def handed_on_bytes(model: Model, plan: ShardPlan, decode: DecodeSpec | None = N
     return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
 
 
-def ray_store_bytes(config: RunConfig, model: Model, plan: ShardPlan, settings: DeviceSettings) -> int:
+def ray_store_bytes(batch_size: int | Literal["auto"], model: Model, plan: ShardPlan, settings: DeviceSettings) -> int:
     """Return the shared memory of a Ray that the run starts on this machine, of which it takes a quarter at most.
 
     Args:
-        config: configuration of the run.
+        batch_size: of the configuration.
         model: the main model.
         plan: its cut.
         settings: sizes for the devices of the stages.
     """
     most_bytes = min(settings.object_store_bytes, max(OBJECT_STORE_BYTES, hardware.memory_bytes() // 4))
-    rows_in_flight = settings.batches_in_flight * rows_per_batch(config, settings)
+    rows_in_flight = settings.batches_in_flight * rows_per_batch(batch_size, settings)
     return object_store_bytes(sum(handed_on_bytes(model, plan)), rows_in_flight, most_bytes)
 
 
-def decode_spec(config: RunConfig, model: Model, settings: DeviceSettings = CPU_SETTINGS) -> DecodeSpec:
+def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_BATCH) -> DecodeSpec:
     """Return the settings of the decode step.
 
     Args:
-        config: configuration of the run.
+        rows: what makes rows of items.
         model: the opened model.
-        settings: sizes for the devices of the stages.
+        rows_per_batch: rows that a stage computes together.
     """
     return DecodeSpec(
-        resize=resize_spec(model, config.decode.settled_colour) if model.config.vision is not None else None,
-        limits=decode_limits(config),
+        resize=resize_spec(model, rows.decode.settled_colour) if model.config.vision is not None else None,
+        limits=decode_limits(rows.decode),
         tokenizer_json=model.tokenizer_json,
         max_caption_tokens=model.config.preprocess.max_caption_tokens,
-        segment_s=config.segment_s,
-        frames_per_segment=config.frames_per_segment,
-        rows_per_batch=rows_per_batch(config, settings),
+        segment_s=rows.segment_s,
+        frames_per_segment=rows.frames_per_segment,
+        rows_per_batch=rows_per_batch,
         caption_end_id=model.config.text.end_id if model.config.text is not None else None,
-        web=config.web,
-        animations=config.decode.animations,
-        colour=config.decode.settled_colour,
+        web=rows.web,
+        animations=rows.decode.animations,
+        colour=rows.decode.settled_colour,
     )
 
 
-def decode_limits(config: RunConfig) -> DecodeLimits:
+def decode_limits(limits: DecodeConfig) -> DecodeLimits:
     """Return the limits on the decoding of one file."""
-    limits = config.decode
     return DecodeLimits(
         timeout_s=limits.timeout_s,
         video_timeout_s=limits.video_timeout_s,
@@ -321,29 +319,29 @@ def decode_limits(config: RunConfig) -> DecodeLimits:
     )
 
 
-def preprocessing_of(config: RunConfig, model: Model) -> str:
+def preprocessing_of(rows: RowSettings, model: Model) -> str:
     """Fingerprint all settings that turn an item's bytes into the towers' input."""
     return preprocess_fingerprint(
         model.config.preprocess,
         (model.tokenizer_json or "").encode(),
-        config.segment_s,
-        config.frames_per_segment,
-        config.decode.settled_colour,
+        rows.segment_s,
+        rows.frames_per_segment,
+        rows.decode.settled_colour,
     )
 
 
-def store_info(config: RunConfig, model: Model) -> StoreInfo:
+def store_info(rows: RowSettings, model: Model, dtype: str) -> StoreInfo:
     """Return the model and settings that a store made by this configuration is bound to."""
     return StoreInfo(
         model=model.uri,
         model_fingerprint=model.fingerprint,
-        preprocess_fingerprint=preprocessing_of(config, model),
-        segment_s=config.segment_s,
-        frames_per_segment=config.frames_per_segment,
-        dtype=config.compute_dtype,
-        colour=config.decode.settled_colour,
+        preprocess_fingerprint=preprocessing_of(rows, model),
+        segment_s=rows.segment_s,
+        frames_per_segment=rows.frames_per_segment,
+        dtype=dtype,
+        colour=rows.decode.settled_colour,
         searched="text" if model.config.vision is None else "image",
-        steps=step_fingerprints(config.step),
-        step_columns=new_columns(config.step),
+        steps=step_fingerprints(rows.step),
+        step_columns=new_columns(rows.step),
         libraries=vector_libraries(),
     )

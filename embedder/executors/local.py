@@ -54,7 +54,7 @@ def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | Non
             stages.further_models()
     with closing(stages), closing(ahead(_decode_listing(listing, job), lambda: stop.asked)) as decoded:
         encoded = encode_all(decoded, stages.encode, hardware.num_cpus())
-        for task, rows in enumerate(gather_rows(encoded, job.config.rows_per_part)):
+        for task, rows in enumerate(gather_rows(encoded, job.compute.rows_per_part)):
             write_parts(job.run.files, job.stamp, job.models, task, job.before_write(carried.join(rows)))
     if stop.asked:
         forget_reader()  # a thread that was not waited for may still use it

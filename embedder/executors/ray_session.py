@@ -177,16 +177,9 @@ def start_ray(
     messages_to_log()
     if address is None:
         bind_to_loopback()
-        place: dict[str, Any] = {
-            "address": "local",  # not that of RAY_ADDRESS
-            "num_cpus": num_cpus or hardware.num_cpus(),
-            "num_gpus": num_gpus,
-            "include_dashboard": False,
-            "object_store_memory": min(object_store_bytes, hardware.memory_bytes() // 4),
-        }
     else:
         check_answer(address)
-        place = {"address": address}
+    place = {"address": address} if address else _ray_here(num_cpus, num_gpus, object_store_bytes)
     try:
         # A signal that broke off its native part would leave memory in disorder.
         with delay_signals("Ray has started"), silent_stderr(), light_start():
@@ -196,10 +189,18 @@ def start_ray(
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         if address is None:
             raise
-        raise ConfigError(
-            f"ray_address {address}: {str(error).partition(chr(10))[0]}; check that the cluster runs there, and that "
-            f"its token is in {TOKEN_FILE} or RAY_AUTH_TOKEN"
-        ) from None
+        cure = f"check that the cluster runs there, and that its token is in {TOKEN_FILE} or RAY_AUTH_TOKEN"
+        raise ConfigError(f"ray_address {address}: {str(error).partition(chr(10))[0]}; {cure}") from None
+
+
+def _ray_here(num_cpus: int | None, num_gpus: int | None, object_store_bytes: int) -> dict[str, Any]:
+    return {
+        "address": "local",  # not that of RAY_ADDRESS
+        "num_cpus": num_cpus or hardware.num_cpus(),
+        "num_gpus": num_gpus,
+        "include_dashboard": False,
+        "object_store_memory": min(object_store_bytes, hardware.memory_bytes() // 4),
+    }
 
 
 def _set_environment(address: str | None) -> None:

@@ -109,12 +109,7 @@ def stop_on_signals(
             note()
             received.put(number)
 
-    def announce_signal() -> None:
-        if (number := received.get()) is not None:
-            LOG.info(f"{signal.Signals(number).name}: {notice}; once more stops at once")
-            spread()
-
-    thread = threading.Thread(target=announce_signal, name="stop", daemon=True)
+    thread = threading.Thread(target=_announce_signal, args=(received, notice, spread), name="stop", daemon=True)
     thread.start()
     try:
         with handling(handle) as before:
@@ -122,6 +117,13 @@ def stop_on_signals(
     finally:
         received.put(None)
         thread.join()
+
+
+def _announce_signal(received: "queue.SimpleQueue[int | None]", notice: str, spread: Callable[[], None]) -> None:
+    """Log the first signal that comes, and pass the request on; None ends the wait."""
+    if (number := received.get()) is not None:
+        LOG.info(f"{signal.Signals(number).name}: {notice}; once more stops at once")
+        spread()
 
 
 @contextmanager

@@ -1,17 +1,20 @@
 """Report of a run, built once: the work, the measurements of its steps, the verdicts, and the outcome."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.config import RowSettings
 from embedder.executors.bottleneck import OperatorUse
 from embedder.ingest.diff import CONTENT_CHANGED, NEW
 from embedder.ingest.execute import EngineOutcome
 from embedder.ingest.guards import Verdict
+from embedder.ingest.inputs import Inputs
 from embedder.ingest.run_result import RunResult
 from embedder.ingest.work import WorkPlan
 from embedder.installation import vector_libraries
@@ -21,8 +24,23 @@ from embedder.planning.profile import kept_costs
 from embedder.quantities import plural
 from embedder.report.node_sums import all_devices, cost_per_million, held_devices, node_reports, this_machine
 from embedder.report.plan_review import review_run
-from embedder.report.schema import EventReport, OperatorReport, PlaceReport, Report
-from embedder.report.step_sums import cores_beside_steps, join_measurements, split_loads, steady_part, step_reports
+from embedder.report.schema import (
+    EventReport,
+    LoadReport,
+    OperatorReport,
+    PlaceReport,
+    Report,
+    Review,
+    StepReport,
+)
+from embedder.report.step_sums import (
+    SteadyPart,
+    cores_beside_steps,
+    join_measurements,
+    split_loads,
+    steady_part,
+    step_reports,
+)
 from embedder.sources.selection import LeftOut
 from embedder.store.journal.finished import NO_PLACES, hash_rows, of_whole
 from embedder.store.journal.journal import stream_entries, stream_keys
@@ -34,7 +52,7 @@ LIBRARIES = ("ray", "pyarrow", "deltalake", "faiss-cpu")
 
 
 def build_report(
-    kind: Kind,
+    inputs: Inputs,
     outcome: EngineOutcome,
     work: WorkPlan,
     result: RunResult,
@@ -48,7 +66,7 @@ def build_report(
     """Report on a run whose engine has ended, and that is about to be published, or is not.
 
     Args:
-        kind: `embed` or `refresh`.
+        inputs: kind of the run, and its settings.
         outcome: the engine's run.
         work: what was to be done.
         result: what is finished.
@@ -58,85 +76,125 @@ def build_report(
         wall_s: seconds from then to the end of the engine.
         not_published: why the run is not published; none where it is.
     """
-    job, difference, is_published = outcome.job, work.difference, not_published is None
-    reasons = difference.reasons
+    return Report(
+        kind=inputs.options.kind,
+        run_id=result.run.run_id,
+        engine=outcome.choice.engine,
+        engine_reason=outcome.choice.reason,
+        published=not_published is None,
+        outcome=_describe_published(work, result) if not_published is None else not_published,
+        started_at=result.run.info.started_at,
+        wall_s=wall_s,
+        guards=tuple(verdict.model_dump() for verdict in verdicts),
+        **_item_counts(inputs.model, work, result, is_published=not_published is None),
+        **_left_out_counts(left_out),
+        **_step_figures(inputs, outcome, result, started_s),
+    )
+
+
+def _describe_published(work: WorkPlan, result: RunResult) -> str:
+    num_left = work.difference.to_embed.num_rows - result.num_here
+    return f"published; {plural(num_left, 'item')} left for the next refresh" if num_left else "published"
+
+
+def _item_counts(model: Model, work: WorkPlan, result: RunResult, *, is_published: bool) -> dict[str, Any]:
+    """Fields of the report about items and their vectors."""
+    reasons = work.difference.reasons
+    return {
+        "num_new": reasons.get(NEW, 0),
+        "num_changed": reasons.get(CONTENT_CHANGED, 0),
+        "num_unchanged": work.difference.num_unchanged,
+        "reasons": reasons,
+        "num_retired": work.retired.num_rows if is_published else 0,
+        "num_taken_over": sum(result.taken_from.values()),
+        "taken_from": result.taken_from,
+        "num_equal": result.num_equal,
+        "num_stale": result.num_stale,
+        "ignored": _count_ignored(model, result),
+        "num_items": result.num_items,
+        "num_rejected": result.num_rejected,
+        "num_vectors": result.num_vectors,
+        "num_reject_vectors": result.num_reject_vectors,
+        "num_left": work.difference.to_embed.num_rows - result.num_here,
+    }
+
+
+def _step_figures(inputs: Inputs, outcome: EngineOutcome, result: RunResult, started_s: float) -> dict[str, Any]:
+    """Fields of the report about steps, rates and resources."""
+    job, found = outcome.job, _measure_steps(outcome, result)
+    items_per_s = result.num_here / found.window_s if found.window_s else 0.0
+    stages = job.allocation.stages
+    return {
+        "versions": library_versions(),
+        "startup_s": min((call.started_s for call in found.trace), default=started_s) - started_s,
+        "items_per_s": items_per_s,
+        "window_s": found.window_s,
+        "engine_cores": found.engine_cores,
+        "steady_items_per_s": found.steady_rate,
+        "observed_bottleneck": found.bottleneck,
+        "operators": tuple(_operators(outcome, found.uses)),
+        **_cluster_figures(outcome, found.measurements, started_s),
+        "cost_per_million": _cost(outcome, inputs.config.prices, found.steady_rate or items_per_s),
+        "currency": inputs.config.currency,
+        "peak_memory_bytes": outcome.monitor.peak_memory.num_bytes,
+        "steps": tuple(found.steps),
+        "loads": tuple(found.loads),
+        "places": tuple(PlaceReport.model_validate(vars(each) | {"stage": at}) for at, each in enumerate(stages)),
+        "plan": [vars(stage) for stage in job.plan.stages],
+        "review": _review(inputs.config.rows, outcome, result, found),
+    }
+
+
+@dataclass(frozen=True)
+class _MeasuredSteps:
+    """Measurements of a session's steps, and what they add up to."""
+
+    measurements: list[Measurement]
+    trace: list[Measurement]
+    """Those of calls."""
+    loads: list[LoadReport]
+    steps: list[StepReport]
+    window_s: float
+    steady: SteadyPart
+    steady_rate: float | None
+    uses: Sequence[OperatorUse]
+    bottleneck: str | None
+    engine_cores: float | None
+
+
+def _measure_steps(outcome: EngineOutcome, result: RunResult) -> _MeasuredSteps:
+    """Add up the calls of a session's steps."""
+    job = outcome.job
     measurements = session_measurements(outcome, result)
     loads, trace = split_loads(measurements)
     replicas = {f"stage {index}": stage.min_replicas for index, stage in enumerate(job.allocation.stages)}
     steps, window = step_reports(trace, replicas)
-    window_s = window[1] - window[0]
-    is_here = outcome.choice.engine == "ray" and job.config.ray_address is None
+    is_here = outcome.choice.engine == "ray" and job.compute.ray_address is None
     engine_cores = cores_beside_steps(outcome.monitor.cpu_use, trace, loads, window[1]) if is_here else None
     uses, bottleneck = outcome.operators.uses()
     observed = "write" if bottleneck == "write" else f"stage {len(job.stages) - 1}"
     steady = steady_part(trace, loads, steps, observed)
     num_rows = sum(call.num_rows for call in trace if call.step == observed)
-    steady_rate = steady.rows_per_s * result.num_here / num_rows if num_rows and not steady.too_short else None
-    review = None
-    if (
-        outcome.choice.engine == "ray" and result.num_here
-    ):  # in a single process a cut changes nothing, so there is nothing to review
-        decode_calls = [call for call in trace if call.step == "decode"]
-        engine_cpu_s = engine_cores and engine_cores * (result.num_here / steady_rate if steady_rate else window_s)
-        review = review_run(
-            job,
-            outcome.available,
-            steps if steady.too_short else steady.steps,
-            decode_calls,
-            result.num_here,
-            engine_cpu_s,
-            kept_costs(job.config, job.model),
-            steady.too_short,
-        )
-    items_per_s = result.num_here / window_s if window_s else 0.0
-    num_left = difference.to_embed.num_rows - result.num_here
-    published = f"published; {plural(num_left, 'item')} left for the next refresh" if num_left else "published"
-    return Report(
-        kind=kind,
-        run_id=job.run.run_id,
-        engine=outcome.choice.engine,
-        engine_reason=outcome.choice.reason,
-        published=is_published,
-        outcome=published if not_published is None else not_published,
-        started_at=job.run.info.started_at,
-        wall_s=wall_s,
-        startup_s=min((call.started_s for call in trace), default=started_s) - started_s,
-        num_new=reasons.get(NEW, 0),
-        num_changed=reasons.get(CONTENT_CHANGED, 0),
-        num_unchanged=difference.num_unchanged,
-        reasons=reasons,
-        num_retired=work.retired.num_rows if is_published else 0,
-        num_taken_over=sum(result.taken_from.values()),
-        taken_from=result.taken_from,
-        num_equal=result.num_equal,
-        num_stale=result.num_stale,
-        ignored=_count_ignored(job.model, result),
-        num_left=num_left,
-        **_left_out_counts(left_out),
-        guards=tuple(verdict.model_dump() for verdict in verdicts),
-        num_items=result.num_items,
-        num_rejected=result.num_rejected,
-        num_vectors=result.num_vectors,
-        num_reject_vectors=result.num_reject_vectors,
-        items_per_s=items_per_s,
-        window_s=window_s,
-        engine_cores=engine_cores,
-        steady_items_per_s=steady_rate,
-        observed_bottleneck=bottleneck,
-        operators=tuple(_operators(outcome, uses)),
-        **_cluster_figures(outcome, measurements, started_s),
-        cost_per_million=_cost(outcome, steady_rate or items_per_s),
-        currency=job.config.currency,
-        peak_memory_bytes=outcome.monitor.peak_memory.num_bytes,
-        steps=tuple(steps),
-        loads=tuple(loads),
-        places=tuple(
-            PlaceReport.model_validate(vars(stage) | {"stage": index})
-            for index, stage in enumerate(job.allocation.stages)
-        ),
-        plan=[vars(stage) for stage in job.plan.stages],
-        review=review,
-        versions=library_versions(),
+    rate = steady.rows_per_s * result.num_here / num_rows if num_rows and not steady.too_short else None
+    window_s = window[1] - window[0]
+    return _MeasuredSteps(measurements, trace, loads, steps, window_s, steady, rate, uses, bottleneck, engine_cores)
+
+
+def _review(rows: RowSettings, outcome: EngineOutcome, result: RunResult, found: _MeasuredSteps) -> Review | None:
+    """Review the cut; in a single process it changes nothing, so there is nothing to review."""
+    if outcome.choice.engine != "ray" or not result.num_here:
+        return None
+    job, steady = outcome.job, found.steady
+    busy_s = result.num_here / found.steady_rate if found.steady_rate else found.window_s
+    return review_run(
+        job,
+        outcome.available,
+        found.steps if steady.too_short else steady.steps,
+        [call for call in found.trace if call.step == "decode"],
+        result.num_here,
+        found.engine_cores and found.engine_cores * busy_s,
+        kept_costs(job.compute, rows, job.model),
+        steady.too_short,
     )
 
 
@@ -184,12 +242,12 @@ def _nodes(outcome: EngineOutcome) -> dict[str, Node]:
     return nodes or {"": this_machine(outcome.available)}
 
 
-def _cost(outcome: EngineOutcome, items_per_s: float) -> float | None:
+def _cost(outcome: EngineOutcome, prices: Mapping[str, float], items_per_s: float) -> float | None:
     """Cost of a million items, of which a missing price is told."""
-    nodes, config = _nodes(outcome), outcome.job.config
-    is_shared = outcome.choice.engine == "ray" and config.ray_address is not None
+    nodes = _nodes(outcome)
+    is_shared = outcome.choice.engine == "ray" and outcome.job.compute.ray_address is not None
     devices = held_devices(outcome.operators.samples, nodes) if is_shared else all_devices(nodes.values())
-    cost, lacking = cost_per_million(config.prices, devices, items_per_s)
+    cost, lacking = cost_per_million(prices, devices, items_per_s)
     if lacking:
         LOG.info(f"prices: no price of {', '.join(lacking)}, which this run held; without it no cost is told")
     return cost

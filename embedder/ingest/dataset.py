@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED, SHOWN_URI
 from embedder.compat import fast_start
-from embedder.config import RunConfig
+from embedder.config import RunConfig, SourceSettings
 from embedder.errors import ConfigError, SourceError, check_argument
 from embedder.executors.dataset_rows import (
     DatasetColumns,
@@ -163,11 +163,11 @@ class DatasetItems:
         """Name that stands in the column `source` of its items."""
         return self.columns.name
 
-    def list_items(self, config: RunConfig, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
+    def list_items(self, sources: SourceSettings, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
         """Compute the dataset, and list its rows in the order of their ids.
 
         Args:
-            config: the run.
+            sources: the joins of a run, and its limits on the web.
             may_be_empty: whether there may be no row at all.
 
         Raises:
@@ -188,7 +188,7 @@ class DatasetItems:
         if self.columns.id is None:
             rows = _first_of_each(rows, left_out)
         listing = Listing(iter([rows]), carried, unique_ids=self.columns.id is None)
-        listed = list_given(listing, self.source, left_out=left_out, web=config.web, joins=config.join)
+        listed = list_given(listing, self.source, left_out=left_out, web=sources.web, joins=sources.join)
         return pa.concat_tables([LISTING_SCHEMA.empty_table(), *listed], promote_options="default"), left_out
 
     def supply(self, chosen: pa.Table, run: Run) -> pa.Table:

@@ -11,14 +11,13 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunConfig
-from embedder.ingest.damage import damage_lines
+from embedder.ingest.comparison import compare_listing
 from embedder.ingest.guards import Verdict, check_forced, judge_hold, judge_listing
-from embedder.ingest.inputs import Inputs, open_inputs, resumable, unfinished_run
-from embedder.ingest.known_items import left_out_before, published_items
-from embedder.ingest.model_work import ModelPlan, check_models, plan_models, removed_models
+from embedder.ingest.inputs import Inputs, open_inputs
+from embedder.ingest.model_work import ModelPlan, check_models
 from embedder.ingest.run_times import measured_times
 from embedder.ingest.takeover import find_held
-from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source, outdated_by, plan_work
+from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source
 from embedder.quantities import duration_text, rate
 from embedder.store.files import StoreFiles
 from embedder.store.journal.runs import REPORT_FILE, all_runs
@@ -123,42 +122,40 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
         ConfigError, SourceError, StoreError: as `embedder.ingest.embed.refresh`.
     """
     check_forced(options.forced)
-    inputs = open_inputs(config, options, lambda config: None)  # the dtype changes no forecast
-    files = inputs.files
-    bound, current = read_record(files, STORE_FILE, StoreInfo), read_current(files)
+    inputs = open_inputs(config, options, lambda compute: None)  # the dtype changes no forecast
+    files, bound = inputs.files, read_record(inputs.files, STORE_FILE, StoreInfo)
     if bound is not None:
         check_writable(files, bound)
     check_models(inputs)
-    outdated = outdated_by(served_info(bound, current), inputs.info) if bound and current else None
-    published = published_items(files, current, repair=options.repair)
-    listing = inputs.listing.without_purged(files)
-    _, finished = unfinished_run(inputs)
-    work = plan_work(config, options, listing, published, finished, outdated)
-    changing = work.difference.to_embed
+    found = compare_listing(inputs, served_info(bound, read_current(files)) if bound is not None else None)
+    changing, current = found.work.difference.to_embed, found.current
     held = find_held(files, current, inputs.info, changing)
-    left = replace(work.difference, to_embed=held.leave_out(changing))
-    num_taken_over, work = changing.num_rows - left.to_embed.num_rows, replace(work, difference=left)
+    left = replace(found.work.difference, to_embed=held.leave_out(changing))
+    num_taken_over, work = changing.num_rows - left.to_embed.num_rows, replace(found.work, difference=left)
     chosen = left.first(options.limit).to_embed
-    hold = judge_hold(files.address, current, options.forced)
-    plans = plan_models(inputs, listing, resumable(inputs))
     return Forecast(
         reasons=_reasons(work),
         num_unchanged=work.difference.num_unchanged,
         num_retired=work.retired.num_rows,
         retired_by_source=count_by_source(work.retired),
-        held=hold.message if hold is not None and hold.blocks else None,
+        held=_describe_hold(files.address, current, options),
         num_taken_over=num_taken_over,
         num_to_embed=chosen.num_rows,
         num_left=left.to_embed.num_rows - chosen.num_rows,
-        replaces_all=outdated is not None,
+        replaces_all=work.outdated is not None,
         rewrite_bytes=_rewrite_bytes(files, current, work, changing if num_taken_over else chosen),
         estimate=_estimate(inputs, chosen.num_rows),
-        retire_guard=judge_listing(work, config, options),
-        models={plan.model.name: _of_model(plan) for plan in plans},
-        removed_models=removed_models(inputs, current) if options.may_change else (),
-        left_out=tuple(inputs.left_out.with_read(left_out_before(files, current, work.left_out_ids)).lines()),
-        damage=tuple(damage_lines(files, current, work, plans, options)),
+        retire_guard=judge_listing(work, config.max_retire_fraction, options),
+        models={plan.model.name: _of_model(plan) for plan in found.plans},
+        removed_models=found.removed if options.may_change else (),
+        left_out=tuple(inputs.left_out.with_read(found.read_before).lines()),
+        damage=tuple(found.damage),
     )
+
+
+def _describe_hold(address: str, current: Current | None, options: IngestOptions) -> str | None:
+    hold = judge_hold(address, current, options.forced)
+    return hold.message if hold is not None and hold.blocks else None
 
 
 def _of_model(plan: ModelPlan) -> ModelForecast:
@@ -196,7 +193,7 @@ def _rewrite_bytes(files: StoreFiles, current: Current | None, work: WorkPlan, c
 def _estimate(inputs: Inputs, num_items: int) -> RunEstimate:
     """Estimate by runs of the store, else by those of other stores on this machine."""
     found = estimate_s(inputs.files, inputs.info.model_fingerprint, num_items)
-    times = list(measured_times(inputs.config, inputs.model.fingerprint).values())
+    times = list(measured_times(inputs.config.ray_address, inputs.model.fingerprint).values())
     if found.wall_s is not None or not times:
         return found
     best = min(times, key=lambda each: each.seconds(num_items))

@@ -7,46 +7,36 @@ store (`embedder.ingest.run_result`), as the record of what was finished, by whi
 
 import logging
 from collections.abc import Collection
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
 import pyarrow as pa
 
 from embedder.batch_schema import carried_schema, step_schema
-from embedder.compat import with_fast_start
-from embedder.config import RunConfig
+from embedder.config import RunConfig, with_fast_start
 from embedder.errors import RunFailedError
 from embedder.executors.cluster_address import find_cluster
 from embedder.executors.find_gpus import find_gpus
-from embedder.executors.job import check_int8
+from embedder.executors.job import ModelRun, check_int8
 from embedder.executors.progress import ShowProgress, no_progress
 from embedder.ingest.build_report import idle_report
-from embedder.ingest.damage import damage_lines
-from embedder.ingest.execute import execute
+from embedder.ingest.comparison import ListingComparison, compare_listing
+from embedder.ingest.execute import EngineOutcome, execute
 from embedder.ingest.guards import Verdict, check_forced, judge_earlier, judge_hold, judge_listing, refusal
-from embedder.ingest.inputs import (
-    Inputs,
-    list_again_if_published,
-    open_inputs,
-    resumable,
-    supply_contents,
-    unfinished_run,
-)
+from embedder.ingest.inputs import Inputs, list_again_if_published, open_inputs, supply_contents
 from embedder.ingest.interim import interim_publications
-from embedder.ingest.known_items import left_out_before, published_items
-from embedder.ingest.model_work import (
-    begin_models,
-    check_models,
-    items_of_any_model,
-    plan_models,
-    removed_models,
-    report_removed,
-)
+from embedder.ingest.model_work import ModelPlan, begin_models, check_models, items_of_any_model, report_removed
 from embedder.ingest.publish_or_refuse import end_run, log_left_out
-from embedder.ingest.takeover import RolledBackRecords, find_equal, find_held, take_over, with_held_versions
-from embedder.ingest.work import IngestOptions, WorkPlan, outdated_by, plan_work
+from embedder.ingest.takeover import (
+    RolledBackItems,
+    RolledBackRecords,
+    find_equal,
+    find_held,
+    take_over,
+    with_held_versions,
+)
+from embedder.ingest.work import IngestOptions, WorkPlan
 from embedder.installation import require
 from embedder.observability.run_observer import RunObserver, observe_run
 from embedder.placement.compute_dtype import check_dtype, describe_dtype
@@ -121,101 +111,142 @@ def refresh(
 
 def ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgress) -> Report:
     """Do what `embed` or `refresh` promises, and report it to the operators."""
-    with observe_run(config, options.kind, show_progress) as observer:
+    with observe_run(config.observing, options.kind, show_progress) as observer:
         check_forced(options.forced)
         config = config.model_copy(update={"ray_address": find_cluster(config.ray_address, config.engine)})
         report = None
         if config.store is not None and (files := StoreFiles(config.store)).exists(CURRENT_FILE):
             report = _report_hold(files.address, read_current(files), options, observer)  # listing may take hours
         if report is None:
-            with observer.traces.span("listing"):
-                inputs = open_inputs(config, options)
-            files = inputs.files
-            if inputs.seen is None:
-                require("embed", f"embedder {options.kind}")
-                check_int8(inputs.config, inputs.model)  # before a store is made; a later run, once it has work to do
-            check_binding(files, inputs.info, may_change=options.may_change)
-            check_models(inputs)
-            before = snapshot_files(files)
+            inputs = _list(config, options, observer)
+            files, before = inputs.files, snapshot_files(inputs.files)
             with remove_empty_folders(files.folder), write_lock(files), rollback_on_mistake(files, before):
-                report = _run_locked(list_again_if_published(inputs), observer, is_int8_checked=inputs.seen is None)
+                is_int8_checked, inputs = inputs.seen is None, list_again_if_published(inputs)
+                report = _run_locked(inputs, observer, is_int8_checked=is_int8_checked)
         observer.on_report(report)
         return report
 
 
+def _list(config: RunConfig, options: IngestOptions, observer: RunObserver) -> Inputs:
+    """List the sources, and check that the store can take what this run gives."""
+    with observer.traces.span("listing"):
+        inputs = open_inputs(config, options)
+    if inputs.seen is None:
+        require("embed", f"embedder {options.kind}")
+        check_int8(inputs.config.compute, inputs.model)  # before a store is made; a later run, once it has work to do
+    check_binding(inputs.files, inputs.info, may_change=options.may_change)
+    check_models(inputs)
+    return inputs
+
+
 def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool) -> Report:
     """Decide what there is to do, and do it, under the store's lock."""
-    config, options, files = inputs.config, inputs.options, inputs.files
-    if (refused := _report_hold(files.address, inputs.seen, options, observer)) is not None:
+    if (refused := _report_hold(inputs.files.address, inputs.seen, inputs.options, observer)) is not None:
         return refused
     served = _settle(inputs)
     with observer.traces.span("comparison"):
-        listing = inputs.listing.without_purged(files)
-        current = read_current(files)
-        published = published_items(files, current, repair=options.repair)
-        unfinished, finished = unfinished_run(inputs)
-        outdated = outdated_by(served, inputs.info) if current is not None else None
-        decide = partial(plan_work, config, options, listing, published, outdated=outdated)
-        work = decide(finished)
-        plans, removed = plan_models(inputs, listing, resumable(inputs)), removed_models(inputs, current)
-    hold, listed = judge_hold(files.address, current, options.forced), judge_listing(work, config, options)
+        found = compare_listing(inputs, served)
+    verdicts = _judge_listing(found, observer)
+    _log_findings(found)
+    if found.is_nothing:
+        return _end_idle(found, observer.elapsed_s)
+    _check_ready(found, served, is_int8_checked=is_int8_checked)
+    session = _begin(found, observer)
+    outcome = _embed(session, observer)
+    with observer.traces.span("publication"):
+        return end_run(session.found, observer, outcome, verdicts, session.models)
+
+
+@dataclass(frozen=True)
+class _Session:
+    """Session of a run: where it is journaled, and what it embeds.
+
+    Attributes:
+        found: what there was to do, without what was taken over.
+        run: the run and its session.
+        held: items that publications hold which were rolled back from.
+        chosen: items to embed.
+        models: further models, with the run of each.
+    """
+
+    found: ListingComparison
+    run: Run
+    held: RolledBackItems
+    chosen: pa.Table
+    models: tuple[tuple[ModelPlan, ModelRun], ...]
+
+
+def _judge_listing(found: ListingComparison, observer: RunObserver) -> tuple[Verdict, ...]:
+    """Judge the listing; where a guard refuses it, report that, and raise."""
+    inputs, options = found.inputs, found.inputs.options
+    hold = judge_hold(inputs.files.address, found.current, options.forced)
+    listed = judge_listing(found.work, inputs.config.max_retire_fraction, options)
     verdicts = (listed,) if hold is None else (hold, listed)
     if any(verdict.blocks for verdict in verdicts):
-        verdicts = (*verdicts, *judge_earlier(unfinished, work, current, config, options))
-        raise _refuse_listing(verdicts, work, observer)
-    read_before = left_out_before(files, current, work.left_out_ids)
-    goes_on = unfinished is not None and current is not None and current.interim_of == unfinished.run_id
-    is_same = all(plan.is_nothing for plan in plans) and not (removed and options.may_change)
-    report_removed(removed, may_change=options.may_change)
-    for line in damage_lines(files, current, work, plans, options):
+        earlier = judge_earlier(found.unfinished, found.work, found.current, inputs.config.limits, options)
+        raise _refuse_listing((*verdicts, *earlier), found.work, observer)
+    return verdicts
+
+
+def _log_findings(found: ListingComparison) -> None:
+    """Log what becomes of models that are gone, and damage that costs nothing to see."""
+    report_removed(found.removed, may_change=found.inputs.options.may_change)
+    for line in found.damage:
         LOG.warning(line)
-    if current is not None and work.is_nothing and not goes_on and is_same:
-        return _end_idle(inputs, observer.elapsed_s, work, read_before)
-    require("embed", f"embedder {options.kind}")
+
+
+def _check_ready(found: ListingComparison, served: StoreInfo, *, is_int8_checked: bool) -> None:
+    """Refuse what can't embed, and log what a user should know of the vectors that are about to be made."""
+    inputs = found.inputs
+    require("embed", f"embedder {inputs.options.kind}")
     if (untrained := untrained_reason(inputs.model.folder)) is not None:
         LOG.info(f"model {inputs.model.config.name} is untrained: {untrained}; search with it means nothing yet")
-    _settle_dtype(inputs, has_work=work.difference.to_embed.num_rows > 0, is_int8_checked=is_int8_checked)
-    _log_other_libraries(inputs, served, work)
-    run = start_run(files, inputs.info, _check_columns(inputs), inputs.views)
+    has_work = found.work.difference.to_embed.num_rows > 0
+    _settle_dtype(inputs, has_work=has_work, is_int8_checked=is_int8_checked)
+    _log_other_libraries(inputs, served, found.work)
+
+
+def _begin(found: ListingComparison, observer: RunObserver) -> _Session:
+    """Begin the run, or its next session; take over what rolled back publications hold, and choose what to embed."""
+    inputs, options = found.inputs, found.inputs.options
+    run = start_run(inputs.files, inputs.info, _check_columns(inputs), inputs.views)
     observer.on_run(run)
-    held = find_held(files, current, inputs.info, work.difference.to_embed)
+    to_embed = found.work.difference.to_embed
+    held = find_held(inputs.files, found.current, inputs.info, to_embed)
     if held.as_listed:
-        run = _take_over(run, held.as_listed, work.difference.to_embed, config.rows_per_part)
-        work = decide(finished_items(run))  # what could be copied is in the journal now
-    num_purged = listing.num_rows - work.num_listed
-    LOG.info(work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
-    chosen = with_held_versions(work.difference.first(options.limit).to_embed, held)
-    for plan in plans:
+        run = _take_over(run, held.as_listed, to_embed, inputs.config.rows_per_part)
+        found = found.with_finished(finished_items(run))  # what could be copied is in the journal now
+    num_purged = found.listing.num_rows - found.work.num_listed
+    LOG.info(found.work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
+    chosen = with_held_versions(found.work.difference.first(options.limit).to_embed, held)
+    for plan in found.plans:
         LOG.info(plan.describe())
-    further = begin_models(inputs, plans, run)
-    if plans:
-        chosen = items_of_any_model(listing, chosen, plans, options.limit)
-    models = tuple(zip(plans, further, strict=True))
-    stop_at_s = None if options.max_hours is None else observer.started_s + 3600 * options.max_hours
+    further = begin_models(inputs, found.plans, run)
+    if found.plans:
+        chosen = items_of_any_model(found.listing, chosen, found.plans, options.limit)
+    return _Session(found, run, held, chosen, tuple(zip(found.plans, further, strict=True)))
+
+
+def _embed(session: _Session, observer: RunObserver) -> EngineOutcome:
+    """Embed what was chosen; what turned out to be as a rolled back publication had it, is taken over."""
+    inputs, run, chosen, models = session.found.inputs, session.run, session.chosen, session.models
+    max_hours = inputs.options.max_hours
+    stop_at_s = None if max_hours is None else observer.started_s + 3600 * max_hours
     with (
         observer.traces.span("embedding"),
-        interim_publications(inputs, run, chosen, work, models),
+        interim_publications(inputs, run, chosen, session.found.work, models),
         supply_contents(inputs, run, chosen) as to_embed,
     ):
-        outcome = execute(
-            config, inputs.model, inputs.plan, run, to_embed, observer.progress, stop_at_s, observer.on_lost, further
-        )
+        further = [own for _, own in models]
+        outcome = execute(inputs, run, to_embed, observer.progress, stop_at_s, observer.on_lost, further)
     observer.tracking.on_plan(outcome.job.plan.to_json(), inputs.model.folder)
-    if equal := find_equal(run, held):
-        _take_over(next_session(run), equal, chosen, config.rows_per_part)
-    with observer.traces.span("publication"):
-        return end_run(inputs, observer, outcome, work, current, verdicts, read_before, models)
+    if equal := find_equal(run, session.held):
+        _take_over(next_session(run), equal, chosen, inputs.config.rows_per_part)
+    return outcome
 
 
 def _report_hold(address: str, current: Current | None, options: IngestOptions, observer: RunObserver) -> Report | None:
-    """Report on a run that does nothing, as a rollback holds the store; None where it may go on.
-
-    Args:
-        address: of the store.
-        current: what is published.
-        options: overridden guards.
-        observer: knows the time since the command's start.
-    """
+    """Report on a run that does nothing, as a rollback holds the store; None where it may go on."""
     verdict = judge_hold(address, current, options.forced)
     if verdict is None or not verdict.blocks:
         return None
@@ -231,9 +262,9 @@ def _settle_dtype(inputs: Inputs, *, has_work: bool, is_int8_checked: bool) -> N
         is_int8_checked: whether int8 has been.
     """
     if not is_int8_checked:
-        check_int8(inputs.config, inputs.model)
+        check_int8(inputs.config.compute, inputs.model)
     if has_work and not inputs.dtype.was_asked:
-        gpus = find_gpus(inputs.config)
+        gpus = find_gpus(inputs.config.compute)
         check_dtype(inputs.dtype, gpus)
         LOG.info(describe_dtype(inputs.dtype, gpus))
     if has_work and inputs.info.colour == RAW and not inputs.asked_colour:
@@ -275,19 +306,13 @@ def _refuse_listing(verdicts: tuple[Verdict, ...], work: WorkPlan, observer: Run
     return RunFailedError(reason)
 
 
-def _end_idle(inputs: Inputs, wall_s: float, work: WorkPlan, read_before: pa.Table) -> Report:
-    """End a run without a change; a store from before each publication made an index gets its first.
-
-    Args:
-        inputs: configuration, store and listing.
-        wall_s: seconds since the command's start.
-        work: the decision that there is nothing to do.
-        read_before: of `embedder.ingest.known_items.left_out_before`.
-    """
+def _end_idle(found: ListingComparison, wall_s: float) -> Report:
+    """End a run without a change; a store from before each publication made an index gets its first."""
+    inputs, read_before = found.inputs, found.read_before
     left_out = log_left_out(inputs, read_before)
     number = make_first_index(inputs.files, inputs.config.index, inputs.config.ray_address)
     outcome = "nothing to do" if number is None else f"nothing to embed; index {number} is made"
-    num_unchanged = work.num_as_published - read_before.num_rows
+    num_unchanged = found.work.num_as_published - read_before.num_rows
     return idle_report(inputs.options.kind, wall_s, outcome, num_unchanged=num_unchanged, left_out=left_out)
 
 

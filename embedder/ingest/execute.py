@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from embedder.batch_schema import carried_schema
-from embedder.config import RunConfig
 from embedder.config_toml.values import toml
 from embedder.executors.bottleneck import OperatorHistory, is_up
 from embedder.executors.choose_engine import EngineChoice, choose_engine
@@ -18,8 +18,8 @@ from embedder.executors.job import Job, ModelRun, plan_job, ray_store_bytes, sta
 from embedder.executors.monitor import RunMonitor
 from embedder.executors.progress import ShowProgress, no_progress
 from embedder.executors.signals import StopRequest, stop_at, stop_on_signals
+from embedder.ingest.inputs import Inputs
 from embedder.ingest.run_times import measured_times
-from embedder.models.model_folder import Model
 from embedder.placement import hardware
 from embedder.placement.device_settings import settings_of
 from embedder.placement.fleet import Available, share_of
@@ -27,10 +27,10 @@ from embedder.placement.fleet_plan import plan_for_fleet
 from embedder.placement.resources import describe_devices, describe_limits
 from embedder.store.journal.runs import Run
 from embedder.store.layout import run_file
-from shards.plan import ShardPlan
 
 if TYPE_CHECKING:
     from embedder.compat.operator_stats import Sample
+    from embedder.executors.capacity import StartClaim
     from embedder.placement.preflight import Access
 
 LOG = logging.getLogger(__name__)
@@ -78,9 +78,7 @@ class ReadyEngine:
 
 
 def execute(
-    config: RunConfig,
-    model: Model,
-    plan: ShardPlan,
+    inputs: Inputs,
     run: Run,
     to_embed: pa.Table,
     show_progress: ShowProgress = no_progress,
@@ -91,9 +89,7 @@ def execute(
     """Run the job on the engine that suits it; with nothing to embed, only describe it.
 
     Args:
-        config: the run.
-        model: its model.
-        plan: the cut.
+        inputs: settings, model and cut.
         run: where the work is journaled.
         to_embed: listed items.
         show_progress: display of the progress.
@@ -101,36 +97,12 @@ def execute(
         before_exit: called with the reason where the process is ended and no error reaches the caller any more.
         further: further models, in their order, with the run of each.
     """
-    choice = choose_engine(
-        config,
-        plan,
-        to_embed.num_rows,
-        hardware.num_cpus(),
-        hardware.num_gpus(),
-        gpus=hardware.gpu_names(),
-        has_bf16=hardware.has_bf16(),
-        measured=measured_times(config, model.fingerprint),
-    )
-    if to_embed.num_rows == 0:
-        choice = EngineChoice("local", "nothing to embed")
-    LOG.info(f"engine {choice.engine}: {choice.reason}")
-    stop = StopRequest(run.request_stop, config.stop_timeout_s)
-    is_on_gpus = config.may_use_gpus and hardware.num_gpus() > 0
-    store_bytes = ray_store_bytes(config, model, plan, settings_of(["cuda" if is_on_gpus else "cpu"]))
-    operators = OperatorHistory()
-    access = access_of(config, model, run, to_embed)
-    with _engine(choice.engine, config, store_bytes, access, before_exit) as engine:
-        available = engine.available
-        fleet = FleetWatch(on_cluster=engine.on_cluster)
-        plan = plan_for_fleet(config, model, plan, available)
-        carried, num_items = carried_schema(to_embed.schema), to_embed.num_rows
-        job = engine.place(plan_job(config, model, plan, available, run, carried, further, num_items))
-        if devices := describe_devices(job.allocation, available):
-            LOG.info(devices)
-        if compiled := [str(stage.index) for stage in job.stages if stage.compile]:
-            LOG.info(f"layers are compiled in stages {', '.join(compiled)} (compile = {toml(config.compile)})")
-        if limits := describe_limits(config, job.allocation):
-            LOG.info(limits)
+    choice = _choose(inputs, to_embed.num_rows)
+    with _local_engine() if choice.engine == "local" else _ray_engine(inputs, run, to_embed, before_exit) as engine:
+        operators, fleet = OperatorHistory(), FleetWatch(on_cluster=engine.on_cluster)
+        job = engine.place(_plan(inputs, engine.available, run, to_embed, further))
+        stop = StopRequest(run.request_stop, job.compute.stop_timeout_s)
+        _log_job(job, engine.available)
         with (
             stop_on_signals(stop.note_signal, stop.notice, spread=stop.forward, can_break=lambda: stop.can_break),
             stop_at(stop.request_stop, stop_at_s) as time_up,
@@ -143,15 +115,53 @@ def execute(
             if stop.is_overdue:
                 LOG.info(f"stop_timeout_s = {stop.timeout_s:g} is over: what still was inside the stages is left")
     return EngineOutcome(
-        job,
-        available,
-        choice,
-        monitor,
-        operators,
-        fleet,
-        out_of_time=time_up.is_set(),
-        stopped=stop.by_signal,
+        job, engine.available, choice, monitor, operators, fleet, out_of_time=time_up.is_set(), stopped=stop.by_signal
     )
+
+
+def _choose(inputs: Inputs, num_items: int) -> EngineChoice:
+    """Choose the engine, and log why."""
+    compute = inputs.config.compute
+    measured = measured_times(compute.ray_address, inputs.model.fingerprint)
+    choice = choose_engine(
+        compute,
+        inputs.plan,
+        num_items,
+        hardware.num_cpus(),
+        hardware.num_gpus(),
+        gpus=hardware.gpu_names(),
+        has_bf16=hardware.has_bf16(),
+        measured=measured,
+    )
+    choice = choice if num_items else EngineChoice("local", "nothing to embed")
+    LOG.info(f"engine {choice.engine}: {choice.reason}")
+    return choice
+
+
+def _plan(inputs: Inputs, available: Available, run: Run, to_embed: pa.Table, further: Sequence[ModelRun]) -> Job:
+    """Plan the job for what there is."""
+    compute, rows, model = inputs.config.compute, inputs.config.rows, inputs.model
+    return plan_job(
+        compute,
+        rows,
+        model,
+        plan_for_fleet(compute, model, inputs.plan, available),
+        available,
+        run,
+        carried_schema(to_embed.schema),
+        further,
+        to_embed.num_rows,
+    )
+
+
+def _log_job(job: Job, available: Available) -> None:
+    """Log where the stages compute, and what lowers their number."""
+    if devices := describe_devices(job.allocation, available):
+        LOG.info(devices)
+    if compiled := [str(stage.index) for stage in job.stages if stage.compile]:
+        LOG.info(f"layers are compiled in stages {', '.join(compiled)} (compile = {toml(job.compute.compile)})")
+    if limits := describe_limits(job.compute.stage, job.allocation):
+        LOG.info(limits)
 
 
 def _listener(operators: OperatorHistory, fleet: FleetWatch) -> OnSample:
@@ -164,80 +174,97 @@ def _listener(operators: OperatorHistory, fleet: FleetWatch) -> OnSample:
     return on_sample
 
 
-def access_of(config: RunConfig, model: Model, run: Run, to_embed: pa.Table) -> "Access | None":
+def access_of(ray_address: str | None, model_uri: str, run: Run, to_embed: pa.Table) -> "Access | None":
     """Return what the nodes of a cluster must reach: store, model, and some items; None on one machine.
 
     Args:
-        config: the run.
-        model: its model.
+        ray_address: of the cluster; None on one machine.
+        model_uri: of the main model.
         run: tokens lie in its folder.
         to_embed: listed items.
     """
-    if config.ray_address is None or not to_embed.num_rows:
+    if ray_address is None or not to_embed.num_rows:
         return None
     from embedder.placement.preflight import Access
 
     rows = sorted({round(step * (to_embed.num_rows - 1) / NUM_PROBED) for step in range(NUM_PROBED + 1)})
     uris = to_embed["uri"].take(rows).to_pylist()
-    return Access(run.files, run_file(run.run_id, PREFLIGHT_FOLDER), model.uri, tuple(uris))
+    return Access(run.files, run_file(run.run_id, PREFLIGHT_FOLDER), model_uri, tuple(uris))
 
 
 @contextmanager
-def _engine(
-    name: str, config: RunConfig, store_bytes: int, access: "Access | None", before_exit: Callable[[str], None]
+def _local_engine() -> Iterator[ReadyEngine]:
+    """Make this process the engine."""
+    from embedder.executors.local import embed_locally
+
+    yield ReadyEngine(
+        Available(num_cpus=hardware.num_cpus()), lambda listing, job, stop, _: embed_locally(listing, job, stop)
+    )
+
+
+@contextmanager
+def _ray_engine(
+    inputs: Inputs, run: Run, to_embed: pa.Table, before_exit: Callable[[str], None]
 ) -> Iterator[ReadyEngine]:
-    """Make an engine ready.
+    """Attach to the cluster, or start Ray here.
 
     Args:
-        name: of the engine.
-        config: the run.
-        store_bytes: shared memory of a Ray that is started here.
-        access: what the nodes of a cluster must reach.
+        inputs: settings, model and cut.
+        run: where the work is journaled.
+        to_embed: listed items.
         before_exit: see `execute`.
     """
-    if name == "local":
-        from embedder.executors.local import embed_locally
+    from embedder.executors.ray_session import cluster, ray_session
 
-        yield ReadyEngine(
-            Available(num_cpus=hardware.num_cpus()), lambda listing, job, stop, _: embed_locally(listing, job, stop)
-        )
-        return
-    from embedder.executors.ray_session import ray_session
-
-    ship = config.cluster.ship_package
+    compute = inputs.config.compute
+    access = access_of(compute.ray_address, inputs.model.uri, run, to_embed)
+    settings = settings_of(["cuda" if compute.may_use_gpus and hardware.num_gpus() > 0 else "cpu"])
     session = ray_session(
-        config.ray_address,
-        config.no_progress_timeout_s,
-        store_bytes,
+        compute.ray_address,
+        compute.no_progress_timeout_s,
+        ray_store_bytes(compute.batch_size, inputs.model, inputs.plan, settings),
         access=access,
-        ship_package=ship,
+        ship_package=compute.cluster.ship_package,
         before_exit=before_exit,
     )
     with session:
-        from embedder.compat.operator_stats import sampled_to
-        from embedder.executors.capacity import StartClaim, limit_to_share, wait_for_capacity
-        from embedder.executors.ray_session import cluster
-        from embedder.pipeline import embed_on_ray
+        from embedder.executors.capacity import StartClaim
 
-        there = cluster(config.cluster.type_label)
-        on_cluster = config.ray_address is not None or len(there.nodes) > 1
-        available = share_of(there, config.cluster, is_cluster=on_cluster)
+        there = cluster(compute.cluster.type_label)
+        on_cluster = compute.ray_address is not None or len(there.nodes) > 1
+        available = share_of(there, compute.cluster, is_cluster=on_cluster)
         with StartClaim() as claim:
+            place = partial(_place, available, claim) if on_cluster else lambda job: job
+            yield ReadyEngine(available, partial(_run_on_ray, available, claim), place, on_cluster=on_cluster)
 
-            def place(job: Job) -> Job:
-                if not on_cluster:
-                    return job
-                allocation = wait_for_capacity(config, job.allocation, available, claim)
-                stages = stage_specs(config, job.model, job.plan, allocation, job.num_items)
-                return replace(job, allocation=allocation, stages=stages)
 
-            def run_job(listing: list[pa.Table], job: Job, stop: StopRequest, on_sample: OnSample) -> None:
-                def watch(sample: "Sample") -> None:
-                    on_sample(sample)
-                    if is_up(sample) and not any(state.num_starting for state in sample.operators):
-                        claim.release()
+def _place(available: Available, claim: "StartClaim", job: Job) -> Job:
+    """Wait for room on the cluster, and give each replica its node."""
+    from embedder.executors.capacity import wait_for_capacity
 
-                with sampled_to(watch), limit_to_share(config, available):
-                    embed_on_ray(listing, job, stop)
+    compute = job.compute
+    allocation = wait_for_capacity(compute.cluster, compute.stage, job.allocation, available, claim)
+    stages = stage_specs(compute, job.model, job.plan, allocation, job.num_items)
+    return replace(job, allocation=allocation, stages=stages)
 
-            yield ReadyEngine(available, run_job, place, on_cluster=on_cluster)
+
+def _run_on_ray(
+    available: Available,
+    claim: "StartClaim",
+    listing: list[pa.Table],
+    job: Job,
+    stop: StopRequest,
+    on_sample: OnSample,
+) -> None:
+    """Run a job on Ray; the claim of the cluster ends when all its replicas are up."""
+    from embedder.compat.operator_stats import sampled_to
+    from embedder.executors.capacity import limit_to_share
+    from embedder.pipeline import embed_on_ray
+
+    def watch(sample: "Sample") -> None:
+        on_sample(sample)
+        if is_up(sample) and not any(state.num_starting for state in sample.operators):
+            claim.release()
+
+    with sampled_to(watch), limit_to_share(job.compute.cluster, available):
+        embed_on_ray(listing, job, stop)

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from embedder.config import RunConfig
+from embedder.config import RunLimits
 from embedder.config_toml.sections import CompareConfig
 from embedder.errors import ConfigError
 from embedder.ingest.collapse_check import MIN_VECTORS, effective_directions, sample_vectors, vector_variance
@@ -63,7 +63,7 @@ class Verdict(BaseModel):
         return not self.passed and not self.forced
 
 
-def judge(result: RunResult, limits: RunConfig, forced: Collection[str] = ()) -> list[Verdict]:
+def judge(result: RunResult, limits: RunLimits, forced: Collection[str] = ()) -> list[Verdict]:
     """Judge rejects, vectors and retrieval of a run's result.
 
     Args:
@@ -84,20 +84,20 @@ def judge(result: RunResult, limits: RunConfig, forced: Collection[str] = ()) ->
     return [force(verdict, forced) for verdict in verdicts]
 
 
-def judge_listing(work: WorkPlan, config: RunConfig, options: IngestOptions) -> Verdict:
+def judge_listing(work: WorkPlan, max_retire_fraction: float, options: IngestOptions) -> Verdict:
     """Judge what a listing lost, before anything is embedded.
 
     Args:
         work: the decision about the listing.
-        config: `max_retire_fraction`.
+        max_retire_fraction: the limit.
         options: overridden guards.
     """
-    verdict = judge_retire(work.num_published, count_by_source(work.retired), config.max_retire_fraction)
+    verdict = judge_retire(work.num_published, count_by_source(work.retired), max_retire_fraction)
     return force(verdict, options.forced)
 
 
 def judge_earlier(
-    run: Run | None, work: WorkPlan, current: Current | None, config: RunConfig, options: IngestOptions
+    run: Run | None, work: WorkPlan, current: Current | None, limits: RunLimits, options: IngestOptions
 ) -> list[Verdict]:
     """Judge the unfinished run that this one would go on with, where it has nothing left to do.
 
@@ -108,7 +108,7 @@ def judge_earlier(
         run: the unfinished run; none where nothing is finished.
         work: what is left to do.
         current: what is published.
-        config: limits of the guards.
+        limits: of the guards.
         options: overridden guards.
 
     Returns:
@@ -117,7 +117,7 @@ def judge_earlier(
     if run is None or work.difference.to_embed.num_rows:
         return []
     result = count_run(run, current, work.retired_ids, keeps_published=work.outdated is None)
-    return judge(result, config, options.forced)
+    return judge(result, limits, options.forced)
 
 
 def refusal(verdicts: Sequence[Verdict], effect: str = "nothing is published") -> str | None:
@@ -207,7 +207,7 @@ def judge_retire(num_published: Mapping[str, int], num_gone: Mapping[str, int], 
     return Verdict(name="retire", passed=figure <= limit, figure=figure, limit=limit, num_judged=of, message=message)
 
 
-def are_too_many(result: RunResult, figure: float, limits: RunConfig) -> bool:
+def are_too_many(result: RunResult, figure: float, limits: RunLimits) -> bool:
     """Whether too many items failed for anything to be published.
 
     A few broken files stop no run, unless none at all are allowed, or a first run has nothing else to publish.
@@ -224,7 +224,7 @@ def are_too_many(result: RunResult, figure: float, limits: RunConfig) -> bool:
     return figure > limit and not is_few
 
 
-def judge_rejects(result: RunResult, limits: RunConfig) -> Verdict:
+def judge_rejects(result: RunResult, limits: RunLimits) -> Verdict:
     """Judge the share of items that could not be embedded."""
     limit = limits.max_reject_fraction
     num_items, num_rejected = result.num_items, result.num_rejected
@@ -251,7 +251,7 @@ def _reasons(result: RunResult) -> str:
     return describe_reasons(rejects)
 
 
-def judge_vectors(result: RunResult, limits: RunConfig) -> Verdict:
+def judge_vectors(result: RunResult, limits: RunLimits) -> Verdict:
     """Judge the run's new vectors of each tower; the worse one counts, and the message names both if both fail."""
     verdicts = [
         judge_tower(tower, sample_vectors(result.run.files, result.entries, tower), limits)
@@ -264,7 +264,7 @@ def judge_vectors(result: RunResult, limits: RunConfig) -> Verdict:
     return worse.model_copy(update={"message": f"{found}: {COLLAPSED}"})
 
 
-def judge_tower(tower: str, vectors: Any, limits: RunConfig) -> Verdict:
+def judge_tower(tower: str, vectors: Any, limits: RunLimits) -> Verdict:
     """Judge a sample of one tower's vectors.
 
     Args:

@@ -1,6 +1,6 @@
 """Inputs of a run: its model, its store and its listing, all checked before anything is made."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.batch_schema import carried_schema
-from embedder.config import RunConfig
+from embedder.config import ComputeSettings, RunConfig, SourceConfig, SourceSettings
 from embedder.errors import ConfigError, SourceError
 from embedder.executors.choose_engine import choose_engine
 from embedder.executors.find_gpus import find_gpus
@@ -79,7 +79,7 @@ class Inputs:
 
 
 def open_inputs(
-    config: RunConfig, options: IngestOptions = EMBED, find: Callable[[RunConfig], Gpus] = find_gpus
+    config: RunConfig, options: IngestOptions = EMBED, find: Callable[[ComputeSettings], Gpus] = find_gpus
 ) -> Inputs:
     """Check the configuration, read the model's description, and list the sources.
 
@@ -98,30 +98,34 @@ def open_inputs(
     if not config.source and options.given is None:
         raise ConfigError("no source: give SOURCE, or a [[source]] in the configuration file")
     model, files = open_model(model_uri), StoreFiles(store_uri)
-    _check_places(config, files)
+    _check_places(config.source, files)
     seen = read_current(files)
     asked_colour, config = config.decode.colour != "auto", _with_colour(config, files, seen)
-    models = open_models(config)
-    dtype = _settled_dtype(config, files, seen)
-    config = dtype.apply_to(config) if dtype is not None else config
-    plan = make_plan(config, model)
-    if config.engine == "local":
-        none = Available(hardware.num_cpus())
-        check_gpus(request_resources(config, none, plan.stages), none)
-    if config.engine == "ray" and config.ray_address is None:  # say so before Ray takes its seconds to start
-        num_cpus = hardware.num_cpus()
-        check_cpus(request_resources(config, Available(num_cpus), plan.stages), num_cpus)
-    listing, left_out = _list_items(
-        config, model, options, files, seen, may_be_empty=options.may_retire and seen is not None
-    )
+    dtype = _settled_dtype(config.compute, files, seen)
+    models = open_models(config.model_sections, config.rows)
+    compute = config.compute if dtype is None else dtype.apply_to(config.compute)
+    plan = make_plan(compute, model)
+    _check_resources(compute, plan)
+    may_be_empty = options.may_retire and seen is not None
+    listing, left_out = _list_items(config.sources, model, options, files, seen, may_be_empty=may_be_empty)
     check_columns(config.step, carried_schema(listing.schema).names)
     if dtype is None:
         num_items = listing.num_rows if options.limit is None else min(options.limit, listing.num_rows)
-        dtype = _first_dtype(config, plan, model.fingerprint, num_items, find)
-        config = dtype.apply_to(config)
-        plan = plan if plan.dtype == dtype.dtype else make_plan(config, model)
-    info = with_former_columns(store_info(config, model), files, seen)
+        dtype = _first_dtype(compute, plan, model.fingerprint, num_items, find)
+        plan = plan if plan.dtype == dtype.dtype else make_plan(dtype.apply_to(compute), model)
+    config = config.model_copy(update={"dtype": dtype.dtype})
+    info = with_former_columns(store_info(config.rows, model, dtype.dtype), files, seen)
     return Inputs(config, options, model, plan, info, files, listing, seen, left_out, dtype, models, asked_colour)
+
+
+def _check_resources(compute: ComputeSettings, plan: ShardPlan) -> None:
+    """Refuse what this machine doesn't have before anything is listed, and before Ray takes its seconds to start."""
+    num_cpus = hardware.num_cpus()
+    if compute.engine == "local":
+        none = Available(num_cpus)
+        check_gpus(request_resources(compute, none, plan.stages), none)
+    if compute.engine == "ray" and compute.ray_address is None:
+        check_cpus(request_resources(compute, Available(num_cpus), plan.stages), num_cpus)
 
 
 def _with_colour(config: RunConfig, files: StoreFiles, seen: Current | None) -> RunConfig:
@@ -137,28 +141,32 @@ def _with_colour(config: RunConfig, files: StoreFiles, seen: Current | None) -> 
     return config.model_copy(update={"decode": config.decode.model_copy(update={"colour": colour})})
 
 
-def _settled_dtype(config: RunConfig, files: StoreFiles, seen: Current | None) -> DtypeChoice | None:
+def _settled_dtype(compute: ComputeSettings, files: StoreFiles, seen: Current | None) -> DtypeChoice | None:
     """Compute dtype where the configuration names it, or a store that exists; None where the devices decide.
 
     Args:
-        config: the run.
+        compute: the dtype that is asked for.
         files: the store.
         seen: what is published.
     """
-    bound = read_record(files, STORE_FILE, StoreInfo) if config.dtype == "auto" else None
-    if config.dtype == "auto" and bound is None:
+    bound = read_record(files, STORE_FILE, StoreInfo) if compute.dtype == "auto" else None
+    if compute.dtype == "auto" and bound is None:
         return None
     recorded = (files.address, served_info(bound, seen).dtype) if bound is not None else None
-    return choose_dtype(config, lambda: None, recorded=recorded)
+    return choose_dtype(compute, lambda: None, recorded=recorded)
 
 
 def _first_dtype(
-    config: RunConfig, plan: ShardPlan, fingerprint: str, num_items: int, find: Callable[[RunConfig], Gpus]
+    compute: ComputeSettings,
+    plan: ShardPlan,
+    fingerprint: str,
+    num_items: int,
+    find: Callable[[ComputeSettings], Gpus],
 ) -> DtypeChoice:
     """Compute dtype of a store that is new: that of the plan file, or by the devices of the engine that will run.
 
     Args:
-        config: the run.
+        compute: engine and devices that are asked for.
         plan: its plan, of a file or made here.
         fingerprint: of its model.
         num_items: items to embed.
@@ -166,21 +174,21 @@ def _first_dtype(
     """
 
     def gpus() -> Gpus:
-        if config.ray_address is None:
+        if compute.ray_address is None:
             engine = choose_engine(
-                config,
+                compute,
                 plan,
                 num_items,
                 hardware.num_cpus(),
                 hardware.num_gpus(),
                 gpus=hardware.gpu_names(),
-                measured=measured_times(config, fingerprint),
+                measured=measured_times(None, fingerprint),
             )
             if engine.engine == "local":
                 return ()
-        return find(config)
+        return find(compute)
 
-    return choose_dtype(config, gpus, planned=plan.dtype if config.plan is not None else None)
+    return choose_dtype(compute, gpus, planned=plan.dtype if compute.plan is not None else None)
 
 
 def with_former_columns(info: StoreInfo, files: StoreFiles, current: Current | None) -> StoreInfo:
@@ -204,7 +212,9 @@ def list_again_if_published(inputs: Inputs) -> Inputs:
     now = read_current(inputs.files)
     if now == inputs.seen:
         return inputs
-    listing, left_out = _list_items(inputs.config, inputs.model, inputs.options, inputs.files, now, may_be_empty=True)
+    listing, left_out = _list_items(
+        inputs.config.sources, inputs.model, inputs.options, inputs.files, now, may_be_empty=True
+    )
     return replace(inputs, listing=listing, seen=now, left_out=left_out)
 
 
@@ -227,9 +237,9 @@ def resumable(inputs: Inputs) -> RunInfo | None:
     return resumable_run(inputs.files, inputs.info, carried_schema(inputs.listing.schema), inputs.views)
 
 
-def _check_places(config: RunConfig, files: StoreFiles) -> None:
+def _check_places(sources: Iterable[SourceConfig], files: StoreFiles) -> None:
     """Refuse a store in a source's own folder; one below it is left out of the listing."""
-    for source in config.source:
+    for source in sources:
         if is_same_place(files, source.path):
             raise ConfigError(
                 f"store {files.address}: this is the source, and the two would lie in one folder; put the store "
@@ -257,7 +267,7 @@ def supply_contents(inputs: Inputs, run: Run, chosen: pa.Table) -> Iterator[pa.T
 
 
 def _list_items(
-    config: RunConfig,
+    sources: SourceSettings,
     model: Model,
     options: IngestOptions,
     files: StoreFiles,
@@ -266,15 +276,15 @@ def _list_items(
     may_be_empty: bool,
 ) -> tuple[ListedItems, LeftOut]:
     if options.given is not None:
-        listing, left_out = options.given.list_items(config, may_be_empty=may_be_empty)
+        listing, left_out = options.given.list_items(sources, may_be_empty=may_be_empty)
         return listed_items([listing], listing.schema), left_out
-    asked = config.captions.alone
+    asked = sources.captions.alone
     rules = CaptionRules(
         alone=model.config.vision is None if asked == "auto" else asked,
         is_kept=_KeptCaptions(files, current) if asked == "auto" else None,
-        columns=config.captions.columns,
+        columns=sources.captions.columns,
     )
-    return list_items(config, files, may_be_empty=may_be_empty, captions=rules)
+    return list_items(sources, files, may_be_empty=may_be_empty, captions=rules)
 
 
 class _KeptCaptions:
@@ -300,36 +310,35 @@ class _KeptCaptions:
 
 
 def list_items(
-    config: RunConfig, files: StoreFiles, *, may_be_empty: bool, captions: CaptionRules = ANY_CAPTION
+    sources: SourceSettings, files: StoreFiles, *, may_be_empty: bool, captions: CaptionRules = ANY_CAPTION
 ) -> tuple[ListedItems, LeftOut]:
     """List all items of all sources, and count what is left out; first of all, so that a wrong path makes no store.
 
     Args:
-        config: the run; its sources.
-        files: its store, which is no item; nor are the files that the run writes for its operators.
+        sources: what is listed; files that the run writes for its operators are no items.
+        files: the store, which is no item either.
         may_be_empty: whether there may be no item at all.
         captions: rules for the caption files of folders.
 
     Raises:
         SourceError: a source can't be listed, or nothing is in any and that may not be.
     """
-    written = (config.log_file, config.runs_file, config.metrics_file)
-    own = (files.address, *(str(Path(name).expanduser().absolute()) for name in written if name))
+    own = (files.address, *(str(Path(name).expanduser().absolute()) for name in sources.written))
     left_out = LeftOut()
     # A joined table is in memory anyway; of a repeated id no row is looked up in it, nor any server asked about it.
-    is_unique = bool(config.join) or config.web.revalidate
+    is_unique = bool(sources.join) or sources.web.revalidate
     tables = list_sources(
-        config.source,
+        sources.source,
         own=own,
         left_out=left_out,
-        web=config.web,
-        joins=config.join,
+        web=sources.web,
+        joins=sources.join,
         unique=is_unique,
         captions=captions,
     )
     listing = listed_items(tables, LISTING_SCHEMA)
     if not listing.num_rows and not may_be_empty:
-        paths = ", ".join(source.path for source in config.source)
+        paths = ", ".join(source.path for source in sources.source)
         found = "; ".join(left_out.lines()) or "check the path, or whether a disk is mounted"
         if left_out.counts["excluded"]:
             found = f"{plural(left_out.counts['excluded'], 'file')} excluded by `include` or `exclude`; {found}"

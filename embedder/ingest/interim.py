@@ -144,7 +144,7 @@ class _Publisher:
 
     def _judge_all(self, batch: InterimBatch) -> list[Verdict]:
         result = count_run(self._run, read_current(self._run.files), NO_IDS, batch=batch)
-        return list(judge(result, self._inputs.config, self._inputs.options.forced))
+        return list(judge(result, self._inputs.config.limits, self._inputs.options.forced))
 
 
 class _ModelPublisher:
@@ -159,7 +159,9 @@ class _ModelPublisher:
         """Judge a batch by itself."""
         run = self._own.run
         result = count_run(run, read_current(run.files), NO_IDS, batch=batch)
-        return judge_model(ModelResult(self._plan, self._own, result), inputs.config, inputs.options.forced).verdicts
+        return judge_model(
+            ModelResult(self._plan, self._own, result), inputs.config.limits, inputs.options.forced
+        ).verdicts
 
     def to_publish(self, batch: InterimBatch, inputs: Inputs) -> InterimWork:
         """Describe a batch's part of the publication."""

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.config import RunConfig
+from embedder.config import RunLimits
 from embedder.errors import StoreError
 from embedder.executors.job import ModelRun
 from embedder.ingest.diff import REJECTED_BEFORE
@@ -131,7 +131,7 @@ def _plan_model(inputs: Inputs, model: FurtherModel, listing: ListedItems, run: 
         outdated = outdated_by(served_info(bound, current), model.info)
     finished = finished_items(Run(view, run, session="")) if run is not None else HashedRows((), FINISHED_ITEMS)
     published = published_items(view, current, repair=inputs.options.repair)
-    work = plan_work(inputs.config, inputs.options, listing, published, finished, outdated)
+    work = plan_work(inputs.config.max_attempts, inputs.options, listing, published, finished, outdated)
     return ModelPlan(model, view, current, work)
 
 
@@ -236,20 +236,20 @@ def count_models(models: Sequence[tuple[ModelPlan, ModelRun]]) -> tuple[ModelRes
     )
 
 
-def judge_model(result: ModelResult, config: RunConfig, forced: Iterable[str]) -> ModelResult:
+def judge_model(result: ModelResult, limits: RunLimits, forced: Iterable[str]) -> ModelResult:
     """Judge a model's part of a run: rejects, and of vectors all that the main model's are judged by.
 
     Args:
         result: what would be published.
-        config: limits of the guards.
+        limits: of the guards.
         forced: names of guards that are overridden.
     """
     names = tuple(forced)
     check_forced(names)
     if result.plan.model.info.has_vectors:
-        verdicts = judge(result.result, config, names)
+        verdicts = judge(result.result, limits, names)
     else:
-        verdicts = [force(judge_rejects(result.result, config), names)]
+        verdicts = [force(judge_rejects(result.result, limits), names)]
     told = (each.model_copy(update={"message": f"model {result.plan.model.name}: {each.message}"}) for each in verdicts)
     return ModelResult(result.plan, result.run, result.result, tuple(told))
 

@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +13,7 @@ from embedder.encoders.query_tower_export import keep_query_towers
 from embedder.errors import RunFailedError
 from embedder.executors.job import ModelRun
 from embedder.ingest.build_report import build_report, session_measurements
+from embedder.ingest.comparison import ListingComparison
 from embedder.ingest.execute import EngineOutcome
 from embedder.ingest.guards import Verdict, judge, refusal, retrieval_record
 from embedder.ingest.inputs import Inputs
@@ -20,7 +22,6 @@ from embedder.ingest.model_work import (
     ModelResult,
     count_models,
     judge_model,
-    removed_models,
     report_models,
     works_of,
 )
@@ -38,7 +39,7 @@ from embedder.sources.selection import LeftOut
 from embedder.store.journal.finished import whole_among
 from embedder.store.journal.journal import stream_keys
 from embedder.store.journal.runs import REPORT_FILE
-from embedder.store.layout import Current, run_file
+from embedder.store.layout import run_file
 from embedder.store.maintenance.compact import MIN_SAVED, MIN_SAVED_BY_EMBED, compact
 from embedder.store.publish.interim import interim_state
 from embedder.store.publish.publication import PublishIntent
@@ -50,85 +51,121 @@ LOG = logging.getLogger(__name__)
 
 
 def end_run(
-    inputs: Inputs,
+    found: ListingComparison,
     observer: RunObserver,
     outcome: EngineOutcome,
-    work: WorkPlan,
-    current: Current | None,
     verdicts: tuple[Verdict, ...],
-    read_before: pa.Table,
     models: Sequence[tuple[ModelPlan, ModelRun]] = (),
 ) -> Report:
     """Publish, keep, or refuse; the report is saved either way.
 
     Args:
-        inputs: configuration, store and listing.
+        found: what there was to do.
         observer: receives the report of a run that failed.
         outcome: measurements of the engine.
-        work: the decision that the engine carried out.
-        current: what is published.
         verdicts: of the guards that judged the listing.
-        read_before: of `embedder.ingest.known_items.left_out_before`.
         models: further models, with the run of each.
 
     Raises:
         RunFailedError: a signal came, a guard refused the publication, or another run took the store over.
     """
-    run = outcome.job.run
+    run, inputs = outcome.job.run, found.inputs
     run.files.confirm_lease()  # a process that took the store over goes on with this very run, and writes its report
-    result = count_run(run, current, work.retired_ids, keeps_published=work.outdated is None)
-    further = count_models(models)
-    wall_s = observer.elapsed_s
+    ending = _judge_end(found, outcome, verdicts, models)
+    report = _report(found, observer, outcome, ending)
+    if report.published:
+        begun_s = time.monotonic()
+        _publish(inputs, outcome, ending)
+        publish_s = time.monotonic() - begun_s
+        keep_times(outcome.job.compute.ray_address, inputs.model.fingerprint, report, ending.result.num_here, publish_s)
+    _write_timeline(outcome, ending.result, observer.started_s)
+    run.files.write(run_file(run.run_id, REPORT_FILE), report.model_dump_json(indent=2).encode())
+    if ending.failure is not None:
+        observer.on_report(report)
+        raise RunFailedError(ending.failure)
+    return report
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """End of a run: what is finished, and whether it is published.
+
+    Attributes:
+        result: of the main model.
+        further: of the further models.
+        verdicts: of all guards.
+        own_verdicts: of those that judged the listing and the main model.
+        failure: why nothing is published and the run has failed.
+        kept: why what is finished waits for the next run.
+    """
+
+    result: RunResult
+    further: tuple[ModelResult, ...]
+    verdicts: tuple[Verdict, ...]
+    own_verdicts: tuple[Verdict, ...]
+    failure: str | None = None
+    kept: str | None = None
+
+
+def _judge_end(
+    found: ListingComparison,
+    outcome: EngineOutcome,
+    verdicts: tuple[Verdict, ...],
+    models: Sequence[tuple[ModelPlan, ModelRun]],
+) -> _Ending:
+    """Decide whether what is finished is published; guards judge it where the run came to its end."""
+    work = found.work
+    result = count_run(outcome.job.run, found.current, work.retired_ids, keeps_published=work.outdated is None)
+    further, num_before = count_models(models), _num_published_before(result)
     num_left = work.difference.to_embed.num_rows - result.num_here
+    if (failure := _describe_stop(outcome, result, num_before, further)) is not None:
+        return _Ending(result, further, verdicts, verdicts, failure=failure)
+    if (kept := _describe_kept(work, result, num_left, further)) is not None:
+        return _Ending(result, further, verdicts, verdicts, kept=kept)
+    limits, forced = found.inputs.config.limits, found.inputs.options.forced
+    own = (*verdicts, *judge(result, limits, forced))
+    further = tuple(judge_model(each, limits, forced) for each in further)
+    verdicts = (*own, *(verdict for each in further for verdict in each.verdicts))
+    beyond = f"nothing is published beyond {plural(num_before, 'item')}, published while it ran"
+    failure = refusal(verdicts, beyond if num_before else "nothing is published")
+    return _Ending(result, further, verdicts, own, failure=failure)
+
+
+def _report(found: ListingComparison, observer: RunObserver, outcome: EngineOutcome, ending: _Ending) -> Report:
+    """Report on the run, with its further models and the figures of the user's metrics."""
+    inputs, work, result = found.inputs, found.work, ending.result
     inputs.left_out.num_json_without_caption = _num_json_without_caption(work.difference.to_embed, result)
-    left_out = log_left_out(inputs, read_before, result)
-    num_before = _num_published_before(result)
-    failure = _describe_stop(outcome, result, num_before, further)
-    own_verdicts = verdicts
-    kept = None if failure else _describe_kept(work, result, num_left, further)
-    if failure is None and kept is None:
-        verdicts = own_verdicts = (*verdicts, *judge(result, inputs.config, inputs.options.forced))
-        further = tuple(judge_model(each, inputs.config, inputs.options.forced) for each in further)
-        verdicts = (*verdicts, *(verdict for each in further for verdict in each.verdicts))
-        beyond = f"nothing is published beyond {plural(num_before, 'item')}, published while it ran"
-        failure = refusal(verdicts, beyond if num_before else "nothing is published")
+    left_out = log_left_out(inputs, found.read_before, result)
     report = build_report(
-        inputs.options.kind,
+        inputs,
         outcome,
         work,
         result,
         left_out,
-        verdicts,
+        ending.verdicts,
         started_s=observer.started_s,
-        wall_s=wall_s,
-        not_published=failure or kept,
+        wall_s=observer.elapsed_s,
+        not_published=ending.failure or ending.kept,
     )
-    metrics = merge_run_metrics(result, outcome.job.stamp.metrics)
-    removed = removed_models(inputs, current) if inputs.options.may_change else ()
-    report = report.model_copy(
-        update={
-            "models": report_models(further),
-            "removed_models": removed if report.published else (),
-            "metrics": metrics,
-        }
-    )
-    if report.published:
-        begun_s = time.monotonic()
-        _publish(inputs, outcome, result, own_verdicts, further)
-        publish_s = time.monotonic() - begun_s
-        keep_times(inputs.config, inputs.model.fingerprint, report, result.num_here, publish_s)
+    is_gone = report.published and inputs.options.may_change
+    added = {
+        "models": report_models(ending.further),
+        "removed_models": found.removed if is_gone else (),
+        "metrics": merge_run_metrics(result, outcome.job.stamp.metrics),
+    }
+    return report.model_copy(update=added)
+
+
+def _write_timeline(outcome: EngineOutcome, result: RunResult, started_s: float) -> None:
+    """Write what the run's steps did when, where anything was measured."""
     if samples := outcome.operators.samples:
-        timeline: Timeline | None = timeline_of(samples, observer.started_s)
+        timeline: Timeline | None = timeline_of(samples, started_s)
     else:
         _, calls = split_loads(session_measurements(outcome, result))
-        timeline = timeline_of_calls(calls, observer.started_s) if calls else None
+        timeline = timeline_of_calls(calls, started_s) if calls else None
     if timeline is not None:
+        run = outcome.job.run
         run.files.write(run_file(run.run_id, TIMELINE_FILE), timeline.model_dump_json().encode())
-    run.files.write(run_file(run.run_id, REPORT_FILE), report.model_dump_json(indent=2).encode())
-    if failure is not None:
-        observer.on_report(report)
-        raise RunFailedError(failure)
-    return report
 
 
 def log_left_out(inputs: Inputs, read_before: pa.Table, result: RunResult | None = None) -> LeftOut:
@@ -226,19 +263,13 @@ def _describe_kept(work: WorkPlan, result: RunResult, num_left: int, further: Se
     return None
 
 
-def _publish(
-    inputs: Inputs,
-    outcome: EngineOutcome,
-    result: RunResult,
-    verdicts: tuple[Verdict, ...],
-    further: Sequence[ModelResult],
-) -> None:
-    config, options, files = inputs.config, inputs.options, inputs.files
+def _publish(inputs: Inputs, outcome: EngineOutcome, ending: _Ending) -> None:
+    config, options, files, result = inputs.config, inputs.options, inputs.files, ending.result
     intent = PublishIntent(
         kind=options.kind,
         info=inputs.info,
         replaces_all=not result.keeps_published,
-        retrieval=retrieval_record(verdicts, result.published if result.keeps_published else None),
+        retrieval=retrieval_record(ending.own_verdicts, result.published if result.keeps_published else None),
         ends_hold=options.may_change,
         kept_models=() if options.may_change else None,
     )
@@ -250,10 +281,10 @@ def _publish(
         lambda version: ensure_index(files, version, inputs.info, config.index, ray_address=config.ray_address),
         intent,
         result.retired,
-        works_of(further, options.kind),
+        works_of(ending.further, options.kind),
         model_index_builder(config.index, config.ray_address),
     )
-    for each in (result, *(model.result for model in further)):
+    for each in (result, *(model.result for model in ending.further)):
         forget_pairs(each)
     min_saved = MIN_SAVED if options.kind == "refresh" else MIN_SAVED_BY_EMBED
     compact(files, min_saved=min_saved, choose_index=same_index_and_words(files, config.index))

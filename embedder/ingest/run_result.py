@@ -76,10 +76,7 @@ def count_run(
     finished = read_finished(run.files, entries, ["state", "stale"])
     whole = whole_without(finished.whole if batch is None else batch.whole, retired)
     counts = _Counts(run, len(finished.files))
-    num_parts = common_parts(finished.records, whole)
-    for number in range(num_parts):
-        records = finished.records.part(number, num_parts).select(["item_id", "session", "state", "stale", "file"])
-        counts.add(records.join(whole.part(number, num_parts).select(WHOLE.names), PLACE, join_type="inner"))
+    counts.add_all(finished.records, whole)
     return RunResult(
         run=run,
         published=published,
@@ -107,6 +104,13 @@ class _Counts:
         self.num_records, self.num_left_out, self.num_embedded, self.num_stale = 0, 0, 0, 0
         self.num_equal, self.num_vectors, self.num_reject_vectors, self.num_here = 0, 0, 0, 0
         self.num_embedded_of = np.zeros(num_files, np.int64)
+
+    def add_all(self, records: HashedRows, whole: HashedRows) -> None:
+        """Count the records of whole items."""
+        num_parts = common_parts(records, whole)
+        for number in range(num_parts):
+            facts = records.part(number, num_parts).select(["item_id", "session", "state", "stale", "file"])
+            self.add(facts.join(whole.part(number, num_parts).select(WHOLE.names), PLACE, join_type="inner"))
 
     def add(self, facts: pa.Table) -> None:
         """Count some records, with `kept` and `num_vectors` of their items."""

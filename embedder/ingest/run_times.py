@@ -1,6 +1,5 @@
 """Times of runs on this machine: kept in the user's cache when a run ends, and looked up before the next one."""
 
-from embedder.config import RunConfig
 from embedder.executors.choose_engine import RunTimes
 from embedder.placement import hardware
 from embedder.planning.cache import keep, read_kept
@@ -12,30 +11,30 @@ WEIGHT = 0.5
 """Of the newest run in the means that are kept: another load of the machine is known after a few runs."""
 
 
-def measured_times(config: RunConfig, fingerprint: str) -> dict[str, RunTimes]:
+def measured_times(ray_address: str | None, fingerprint: str) -> dict[str, RunTimes]:
     """Look up the times of earlier runs of a model on this machine, by engine.
 
     Args:
-        config: of the run that is to come.
+        ray_address: of the cluster of the run that is to come; None: this machine's.
         fingerprint: of its model.
     """
-    if config.ray_address is not None:  # a cluster is another machine
+    if ray_address is not None:  # a cluster is another machine
         return {}
     found = {engine: read_kept(RunTimes, _key(engine, fingerprint)) for engine in ("local", "ray")}
     return {engine: times for engine, times in found.items() if times is not None}
 
 
-def keep_times(config: RunConfig, fingerprint: str, report: Report, num_here: int, publish_s: float) -> None:
+def keep_times(ray_address: str | None, fingerprint: str, report: Report, num_here: int, publish_s: float) -> None:
     """Keep the times of a run that has ended.
 
     Args:
-        config: of the run.
+        ray_address: of the run's cluster; None: this machine's.
         fingerprint: of its model.
         report: of the run.
         num_here: items that its session embedded.
         publish_s: seconds that its publication took.
     """
-    if config.ray_address is not None or num_here < MIN_ITEMS or not report.items_per_s or report.models:
+    if ray_address is not None or num_here < MIN_ITEMS or not report.items_per_s or report.models:
         return
     key = _key(report.engine or "", fingerprint)
     before = read_kept(RunTimes, key)

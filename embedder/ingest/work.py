@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.config import RunConfig
+from embedder.config import SourceSettings
 from embedder.ingest.diff import MODEL_CHANGED, PREPROCESSING_CHANGED, Difference, diff, find_gone
 from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, known_items
 from embedder.ingest.listed_items import ListedItems
@@ -29,7 +29,7 @@ class GivenItems(Protocol):
     def source(self) -> str:
         """Name that stands in the column `source` of its items."""
 
-    def list_items(self, config: RunConfig, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
+    def list_items(self, sources: SourceSettings, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
         """List all of them, and count what is left out."""
 
     def supply(self, chosen: pa.Table, run: Run) -> pa.Table:
@@ -111,7 +111,7 @@ class WorkPlan:
 
 
 def plan_work(
-    config: RunConfig,
+    max_attempts: int,
     options: IngestOptions,
     listing: ListedItems,
     published: HashedRows,
@@ -124,16 +124,14 @@ def plan_work(
     again as it was published, needs nothing.
 
     Args:
-        config: the run; how often failures are tried again.
+        max_attempts: at an item whose failure may pass.
         options: limits, retries, and whether items may leave.
         listing: all items of all sources.
         published: of `embedder.ingest.known_items.published_items`.
         finished: of `embedder.store.journal.runs.finished_items`, or no rows.
         outdated: of `outdated_by`.
     """
-    known = partial(
-        known_items, retry_rejects=options.retry_rejects, max_attempts=config.max_attempts, outdated=outdated
-    )
+    known = partial(known_items, retry_rejects=options.retry_rejects, max_attempts=max_attempts, outdated=outdated)
     num_parts = common_parts(listing, published, finished)
     plan, plan_after = _Sum(), _Sum()
     for number in range(num_parts):
@@ -142,21 +140,7 @@ def plan_work(
         if finished.num_rows:
             plan_after.add(_difference(options, listed, known(held, own)))
         plan.add_items(listed, held, own, options)
-    difference, retired = plan.difference(), pa.concat_tables(plan.retired)
-    gone_ids = pa.concat_tables([retired.select(["item_id"]), *plan.finished_and_gone])["item_id"]
-    is_nothing = not (difference.to_embed.num_rows or retired.num_rows or outdated)
-    return WorkPlan(
-        plan_after.difference() if finished.num_rows and not is_nothing else difference,
-        retired,
-        gone_ids,
-        outdated,
-        difference.num_unchanged,
-        is_nothing,
-        plan.num_listed,
-        plan.num_published,
-        pa.concat_tables(plan.left_out)["item_id"],
-        plan.num_vectors,
-    )
+    return plan.decide(plan_after if finished.num_rows else plan, outdated)
 
 
 class _Sum:
@@ -194,6 +178,23 @@ class _Sum:
     def difference(self) -> Difference:
         """Difference of the whole, in the order of the listing."""
         return Difference(self._to_embed.table(), self._num_unchanged)
+
+    def decide(self, after: "_Sum", outdated: str | None) -> WorkPlan:
+        """Decide on the whole; `after` has what an unfinished run leaves to do."""
+        difference, retired = self.difference(), pa.concat_tables(self.retired)
+        is_nothing = not (difference.to_embed.num_rows or retired.num_rows or outdated)
+        return WorkPlan(
+            difference if is_nothing or after is self else after.difference(),
+            retired,
+            pa.concat_tables([retired.select(["item_id"]), *self.finished_and_gone])["item_id"],
+            outdated,
+            difference.num_unchanged,
+            is_nothing,
+            self.num_listed,
+            self.num_published,
+            pa.concat_tables(self.left_out)["item_id"],
+            self.num_vectors,
+        )
 
 
 def _of_given(items: pa.Table, options: IngestOptions) -> pa.Table:

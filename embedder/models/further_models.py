@@ -4,14 +4,15 @@ Nothing of a framework is imported: a dry run and a submission need none.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from embedder.config import RunConfig
+from embedder.config import RowSettings
 from embedder.errors import ConfigError
 from embedder.media.resize import Colour, ResizeSpec
 from embedder.models.model_folder import Model, resize_spec
@@ -112,15 +113,19 @@ def _is_vector(output: OutputColumn) -> bool:
     return output.type == "float32" and len(output.shape) == 1 and output.shape[0] != "any"
 
 
-def open_models(config: RunConfig) -> tuple[FurtherModel, ...]:
+def open_models(sections: Iterable[Mapping[str, Any]], rows: RowSettings) -> tuple[FurtherModel, ...]:
     """Read and check the further models of a configuration, in the order that they run in.
+
+    Args:
+        sections: one of each model, as `embedder.servables.make_servable` takes it.
+        rows: what makes rows of items.
 
     Raises:
         ServableError: one breaks a rule, lacks a file, or doesn't fit to the others.
         shards.ModelError: a model folder is none.
         ConfigError: an output has the name of another column, or an input is none that a run's items have.
     """
-    servables = [make_servable(section.settings()).absolute() for section in config.further_models]
+    servables = [make_servable(section).absolute() for section in sections]
     ordered = order_servables(servables)
     takers = {each.name: {each.name} for each in ordered}
     for servable in reversed(ordered):
@@ -132,7 +137,7 @@ def open_models(config: RunConfig) -> tuple[FurtherModel, ...]:
         _check_inputs(servable)
         parts = [servable.fingerprint(), *(fingerprints[giver] for giver in sorted(_givers(servable)))]
         fingerprints[servable.name] = short_hash([part.encode() for part in parts]) if parts[1:] else parts[0]
-        info = _info(config, servable, fingerprints[servable.name])
+        info = _info(rows, servable, fingerprints[servable.name])
         found.append(FurtherModel(servable, info, frozenset(takers[servable.name])))
     return tuple(found)
 
@@ -152,7 +157,7 @@ def _check_inputs(servable: Servable) -> None:
             )
 
 
-def _info(config: RunConfig, servable: Servable, fingerprint: str) -> StoreInfo:
+def _info(rows: RowSettings, servable: Servable, fingerprint: str) -> StoreInfo:
     """Describe what decides a model's rows: the servable, and how videos and animations are cut."""
     columns = columns_of(servable)
     outputs = servable.output_columns()
@@ -166,20 +171,20 @@ def _info(config: RunConfig, servable: Servable, fingerprint: str) -> StoreInfo:
     stored = with_carryover(EMBEDDINGS, others)
     vectors = [column for column in columns.values() if column in VECTOR_COLUMNS]
     searched: Searched = "text" if vectors == ["text_embedding"] else "image"
-    colour = config.decode.settled_colour
+    colour = rows.decode.settled_colour
     of_colour = [] if colour == "raw" else [colour]
-    cut = json.dumps([config.segment_s, config.frames_per_segment, sorted(map(str, others)), *of_colour])
+    cut = json.dumps([rows.segment_s, rows.frames_per_segment, sorted(map(str, others)), *of_colour])
     section = servable.model_dump(mode="json", exclude_unset=True)
     return StoreInfo(
         model=servable.uri,
         model_fingerprint=fingerprint,
         preprocess_fingerprint=short_hash([cut.encode()]),
-        segment_s=config.segment_s,
-        frames_per_segment=config.frames_per_segment,
+        segment_s=rows.segment_s,
+        frames_per_segment=rows.frames_per_segment,
         dtype=str(getattr(servable, "dtype", "float32")),
         colour=colour,
         searched=searched,
-        steps=step_fingerprints(step for step in config.step if changes_rows(step)),
+        steps=step_fingerprints(step for step in rows.step if changes_rows(step)),
         has_vectors=bool(vectors),
         outputs={column: str(stored.field(column).type) for column in others.names},
         servable=section | {"kind": getattr(servable, "kind", "python")},

@@ -1,6 +1,6 @@
 """One run as its operators see it: its log, its line in `runs.jsonl`, its metrics, and a call where it fails.
 
-    with observe_run(config, "refresh", show_progress) as observer:
+    with observe_run(config.observing, "refresh", show_progress) as observer:
         observer.on_run(run)          # once there is a run: its folder takes the log
         observer.on_report(report)    # whatever the outcome
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from embedder.config import RunConfig
+from embedder.config import ObserveSettings
 from embedder.errors import USER_MISTAKES
 from embedder.executors.bottleneck import OperatorView, describe_operators
 from embedder.executors.interrupts import SignalInterrupt
@@ -56,25 +56,25 @@ class RunObserver:
         tracking: what its tracker is told.
     """
 
-    def __init__(self, config: RunConfig, kind: Kind, show_progress: ShowProgress) -> None:
+    def __init__(self, settings: ObserveSettings, kind: Kind, show_progress: ShowProgress) -> None:
         """Begin to watch, and take the time.
 
         Args:
-            config: the run; where its log, line and metrics go.
+            settings: where its log, line and metrics go.
             kind: `embed` or `refresh`.
             show_progress: display of the progress.
         """
-        self.config, self.kind = config, kind
+        self.settings, self.kind = settings, kind
         self.started_at = utc_now()
         self.started_s = time.time()
         self.report: dict[str, Any] | None = None
-        self.live = LiveMetrics(config.store, kind, self.started_s)
+        self.live = LiveMetrics(settings.store, kind, self.started_s)
         self.traces: RunTraces = NoTraces()
-        self.tracking = RunTracking(NoTracker(), config, kind)
+        self.tracking = RunTracking(NoTracker(), settings, kind)
         self._run: Run | None = None
         self._has_ended = False
         self._show_progress = show_progress
-        self.log = RunLog(Path(config.log_file).expanduser() if config.log_file else None)
+        self.log = RunLog(Path(settings.log_file).expanduser() if settings.log_file else None)
 
     @property
     def elapsed_s(self) -> float:
@@ -137,25 +137,25 @@ class RunObserver:
         self._has_ended = True
         if self._run is not None and not self._run.files.exists(run_file(self._run.run_id, RUN_FILE)):
             self.log.write_to(lambda lines: None)  # the command was refused, and took its run away
-        times, store = (self.started_at, utc_now()), self.config.store or ""
+        times, store = (self.started_at, utc_now()), self.settings.store or ""
         summary = summarise(self.kind, store, exit_code, message, times, self.report, self._published_at())
         self.log.add(f"exit {exit_code}: {message} ({duration_text(summary['wall_s'])})")
         self.tracking.on_end(summary)
         self._attempt("the line of this run", lambda: self._append_line(summary))
-        if self.config.metrics_file:
-            path = Path(self.config.metrics_file).expanduser()
+        if self.settings.metrics_file:
+            path = Path(self.settings.metrics_file).expanduser()
             self._attempt(f"metrics_file {path}", lambda: write_metrics(path, summary))
         if exit_code != 0:
-            notify_failure(self.config.on_failure, summary)
+            notify_failure(self.settings.on_failure, summary)
         if self.log.problem:
             LOG.warning(self.log.problem)
 
     def _published_at(self) -> datetime | None:
         """Time of publication of what readers see; none where it is not known."""
-        if self.config.store is None:
+        if self.settings.store is None:
             return None
         try:
-            files = StoreFiles(self.config.store)
+            files = StoreFiles(self.settings.store)
             current = read_current(files) if files.exists(CURRENT_FILE) else None  # reading alone makes the folder
         except UNWRITABLE:
             return None
@@ -174,13 +174,13 @@ class RunObserver:
 
     def _runs_file(self, *, is_refusal: bool) -> Path | None:
         """Path of `runs_file`, or of a file in a local store, which a refusal leaves as it is; buckets can't append."""
-        if self.config.runs_file:
-            path = Path(self.config.runs_file).expanduser()
+        if self.settings.runs_file:
+            path = Path(self.settings.runs_file).expanduser()
             path.parent.mkdir(parents=True, exist_ok=True)
             return path
-        if self.config.store is None or is_refusal:
+        if self.settings.store is None or is_refusal:
             return None
-        folder = StoreFiles(self.config.store).folder
+        folder = StoreFiles(self.settings.store).folder
         return folder / RUNS_FILE if folder is not None and (folder / STORE_FILE).is_file() else None
 
     def _attempt(self, what: str, do: Callable[[], None]) -> None:
@@ -227,21 +227,23 @@ class _ObservedProgress:
 
 
 @contextmanager
-def observe_run(config: RunConfig, kind: Kind, show_progress: ShowProgress = no_progress) -> Iterator[RunObserver]:
+def observe_run(
+    settings: ObserveSettings, kind: Kind, show_progress: ShowProgress = no_progress
+) -> Iterator[RunObserver]:
     """Watch the block for the run's operators, and report how it ended; its error goes on to the caller.
 
     Args:
-        config: the run.
+        settings: what operators see of it.
         kind: `embed` or `refresh`.
         show_progress: display of the progress.
     """
-    observer = RunObserver(config, kind, show_progress)
-    with messages_to(observer.log), track_run(config.tracker, f"embedder {kind}") as tracker:
-        observer.tracking = RunTracking(tracker, config, kind)
+    observer = RunObserver(settings, kind, show_progress)
+    with messages_to(observer.log), track_run(settings.tracker, f"embedder {kind}") as tracker:
+        observer.tracking = RunTracking(tracker, settings, kind)
         try:
             with (
-                answering(config.metrics_address, observer.live),
-                trace_run(config.traces, kind, config.store) as observer.traces,
+                answering(settings.metrics_address, observer.live),
+                trace_run(settings.traces, kind, settings.store) as observer.traces,
             ):
                 yield observer
         except USER_MISTAKES as error:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel
 
-from embedder.config import RunConfig
+from embedder.config import ObserveSettings
 from embedder.observability.log import UNWRITABLE
 from embedder.observability.trackers import Tracker
 from embedder.redaction import mask
@@ -40,15 +40,15 @@ SHEET_S = 10.0  # after which a contact sheet goes without the rest of its image
 class RunTracking:
     """Tracking of one run."""
 
-    def __init__(self, tracker: Tracker, config: RunConfig, kind: str) -> None:
+    def __init__(self, tracker: Tracker, settings: ObserveSettings, kind: str) -> None:
         """Begin without a run.
 
         Args:
             tracker: that is told.
-            config: of the run.
+            settings: its tracker's section, and all that the configuration sets.
             kind: `embed` or `refresh`.
         """
-        self._tracker, self._config, self._kind = tracker, config, kind
+        self._tracker, self._settings, self._kind = tracker, settings, kind
         self._run: Run | None = None
         self._counts = dict.fromkeys(("items", "rejects", "vectors", "part_bytes"), 0)
         self._parts: dict[str, bytes] = {}  # a few part files of the session, and the hashes of their names
@@ -76,14 +76,16 @@ class RunTracking:
             "embedder.store": printable(mask(run.files.address)),
             "embedder.kind": self._kind,
         }
-        known = self._config.tracker.model_dump(include={"kind", "uri", "experiment"}) if self._config.tracker else {}
+        known = (
+            self._settings.tracker.model_dump(include={"kind", "uri", "experiment"}) if self._settings.tracker else {}
+        )
         record = {key: mask(str(value)) for key, value in known.items()} | {"session": run.session}
 
         def log_once(tracker_id: str) -> None:
             text = json.dumps(record | {"id": tracker_id}, indent=2)
             run.files.write(run_file(run.run_id, TRACKER_FILE), text.encode())
 
-        self._tracker.begin(f"{self._kind} {run.run_id}", parameters_of(self._config), tags, log_once)
+        self._tracker.begin(f"{self._kind} {run.run_id}", mask_settings(self._settings.given), tags, log_once)
 
     def on_entry(self, entry: JournalEntry) -> None:
         """Count what a write task has finished, and add a point to the curves from time to time."""
@@ -110,14 +112,18 @@ class RunTracking:
         self._tracker.log({**dict(figures_of(summary)), **self._counts}, step=self._counts["items"])
         files = self._run.files
         self._tracker.attach(lambda: self._described | files_of(files, summary["run_id"] or ""))
-        if self._config.tracker is not None and self._config.tracker.pictures:
+        if self._settings.tracker is not None and self._settings.tracker.pictures:
             self._tracker.attach(lambda: contact_sheet(files, list(self._parts)))
         self._tracker.end(succeeded=summary["exit_code"] == 0, files={})
 
 
 def parameters_of(config: BaseModel) -> dict[str, str]:
     """Settings of a configuration that differ from their defaults, by dotted keys, without secrets."""
-    tree = config.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={"tracker"})
+    return mask_settings(config.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={"tracker"}))
+
+
+def mask_settings(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Values of a tree of settings by dotted keys, without secrets."""
     return {key: printable(mask(str(value))) for key, value in _flat(tree)}
 
 

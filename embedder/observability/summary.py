@@ -32,8 +32,6 @@ def summarise(
         published_at: time of publication of what readers see now.
     """
     report = report or {}
-    started_at, ended_at = times
-    age_s = (ended_at - published_at).total_seconds() if published_at else None
     return {
         "kind": kind,
         "store": printable(mask(store)),
@@ -43,13 +41,20 @@ def summarise(
         "published": bool(report.get("published", False)),
         "held": bool(report.get("held", False)),
         "message": printable(mask(message)),
-        "started_at": started_at.isoformat(timespec="seconds"),
-        "ended_at": ended_at.isoformat(timespec="seconds"),
-        "wall_s": round((ended_at - started_at).total_seconds(), 3),
-        "published_at": published_at.isoformat(timespec="seconds") if published_at else None,
-        "published_age_s": round(age_s, 3) if age_s is not None else None,
+        **_times(*times, published_at),
         **{key: value for key, value in report.items() if key.startswith("num_") or key in FIGURES},
         "steps": {step["step"]: {key: step[key] for key in STEP_FIGURES} for step in report.get("steps", ())},
         "metrics": report.get("metrics", {}),
         "guards": [dict(verdict) for verdict in report.get("guards", ())],
+    }
+
+
+def _times(started_at: datetime, ended_at: datetime, published_at: datetime | None) -> dict[str, Any]:
+    age_s = round((ended_at - published_at).total_seconds(), 3) if published_at else None
+    return {
+        "started_at": started_at.isoformat(timespec="seconds"),
+        "ended_at": ended_at.isoformat(timespec="seconds"),
+        "wall_s": round((ended_at - started_at).total_seconds(), 3),
+        "published_at": published_at.isoformat(timespec="seconds") if published_at else None,
+        "published_age_s": age_s,
     }

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from embedder.config import RunConfig
+from embedder.config import StageConfig
 from embedder.placement.fleet import threads_by_node
 from embedder.placement.gpus import devices_needed
 from embedder.placement.placement import Node, NodesOfReplicas, ReplicaRequest, fits, place
@@ -114,12 +114,12 @@ def _as_wished(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfReplicas
 
 
 def pin_replicas(
-    config: RunConfig, allocation: Allocation, nodes: Sequence[Node], found: NodesOfReplicas
+    requests: Sequence[StageConfig], allocation: Allocation, nodes: Sequence[Node], found: NodesOfReplicas
 ) -> Allocation:
     """Note the node of each replica, and its threads there where the configuration leaves them out.
 
     Args:
-        config: configuration of the run.
+        requests: of the configuration, one for each stage, or none.
         allocation: the replicas.
         nodes: the nodes; their CPUs are shared among the replicas' threads.
         found: by stage and replica, the number of its node.
@@ -131,7 +131,7 @@ def pin_replicas(
             replace(
                 stage,
                 node_ids=tuple(nodes[number].node_id for number in numbers),
-                node_threads=() if config.stage and config.stage[index].num_threads else threads,
+                node_threads=() if requests and requests[index].num_threads else threads,
             )
             for index, (stage, numbers) in enumerate(zip(allocation.stages, found, strict=True))
         ),

@@ -7,7 +7,7 @@ short run that `auto` leaves alone may still gain by `compile = true`.
 
 from collections.abc import Collection
 
-from embedder.config import RunConfig
+from embedder.config import ComputeSettings
 from embedder.placement.allocation import StageResources
 from embedder.placement.device_settings import USUAL_GPU, gpu_type
 from shards.plan import PlannedStage
@@ -21,24 +21,28 @@ VISION_FORMS, TEXT_FORMS = 1, 2
 
 
 def is_compiled(
-    config: RunConfig, stage: PlannedStage, resources: StageResources, num_items: int | None, gpus: Collection[str]
+    compute: ComputeSettings,
+    stage: PlannedStage,
+    resources: StageResources,
+    num_items: int | None,
+    gpus: Collection[str],
 ) -> bool:
     """Decide whether a stage compiles its layers; those in int8 are never compiled, and on CPUs only if asked for.
 
     Args:
-        config: the run.
+        compute: its `compile` and dtype.
         stage: its layers, and their operations or seconds.
         resources: device and replicas.
         num_items: items that are to be embedded; None where nobody knows.
         gpus: names of the GPUs' types; of several, the fastest counts.
     """
-    if config.compute_dtype == "int8" or config.compile is False:
+    if compute.settled_dtype == "int8" or compute.compile is False:
         return False
-    if config.compile is True:
+    if compute.compile is True:
         return True
     if resources.device != "cuda" or num_items is None:
         return False
-    item_s = stage.seconds_per_item or estimated_s(stage, config.compute_dtype, gpus)
+    item_s = stage.seconds_per_item or estimated_s(stage, compute.settled_dtype, gpus)
     compute_s = num_items * item_s / resources.max_replicas
     return repays(compute_s, has_vision=len(stage.spec.vision) > 0, has_text=len(stage.spec.text) > 0)
 

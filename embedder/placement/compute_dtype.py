@@ -5,10 +5,10 @@ every machine. A run has one dtype: of GPUs of several kinds all must compute in
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast, get_args
 
-from embedder.config import ComputeDtype, RunConfig
+from embedder.config import ComputeDtype, ComputeSettings
 from embedder.errors import ConfigError, StoreError
 from embedder.placement.placement import Node
 from embedder.quantities import agree
@@ -69,9 +69,9 @@ class DtypeChoice:
     def __str__(self) -> str:
         return self.dtype if self.was_asked else f'{self.dtype} (dtype = "auto"): {self.reason}'
 
-    def apply_to(self, config: RunConfig) -> RunConfig:
-        """Return the configuration with this dtype."""
-        return config.model_copy(update={"dtype": self.dtype})
+    def apply_to(self, compute: ComputeSettings) -> ComputeSettings:
+        """Return the settings with this dtype."""
+        return replace(compute, dtype=self.dtype)
 
 
 Gpus = Sequence[Gpu] | None
@@ -79,7 +79,7 @@ Gpus = Sequence[Gpu] | None
 
 
 def choose_dtype(
-    config: RunConfig,
+    compute: ComputeSettings,
     gpus: Callable[[], Gpus],
     *,
     recorded: tuple[str, str] | None = None,
@@ -88,7 +88,7 @@ def choose_dtype(
     """Follow the configuration; for `auto`, the store, else the plan file, else the devices.
 
     Args:
-        config: the run.
+        compute: dtype, plan file and devices that are asked for.
         gpus: finds the GPUs that there are; called only where they decide.
         recorded: address of a store that exists, and the dtype that it records.
         planned: dtype of the plan file.
@@ -96,14 +96,14 @@ def choose_dtype(
     Raises:
         StoreError: the store records a dtype that this release doesn't know.
     """
-    if config.dtype != "auto":
-        return DtypeChoice(config.dtype, "as configured", was_asked=True)
+    if compute.dtype != "auto":
+        return DtypeChoice(compute.dtype, "as configured", was_asked=True)
     if recorded is not None:
         store, dtype = recorded
         return DtypeChoice(_check_dtype(store, dtype), f"store {store} is computed in it", store)
     if planned is not None:
-        return DtypeChoice(_check_dtype(f"plan {config.plan}", planned), f"plan {config.plan} is made for it")
-    return choose_by_gpus(gpus() if config.may_use_gpus else ())
+        return DtypeChoice(_check_dtype(f"plan {compute.plan}", planned), f"plan {compute.plan} is made for it")
+    return choose_by_gpus(gpus() if compute.may_use_gpus else ())
 
 
 def choose_by_gpus(gpus: Gpus) -> DtypeChoice:

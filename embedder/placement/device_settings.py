@@ -6,8 +6,8 @@ Why each is what it is, is in `docs/decisions.md`.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
-from embedder.config import RunConfig
 from embedder.placement.resources import OBJECT_STORE_BYTES
 from shards.config import ModelConfig
 from shards.errors import ModelError
@@ -93,14 +93,14 @@ def settings_of_costs(costs: ModelCosts) -> DeviceSettings:
     return settings_of([] if costs.device.lower().startswith("cpu") else ["cuda"])
 
 
-def batch_sizes(config: RunConfig, settings: DeviceSettings = CPU_SETTINGS) -> tuple[int, ...]:
+def batch_sizes(batch_size: int | Literal["auto"], settings: DeviceSettings = CPU_SETTINGS) -> tuple[int, ...]:
     """Return the batch sizes that a stage may try."""
-    return settings.batch_sizes if config.batch_size == "auto" else (config.batch_size,)
+    return settings.batch_sizes if batch_size == "auto" else (batch_size,)
 
 
-def rows_per_batch(config: RunConfig, settings: DeviceSettings = CPU_SETTINGS) -> int:
+def rows_per_batch(batch_size: int | Literal["auto"], settings: DeviceSettings = CPU_SETTINGS) -> int:
     """Return the rows that a stage computes together, as far as a plan counts them."""
-    return batch_sizes(config, settings)[0]
+    return batch_sizes(batch_size, settings)[0]
 
 
 def group_costs(config: ModelConfig, gpus: Iterable[str]) -> tuple[tuple[str, GroupCosts], ...]:

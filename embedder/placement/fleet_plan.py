@@ -2,7 +2,7 @@
 
 import logging
 
-from embedder.config import RunConfig
+from embedder.config import ComputeSettings
 from embedder.models.model_folder import Model
 from embedder.placement.device_settings import GPU_SETTINGS, rows_per_batch
 from embedder.placement.fleet import Available
@@ -17,32 +17,32 @@ LOG = logging.getLogger(__name__)
 UNKNOWN = "A10"  # stands for GPUs whose type Ray doesn't know; among equal ones the relative costs alone count
 
 
-def plan_for_fleet(config: RunConfig, model: Model, plan: ShardPlan, available: Available) -> ShardPlan:
+def plan_for_fleet(compute: ComputeSettings, model: Model, plan: ShardPlan, available: Available) -> ShardPlan:
     """Cut the model for the GPUs of a fleet by estimated costs, and place its stages on all of them.
 
     A single GPU, CPUs, a plan file and stages with settings of their own keep the plan that there is.
 
     Args:
-        config: the run.
+        compute: plan file, stages, dtype and sizes that are asked for.
         model: its model.
         plan: a cut by operations alone, or a plan file.
         available: the fleet.
     """
-    if config.plan is not None or config.stage or config.device == "cpu" or available.num_devices < 2:
+    if compute.plan is not None or compute.stage or compute.device == "cpu" or available.num_devices < 2:
         return plan
-    fleet = gpus_by_type(available, config.compute_dtype)
+    fleet = gpus_by_type(available, compute.settled_dtype)
     try:
         problem = make_problem(
             model.config,
             fleet,
-            {device.name: estimate_costs(model.config, device, config.compute_dtype) for _, device in fleet},
+            {device.name: estimate_costs(model.config, device, compute.settled_dtype) for _, device in fleet},
             estimate_host(model.config),
             mix=DataMix(),
-            dtype=config.compute_dtype,
-            rows_per_batch=rows_per_batch(config, GPU_SETTINGS),
+            dtype=compute.settled_dtype,
+            rows_per_batch=rows_per_batch(compute.batch_size, GPU_SETTINGS),
             num_cores=available.num_cpus,
         )
-        return plan_placement(problem, config.num_stages, model_fingerprint=model.fingerprint)
+        return plan_placement(problem, compute.num_stages, model_fingerprint=model.fingerprint)
     except ModelError as error:
         LOG.warning(f"no plan for the GPUs that are there, so each stage gets an even share of them: {error}")
         return plan

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from embedder.config import DecodeConfig, Replicas, RunConfig, StageConfig
+from embedder.config import ComputeSettings, Replicas, StageConfig
 from embedder.errors import ConfigError
 from embedder.placement.allocation import Allocation, StageResources, place_replicas, replica_requests, task_request
 from embedder.placement.fleet import TOLERANCE, Available, cpu_nodes
@@ -39,39 +39,40 @@ NICENESS_LEAD = 3  # times the even share: blocks queue behind the heaviest stag
 MAX_NICENESS = 4  # steps; Ray's workers have 15 of the 19 that there are
 
 
-def allocate(config: RunConfig, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
+def allocate(compute: ComputeSettings, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
     """Fill in what the configuration leaves out, refuse what could not run, and lower what could not grow.
 
     Args:
-        config: configuration of the run.
+        compute: stages, devices and CPUs that are asked for.
         available: CPUs and GPUs of the machine or cluster.
         planned: the plan's stages; their resources fill in first.
 
     Raises:
         ConfigError: the requests don't fit; the message says what to change.
     """
-    allocation = request_resources(config, available, planned)
+    allocation = request_resources(compute, available, planned)
     check_cpus(allocation, available.num_cpus)  # or Ray would wait for ever
     check_gpus(allocation, available)
     check_nodes(allocation, available)
-    return growing_within(fill_gpus(config, allocation, available, planned), available)
+    return growing_within(fill_gpus(compute, allocation, available, planned), available)
 
 
-def request_resources(config: RunConfig, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
+def request_resources(
+    compute: ComputeSettings, available: Available, planned: Sequence[PlannedStage] = ()
+) -> Allocation:
     """Fill in what the configuration leaves out, without a check that it fits.
 
     Args:
-        config: configuration of the run.
+        compute: stages, devices and CPUs that are asked for.
         available: CPUs and GPUs of the machine or cluster.
         planned: the plan's stages; their resources fill in first.
     """
-    requests = config.stage or (StageConfig(),) * (len(planned) or config.num_stages)
-    requests = tuple(request.model_copy(update={"device": request.device or config.device}) for request in requests)
+    requests = compute.stage or (StageConfig(),) * (len(planned) or compute.num_stages)
+    requests = tuple(request.model_copy(update={"device": request.device or compute.device}) for request in requests)
     if planned:
         requests = tuple(_as_planned(request, stage) for request, stage in zip(requests, planned, strict=True))
     gpus = _gpus(requests, available, planned)
-    weight_bytes = sum(stage.weight_bytes for stage in planned)
-    node_ids = cpu_nodes(available, len(requests), weight_bytes)
+    node_ids = cpu_nodes(available, len(requests), sum(stage.weight_bytes for stage in planned))
     pairs = zip(requests, gpus, strict=True)
     on_all_nodes = [request.replicas == "auto" and not num_gpus for request, num_gpus in pairs]
     requests = tuple(
@@ -86,18 +87,25 @@ def request_resources(config: RunConfig, available: Available, planned: Sequence
         )
         for request, num_gpus, on_all in zip(requests, gpus, on_all_nodes, strict=True)
     )
-    if planned:
-        has_memory = all(node.memory_bytes for node in available.nodes)
-        stages = tuple(
-            replace(
-                stage,
-                device_types=types_on_nodes(plan.device, available),
-                weight_bytes=plan.weight_bytes if stage.device == "cpu" and has_memory else 0,
-            )
-            for stage, plan in zip(stages, planned, strict=True)
-        )
     return Allocation(
-        stages, decode_cpus(config.decode, available), num_writers=max(1, int(available.num_cpus // CPUS_PER_WRITER))
+        _with_needs(stages, planned, available) if planned else stages,
+        decode_cpus(compute.decode_cpus, available),
+        num_writers=max(1, int(available.num_cpus // CPUS_PER_WRITER)),
+    )
+
+
+def _with_needs(
+    stages: Sequence[StageResources], planned: Sequence[PlannedStage], available: Available
+) -> tuple[StageResources, ...]:
+    """Add the types of devices and the memory that the plan's stages need of their nodes."""
+    has_memory = all(node.memory_bytes for node in available.nodes)
+    return tuple(
+        replace(
+            stage,
+            device_types=types_on_nodes(plan.device, available),
+            weight_bytes=plan.weight_bytes if stage.device == "cpu" and has_memory else 0,
+        )
+        for stage, plan in zip(stages, planned, strict=True)
     )
 
 
@@ -141,9 +149,9 @@ def model_cpus(available: Available, actors: Sequence[ActorGroup]) -> list[float
     return [math.floor(each) if each >= 1 else int(each / RAY_CPU_UNIT) * RAY_CPU_UNIT for each in cpus]
 
 
-def decode_cpus(config: DecodeConfig, available: Available) -> float:
+def decode_cpus(asked: float | None, available: Available) -> float:
     """Return the CPUs that one decode task reserves."""
-    return config.num_cpus or min(1.0, available.max_node_cpus / 2)
+    return asked or min(1.0, available.max_node_cpus / 2)
 
 
 def _as_planned(request: StageConfig, stage: PlannedStage) -> StageConfig:
@@ -216,12 +224,12 @@ def _threads(available: Available, num_shares: int) -> int:
 
 
 def fill_gpus(
-    config: RunConfig, allocation: Allocation, available: Available, planned: Sequence[PlannedStage]
+    compute: ComputeSettings, allocation: Allocation, available: Available, planned: Sequence[PlannedStage]
 ) -> Allocation:
     """Add replicas on the GPUs that are left, where their number is left to the run; always to the slowest stage.
 
     Args:
-        config: configuration of the run; a stage with numbers of its own keeps them.
+        compute: what is asked for; a stage with numbers of its own keeps them.
         allocation: one replica of each such stage.
         available: the fleet.
         planned: the plan's stages; those that the plan placed keep its numbers.
@@ -229,7 +237,7 @@ def fill_gpus(
     work = [_work(stage) for stage in planned] or [1.0] * len(allocation.stages)
     may_grow = [
         stage.num_gpus > 0
-        and (not config.stage or config.stage[index].replicas == "auto")
+        and (not compute.stage or compute.stage[index].replicas == "auto")
         and (not planned or planned[index].device is None)
         for index, stage in enumerate(allocation.stages)
     ]
@@ -294,9 +302,9 @@ def _lacking(allocation: Allocation, available: Available) -> Literal["num_cpus"
     return None
 
 
-def describe_limits(config: RunConfig, allocation: Allocation) -> str | None:
+def describe_limits(requests: Sequence[StageConfig], allocation: Allocation) -> str | None:
     """List in a line the stages that can't grow as far as the configuration says; none where all can."""
-    pairs = list(zip(config.stage, allocation.stages, strict=False))
+    pairs = list(zip(requests, allocation.stages, strict=False))
     lowered = [
         f"stage {index} to {plural(stage.max_replicas, 'replica')} instead of {replicas_of(request).max}"
         for index, (request, stage) in enumerate(pairs)

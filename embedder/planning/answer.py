@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from embedder.compat import with_fast_start
 from embedder.compat.malloc import keep_freed_memory
-from embedder.config import RunConfig
+from embedder.config import ComputeSettings, RowSettings
 from embedder.errors import ConfigError
 from embedder.installation import require
 from embedder.placement import hardware
@@ -25,8 +24,6 @@ from shards.planning.what_if import WhatIf, what_if
 
 if TYPE_CHECKING:
     from embedder.planning.cluster_costs import ClusterCosts
-
-DEFAULT_OPTIONS = PlanOptions()
 
 
 @dataclass(frozen=True)
@@ -71,35 +68,61 @@ class _Setting:
     node_types: tuple[str, ...] = ()
 
 
-@with_fast_start
-def plan(config: RunConfig, options: PlanOptions = DEFAULT_OPTIONS, **keywords: Any) -> PlanAnswer:
-    """Plan the cut of the model and the placement of its stages.
+@dataclass(frozen=True)
+class _Request:
+    """What a plan is asked for: the model, by its address, folder and description, and the settings of a run."""
 
-    The number of stages is that of `num_stages` or of the `[[stage]]` entries where the configuration has either. Else
-    it is searched: the fewest stages that no other number beats by more than costs are known.
+    uri: str
+    folder: Path
+    model: ModelConfig
+    compute: ComputeSettings
+    rows: RowSettings
+    options: PlanOptions
+
+    def in_dtype(self, dtype: DtypeChoice) -> "_Request":
+        return replace(self, compute=dtype.apply_to(self.compute))
+
+    def cut_into(self, num_stages: int) -> ComputeSettings:
+        return replace(self.compute, num_stages=num_stages)
+
+    @property
+    def has_weights(self) -> bool:
+        return any(self.folder.glob("*.safetensors"))
+
+    @property
+    def caps(self) -> dict[str, int | None]:
+        return {
+            "memory_cap_bytes": self.options.memory_cap_bytes,
+            "weights_cap_bytes": self.options.weights_cap_bytes,
+        }
+
+
+def answer_plan(uri: str, compute: ComputeSettings, rows: RowSettings, options: PlanOptions) -> PlanAnswer:
+    """Plan the cut of the model and the placement of its stages, as `embedder.plan` promises.
 
     Args:
-        config: the run; `model` must be set.
+        uri: of the model folder.
+        compute: where and how stages compute.
+        rows: what makes rows of items.
         options: see `PlanOptions`.
-        keywords: fields of `PlanOptions`, over those of `options`: `devices="2xA100:80GB, 8xCPU"`.
 
     Raises:
-        ConfigError: the configuration names no model, or the cluster can't be measured.
+        ConfigError: the cluster can't be measured.
         shards.ModelError: the folder is no model folder, or no plan can run; the message names the nearest that can.
     """
-    options = replace(options, **keywords)
     keep_freed_memory()  # the search goes over the same large arrays again and again
-    folder = resolve_model(config.required_model)
-    setting = _setting(config, folder, load_model_config(folder), options)
-    num_stages, fixed_by, problem = config.num_stages, _fixed_by(config), setting.problem(config.num_stages)
-    if fixed_by is None and (found := find_num_stages(problem)) != num_stages:
+    folder = resolve_model(uri)
+    request = _Request(uri, folder, load_model_config(folder), compute, rows, options)
+    setting = _setting(request)
+    num_stages, problem = compute.num_stages, setting.problem(compute.num_stages)
+    if compute.fixed_by is None and (found := find_num_stages(problem)) != num_stages:
         num_stages, problem = found, setting.problem(found)
-    placed = place(problem, num_stages, model_fingerprint=_fingerprint(folder, options))
+    placed = place(problem, num_stages, model_fingerprint=_fingerprint(request))
     return PlanAnswer(
         placed.plan,
         problem,
         placed.alternatives,
-        fixed_by,
+        compute.fixed_by,
         compare_with_equal_parts(problem, num_stages) if options.explain else None,
         what_if(problem, num_stages, options.num_items, setting.startup_s) if options.num_items else None,
         setting.dtype,
@@ -107,112 +130,90 @@ def plan(config: RunConfig, options: PlanOptions = DEFAULT_OPTIONS, **keywords: 
     )
 
 
-def _fixed_by(config: RunConfig) -> str | None:
-    """Key that fixes the number of stages; None where the configuration leaves it open."""
-    if config.stage:
-        return "[[stage]]"
-    return "num_stages" if "num_stages" in config.model_fields_set else None
-
-
-def _setting(config: RunConfig, folder: Path, model: ModelConfig, options: PlanOptions) -> _Setting:
-    """Devices and costs: of a cluster, of the devices named, or of this machine.
-
-    Args:
-        config: the run.
-        folder: of the model.
-        model: its description.
-        options: of the plan.
-    """
-    caps = {"memory_cap_bytes": options.memory_cap_bytes, "weights_cap_bytes": options.weights_cap_bytes}
+def _setting(request: _Request) -> _Setting:
+    """Devices and costs: of a cluster, of the devices named, or of this machine."""
+    model, options = request.model, request.options
     if options.cluster:
-        cluster = _measured_cluster(config, folder, model, options)
+        cluster = _measured_cluster(request)
         from embedder.planning.cluster_costs import problem_of_cluster
 
-        config = cluster.dtype.apply_to(config)
+        there = request.in_dtype(cluster.dtype)
 
         def on_cluster(num_stages: int) -> PlacementProblem:
-            return problem_of_cluster(_cut_into(config, num_stages), model, cluster, options.mix, **caps)
+            return problem_of_cluster(there.cut_into(num_stages), model, cluster, options.mix, **request.caps)
 
         return _Setting(on_cluster, STARTUP_S, cluster.dtype, cluster.lines())
     fleet = parse_devices(options.devices) if options.devices is not None else _cores_of_this_machine()
-    dtype = choose_dtype(config, lambda: gpus_of_fleet(device for _, device in fleet))
-    config = dtype.apply_to(config)
+    dtype = choose_dtype(request.compute, lambda: gpus_of_fleet(device for _, device in fleet))
+    here = request.in_dtype(dtype)
     if not dtype.was_asked and dtype.dtype == "float16":
         fleet = tuple((num, with_slow_float16(device)) for num, device in fleet)
-    costs, host = _costs(config, folder, model, options, fleet)
+    costs, host = _costs(here, fleet)
 
     def on_fleet(num_stages: int) -> PlacementProblem:
         return make_problem(
             model,
             fleet,
             costs,
-            _with_engine(_cut_into(config, num_stages), model, costs, host),
+            _with_engine(here.cut_into(num_stages), model, costs, host),
             mix=options.mix,
-            dtype=config.compute_dtype,
-            rows_per_batch=rows_per_batch(config, settings_of_fleet(fleet)),
-            **caps,
+            dtype=dtype.dtype,
+            rows_per_batch=rows_per_batch(here.compute.batch_size, settings_of_fleet(fleet)),
+            **request.caps,
         )
 
     return _Setting(on_fleet, host.startup_s, dtype)
 
 
-def _cut_into(config: RunConfig, num_stages: int) -> RunConfig:
-    return config.model_copy(update={"num_stages": num_stages})
-
-
-def _with_engine(config: RunConfig, model: ModelConfig, costs: dict[str, ModelCosts], host: HostCosts) -> HostCosts:
-    """Ray's own share of an item at the configuration's number of stages, where costs were measured here."""
+def _with_engine(
+    compute: ComputeSettings, model: ModelConfig, costs: dict[str, ModelCosts], host: HostCosts
+) -> HostCosts:
+    """Ray's own share of an item at a number of stages, where costs were measured here."""
     if host.source != "measured":
         return host
     from embedder.planning.profile import with_engine
 
     (measured,) = costs.values()
-    return with_engine(config, model, measured, host, DataMix())
+    return with_engine(compute, model, measured, host, DataMix())
 
 
-def _measured_cluster(config: RunConfig, folder: Path, model: ModelConfig, options: PlanOptions) -> "ClusterCosts":
+def _measured_cluster(request: _Request) -> "ClusterCosts":
     """Types of nodes of the cluster and the costs on each.
 
     Raises:
         ConfigError: devices are named too, there are no weights to measure, or the cluster can't be measured.
     """
+    options = request.options
     if options.devices is not None:
         raise ConfigError("--cluster and --devices: give one of the two; --cluster takes the devices that are there")
-    if not options.estimate and not _has_weights(folder):
-        raise ConfigError(f"--cluster measures the model, and {folder} has no weights; give --estimate, or the weights")
+    if not options.estimate and not request.has_weights:
+        raise ConfigError(
+            f"--cluster measures the model, and {request.folder} has no weights; give --estimate, or the weights"
+        )
     require("embed", "embedder plan --cluster")
     from embedder.planning.cluster_costs import costs_of_cluster
 
-    return costs_of_cluster(config, model, estimate=options.estimate)
+    return costs_of_cluster(request.compute, request.rows, request.uri, request.model, estimate=options.estimate)
 
 
-def _costs(
-    config: RunConfig, folder: Path, model: ModelConfig, options: PlanOptions, fleet: Fleet
-) -> tuple[dict[str, ModelCosts], HostCosts]:
-    """Costs of the model on each device: from the table, or measured on this machine, whose cores the fleet is then.
-
-    Args:
-        config: the run.
-        folder: of the model.
-        model: its description.
-        options: of the plan.
-        fleet: the devices.
-    """
-    if options.devices is not None or options.estimate or not _has_weights(folder):
-        costs = {device.name: estimate_costs(model, device, config.compute_dtype) for _, device in fleet}
-        return costs, estimate_host(model)
+def _costs(request: _Request, fleet: Fleet) -> tuple[dict[str, ModelCosts], HostCosts]:
+    """Costs of the model on each device: from the table, or measured on this machine, whose cores the fleet is then."""
+    model, options = request.model, request.options
+    if options.devices is not None or options.estimate or not request.has_weights:
+        dtype = request.compute.settled_dtype
+        return {device.name: estimate_costs(model, device, dtype) for _, device in fleet}, estimate_host(model)
     require("embed", "embedder plan without --estimate, which measures the model")
     from embedder.models.model_folder import open_model
     from embedder.planning.profile import measured_costs
 
-    measured, host = measured_costs(_on_cores(config), open_model(str(folder)))
+    measured, host = measured_costs(_on_cores(request.compute), request.rows, open_model(str(request.folder)))
     return {device.name: measured for _, device in fleet}, host
 
 
-def _on_cores(config: RunConfig) -> RunConfig:
-    """Configuration with all stages on CPUs, for a plan without `--devices`."""
-    stages = tuple(stage.model_copy(update={"device": "cpu"}) for stage in config.stage)
-    return config.model_copy(update={"device": "cpu", "stage": stages})
+def _on_cores(compute: ComputeSettings) -> ComputeSettings:
+    """Settings with all stages on CPUs, for a plan without `--devices`."""
+    stages = tuple(stage.model_copy(update={"device": "cpu"}) for stage in compute.stage)
+    return replace(compute, device="cpu", stage=stages)
 
 
 def _cores_of_this_machine() -> Fleet:
@@ -221,14 +222,10 @@ def _cores_of_this_machine() -> Fleet:
     return ((num_cpus, replace(core, memory_bytes=hardware.memory_bytes() // num_cpus)),)
 
 
-def _fingerprint(folder: Path, options: PlanOptions) -> str | None:
+def _fingerprint(request: _Request) -> str | None:
     """Fingerprint of the weights, for a plan that is kept; None of a folder without weights."""
-    if options.out is None or not _has_weights(folder):
+    if request.options.out is None or not request.has_weights:
         return None
     from shards.fingerprint import model_fingerprint
 
-    return model_fingerprint(folder)
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(folder.glob("*.safetensors"))
+    return model_fingerprint(request.folder)

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any
 
 from embedder.compat import worker_options
-from embedder.config import RunConfig
+from embedder.config import ComputeSettings, RowSettings
 from embedder.errors import USER_MISTAKES, ConfigError
 from embedder.executors.job import preprocessing_of
 from embedder.models.model_folder import Model, open_model
@@ -76,12 +76,16 @@ class ClusterCosts:
         )
 
 
-def costs_of_cluster(config: RunConfig, model: ModelConfig, *, estimate: bool) -> ClusterCosts:
+def costs_of_cluster(
+    compute: ComputeSettings, rows: RowSettings, uri: str, model: ModelConfig, *, estimate: bool
+) -> ClusterCosts:
     """Attach to the cluster, list its types of nodes, and measure once on each, or read what was measured before.
 
     Args:
-        config: the run; `ray_address` is the cluster.
-        model: its model.
+        compute: `ray_address` is the cluster.
+        rows: what makes rows of items.
+        uri: of the model.
+        model: its description.
         estimate: take costs from the table of devices instead.
 
     Raises:
@@ -90,17 +94,17 @@ def costs_of_cluster(config: RunConfig, model: ModelConfig, *, estimate: bool) -
     """
     from embedder.executors.ray_session import ray_nodes, ray_session
 
-    type_label = config.cluster.type_label
-    with ray_session(config.ray_address, config.no_progress_timeout_s):
+    type_label = compute.cluster.type_label
+    with ray_session(compute.ray_address, compute.no_progress_timeout_s):
         types = node_types(_ask_nodes(ray_nodes(type_label)), type_label)
-        if config.device == "cpu":
+        if compute.device == "cpu":
             types = tuple(each for each in types if not each.num_gpus) or types
-        dtype = choose_dtype(config, lambda: [Gpu(each.ray_type or each.name) for each in types if each.num_gpus])
-        config = dtype.apply_to(config)
+        dtype = choose_dtype(compute, lambda: [Gpu(each.ray_type or each.name) for each in types if each.num_gpus])
+        compute = dtype.apply_to(compute)
         if estimate:
             return ClusterCosts(types, {each.name: _estimate(model, each, dtype) for each in types}, dtype)
-        opened = open_model(config.required_model)
-        return ClusterCosts(types, {each.name: _kept_or_measured(config, opened, each) for each in types}, dtype)
+        opened = open_model(uri)
+        return ClusterCosts(types, {each.name: _kept_or_measured(compute, rows, opened, each) for each in types}, dtype)
 
 
 def _estimate(model: ModelConfig, each: NodeType, choice: DtypeChoice) -> TypeCosts:
@@ -128,7 +132,7 @@ def describe_machine() -> tuple[float, int, dict[str, object], bool]:
     return hardware.cpu_limit(), hardware.memory_bytes(), machine_key(), hardware.has_bf16()
 
 
-def _kept_or_measured(config: RunConfig, model: Model, each: NodeType) -> TypeCosts:
+def _kept_or_measured(compute: ComputeSettings, rows: RowSettings, model: Model, each: NodeType) -> TypeCosts:
     """Costs on a type, measured on its node with the most cores."""
     facts = max(each.nodes, key=lambda facts: (facts.cores, facts.node.num_gpus))
     key = {
@@ -137,38 +141,46 @@ def _kept_or_measured(config: RunConfig, model: Model, each: NodeType) -> TypeCo
         "gpu": each.ray_type,
         "cores": round(facts.cores, 1),
         "model": model.fingerprint,
-        "preprocessing": preprocessing_of(config, model),
-        "dtype": config.compute_dtype,
-        "rows": (rows_per_batch(config), rows_per_batch(config, GPU_SETTINGS), config.rows_per_part),
+        "preprocessing": preprocessing_of(rows, model),
+        "dtype": compute.settled_dtype,
+        "rows": (
+            rows_per_batch(compute.batch_size),
+            rows_per_batch(compute.batch_size, GPU_SETTINGS),
+            compute.rows_per_part,
+        ),
     }
-    return read_or_make(TypeCosts, key, lambda: _measure(config, model, each, facts))
+    return read_or_make(TypeCosts, key, lambda: _measure(compute, rows, model, each, facts))
 
 
-def _measure(config: RunConfig, model: Model, each: NodeType, facts: NodeHardware) -> TypeCosts:
+def _measure(
+    compute: ComputeSettings, rows: RowSettings, model: Model, each: NodeType, facts: NodeHardware
+) -> TypeCosts:
     node = facts.node
     LOG.info(
         f"measuring on {each.name}: {node}; waits for what others hold there up to "
-        f"cluster.wait_s = {config.cluster.wait_s:g}"
+        f"cluster.wait_s = {compute.cluster.wait_s:g}"
     )
     takes: dict[str, Any] = {"num_gpus": 1} if each.num_gpus else {}
     answer = _on_node(
         measure_here,
         node.node_id,
-        config,
+        compute,
+        rows,
         model.uri,
         facts.cores,
         bool(each.num_gpus),
         num_cpus=min(1.0, node.num_cpus),
         **takes,
     )
-    return TypeCosts.from_json(_answer_of(answer, f"{each.name}, {node.name}", config.cluster.wait_s + MEASURE_S))
+    return TypeCosts.from_json(_answer_of(answer, f"{each.name}, {node.name}", compute.cluster.wait_s + MEASURE_S))
 
 
-def measure_here(config: RunConfig, uri: str, cores: float, has_gpu: bool) -> str:
+def measure_here(compute: ComputeSettings, rows: RowSettings, uri: str, cores: float, has_gpu: bool) -> str:
     """Measure costs on this node, one replica on its GPU or on one thread; a task, whose answer is text.
 
     Args:
-        config: the run.
+        compute: dtype, and rows of batches and parts.
+        rows: what makes rows of items.
         uri: of the model, as each node can read it.
         cores: that Ray's processes may use here, as far as Linux says so.
         has_gpu: whether Ray lends this task a GPU.
@@ -186,10 +198,10 @@ def measure_here(config: RunConfig, uri: str, cores: float, has_gpu: bool) -> st
             "--num-gpus=0"
         )
     model = open_model(uri)
-    num_rows = rows_per_batch(config, settings_of(["cuda" if has_gpu else "cpu"]))
-    setting = TimingSetting(config.compute_dtype, "cuda" if has_gpu else "cpu", 1, num_rows)
-    costs = model_costs(config, model, setting)
-    host = host_costs(config, model, sample_items(config, model))
+    num_rows = rows_per_batch(compute.batch_size, settings_of(["cuda" if has_gpu else "cpu"]))
+    setting = TimingSetting(compute.settled_dtype, "cuda" if has_gpu else "cpu", 1, num_rows)
+    costs = model_costs(rows, model, setting)
+    host = host_costs(rows, model, sample_items(rows, model), compute.rows_per_part)
     memory_bytes = int(torch.cuda.mem_get_info()[1]) if has_gpu else 0
     return TypeCosts(costs, host, memory_bytes, min(1.0, delivered_cores(ceil(cores)) / cores)).to_json()
 
@@ -240,14 +252,14 @@ def _answer_of(answer: Any, where: str, timeout_s: float) -> Any:
 
 
 def problem_of_cluster(
-    config: RunConfig, model: ModelConfig, found: ClusterCosts, mix: DataMix, **caps: int | None
+    compute: ComputeSettings, model: ModelConfig, found: ClusterCosts, mix: DataMix, **caps: int | None
 ) -> PlacementProblem:
     """State the planner's problem for the cluster: a pool for each type of nodes, its cores with a speed of their own.
 
     The cores of nodes with GPUs do work outside the stages; stages are placed on their GPUs.
 
     Args:
-        config: the run.
+        compute: the number of stages, dtype, and rows of batches and parts.
         model: its model.
         found: types and costs.
         mix: means over the items.
@@ -258,9 +270,9 @@ def problem_of_cluster(
     speeds = {each.name: usual_s / found.costs[each.name].host.item_s(mix) for each in found.types}
     num_cores = sum(found.cores(each) * speeds[each.name] for each in found.types)
     costs = {each.name: found.costs[each.name].costs for each in found.types}
-    host = with_engine(config, model, costs[usual.name], found.costs[usual.name].host, mix, num_cores)
+    host = with_engine(compute, model, costs[usual.name], found.costs[usual.name].host, mix, num_cores)
     fleet = tuple(
-        (each.num_gpus or found.cores(each), _device(model, each, found, config.compute_dtype)) for each in found.types
+        (each.num_gpus or found.cores(each), _device(model, each, found, compute.settled_dtype)) for each in found.types
     )
     problem = make_problem(
         model,
@@ -268,8 +280,8 @@ def problem_of_cluster(
         costs,
         host,
         mix=mix,
-        dtype=config.compute_dtype,
-        rows_per_batch=rows_per_batch(config, settings_of_fleet(fleet)),
+        dtype=compute.settled_dtype,
+        rows_per_batch=rows_per_batch(compute.batch_size, settings_of_fleet(fleet)),
         **caps,
     )
     pools = tuple(

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from embedder.batch_schema import TENSOR, TRACE
 from embedder.compat.malloc import keep_freed_memory
-from embedder.config import RunConfig
+from embedder.config import ComputeSettings, RowSettings
 from embedder.executors.job import decode_spec, preprocessing_of
 from embedder.models.model_folder import Model
 from embedder.placement import hardware
@@ -50,46 +50,51 @@ ENGINE_CORES = 0.12
 ENGINE_CALL_S = 0.010
 
 
-def measured_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts]:
+def measured_costs(compute: ComputeSettings, rows: RowSettings, model: Model) -> tuple[ModelCosts, HostCosts]:
     """Measure costs on this machine, with the shipped images, or read them from the cache.
 
     Raises:
         shards.ModelError: the weights aren't those of the model's configuration.
     """
-    setting = setting_of(config)
-    costs = read_or_make(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
+    setting = setting_of(compute)
+    costs = read_or_make(ModelCosts, _model_key(model, setting), lambda: model_costs(rows, model, setting))
     host = read_or_make(
-        HostCosts, _host_key(config, model), lambda: host_costs(config, model, sample_items(config, model))
+        HostCosts,
+        _host_key(compute, rows, model),
+        lambda: host_costs(rows, model, sample_items(rows, model), compute.rows_per_part),
     )
-    return costs, with_engine(config, model.config, costs, host, DataMix())
+    return costs, with_engine(compute, model.config, costs, host, DataMix())
 
 
-def kept_costs(config: RunConfig, model: Model) -> tuple[ModelCosts, HostCosts] | None:
+def kept_costs(compute: ComputeSettings, rows: RowSettings, model: Model) -> tuple[ModelCosts, HostCosts] | None:
     """Read the cached costs of `measured_costs`; None where there are none. Nothing is measured."""
-    host = read_kept(HostCosts, _host_key(config, model))
+    host = read_kept(HostCosts, _host_key(compute, rows, model))
     if host is None:
         return None  # before torch is imported, to ask it about GPUs
-    costs = read_kept(ModelCosts, _model_key(model, setting_of(config)))
+    costs = read_kept(ModelCosts, _model_key(model, setting_of(compute)))
     if costs is None:
         return None
-    return costs, with_engine(config, model.config, costs, host, DataMix())
+    return costs, with_engine(compute, model.config, costs, host, DataMix())
 
 
-def measure(config: RunConfig, model: Model, listing: pa.Table) -> tuple[ModelCosts, HostCosts, DataMix]:
+def measure(
+    compute: ComputeSettings, rows: RowSettings, model: Model, listing: pa.Table
+) -> tuple[ModelCosts, HostCosts, DataMix]:
     """Measure costs on this machine for these items, and their mix; the mix and decoding are never cached.
 
     Args:
-        config: the run; its resources give the threads of a stage.
+        compute: its resources give the threads of a stage.
+        rows: what makes rows of items.
         model: the model.
         listing: items to embed.
 
     Raises:
         shards.ModelError: the weights aren't those of the model's configuration.
     """
-    sample = sample_items(config, model, listing)
-    setting = setting_of(config, sample.mix.caption_tokens)
-    costs = read_or_make(ModelCosts, _model_key(model, setting), lambda: model_costs(config, model, setting))
-    host = with_engine(config, model.config, costs, host_costs(config, model, sample), sample.mix)
+    sample = sample_items(rows, model, listing)
+    setting = setting_of(compute, sample.mix.caption_tokens)
+    costs = read_or_make(ModelCosts, _model_key(model, setting), lambda: model_costs(rows, model, setting))
+    host = with_engine(compute, model.config, costs, host_costs(rows, model, sample, compute.rows_per_part), sample.mix)
     return costs, host, sample.mix
 
 
@@ -97,8 +102,8 @@ def _model_key(model: Model, setting: "TimingSetting") -> dict[str, object]:
     return {**machine_key(), "model": model.fingerprint, "device_name": setting.device_name, **asdict(setting)}
 
 
-def _host_key(config: RunConfig, model: Model) -> dict[str, object]:
-    return {**machine_key(), "preprocessing": preprocessing_of(config, model), "rows": config.rows_per_part}
+def _host_key(compute: ComputeSettings, rows: RowSettings, model: Model) -> dict[str, object]:
+    return {**machine_key(), "preprocessing": preprocessing_of(rows, model), "rows": compute.rows_per_part}
 
 
 def machine_key() -> dict[str, object]:
@@ -117,29 +122,29 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def setting_of(config: RunConfig, caption_tokens: int = DataMix.caption_tokens) -> "TimingSetting":
+def setting_of(compute: ComputeSettings, caption_tokens: int = DataMix.caption_tokens) -> "TimingSetting":
     """Setting in which the stages will compute; of different numbers of threads, the fewest."""
     import torch
 
     from shards.profile import TimingSetting
 
     num_cpus = hardware.num_cpus()
-    stages = request_resources(config, Available(num_cpus, torch.cuda.device_count())).stages
+    stages = request_resources(compute, Available(num_cpus, torch.cuda.device_count())).stages
     num_threads, device = min(stage.num_threads for stage in stages), stages[0].device
     return TimingSetting(
-        dtype=config.compute_dtype,
+        dtype=compute.settled_dtype,
         device=device,
         num_threads=num_threads,
-        num_rows=rows_per_batch(config, settings_of([device])),
+        num_rows=rows_per_batch(compute.batch_size, settings_of([device])),
         caption_tokens=caption_tokens,
     )
 
 
-def model_costs(config: RunConfig, model: Model, setting: "TimingSetting") -> ModelCosts:
+def model_costs(rows: RowSettings, model: Model, setting: "TimingSetting") -> ModelCosts:
     """Measure seconds of the layers in one replica, of sending a byte and of a call.
 
     Args:
-        config: the run.
+        rows: what makes rows of items.
         model: the model.
         setting: device, dtype and threads.
     """
@@ -150,21 +155,22 @@ def model_costs(config: RunConfig, model: Model, setting: "TimingSetting") -> Mo
     with busy_machine(hardware.num_cpus() if setting.device == "cpu" and setting.num_threads == 1 else 0):
         costs = measure_costs(model.folder, setting, model.fingerprint)
         copies_s = 2 * costs.send_s_per_byte if setting.device != "cpu" else 0.0  # to the device and back
-        return replace(costs, send_s_per_byte=copies_s + measure_send(), call_s=measure_call(config, model))
+        return replace(costs, send_s_per_byte=copies_s + measure_send(), call_s=measure_call(rows, model, setting))
 
 
-def host_costs(config: RunConfig, model: Model, sample: ItemSample) -> HostCosts:
+def host_costs(rows: RowSettings, model: Model, sample: ItemSample, rows_per_part: int) -> HostCosts:
     """Measure CPU seconds of decoding, tokenising and writing, without Ray's own.
 
     Args:
-        config: the run.
+        rows: what makes rows of items.
         model: the model.
         sample: decoded items.
+        rows_per_part: rows of a part file.
     """
     decode_s = sample.decode_s_per_image
     if decode_s is None:  # no images among the items; the mix says so, and the number is for what-if questions
-        decode_s = sample_items(config, model).decode_s_per_image or 0.0
-    write_s = measure_write(sample.rows, model.config.embedding_dim, config.rows_per_part)
+        decode_s = sample_items(rows, model).decode_s_per_image or 0.0
+    write_s = measure_write(sample.rows, model.config.embedding_dim, rows_per_part)
     return HostCosts(
         decode_s_per_image=decode_s,
         tokenise_s_per_caption=sample.tokenise_s_per_caption,
@@ -176,7 +182,7 @@ def host_costs(config: RunConfig, model: Model, sample: ItemSample) -> HostCosts
 
 
 def with_engine(
-    config: RunConfig,
+    compute: ComputeSettings,
     model: ModelConfig,
     costs: ModelCosts,
     host: HostCosts,
@@ -188,20 +194,20 @@ def with_engine(
     With x items per second, x * (item_s + calls_s) + ENGINE_CORES is the number of cores.
 
     Args:
-        config: the run.
+        compute: the number of stages, and rows of batches and parts.
         model: the model.
         costs: of the model.
         host: costs without Ray.
         mix: of the items.
         num_cores: cores that are always busy; none takes this machine's.
     """
-    num_rows = rows_per_batch(config, settings_of_costs(costs))
+    num_rows = rows_per_batch(compute.batch_size, settings_of_costs(costs))
     costs, whole = costs.at_mix(mix, model), whole_model(model)
     mix = mix.of_towers(model)
     item_s = mix.images_per_item * costs.vision.of(whole.vision, model.num_layers["vision"])
     item_s += mix.captions_per_item * costs.text.of(whole.text, model.num_layers["text"])
-    item_s += config.num_stages * costs.call_s / num_rows + replace(host, engine_s_per_item=0.0).item_s(mix)
-    calls_s = ENGINE_CALL_S * ((config.num_stages + 1) / num_rows + 1 / config.rows_per_part)
+    item_s += compute.num_stages * costs.call_s / num_rows + replace(host, engine_s_per_item=0.0).item_s(mix)
+    calls_s = ENGINE_CALL_S * ((compute.num_stages + 1) / num_rows + 1 / compute.rows_per_part)
     num_cores = hardware.num_cpus() if num_cores is None else num_cores
     items_per_s = max(num_cores / 2, num_cores - ENGINE_CORES) / (item_s + calls_s)
     return replace(host, engine_s_per_item=calls_s + ENGINE_CORES / items_per_s)
@@ -229,18 +235,18 @@ def measure_send() -> float:
         return median_s(send, "cpu", time.process_time) / SEND_BYTES
 
 
-def measure_call(config: RunConfig, model: Model) -> float:
+def measure_call(rows: RowSettings, model: Model, setting: "TimingSetting") -> float:
     """Measure seconds of one batch through a stage beside the layers: rows without images and captions."""
     from embedder.steps.stage import Stage
     from shards.profile import median_s, torch_threads
 
     one_layer = ShardSpec(*(LayerRange(0, int(side in model.config.towers)) for side in ("vision", "text")))
-    num_rows = rows_per_batch(config)
-    inputs = [column.name for column in decode_spec(config, model).columns if column.type == TENSOR]
+    num_rows = setting.num_rows
+    inputs = [column.name for column in decode_spec(rows, model).columns if column.type == TENSOR]
     empty = dict.fromkeys(inputs, TENSOR) | {"trace": TRACE}
     table = pa.table({name: pa.nulls(num_rows, kind) for name, kind in empty.items()})
     with torch_threads(1):
-        stage = Stage(StageSpec(0, str(model.folder), one_layer, config.compute_dtype, "cpu", 1, (num_rows,)))
+        stage = Stage(StageSpec(0, str(model.folder), one_layer, setting.dtype, "cpu", 1, (num_rows,)))
         return median_s(lambda: stage(table), "cpu", time.process_time)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.batch_schema import IMAGE_GRID
-from embedder.config import RunConfig
+from embedder.config import RowSettings
 from embedder.executors.job import decode_spec
 from embedder.models.model_folder import Model
 from embedder.placement import hardware
@@ -44,11 +44,11 @@ class ItemSample:
     rows: pa.Table
 
 
-def sample_items(config: RunConfig, model: Model, listing: pa.Table | None = None) -> ItemSample:
+def sample_items(rows: RowSettings, model: Model, listing: pa.Table | None = None) -> ItemSample:
     """Decode items that are evenly spread over a listing.
 
     Args:
-        config: the run.
+        rows: what makes rows of items.
         model: to decode for.
         listing: of `embedder.sources.listing`, with or without `attempts`; None takes the shipped images.
     """
@@ -57,7 +57,7 @@ def sample_items(config: RunConfig, model: Model, listing: pa.Table | None = Non
             listing = pa.concat_tables(list(list_sources([source])))
     numbers = np.unique(np.linspace(0, listing.num_rows - 1, NUM_ITEMS + NUM_WARM).astype(int))
     listing = listing.take(pa.array(numbers))
-    reader = ItemReader(decode_spec(config, model))
+    reader = ItemReader(decode_spec(rows, model))
     num_warm = min(NUM_WARM, listing.num_rows // 2)
     reader.decoder.warm_up()
     with busy_machine(hardware.num_cpus()):

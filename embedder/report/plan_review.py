@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from embedder.config import RunConfig
 from embedder.executors.job import Job
 from embedder.placement.allocation import Allocation
 from embedder.placement.device_settings import rows_per_batch
@@ -56,22 +56,33 @@ def review_run(
     seconds = {step.step: _seconds_per_item(job, step, num_items) for step in steps}
     if engine_cpu_s is not None:
         seconds["engine"] = engine_cpu_s / num_items
-    expected = better = None
-    if costs is not None:
-        shapes, host = _as_run(job, steps), host_of(job.config, job.allocation, available)
-        found = predict(_problem(job, costs, mix), shapes, host)
-        expected = _expect(found, costs)
-        if too_short is None:
-            better = _better_plan(job, _problem(job, _as_observed(costs, found, seconds), mix), shapes, host)
+    found = {} if costs is None else _compare_with_costs(job, available, steps, seconds, mix, costs, too_short)
     return Review(
         images_per_item=mix.images_per_item,
         captions_per_item=mix.captions_per_item,
         caption_tokens=mix.caption_tokens,
         observed_seconds_per_item=seconds,
-        expected=expected,
-        better=better,
         too_short=too_short,
+        **found,
     )
+
+
+def _compare_with_costs(
+    job: Job,
+    available: Available,
+    steps: Sequence[StepReport],
+    seconds: dict[str, float],
+    mix: DataMix,
+    costs: tuple[ModelCosts, HostCosts],
+    too_short: str | None,
+) -> dict[str, Any]:
+    """What the costs expect of the run, and the better cut, where it says anything about its plan."""
+    shapes, host = _as_run(job, steps), host_of(job.compute.ray_address, job.allocation, available)
+    found = predict(_problem(job, costs, mix), shapes, host)
+    better = None
+    if too_short is None:
+        better = _better_plan(job, _problem(job, _as_observed(costs, found, seconds), mix), shapes, host)
+    return {"expected": _expect(found, costs), "better": better}
 
 
 def _seconds_per_item(job: Job, step: StepReport, num_items: int) -> float:
@@ -90,23 +101,24 @@ def shapes_of(specs: Sequence[ShardSpec], allocation: Allocation) -> list[StageS
     ]
 
 
-def host_of(config: RunConfig, allocation: Allocation, available: Available) -> Host:
+def host_of(ray_address: str | None, allocation: Allocation, available: Available) -> Host:
     """Host as the stages leave it: cores that all share, and processes left to decoding.
 
     Args:
-        config: the run.
+        ray_address: of a cluster; its cores are not counted.
         allocation: resources of its steps.
         available: the machine, or the cluster.
     """
     left_cpus = available.num_cpus - sum(stage.min_replicas * stage.num_cpus for stage in allocation.stages)
     return Host(
-        num_cores=available.num_cpus if config.ray_address is None else None,
+        num_cores=available.num_cpus if ray_address is None else None,
         num_decoders=max(1, int(left_cpus / allocation.decode_cpus)),
     )
 
 
 def _problem(job: Job, costs: tuple[ModelCosts, HostCosts], mix: DataMix) -> PlacementProblem:
-    return problem_of(job.model.config, job.config.compute_dtype, *costs, mix, rows_per_batch(job.config, job.settings))
+    num_rows = rows_per_batch(job.compute.batch_size, job.settings)
+    return problem_of(job.model.config, job.compute.settled_dtype, *costs, mix, num_rows)
 
 
 def _as_run(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:

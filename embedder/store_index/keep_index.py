@@ -3,11 +3,9 @@
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.config import RunConfig
 from embedder.config_toml.sections import IndexConfig
 from embedder.encoders.query_tower_export import add_query_towers
-from embedder.errors import StoreError, check_argument
-from embedder.executors.cluster_address import find_cluster
+from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import SEARCHED_NAMES, Current, StoreInfo, read_current
 from embedder.store.lock import write_lock
@@ -26,41 +24,34 @@ DEFAULT_INDEX_CONFIG = IndexConfig()
 Versions = dict[int, Manifest]
 
 
-def build_index(
-    config: RunConfig,
+def build_published_index(
+    store: StoreFiles,
+    wanted: IndexConfig,
+    ray_address: str | None,
     *,
     model: str = "",
     kind: str | None = None,
-    force: bool = False,
     measure_all: bool = False,
 ) -> tuple[int, Manifest]:
-    """Build and publish an index of a store, as `embedder index build` does; returns its number and manifest.
+    """Build and publish an index of a store, as `embedder.build_index` promises; returns its number and manifest.
 
     Args:
-        config: names the store; its `index` section has kind, constraints and the recall it must reach.
+        store: the store.
+        wanted: kind, constraints and the recall it must reach.
+        ray_address: of a cluster that builds it; None: this machine does.
         model: name of a further model whose vectors are indexed; by default those of the main one are.
-        kind: instead of `config.index.kind`.
-        force: publish it though its recall is lower than that of the last one, as other constraints may ask for. The
-            floor stays: below `index.min_recall` no index is published.
+        kind: instead of `wanted.kind`.
         measure_all: measure all designs, even where exact search will do.
 
     Raises:
-        ConfigError: the configuration names no store, or no cluster answers at the address that it gives.
-        StoreError: nothing is published yet, there is no such model or it has no vectors, or no image is published.
-        RetrievalError: no design keeps the constraints.
-        GateRefusedError: the recall of the index is too low; the published one stays.
+        StoreError, RetrievalError, GateRefusedError: as `embedder.build_index`.
     """
-    check_argument("embedder.build_index: config", config, RunConfig, "one of embedder.load_config")
-    store, wanted = StoreFiles(config.required_store), config.index
     find_model(store, read_published(store), model)  # before the lock makes a folder
     with write_lock(store):
         files, current = find_model(store, writable(store), model)
         check_has_vectors(files, current)
         info = served_info(read_store_info(files), current)
-        if force:
-            wanted = wanted.model_copy(update={"max_drop": 1.0})
-        address = find_cluster(config.ray_address, config.engine)
-        job = IndexJob(files, current.embeddings, info, current.index, wanted, address)
+        job = IndexJob(files, current.embeddings, info, current.index, wanted, ray_address)
         if job.rows.ids.num_rows == 0:
             raise _empty(files, info)
         number, manifest = build_anew(job, kind, measure_all=measure_all)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
-from embedder.config import RunConfig
 from embedder.config_toml.sections import StepConfig, StepPlace
 from embedder.user_steps.calls import check_steps_load
 from embedder.user_steps.declared import check_columns, new_columns, open_step
@@ -54,14 +53,6 @@ def check_run_steps(steps: Iterable[StepConfig], carried: pa.Schema, *, may_load
     check_columns(steps, carried.names)
     if may_load:
         check_steps_load(map(open_step, steps))
-
-
-def with_step_cpus(config: RunConfig) -> RunConfig:
-    """Let a decode task reserve what the steps in it ask for, where that is more than one CPU."""
-    num_cpus = max([step.num_cpus for step in config.step if step.where == "after_decode"], default=0.0)
-    if num_cpus <= max(config.decode.num_cpus or 1.0, 1.0):
-        return config
-    return config.model_copy(update={"decode": config.decode.model_copy(update={"num_cpus": num_cpus})})
 
 
 def _at(steps: Iterable[StepConfig], place: StepPlace) -> list[StepConfig]:

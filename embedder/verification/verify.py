@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.compat import with_fast_start
-from embedder.config import RunConfig
+from embedder.config import ComputeSettings, RunConfig, with_fast_start
 from embedder.errors import SourceError, StoreError
 from embedder.executors.job import decode_spec, make_plan, stage_threads, store_info
 from embedder.installation import require
@@ -154,33 +153,34 @@ def verify(
     require("embed", "embedder verify")
     config = config if store is None else _as_published(config, StoreFiles(store))
     model = open_model(config.required_model)
-    plan = make_plan(config, model)
+    plan = make_plan(config.compute, model)
     planned = plan.dtype if config.plan is not None else None
-    config = choose_dtype(config, lambda: _gpus_of(device), planned=planned).apply_to(config)
+    compute = choose_dtype(config.compute, lambda: _gpus_of(device), planned=planned).apply_to(config.compute)
+    dtype = compute.settled_dtype
     rows = _decode_items(config, model, num_items)
-    runner = _Runner(config, model, device)
+    runner = _Runner(compute, model, device)
     whole = whole_model(model.config)
 
     specs = tuple(stage.spec for stage in plan.stages)
     expected, _ = runner.run(rows, [whole], "float32", UnsplitStage)
-    found, _ = runner.run(rows, specs, config.compute_dtype)
-    limit = LIMITS[config.compute_dtype]
+    found, _ = runner.run(rows, specs, dtype)
+    limit = LIMITS[dtype]
     limit = Limit(_either(max_difference, limit.max_difference), _either(min_cosine, limit.min_cosine))
     comparisons = _compare(found, UNSPLIT, expected, limit)
-    if config.compute_dtype != "float32":
-        one, _ = runner.run(rows, [whole], config.compute_dtype)
-        comparisons += _compare(found, f"one shard, {config.compute_dtype}", one, CUT_LIMIT)
+    if dtype != "float32":
+        one, _ = runner.run(rows, [whole], dtype)
+        comparisons += _compare(found, f"one shard, {dtype}", one, CUT_LIMIT)
     if store is not None:
-        comparisons += _compare_with_store(StoreFiles(store), store_info(config, model), rows, found, limit)
+        comparisons += _compare_with_store(StoreFiles(store), store_info(config.rows, model, dtype), rows, found, limit)
     precisions, gain = [], None
-    if config.compute_dtype == "int8":
+    if dtype == "int8":
         from shards.int8_benefit import measure_int8_benefit
 
-        precisions = [_precision(runner, rows, specs, dtype, expected) for dtype in COMPARED]
-        gain = measure_int8_benefit(model.folder, device, num_threads=stage_threads(config))
+        precisions = [_precision(runner, rows, specs, each, expected) for each in COMPARED]
+        gain = measure_int8_benefit(model.folder, device, num_threads=stage_threads(compute))
     return Verification(
         model_fingerprint=model.fingerprint,
-        dtype=config.compute_dtype,
+        dtype=dtype,
         device=device,
         plan=specs,
         num_rows=sum(table.num_rows for table in rows),
@@ -227,7 +227,7 @@ def _either(given: float | None, usual: float | None) -> float | None:
 class _Runner:
     """Runner of decoded rows through stages, one stage in memory at a time."""
 
-    config: RunConfig
+    compute: ComputeSettings
     model: Model
     device: str
 
@@ -243,8 +243,8 @@ class _Runner:
                 shard=shard,
                 dtype=dtype,
                 device=self.device,
-                num_threads=stage_threads(self.config),
-                batch_sizes=(rows_per_batch(self.config, settings_of([self.device])),),
+                num_threads=stage_threads(self.compute),
+                batch_sizes=(rows_per_batch(self.compute.batch_size, settings_of([self.device])),),
             )
             stage = kind(spec)
             stage(tables[0])  # the first call of a process is slower, and the time is that of the others
@@ -257,7 +257,11 @@ def _decode_items(config: RunConfig, model: Model, num_items: int) -> list[pa.Ta
     """Decode items into rows, as the decode step hands them to the first stage."""
     with shipped_source() as shipped:
         listing = _take(list_sources(config.source or (shipped,)), num_items)
-        rows = list(ItemReader(decode_spec(config, model)).decode(listing, lambda: False))
+        rows = list(
+            ItemReader(decode_spec(config.rows, model, rows_per_batch(config.batch_size))).decode(
+                listing, lambda: False
+            )
+        )
     if not any(table["modality"].null_count < table.num_rows for table in rows):
         reasons = {f"{row['error_type']}: {row['error']}" for table in rows for row in table.to_pylist()[:1]}
         paths = ", ".join(source.path for source in config.source)

@@ -30,8 +30,11 @@ from embedder.store.journal.runs import start_run
 def planned(config, num_cpus=2, num_gpus=0):
     """A job for so many CPUs and GPUs, and its listing."""
     model = open_model(config.model)
-    run = start_run(StoreFiles(config.store), store_info(config, model), pa.schema([]))
-    job = plan_job(config, model, make_plan(config, model), Available(num_cpus, num_gpus), run, pa.schema([]))
+    run = start_run(
+        StoreFiles(config.store), store_info(config.rows, model, config.compute.settled_dtype), pa.schema([])
+    )
+    plan = make_plan(config.compute, model)
+    job = plan_job(config.compute, config.rows, model, plan, Available(num_cpus, num_gpus), run, pa.schema([]))
     return job, list_sources(config.source)
 
 

@@ -58,3 +58,35 @@ def test_the_figures_of_the_structure_are_those_of_the_files(tmp_path):
     done = run_script("count_code.py", "--structure", tmp_path / "one", timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1].split() == ["one", "5", "2", "1", "1", "1", "1"]
+
+
+def test_a_value_is_followed_through_what_takes_it_and_a_part_of_it_is_a_stop(tmp_path):
+    files = {
+        "ingest/embed.py": (
+            "from embedder.config import RunConfig\nfrom embedder.ingest.inputs import Inputs, open_inputs\n"
+            "from embedder.store.files import open_store, read\n"
+            "def ingest(config: RunConfig):\n"
+            "    inputs = open_inputs(config)\n    open_store(config.store)\n"
+            "    finish(inputs)\n    read(inputs.files)\n"
+            "def finish(inputs: Inputs):\n    open_store(inputs.config.store)\n"
+        ),
+        "ingest/inputs.py": (
+            "from embedder.config import RunConfig\nfrom embedder.executors.plan import decide\n"
+            "class Inputs:\n    config: RunConfig\n    files: str\n"
+            "def open_inputs(config: RunConfig) -> Inputs:\n    decide(config.compute)\n    return Inputs(config, '')\n"
+        ),
+        "engine/plan.py": "from embedder.plugins.serve.lost import never\ndef decide(compute):\n    never(compute)\n",
+        "store/files.py": "def open_store(address): ...\ndef read(files): ...\n",
+        "serve/lost.py": "def never(compute): ...\n",
+        "config.py": "class RunConfig: ...\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "one" / "embedder" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    layers = '[[tool.importlinter.contracts]]\ncontainers = ["embedder"]\nlayers = ["ingest", "engine", "store"]\n'
+    (tmp_path / "one" / "pyproject.toml").write_text(layers)
+    followed = "embedder/ingest/embed.py:ingest:config"
+    done = run_script("count_code.py", "--follow", followed, tmp_path / "one", timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split() == ["one", "4", "1"], "embed, inputs, plan; files; embed again; files"

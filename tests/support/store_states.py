@@ -12,6 +12,7 @@ from store_samples import INFO, table
 
 from embedder.config import RunConfig
 from embedder.config_toml.sections import IndexConfig
+from embedder.entrances import build_index
 from embedder.store.backends import BucketBackend, DiskBackend
 from embedder.store.environment import REAL_ENVIRONMENT
 from embedder.store.files import StoreFiles
@@ -21,7 +22,7 @@ from embedder.store.layout import Published
 from embedder.store.publish.publish import PublishIntent, publish
 from embedder.store.store_info import bind_store, differing, read_published, read_store_info
 from embedder.store.tables.tables import RecordTable
-from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, build_index
+from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG
 from index.manifest import Manifest
 
 

@@ -75,7 +75,7 @@ def decode_stream(config: TrainConfig, spec: ExampleSpec, choice: EngineChoice) 
     from embedder.executors.ray_session import ray_session
 
     with ray_session(config.ray_address, config.no_progress_timeout_s) as available:
-        num_cpus = decode_cpus(config.decode, available)
+        num_cpus = decode_cpus(config.decode.num_cpus, available)
         yield lambda listing: decode_on_ray(listing, spec, num_items, num_cpus)
 
 

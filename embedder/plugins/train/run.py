@@ -150,7 +150,7 @@ def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Train
         tokenizer_json = _tokenizer(config, architecture.text, outputs, items)
         model = Model(str(outputs.root), outputs.root, architecture.as_model(), tokenizer_json, fingerprint="")
         trainer = Trainer(model.config, config.train, device=device, tokenizer_json=tokenizer_json, teacher=of_teacher)
-    decode = decode_spec(RunConfig(decode=config.decode, web=config.web), model)
+    decode = decode_spec(RunConfig(decode=config.decode, web=config.web).rows, model)
     return trainer, ExampleSpec(decode, config.texts, config.tag_sets)
 
 

@@ -68,7 +68,7 @@ def allocate_workers(config: TrainConfig, available: Available) -> WorkerResourc
     Raises:
         ConfigError: there are too few; the message says what to change.
     """
-    num_workers, decode = config.num_workers, decode_cpus(config.decode, available)
+    num_workers, decode = config.num_workers, decode_cpus(config.decode.num_cpus, available)
     is_on_gpus = config.device == "cuda" or (config.device == "auto" and available.num_gpus > 0)
     if is_on_gpus and available.num_gpus < num_workers:
         raise ConfigError(

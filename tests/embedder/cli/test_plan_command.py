@@ -212,7 +212,7 @@ def test_a_plan_fills_in_what_stages_leave_out():
         planned(device="T4", num_replicas=1, num_gpus=0.5),
         planned(device="CPU", num_replicas=3, num_gpus=0.0, num_threads=2),
     ]
-    stages = allocate(load_config(), Available(16, num_gpus=3), plan).stages
+    stages = allocate(load_config().compute, Available(16, num_gpus=3), plan).stages
     assert [(stage.min_replicas, stage.max_replicas, stage.num_gpus) for stage in stages] == [
         (2, 2, 1.0), (1, 1, 0.5), (3, 3, 0.0),
     ]  # fmt: skip
@@ -225,19 +225,19 @@ def test_what_the_configuration_says_stands_before_the_plan():
         overrides={"stage": [{"replicas": {"min": 2, "max": 5}, "num_threads": 4}, {}], "num_stages": 2}
     )
     plan = [planned(device="CPU", num_replicas=3, num_gpus=0.0, num_threads=1)] * 2
-    stages = allocate(config, Available(8), plan).stages
+    stages = allocate(config.compute, Available(8), plan).stages
     assert [(stage.min_replicas, stage.max_replicas, stage.num_threads) for stage in stages] == [(2, 5, 4), (3, 3, 1)]
 
 
 def test_a_plan_for_gpus_is_refused_where_there_are_none():
     with pytest.raises(ConfigError, match="2 GPUs and there are 0.*plan for what there is"):
-        allocate(load_config(), Available(8), [planned(device="T4", num_replicas=2, num_gpus=1.0)])
+        allocate(load_config().compute, Available(8), [planned(device="T4", num_replicas=2, num_gpus=1.0)])
 
 
 @pytest.mark.parametrize("num_replicas", [1, 7, 60])
 def test_replicas_of_a_plan_never_ask_for_more_cores_than_there_are(num_replicas):
     plan = [planned(device="CPU", num_replicas=num_replicas, num_gpus=0.0, num_threads=1)] * 3
-    assert allocate(load_config(), Available(2), plan).min_cpus <= 2
+    assert allocate(load_config().compute, Available(2), plan).min_cpus <= 2
 
 
 def test_a_run_follows_the_plan_and_refuses_another_dtype(tiny_model, tmp_path, run_embedder):
@@ -245,7 +245,7 @@ def test_a_run_follows_the_plan_and_refuses_another_dtype(tiny_model, tmp_path, 
     path = tmp_path / "plan.json"
     code, _, stderr = run_embedder("plan", "--model", tiny_model, "--stages", 2, "--out", path)
     assert code == 0, stderr
-    plan = make_plan(load_config(overrides={"plan": str(path)}), open_model(str(tiny_model)))
+    plan = make_plan(load_config(overrides={"plan": str(path)}).compute, open_model(str(tiny_model)))
     assert plan.model_fingerprint is not None
     assert all(stage.device == "CPU" for stage in plan.stages)
     options = ["--model", tiny_model, "--store", tmp_path / "s", "--plan", path, "--json"]

@@ -29,7 +29,8 @@ class MeanColour:
 def described(tiny_model, **section):
     """Description of the one further model of a configuration, as its folder of a store keeps it."""
     models = [{"uri": str(tiny_model)}, section]
-    (model,) = open_models(load_config(overrides={"model": models}))
+    config = load_config(overrides={"model": models})
+    (model,) = open_models(config.model_sections, config.rows)
     return model.info
 
 

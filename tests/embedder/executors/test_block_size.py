@@ -35,7 +35,7 @@ def test_blocks_are_the_most_whole_batches_that_model_and_run_allow(bytes_per_ro
             and num * CPU_SETTINGS.min_blocks <= num_items
         )
 
-    found = items_per_block(load_config(), 32, bytes_per_row, num_items)
+    found = items_per_block("auto", 32, bytes_per_row, num_items)
     assert found % 32 == 0
     assert found == 32 or is_allowed(found), "never less than a batch"
     assert not is_allowed(found + 32)
@@ -45,9 +45,9 @@ def test_blocks_are_the_most_whole_batches_that_model_and_run_allow(bytes_per_ro
     ("item_s", "expected"), [(None, 64), (0.01, 64), (0.0005, 96), (0.00025, 128), (0.000001, 128)]
 )
 def test_a_stage_whose_calls_are_short_gets_larger_blocks(item_s, expected):
-    assert items_per_block(load_config(), 32, 192 * KIB, 20_000, item_s) == expected
+    assert items_per_block("auto", 32, 192 * KIB, 20_000, item_s) == expected
     assert expected * 192 * KIB <= CPU_SETTINGS.max_block_bytes
-    assert items_per_block(load_config(), 32, 192 * KIB, 640, item_s) == 32, "a short run has as many blocks as before"
+    assert items_per_block("auto", 32, 192 * KIB, 640, item_s) == 32, "a short run has as many blocks as before"
 
 
 def test_the_fastest_stage_is_known_where_the_plan_knows_seconds():
@@ -59,7 +59,7 @@ def test_the_fastest_stage_is_known_where_the_plan_knows_seconds():
 
 def test_the_configuration_has_the_last_word():
     config = load_config(overrides={"decode": {"items_per_task": 7}})
-    assert items_per_block(config, 32, KIB, 20_000) == 7
+    assert items_per_block(config.decode.items_per_task, 32, KIB, 20_000) == 7
 
 
 def test_every_item_is_in_one_block_in_order():
@@ -81,7 +81,7 @@ def test_large_files_and_those_of_unknown_size_stand_in_short_blocks(large):
 def test_photographs_stand_in_blocks_of_whole_batches_on_a_gpu():
     """Of 112 kB each, they were cut into blocks of 64, which a GPU computes one by one."""
     size, row = 112_000, 151 * KIB
-    found = {num: items_per_block(load_config(), 256, row, num, settings=GPU_SETTINGS) for num in (12_000, 10**6)}
+    found = {num: items_per_block("auto", 256, row, num, settings=GPU_SETTINGS) for num in (12_000, 10**6)}
     assert found == {12_000: 256, 10**6: 1024}
     for num_items, expected in ((256, 256), (512, 512), (1024, 512)):
         table = listing(*[10] * FIRST_ITEMS, *[size] * 2048)

@@ -21,7 +21,7 @@ def plan():
 
 
 def chosen(plan, num_items, num_cpus, num_gpus=0, **options):
-    return choose_engine(load_config(overrides=options), plan, num_items, num_cpus, num_gpus).engine
+    return choose_engine(load_config(overrides=options).compute, plan, num_items, num_cpus, num_gpus).engine
 
 
 def test_few_cores_are_kept_busy_by_one_process(plan):
@@ -52,7 +52,7 @@ def test_a_gpu_of_a_known_type_counts_as_fast_as_it_is(plan):
     large = replace(plan, stages=tuple(replace(stage, flops_per_image=5e10) for stage in plan.stages))
     config = load_config(overrides={"dtype": "bfloat16"})
     types = (("NVIDIA H200",), ("L4", "H100"), ())
-    choices = [choose_engine(config, large, 12_000, 16, 1, gpus=gpus) for gpus in types]
+    choices = [choose_engine(config.compute, large, 12_000, 16, 1, gpus=gpus) for gpus in types]
     assert [choice.engine for choice in choices] == ["ray"] * 3
     times = [re.search(r"and (.*) on Ray with 1 GPU", choice.reason)[1] for choice in choices]
     assert times == ["16 s", "52 s", "7 min"]
@@ -61,7 +61,7 @@ def test_a_gpu_of_a_known_type_counts_as_fast_as_it_is(plan):
 def test_a_slow_dtype_of_the_cpu_counts_as_slow(plan):
     large = replace(plan, stages=tuple(replace(stage, flops_per_image=1e9) for stage in plan.stages))
     config = load_config(overrides={"dtype": "bfloat16"})
-    found = [choose_engine(config, large, 400, 4, num_gpus=1, has_bf16=each).engine for each in (True, False)]
+    found = [choose_engine(config.compute, large, 400, 4, num_gpus=1, has_bf16=each).engine for each in (True, False)]
     assert found == ["local", "ray"]
 
 
@@ -113,8 +113,8 @@ def test_gpus_are_counted_as_ray_counts_them(visible, expected, monkeypatch):
 def test_times_of_earlier_runs_count_before_what_costs_expect(plan):
     config = load_config(overrides={"model": "m"})
     slow = {"local": RunTimes(startup_s=9.0, items_per_s=0.1, num_items=40, publish_s=1.0)}
-    found = choose_engine(config, plan, 100, 2, measured=slow)
+    found = choose_engine(config.compute, plan, 100, 2, measured=slow)
     assert found.engine == "ray"
     assert "100 items would take about 17 min in one process" in found.reason
     assert found.reason.endswith("; the time in one process is from earlier runs here")
-    assert choose_engine(config, plan, 1, 2).reason.startswith("1 item would take about 5 s in one process")
+    assert choose_engine(config.compute, plan, 1, 2).reason.startswith("1 item would take about 5 s in one process")

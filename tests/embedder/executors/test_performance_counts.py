@@ -80,7 +80,7 @@ def expected_bytes(job, rows: pa.Table) -> list[float]:
 def test_tasks_blocks_and_bytes_of_each_operator_are_those_of_the_design(ran):
     job, listing, operators = ran
     num_rows = items_per_block(
-        job.config, job.decode.rows_per_batch, max(handed_on_bytes(job.model, job.plan)), NUM_ITEMS
+        job.compute.items_per_task, job.decode.rows_per_batch, max(handed_on_bytes(job.model, job.plan)), NUM_ITEMS
     )
     assert num_rows == ROWS_PER_BATCH
     num_blocks = math.ceil(NUM_ITEMS / num_rows)

@@ -81,8 +81,11 @@ def test_a_bug_keeps_its_traceback(ray_cluster):
 def test_a_stage_that_finds_no_model_on_its_node_says_so_in_one_line(make_run, tmp_path, ray_cluster, capfd):
     config = make_run(samples.folder(tmp_path / "in", num_images=3), num_stages=2)
     model = open_model(config.model)
-    run = start_run(StoreFiles(config.store), store_info(config, model), pa.schema([]))
-    job = plan_job(config, model, make_plan(config, model), Available(2), run, pa.schema([]))
+    run = start_run(
+        StoreFiles(config.store), store_info(config.rows, model, config.compute.settled_dtype), pa.schema([])
+    )
+    plan = make_plan(config.compute, model)
+    job = plan_job(config.compute, config.rows, model, plan, Available(2), run, pa.schema([]))
     first, second = job.stages
     job = replace(job, stages=(first, replace(second, model=str(tmp_path / "gone"))))
     with ray_session(None, no_progress_timeout_s=60), pytest.raises(ModelError, match="gone") as caught:

@@ -129,7 +129,7 @@ def test_a_long_video_is_not_decoded_to_its_end(make_run, tmp_path):
     samples.clip(tmp_path / "in" / "long.mp4", seconds=20)
     config = make_run(tmp_path / "in", segment_s=1.0, batch_size=1)
     (listing,) = list_sources(config.source)
-    reader = ItemReader(decode_spec(config, open_model(config.model)))
+    reader = ItemReader(decode_spec(config.rows, open_model(config.model)))
     asked = []
 
     def should_stop():

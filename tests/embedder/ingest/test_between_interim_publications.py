@@ -43,8 +43,8 @@ def killed(monkeypatch):
         until = until or (lambda: read_current(StoreFiles(config.store)) is not None and len(items_of(config)) == goal)
         goal = num_items + (len(items_of(config)) if read_current(StoreFiles(config.store)) else 0)
 
-        def execute_some(config, model, plan, run, chosen, *rest):
-            execute(config, model, plan, run, chosen.slice(0, num_items), *rest)
+        def execute_some(inputs, run, chosen, *rest):
+            execute(inputs, run, chosen.slice(0, num_items), *rest)
             deadline = time.monotonic() + 60
             while not until():
                 assert time.monotonic() < deadline

@@ -64,8 +64,8 @@ def test_raw_is_the_fingerprint_and_the_vectors_of_before(make_run, tmp_path):
     model = open_model(config.model)
     tokenizer = model.tokenizer_json.encode()
     before = preprocess_fingerprint(model.config.preprocess, tokenizer, config.segment_s, config.frames_per_segment)
-    assert record(config)["preprocess_fingerprint"] == before == preprocessing_of(config, model)
-    assert preprocessing_of(make_run(tmp_path / "in"), model) != before
+    assert record(config)["preprocess_fingerprint"] == before == preprocessing_of(config.rows, model)
+    assert preprocessing_of(make_run(tmp_path / "in").rows, model) != before
     assert near(vector(rows, "plain.png"), vector(rows, "profile.png")) < 0.99
 
 
@@ -124,7 +124,8 @@ def test_further_models_follow(make_run, tmp_path):
     tables = [{"uri": config.model}, {"name": "second", "kind": "towers", "uri": config.model}]
     infos = {}
     for colour in ("auto", "srgb", "raw"):
-        (model,) = open_models(make_run(tmp_path / "in", model=tables, decode={"colour": colour}))
+        config = make_run(tmp_path / "in", model=tables, decode={"colour": colour})
+        (model,) = open_models(config.model_sections, config.rows)
         infos[colour] = model.info
     assert infos["auto"] == infos["srgb"]
     assert infos["raw"].colour == "raw"

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from store_samples import begin, row, table
 
-from embedder.config import RunConfig
+from embedder.config import RunConfig, RunLimits
 from embedder.ingest.guards import judge, refusal
 from embedder.ingest.run_result import count_run
 from embedder.store.files import StoreFiles
@@ -18,8 +18,8 @@ KINDS = ("cat", "dog", "fish", "bird")
 NO_IDS = pa.chunked_array([[]], pa.string())
 
 
-def limits(**compare) -> RunConfig:
-    return RunConfig.model_validate({"compare": {"required": True} | compare})
+def limits(**compare) -> RunLimits:
+    return RunConfig.model_validate({"compare": {"required": True} | compare}).limits
 
 
 def unit(rng, num=NUM):
@@ -90,7 +90,7 @@ def test_a_group_that_another_model_finds_worse_is_found_and_the_run_refused(ref
 
 def test_without_the_section_and_with_the_same_model_nothing_is_compared(refreshed):
     result = refreshed(*rows(1, lost=KINDS))
-    assert compared(result, RunConfig()) is None
+    assert compared(result, RunConfig().limits) is None
     same = count_run(result.run, result.published, NO_IDS, keeps_published=True)
     assert compared(same, limits()) is None
 

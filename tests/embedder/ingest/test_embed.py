@@ -250,7 +250,7 @@ def test_the_times_of_a_run_are_those_that_the_next_one_is_told(make_run, tmp_pa
     source = samples.folder(tmp_path / "in", num_images=12)
     fingerprint = open_model(str(tiny_model)).fingerprint
     report = embed(make_run(source))
-    times = measured_times(make_run(source), fingerprint)["local"]
+    times = measured_times(make_run(source).ray_address, fingerprint)["local"]
     assert min(times.startup_s, times.items_per_s, times.publish_s) > 0
     assert report.startup_s > 0
     embed(make_run(source, store=str(tmp_path / "other"), engine="auto"))

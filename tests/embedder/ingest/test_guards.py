@@ -20,7 +20,7 @@ from embedder.store.journal.part_writer import write_part
 from embedder.store.journal.runs import Run, all_runs
 from embedder.store.layout import CURRENT_FILE, read_current
 
-LIMITS = RunConfig()
+LIMITS = RunConfig().limits
 NUM_PAIRS, WIDTH = 300, 16
 
 
@@ -307,7 +307,7 @@ def test_rejects_are_judged_by_their_share(files, num_items, num_rejected, is_fi
     [({}, True), ({"min_rejects": 2}, False), ({"min_rejects": 3}, True), ({"max_reject_fraction": 0}, False)],
 )
 def test_how_few_rejects_stop_no_run_can_be_said(files, limits, passes):
-    found = verdicts(result(files, num_items=50, num_rejected=2), load_config(overrides=limits))["rejects"]
+    found = verdicts(result(files, num_items=50, num_rejected=2), load_config(overrides=limits).limits)["rejects"]
     assert (found.passed, found.figure) == (passes, 0.04)
 
 

@@ -7,7 +7,6 @@ import pytest
 import samples
 from refresh_runs import items_of, refreshed, rows_of
 
-from embedder.config import RunConfig
 from embedder.ingest.diff import MODEL_CHANGED
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED
@@ -18,6 +17,7 @@ from embedder.storage import hashed_rows
 from embedder.storage.hashed_rows import HashedRows
 
 NUM_NAMES = 400
+MAX_ATTEMPTS = 5
 STATES = ("embedded", "embedded", "embedded", "rejected", "left_out")
 
 
@@ -58,7 +58,7 @@ def planned(listed, published, finished, options, outdated, memory_bytes):
     listing = HashedRows([table(LISTING_SCHEMA, listed)], LISTING_SCHEMA, memory_bytes=memory_bytes)
     held = HashedRows([table(PUBLISHED, published)], PUBLISHED, memory_bytes=memory_bytes)
     done = HashedRows([table(NOTHING_FINISHED.schema, finished)], NOTHING_FINISHED.schema)
-    work = plan_work(RunConfig(), options, ListedItems(listing), held, done, outdated)
+    work = plan_work(MAX_ATTEMPTS, options, ListedItems(listing), held, done, outdated)
     return {
         "to_embed": work.difference.to_embed.to_pylist(),
         "first": work.difference.first(options.limit).to_embed["item_id"].to_pylist(),
@@ -91,7 +91,8 @@ def test_a_listing_on_disk_and_a_small_store_meet_in_the_same_parts():
     listing = HashedRows([table(LISTING_SCHEMA, listed)], LISTING_SCHEMA, memory_bytes=0)
     held = HashedRows([table(PUBLISHED, published)], PUBLISHED)
     options = IngestOptions(kind="refresh")
-    mixed = plan_work(RunConfig(), options, ListedItems(listing), held, HashedRows((), NOTHING_FINISHED.schema), None)
+    nothing = HashedRows((), NOTHING_FINISHED.schema)
+    mixed = plan_work(MAX_ATTEMPTS, options, ListedItems(listing), held, nothing, None)
     alone = planned(listed, published, [], options, None, 1 << 30)
     assert mixed.difference.to_embed.to_pylist() == alone["to_embed"]
     assert sorted(mixed.retired["item_id"].to_pylist()) == alone["retired"]

@@ -118,7 +118,7 @@ def test_operators_of_ray_are_shown_with_their_busy_share_and_the_bottleneck(mak
         stage = OperatorState("stage 0", 3, 1, (replica,), num_gpus=1, num_calls=second, work_s=0.8 * second)
         decode = OperatorState("decode", 0, 1, num_cpus=0.5, num_calls=second, work_s=0.2 * second, spilled_bytes=7)
         history.add(Sample(NOW_S + second, (decode, stage, OperatorState("write"))))
-    with observe_run(make_run(tmp_path), "embed") as observer, observer.progress(5) as display:
+    with observe_run(make_run(tmp_path).observing, "embed") as observer, observer.progress(5) as display:
         show_operators(display, history.view())
         show_entry(display, entry())
         found = {metric.name: samples for metric, samples in observer.live.samples()}
@@ -201,7 +201,7 @@ def test_a_port_that_is_taken_is_told_and_fails_nothing(make_run, tmp_path, said
 
 
 def test_a_run_that_fails_leaves_no_server(make_run, tmp_path, said):
-    with pytest.raises(RunFailedError), observe_run(make_run(tmp_path, metrics_address=":0"), "embed"):
+    with pytest.raises(RunFailedError), observe_run(make_run(tmp_path, metrics_address=":0").observing, "embed"):
         raise RunFailedError("the guard")
     *_, line = [line for line in said if line.startswith("metrics of this run")]
     with pytest.raises(OSError, match="refused"):

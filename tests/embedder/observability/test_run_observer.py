@@ -41,7 +41,7 @@ def run_of(config):
 
 def fail(config, error):
     """A run that ends with an error."""
-    with pytest.raises(type(error)), observe_run(config, "embed"):
+    with pytest.raises(type(error)), observe_run(config.observing, "embed"):
         raise error
 
 
@@ -135,7 +135,7 @@ def test_a_failure_before_there_is_a_store_is_told_all_the_same(make_run, tmp_pa
 
 def test_progress_is_logged_now_and_then(make_run, tmp_path):
     config = make_run(tmp_path, log_file=str(tmp_path / "log"))
-    with observe_run(config, "embed") as observer, observer.progress(1000, log_every_s=0.5) as on_progress:
+    with observe_run(config.observing, "embed") as observer, observer.progress(1000, log_every_s=0.5) as on_progress:
         on_progress(100)
         time.sleep(0.6)
         on_progress(200)
@@ -158,7 +158,7 @@ def test_operators_go_to_a_display_that_shows_them_and_to_the_log_now_and_then(m
     for name, display in {"with": Display(), "without": lambda num_done: None}.items():
         config = make_run(tmp_path, log_file=str(tmp_path / name))
         with (
-            observe_run(config, "embed", lambda num_items, shown=display: nullcontext(shown)) as observer,
+            observe_run(config.observing, "embed", lambda num_items, shown=display: nullcontext(shown)) as observer,
             observer.progress(1000, log_every_s=0.5) as on_progress,
         ):
             show_operators(on_progress, view)
@@ -176,7 +176,7 @@ def test_the_log_is_read_once_while_the_run_goes_on_and_again_after_its_end(make
     run.files.write(path, b"an earlier session\n")
     read, reads = run.files.read, []
     monkeypatch.setattr(run.files, "read", lambda path: reads.append(path) or read(path))
-    with observe_run(make_run(tmp_path), "embed") as observer:
+    with observe_run(make_run(tmp_path).observing, "embed") as observer:
         observer.on_run(run)
         observer.log.add("item-7 is odd")
         observer.log.add("the lock is free")
@@ -340,7 +340,7 @@ def test_only_a_run_that_has_begun_is_said_to_go_on(make_run, tmp_path):
     away = "store s3://team/store/CURRENT.json: it did not answer"
     for error in (StoreUnavailableError(away), StoreUnwritableError(away), SignalInterrupt(signal.SIGINT)):
         before = str(error)
-        with pytest.raises(type(error)) as caught, observe_run(config, "embed") as observer:
+        with pytest.raises(type(error)) as caught, observe_run(config.observing, "embed") as observer:
             observer.on_run(run_of(config))
             raise error
         assert str(caught.value) == f"{before}; what is finished is kept, and the same command goes on"

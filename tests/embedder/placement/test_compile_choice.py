@@ -28,7 +28,7 @@ def stage():
 
 
 def chosen(stage, num_items=None, resources=None, **settings):
-    return is_compiled(load_config(None, settings), stage, resources or on("cuda"), num_items, ("H100",))
+    return is_compiled(load_config(None, settings).compute, stage, resources or on("cuda"), num_items, ("H100",))
 
 
 def test_what_the_configuration_says_holds_on_every_device(stage):

@@ -42,7 +42,7 @@ def test_of_gpus_that_nobody_can_tell_float32_is_taken():
 
 
 def chosen(gpus=(H100,), recorded=None, planned=None, **options):
-    return choose_dtype(load_config(overrides=options), lambda: gpus, recorded=recorded, planned=planned).dtype
+    return choose_dtype(load_config(overrides=options).compute, lambda: gpus, recorded=recorded, planned=planned).dtype
 
 
 def test_what_the_configuration_names_stands_before_the_store_the_plan_and_the_devices():
@@ -64,8 +64,8 @@ def test_stages_that_use_no_gpu_compute_in_float32():
         {"num_stages": 2, "stage": [{"device": "cpu"}, {"num_gpus": 0}]},
     ):
         config = load_config(overrides=options)
-        assert choose_dtype(config, never).dtype == "float32"
-        assert find_gpus(config) == ()
+        assert choose_dtype(config.compute, never).dtype == "float32"
+        assert find_gpus(config.compute) == ()
     assert chosen(num_stages=2, stage=[{"device": "cpu"}, {}]) == "bfloat16"
 
 
@@ -77,10 +77,10 @@ def test_nodes_tell_the_types_of_their_gpus():
 def test_a_cluster_is_asked_for_its_gpus_without_attaching_to_it(ray_cluster):
     address = ray_cluster.get_runtime_context().gcs_address
     assert gpu_types_of(address) == []
-    assert find_gpus(load_config(overrides={"ray_address": address})) == ()
+    assert find_gpus(load_config(overrides={"ray_address": address}).compute) == ()
     growing = load_config(overrides={"ray_address": address, "cluster": {"max_gpus": 4}})
-    assert choose_by_gpus(find_gpus(growing)).dtype == "bfloat16"
-    assert find_gpus(load_config()) == (), "of the Ray that runs in this process, not of the driver"
+    assert choose_by_gpus(find_gpus(growing.compute)).dtype == "bfloat16"
+    assert find_gpus(load_config().compute) == (), "of the Ray that runs in this process, not of the driver"
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,14 @@ def test_a_cluster_is_asked_for_its_gpus_without_attaching_to_it(ray_cluster):
     ],
 )
 def test_a_store_is_not_continued_on_devices_that_do_not_compute_in_its_dtype(dtype, gpus, cure):
-    choice = choose_dtype(load_config(), lambda: gpus, recorded=("/s", dtype))
+    choice = choose_dtype(load_config().compute, lambda: gpus, recorded=("/s", dtype))
     with pytest.raises(
         ConfigError, match=f"^dtype: the vectors of store /s are computed in {dtype}, .*{cure}"
     ) as found:
         check_dtype(choice, gpus)
     assert "\n" not in str(found.value)
-    check_dtype(choose_dtype(load_config(overrides={"dtype": dtype}), lambda: gpus), gpus)  # who asks for it gets it
+    asked = load_config(overrides={"dtype": dtype}).compute
+    check_dtype(choose_dtype(asked, lambda: gpus), gpus)  # who asks for it gets it
 
 
 @pytest.mark.parametrize(
@@ -107,14 +108,14 @@ def test_a_store_is_not_continued_on_devices_that_do_not_compute_in_its_dtype(dt
      ("int8", ()), ("float16", None)],
 )  # fmt: skip
 def test_a_store_goes_on_in_its_own_dtype_wherever_that_is_possible(dtype, gpus):
-    choice = choose_dtype(load_config(), lambda: gpus, recorded=("/s", dtype))
+    choice = choose_dtype(load_config().compute, lambda: gpus, recorded=("/s", dtype))
     check_dtype(choice, gpus)
     assert choice.dtype == dtype
     assert describe_dtype(choice, gpus).startswith(f'dtype {dtype} (dtype = "auto"): store /s is computed in it')
 
 
 def test_a_slow_dtype_is_told_with_the_faster_one():
-    choice = choose_dtype(load_config(), tuple, recorded=("/s", "float32"))
+    choice = choose_dtype(load_config().compute, tuple, recorded=("/s", "float32"))
     assert describe_dtype(choice, (T4,)).endswith("; the GPUs here are faster in float16: --dtype float16")
     assert "faster" not in describe_dtype(choice, ())
     assert "faster" not in describe_dtype(DtypeChoice("bfloat16", "x"), (H100,))
@@ -122,4 +123,4 @@ def test_a_slow_dtype_is_told_with_the_faster_one():
 
 def test_a_dtype_of_a_later_release_is_refused():
     with pytest.raises(StoreError, match="store /s: it says dtype 'float8', and this release computes in float32, "):
-        choose_dtype(load_config(), tuple, recorded=("store /s", "float8"))
+        choose_dtype(load_config().compute, tuple, recorded=("store /s", "float8"))

@@ -33,8 +33,8 @@ def gpu_node(num_cpus, num_gpus, device_type, number=0):
 
 def planned_for(available, **settings):
     config = load_config(overrides=settings)
-    plan = plan_for_fleet(config, MODEL, plan_shards(MODEL.config, config.num_stages), available)
-    return config, plan, allocate(config, available, plan.stages)
+    plan = plan_for_fleet(config.compute, MODEL, plan_shards(MODEL.config, config.num_stages), available)
+    return config, plan, allocate(config.compute, available, plan.stages)
 
 
 @pytest.mark.parametrize("num_gpus", range(2, 9))
@@ -51,7 +51,7 @@ def test_stages_of_a_mixed_fleet_go_to_the_types_of_the_plan():
     assert {name for stage in allocation.stages for name in stage.device_types} == {"A100-80G", "L4"}
     found = place_replicas(allocation, nodes)
     assert found is not None
-    on_nodes = pin_replicas(config, allocation, nodes, found)
+    on_nodes = pin_replicas(config.stage, allocation, nodes, found)
     types = {node.node_id: node.device_type for node in nodes}
     for stage in on_nodes.stages:
         assert len(stage.node_ids) == stage.min_replicas
@@ -62,20 +62,21 @@ def test_a_plan_for_a_type_of_another_memory_is_placed_and_one_for_an_unknown_ty
     available = Available(8, 2, (gpu_node(4, 1, "A100-40G"), gpu_node(4, 1, "A100-80G")))
     _, plan, _ = planned_for(available)
     stages = [stage.__class__(**vars(stage) | {"device": "A100:80GB", "num_gpus": 1.0}) for stage in plan.stages[:1]]
-    (stage,) = allocate(load_config(overrides={"num_stages": 1}), available, stages).stages
+    (stage,) = allocate(load_config(overrides={"num_stages": 1}).compute, available, stages).stages
     assert type_selector(stage.device_types, "ray.io/accelerator-type") == {
         "ray.io/accelerator-type": "in(A100-40G,A100-80G)"
     }
     stages = [stage.__class__(**vars(plan.stages[0]) | {"device": "TPU", "num_gpus": 1.0}) for stage in plan.stages[:1]]
-    assert allocate(load_config(overrides={"num_stages": 1}), available, stages).stages[0].device_types == frozenset()
+    (stage,) = allocate(load_config(overrides={"num_stages": 1}).compute, available, stages).stages
+    assert stage.device_types == frozenset()
 
 
 def test_stages_with_settings_of_their_own_fill_the_gpus_and_the_slowest_first():
     config = load_config(overrides={"num_stages": 2, "stage": [{"num_gpus": 0.5}, {"num_gpus": 1}]})
-    allocation = allocate(config, fleet_of((16, 3), (16, 3)))
+    allocation = allocate(config.compute, fleet_of((16, 3), (16, 3)))
     assert [stage.min_replicas for stage in allocation.stages] == [4, 4]
     fixed = load_config(overrides={"num_stages": 1, "stage": [{"num_gpus": 1, "replicas": {"min": 2, "max": 2}}]})
-    assert allocate(fixed, fleet_of((16, 8))).stages[0].min_replicas == 2
+    assert allocate(fixed.compute, fleet_of((16, 8))).stages[0].min_replicas == 2
 
 
 @pytest.mark.parametrize(
@@ -84,20 +85,20 @@ def test_stages_with_settings_of_their_own_fill_the_gpus_and_the_slowest_first()
 def test_a_large_node_has_several_replicas_as_far_as_its_memory_goes(num_cpus, memory_bytes, replicas):
     available = Available(num_cpus, 0, (Node("a", num_cpus, memory_bytes=memory_bytes),))
     assert len(cpu_nodes(available, 3, weight_bytes=0)) == replicas
-    stages = allocate(load_config(), available).stages
+    stages = allocate(load_config().compute, available).stages
     assert all(stage.num_threads <= MAX_THREADS or replicas == 1 for stage in stages)
 
 
 def test_threads_are_those_of_the_node_that_a_replica_lands_on():
     available = fleet_of((4, 0), (16, 0))
     config = load_config()
-    allocation = allocate(config, available)
-    stages = pin_replicas(config, allocation, available.nodes, place_replicas(allocation, available.nodes)).stages
+    allocation = allocate(config.compute, available)
+    stages = pin_replicas(config.stage, allocation, available.nodes, place_replicas(allocation, available.nodes)).stages
     assert [stage.min_replicas for stage in stages] == [2] * 3
     assert dict(stages[0].node_threads) == {"id 0": 1, "id 1": 5}
     own = load_config(overrides={"stage": [{"num_threads": 2}] * 3})
     assert (
-        pin_replicas(own, allocation, available.nodes, place_replicas(allocation, available.nodes))
+        pin_replicas(own.stage, allocation, available.nodes, place_replicas(allocation, available.nodes))
         .stages[0]
         .node_threads
         == ()
@@ -107,7 +108,7 @@ def test_threads_are_those_of_the_node_that_a_replica_lands_on():
 def test_every_node_keeps_room_for_a_task_where_it_can():
     available = fleet_of((2, 0), (2, 0))
     config = load_config(overrides={"num_stages": 2, "stage": [{"num_cpus": 0.5}, {"num_cpus": 0.5}]})
-    (first, second) = place_replicas(allocate(config, available), available.nodes)
+    (first, second) = place_replicas(allocate(config.compute, available), available.nodes)
     assert sorted(first) == sorted(second) == [0, 1]
 
 
@@ -128,6 +129,6 @@ def test_a_cluster_that_may_grow_is_not_refused_for_what_it_lacks_yet():
     grown = share_of(empty, ClusterConfig(max_cpus=4), is_cluster=True)
     assert grown.can_grow
     config = load_config(overrides={"num_stages": 1, "stage": [{"num_cpus": 1, "replicas": {"min": 1, "max": 3}}]})
-    (stage,) = allocate(config, grown).stages
+    (stage,) = allocate(config.compute, grown).stages
     assert (stage.min_replicas, stage.max_replicas) == (1, 3)
     assert not share_of(Available(2), ClusterConfig(max_cpus=4), is_cluster=False).can_grow

@@ -42,7 +42,7 @@ def orders(actors, rng, num=60):
 @pytest.mark.parametrize("num_gpus", range(9))
 def test_all_stages_find_a_place_in_any_order_and_no_device_idles(num_gpus, num_stages):
     config = load_config(overrides={"num_stages": num_stages})
-    stages = allocate(config, Available(64, num_gpus)).stages
+    stages = allocate(config.compute, Available(64, num_gpus)).stages
     shares = [stage.num_gpus for stage in stages]
     if not num_gpus:
         assert {(stage.num_gpus, stage.device) for stage in stages} == {(0, "cpu")}
@@ -78,7 +78,7 @@ def test_the_heaviest_stage_gets_the_device_of_its_own():
         spec = ShardSpec(LayerRange(0, 1), LayerRange(0, 1))
         return PlannedStage(spec=spec, flops_per_image=flops, **nothing)
 
-    stages = allocate(load_config(), Available(8, 2), [planned(flops) for flops in (1, 9, 1)]).stages
+    stages = allocate(load_config().compute, Available(8, 2), [planned(flops) for flops in (1, 9, 1)]).stages
     assert [stage.num_gpus for stage in stages] == [0.5, 1.0, 0.5]
 
 

@@ -45,7 +45,7 @@ def on_logical_gpus(tmp_path):
 
 def shared_out(num_gpus, num_stages):
     """Stages with the shares that a run would give them on so many GPUs."""
-    stages = allocate(load_config(overrides={"num_stages": num_stages}), Available(4, num_gpus)).stages
+    stages = allocate(load_config(overrides={"num_stages": num_stages}).compute, Available(4, num_gpus)).stages
     return [stage.num_gpus for stage in stages]
 
 

@@ -146,7 +146,7 @@ def test_a_run_starts_where_its_replicas_have_a_placement_and_nowhere_else(num_g
             config = load_config(overrides={"num_stages": num_stages, "stage": stages, "decode": task})
             fleet = Available(sum(node.num_cpus for node in nodes), num_gpus, tuple(nodes))
             try:
-                allocation = allocate(config, fleet)
+                allocation = allocate(config.compute, fleet)
             except ConfigError:
                 assert not brute_force(nodes, requests), (nodes, requests)
                 continue

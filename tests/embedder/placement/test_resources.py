@@ -29,41 +29,42 @@ from shards.ranges import LayerRange
 @pytest.mark.parametrize("num_cpus", [1, 2, 3, 4, 8, 16, 96])
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 6])
 def test_the_defaults_fit_every_machine(num_cpus, num_stages):
-    allocation = allocate(load_config(overrides={"num_stages": num_stages}), Available(num_cpus))
+    allocation = allocate(load_config(overrides={"num_stages": num_stages}).compute, Available(num_cpus))
     assert allocation.min_cpus <= num_cpus
     assert allocation.decode_cpus > 0
 
 
 def test_a_gpu_is_shared_by_the_stages_in_equal_parts():
-    allocation = allocate(load_config(), Available(8, num_gpus=1))
+    allocation = allocate(load_config().compute, Available(8, num_gpus=1))
     assert [stage.num_gpus for stage in allocation.stages] == [0.3333] * 3
     assert {stage.device for stage in allocation.stages} == {"cuda"}
 
 
 def test_each_stage_gets_a_gpu_where_there_are_enough():
-    allocation = allocate(load_config(), Available(32, num_gpus=4))
+    allocation = allocate(load_config().compute, Available(32, num_gpus=4))
     assert [stage.num_gpus for stage in allocation.stages] == [1.0] * 3
 
 
 def test_decode_needs_a_cpu_beside_the_actors():
     config = load_config(overrides={"stage": [{"num_cpus": 0.5}] * 3, "decode": {"num_cpus": 1.0}})
     with pytest.raises(ConfigError, match="2.5 CPUs and there are 2"):
-        allocate(config, Available(2))
+        allocate(config.compute, Available(2))
 
 
 def test_replicas_count_at_their_minimum():
     stages = [{"num_cpus": 0.25, "replicas": {"min": 4, "max": 8}}] * 3
     with pytest.raises(ConfigError, match="4 x 0.25"):
-        allocate(load_config(overrides={"stage": stages}), Available(2))
+        allocate(load_config(overrides={"stage": stages}).compute, Available(2))
 
 
 def test_gpus_that_do_not_exist_are_refused():
     with pytest.raises(ConfigError, match="3 GPUs and there is 1"):
-        allocate(load_config(overrides={"stage": [{"num_gpus": 1.0}] * 3}), Available(8, num_gpus=1))
+        allocate(load_config(overrides={"stage": [{"num_gpus": 1.0}] * 3}).compute, Available(8, num_gpus=1))
 
 
 def test_a_burst_of_parts_does_not_start_a_crowd_of_writers():
-    assert [allocate(load_config(), Available(num_cpus)).num_writers for num_cpus in (1, 2, 8, 64)] == [1, 1, 2, 16]
+    found = [allocate(load_config().compute, Available(num_cpus)).num_writers for num_cpus in (1, 2, 8, 64)]
+    assert found == [1, 1, 2, 16]
 
 
 def test_the_object_store_grows_with_what_passes_and_has_bounds():
@@ -80,14 +81,14 @@ def test_three_stages_on_a_gpu_get_memory_for_blocks_of_activations(monkeypatch)
     found = []
     for gib in (2, 24, 128):
         monkeypatch.setattr(hardware, "memory_bytes", lambda gib=gib: gib << 30)
-        found.append(ray_store_bytes(load_config(), model, plan, GPU_SETTINGS))
+        found.append(ray_store_bytes("auto", model, plan, GPU_SETTINGS))
     assert found == [1 << 30, 6 << 30, 16 << 30]
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 4, 16])
 def test_stages_grown_to_their_maximum_leave_a_decode_task_its_cpu(num_cpus):
     stages = [{"replicas": {"min": 1, "max": 5}}, {}, {"replicas": {"min": 1, "max": 9}}]
-    allocation = allocate(load_config(overrides={"stage": stages}), Available(num_cpus))
+    allocation = allocate(load_config(overrides={"stage": stages}).compute, Available(num_cpus))
     assert [stage.max_replicas for stage in allocation.stages] == [5, 1, 9], "small requests always fit"
     held = sum(stage.max_replicas * stage.num_cpus for stage in allocation.stages)
     assert held + allocation.decode_cpus <= num_cpus
@@ -96,28 +97,29 @@ def test_stages_grown_to_their_maximum_leave_a_decode_task_its_cpu(num_cpus):
 def test_a_stage_grows_no_further_than_the_machine_allows():
     stages = [{"num_cpus": 0.5, "replicas": {"min": 1, "max": 8}}, {"num_cpus": 0.25}, {"num_cpus": 0.25}]
     config = load_config(overrides={"stage": stages, "decode": {"num_cpus": 1.0}})
-    laptop, server = allocate(config, Available(4)), allocate(config, Available(64))
+    laptop, server = allocate(config.compute, Available(4)), allocate(config.compute, Available(64))
     assert [stage.max_replicas for stage in laptop.stages] == [5, 1, 1], "5 x 0.5 + 2 x 0.25 + 1 = 4"
-    assert describe_limits(config, laptop).startswith("the CPUs and GPUs let stage 0 to 5 replicas instead of 8 grow")
+    limits = describe_limits(config.stage, laptop)
+    assert limits.startswith("the CPUs and GPUs let stage 0 to 5 replicas instead of 8 grow")
     assert [stage.max_replicas for stage in server.stages] == [8, 3, 3]
-    assert describe_limits(config, server) is None
+    assert describe_limits(config.stage, server) is None
 
 
 def test_gpus_limit_growth_too():
     stages = [{"num_gpus": 0.5, "replicas": {"min": 1, "max": 4}}] * 2
-    allocation = allocate(load_config(overrides={"stage": stages, "num_stages": 2}), Available(64, num_gpus=2))
+    allocation = allocate(load_config(overrides={"stage": stages, "num_stages": 2}).compute, Available(64, num_gpus=2))
     assert [stage.max_replicas for stage in allocation.stages] == [2, 2]
 
 
 def test_what_lacks_gpus_gives_up_replicas_and_stages_on_cpus_keep_theirs():
     stages = [{"device": "cpu", "replicas": {"min": 1, "max": 8}}, {"num_gpus": 1, "replicas": {"min": 1, "max": 4}}]
-    allocation = allocate(load_config(overrides={"stage": stages, "num_stages": 2}), Available(64, num_gpus=2))
+    allocation = allocate(load_config(overrides={"stage": stages, "num_stages": 2}).compute, Available(64, num_gpus=2))
     assert [stage.max_replicas for stage in allocation.stages] == [8, 2]
 
 
 def asked(num_gpus, *stages, **options):
     config = load_config(overrides={"stage": stages, "num_stages": len(stages), **options})
-    return [(stage.num_gpus, stage.device) for stage in allocate(config, Available(16, num_gpus)).stages]
+    return [(stage.num_gpus, stage.device) for stage in allocate(config.compute, Available(16, num_gpus)).stages]
 
 
 def test_parts_that_add_up_but_share_no_device_are_refused_with_the_cure():
@@ -170,10 +172,10 @@ def test_cuda_without_gpus_is_a_contradiction_wherever_the_device_is_said():
 def test_a_run_says_what_its_stages_compute_on_where_there_are_gpus():
     config = load_config(overrides={"num_stages": 3})
     on_two = Available(8, num_gpus=2)
-    assert describe_devices(allocate(config, on_two), on_two) == (
+    assert describe_devices(allocate(config.compute, on_two), on_two) == (
         "2 GPUs: stage 0 on cuda (1 GPU), stage 1 on cuda (0.5 GPU), stage 2 on cuda (0.5 GPU)"
     )
-    assert describe_devices(allocate(config, Available(8)), Available(8)) is None
+    assert describe_devices(allocate(config.compute, Available(8)), Available(8)) is None
 
 
 ONE = PlannedStage(ShardSpec(LayerRange(0, 1), LayerRange(0, 1)), 1, 1e6, 0.0, 0, 0)
@@ -212,15 +214,15 @@ def test_nodes_are_not_added_up():
     nodes = (Node("a", 2, 1), Node("b", 2, 1))
     two = Available(4, 2, nodes)
     with pytest.raises(ConfigError, match=r"stage 0 .*: no node has room.* has 1 GPU; num_gpus = 1 can be placed"):
-        allocate(load_config(overrides={"stage": [{"num_gpus": 2}], "num_stages": 1}), two)
+        allocate(load_config(overrides={"stage": [{"num_gpus": 2}], "num_stages": 1}).compute, two)
     with pytest.raises(ConfigError, match=r"a decode or write task .*the nearest, . \(2 CPU, 1 x GPU\)"):
-        allocate(load_config(overrides={"decode": {"num_cpus": 3}, "num_stages": 1}), two)
+        allocate(load_config(overrides={"decode": {"num_cpus": 3}, "num_stages": 1}).compute, two)
 
 
 def test_a_decode_task_and_the_threads_of_a_stage_fit_one_node():
     nodes = tuple(Node(f"node {number}", 1) for number in range(2))
-    assert allocate(load_config(), Available(2, 0, nodes)).decode_cpus == 0.5
+    assert allocate(load_config().compute, Available(2, 0, nodes)).decode_cpus == 0.5
     hundred = tuple(Node(f"node {number}", 16) for number in range(100))
-    (first, *_) = allocation = allocate(load_config(), Available(1600, 0, hundred)).stages
+    (first, *_) = allocation = allocate(load_config().compute, Available(1600, 0, hundred)).stages
     assert [stage.min_replicas for stage in allocation] == [100] * 3, "a replica of each stage on every node"
     assert first.num_threads == 5

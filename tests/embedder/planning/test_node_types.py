@@ -101,7 +101,7 @@ def test_the_slower_of_two_cores_gets_the_smaller_part_and_all_cores_are_used():
     config = load_config(overrides={"num_stages": 2, "batch_size": 32})
     nodes = [facts("a", cpus=1.0, device_type="whole"), facts("b", cpus=1.0, device_type="half")]
     found = cluster(nodes, core_share={"half": 0.5})
-    problem = problem_of_cluster(config, MODEL, found, DataMix())
+    problem = problem_of_cluster(config.compute, MODEL, found, DataMix())
     assert [(pool.device.name, pool.num, pool.core_speed) for pool in problem.pools] == [
         ("half", 0.5, 1.0),
         ("whole", 1.0, 1.0),
@@ -121,7 +121,7 @@ def test_the_slower_of_two_cores_gets_the_smaller_part_and_all_cores_are_used():
 def test_cores_of_another_speed_count_by_what_they_do_outside_the_stages():
     config = load_config(overrides={"num_stages": 2, "batch_size": 32})
     nodes = [facts("a", device_type="fast"), facts("b", device_type="slow"), facts("c", num_gpus=2, device_type="T4")]
-    problem = problem_of_cluster(config, MODEL, cluster(nodes, {"slow": 2.0, "T4": 4.0}), DataMix())
+    problem = problem_of_cluster(config.compute, MODEL, cluster(nodes, {"slow": 2.0, "T4": 4.0}), DataMix())
     speeds = {pool.device.name: (pool.num, pool.core_speed, pool.shared) for pool in problem.pools}
     assert speeds == {
         "fast": (4.0, 1.0, True),

@@ -52,7 +52,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
 
 def test_costs_are_measured_on_the_machine_and_kept(make_run, tiny_model, tmp_path, monkeypatch):
     config, model = make_run(tmp_path, batch_size=4, rows_per_part=32), open_model(str(tiny_model))
-    model_costs, host = profile.measured_costs(config, model)
+    model_costs, host = profile.measured_costs(config.compute, config.rows, model)
     assert (model_costs.model_fingerprint, model_costs.source, host.source) == (
         model.fingerprint,
         "measured",
@@ -64,14 +64,14 @@ def test_costs_are_measured_on_the_machine_and_kept(make_run, tiny_model, tmp_pa
     assert min(host.write_s_per_item, host.engine_s_per_item, model_costs.call_s, model_costs.send_s_per_byte) > 0
     monkeypatch.setattr(profile, "measure_call", never)
     monkeypatch.setattr(profile, "measure_write", never)
-    assert profile.measured_costs(config, model) == (model_costs, host)
+    assert profile.measured_costs(config.compute, config.rows, model) == (model_costs, host)
 
 
 def test_a_sample_of_the_run_s_own_items_tells_their_mix(make_run, tiny_model, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=8, num_clips=1)  # 4 of them with captions; clips of 3 s
     config = make_run(source, segment_s=1.5, frames_per_segment=2)
     (listing,) = list_sources(config.source)
-    sample = sample_items(config, open_model(str(tiny_model)), listing)
+    sample = sample_items(config.rows, open_model(str(tiny_model)), listing)
     # The first four items warm the decoder up and are not counted: one clip and three pictures.
     assert sample.rows["item_id"].to_pylist() == [f"pictures/{number:04d}.png" for number in range(3, 8)]
     assert (sample.mix.images_per_item, sample.mix.captions_per_item) == (1.0, pytest.approx(2 / 5))
@@ -84,7 +84,7 @@ def test_captions_alone_have_no_decode_costs_of_pictures(make_run, tiny_model, t
         (tmp_path / "in" / f"{number:02d}.txt").write_text(caption)
     config = make_run(tmp_path / "in")
     (listing,) = list_sources(config.source)
-    costs, host, mix = profile.measure(config, open_model(str(tiny_model)), listing)
+    costs, host, mix = profile.measure(config.compute, config.rows, open_model(str(tiny_model)), listing)
     assert (mix.images_per_item, mix.captions_per_item) == (0.0, 1.0)
     assert host.decode_s_per_image > 0, "from shipped images, for what-if questions"
     assert mix.caption_tokens == costs.caption_tokens
@@ -95,7 +95,7 @@ def test_ray_s_share_of_an_item_fills_the_cores(make_run, tiny_model, tmp_path, 
     core = DEVICES["CPU"]
     costs = replace(estimate_costs(model.config, core, "float32"), call_s=0.0)
     monkeypatch.setattr(profile.hardware, "num_cpus", lambda: 2)
-    host = profile.with_engine(config, model.config, costs, COSTS, DataMix())
+    host = profile.with_engine(config.compute, model.config, costs, COSTS, DataMix())
     tower_s = costs.vision.of(whole_model(model.config).vision, model.config.vision.depth)
     tower_s += costs.text.of(whole_model(model.config).text, model.config.text.num_hidden_layers)
     items_per_s = 2 / (tower_s + host.item_s(DataMix()))

@@ -100,8 +100,11 @@ def finished_job(make_run, model, source, cut=CUT):
     path = source / "plan.json"
     path.write_text(plan.to_json())
     config = make_run(source, num_stages=2, plan=str(path), engine="ray", stage=[{"num_threads": 1}] * 2)
-    run = start_run(StoreFiles(config.store), store_info(config, model), pa.schema([]))
-    return plan_job(config, model, make_plan(config, model), Available(16), run, pa.schema([]))
+    run = start_run(
+        StoreFiles(config.store), store_info(config.rows, model, config.compute.settled_dtype), pa.schema([])
+    )
+    plan = make_plan(config.compute, model)
+    return plan_job(config.compute, config.rows, model, plan, Available(16), run, pa.schema([]))
 
 
 def observed(stage_s, num_images, num_captions, num_items=100):

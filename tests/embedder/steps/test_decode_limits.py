@@ -19,7 +19,7 @@ def decode_folder(make_run, tiny_model):
     """Decode a folder's items, with some limits changed: rows by id."""
 
     def run(root, before_read=lambda: None, **limits):
-        spec = decode_spec(make_run(root), open_model(str(tiny_model)))
+        spec = decode_spec(make_run(root).rows, open_model(str(tiny_model)))
         reader = ItemReader(replace(spec, limits=replace(spec.limits, **limits)))
         rows = []
         for listing in list_sources([SourceConfig(path=str(root))]):
@@ -90,7 +90,7 @@ def test_frames_of_clips_are_counted_as_embedded_and_as_decoded(make_run, tmp_pa
     samples.folder(tmp_path / "in", num_images=2, num_clips=2)
     config = make_run(tmp_path / "in", segment_s=1.0, frames_per_segment=2)
     (listing,) = list_sources(config.source)
-    reader = ItemReader(decode_spec(config, open_model(config.model)))
+    reader = ItemReader(decode_spec(config.rows, open_model(config.model)))
     tables = list(reader.decode(listing, lambda: False))
     calls = [call for table in tables for calls in table["trace"].drop_null().to_pylist() for call in calls]
     num_images, num_frames = (sum(call[name] for call in calls) for name in ("num_images", "num_frames"))
@@ -109,7 +109,7 @@ def test_images_before_and_after_clips_keep_their_places(make_run, tmp_path):
     (tmp_path / "in" / "4.png").write_bytes(samples.image_bytes(4)[:-30])
     config = make_run(tmp_path / "in", segment_s=1.0, frames_per_segment=1)
     (listing,) = list_sources(config.source)
-    reader = ItemReader(decode_spec(config, open_model(config.model)))
+    reader = ItemReader(decode_spec(config.rows, open_model(config.model)))
     rows = [row for table in reader.decode(listing, lambda: False) for row in table.to_pylist()]
     segments = [(row["item_id"], row["segment"]) for row in rows]
     assert segments == [
@@ -128,7 +128,7 @@ def test_a_stop_between_images_that_wait_for_each_other_is_seen(make_run, tmp_pa
     samples.folder(tmp_path / "in", num_images=20)
     config = make_run(tmp_path / "in")
     (listing,) = list_sources(config.source)
-    reader = ItemReader(decode_spec(config, open_model(config.model)))
+    reader = ItemReader(decode_spec(config.rows, open_model(config.model)))
     asked = []
 
     def should_stop():

@@ -130,7 +130,7 @@ def test_frames_of_a_video_have_one_grid(make_run, model, tmp_path):
     run = make_run(source, model=str(folder), num_stages=2, frames_per_segment=3, segment_s=1)
     _, rows = embedded(run)
     assert [row["image_embedding"] is None for row in rows.values()] == [False] * len(rows)
-    reader = ItemReader(decode_spec(run, open_model(str(folder))))
+    reader = ItemReader(decode_spec(run.rows, open_model(str(folder))))
     (listing,) = list_sources(run.source)
     grids = np.concatenate([grids_of(table) for table in reader.decode(listing, lambda: False)])
     assert len(grids) == len(rows)
@@ -173,7 +173,7 @@ def test_sampled_items_give_the_patches_of_an_image(make_run, model, tmp_path):
         Image.new("RGB", (400, 16 + number)).save(tmp_path / "in" / f"{number}.png")
     run = make_run(tmp_path / "in", model=str(model[0]))
     (listing,) = list_sources(run.source)
-    sample = sample_items(run, open_model(str(model[0])), listing)
+    sample = sample_items(run.rows, open_model(str(model[0])), listing)
     grids = grids_of(sample.rows)
     assert sample.mix.image_patches == round(float(np.repeat(grids[:, 1] * grids[:, 2], grids[:, 0]).mean()))
     assert sample.mix.image_patches < BUDGET

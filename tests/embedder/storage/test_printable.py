@@ -210,7 +210,7 @@ def test_the_end_of_a_run_is_shown_without_control_characters(tmp_path):
         }
     )
     message = "item a\x00b\x1b[31m\n\udcff\ud800: gone"
-    with pytest.raises(StoreError), observe_run(config, "embed"):
+    with pytest.raises(StoreError), observe_run(config.observing, "embed"):
         raise StoreError(message)
     shown = r"item a\x00b\x1b[31m\n\xff\ud800: gone"
     assert output.read_text() == shown

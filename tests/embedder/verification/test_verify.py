@@ -189,9 +189,9 @@ def test_int8_is_refused_before_a_store_is_made(source, tiny_model, tmp_path, ru
 def test_other_dtypes_and_clusters_are_not_measured(tiny_model):
     model = open_model(str(tiny_model))
     for options in ({"dtype": "bfloat16"}, {"dtype": "int8", "ray_address": "10.0.0.1:6379"}):
-        check_int8(load_config(overrides=options), model)
+        check_int8(load_config(overrides=options).compute, model)
     with pytest.raises(ConfigError, match="use (float32|bfloat16)"):
-        check_int8(load_config(overrides={"dtype": "int8"}), model)
+        check_int8(load_config(overrides={"dtype": "int8"}).compute, model)
 
 
 @pytest.mark.parametrize(

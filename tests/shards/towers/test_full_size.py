@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 from work import count_calls
 
 from embedder.config import load_config
-from embedder.planning.answer import plan
+from embedder.entrances import plan
 from shards.config import load_model_config
 from shards.convert import import_checkpoint, import_config
 from shards.convert.open_clip_config import read_open_clip_config

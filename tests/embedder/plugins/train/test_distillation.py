@@ -221,7 +221,7 @@ def test_the_share_of_a_worker_brings_the_vectors_of_its_items_and_leaves_stale_
     items = join_teacher(list_items(config), str(store), config.teacher).items
     versions = items.teacher.versions.to_pylist()
     items = replace(items, teacher=replace(items.teacher, versions=pa.array(["another", *versions[1:]])))
-    spec = ExampleSpec(decode_spec(RunConfig(), open_model(str(tiny_model))))
+    spec = ExampleSpec(decode_spec(RunConfig().rows, open_model(str(tiny_model))))
     order = epoch_order(items.keys, 3, 0)
     counts, found = ExampleCounts(len(items)), {}
     for number, block in enumerate(cut_shares(items, SamplerConfig(20, 1, 3), 2, epoch=0, first=0, num_epochs=1)):

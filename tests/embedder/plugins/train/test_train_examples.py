@@ -21,7 +21,7 @@ def listed(tiny_model, tmp_path, rows, **columns):
     source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
     config = training(source, tmp_path / "out", model=str(tiny_model), **columns)
     model = open_model(str(tiny_model))
-    spec = ExampleSpec(decode_spec(RunConfig(), model), config.texts, config.tag_sets)
+    spec = ExampleSpec(decode_spec(RunConfig().rows, model), config.texts, config.tag_sets)
     return model, list_items(config), spec
 
 

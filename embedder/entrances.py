@@ -1,0 +1,71 @@
+"""Entrances of what takes a run's configuration without a run: each hands on the keys that its work needs."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from embedder.config import RunConfig, with_fast_start
+from embedder.errors import check_argument
+from embedder.executors.cluster_address import find_cluster
+from embedder.planning.options import PlanOptions
+from embedder.store.files import StoreFiles
+
+if TYPE_CHECKING:
+    from embedder.planning.answer import PlanAnswer
+    from index.manifest import Manifest
+
+DEFAULT_OPTIONS = PlanOptions()
+
+
+@with_fast_start
+def plan(config: RunConfig, options: PlanOptions = DEFAULT_OPTIONS, **keywords: Any) -> "PlanAnswer":
+    """Plan the cut of the model and the placement of its stages.
+
+    The number of stages is that of `num_stages` or of the `[[stage]]` entries where the configuration has either. Else
+    it is searched: the fewest stages that no other number beats by more than costs are known.
+
+    Args:
+        config: the run; `model` must be set.
+        options: see `PlanOptions`.
+        keywords: fields of `PlanOptions`, over those of `options`: `devices="2xA100:80GB, 8xCPU"`.
+
+    Raises:
+        ConfigError: the configuration names no model, or the cluster can't be measured.
+        shards.ModelError: the folder is no model folder, or no plan can run; the message names the nearest that can.
+    """
+    from embedder.planning.answer import answer_plan
+
+    return answer_plan(config.required_model, config.compute, config.rows, replace(options, **keywords))
+
+
+def build_index(
+    config: RunConfig,
+    *,
+    model: str = "",
+    kind: str | None = None,
+    force: bool = False,
+    measure_all: bool = False,
+) -> "tuple[int, Manifest]":
+    """Build and publish an index of a store, as `embedder index build` does; returns its number and manifest.
+
+    Args:
+        config: names the store; its `index` section has kind, constraints and the recall it must reach.
+        model: name of a further model whose vectors are indexed; by default those of the main one are.
+        kind: instead of `config.index.kind`.
+        force: publish it though its recall is lower than that of the last one, as other constraints may ask for. The
+            floor stays: below `index.min_recall` no index is published.
+        measure_all: measure all designs, even where exact search will do.
+
+    Raises:
+        ConfigError: the configuration names no store, or no cluster answers at the address that it gives.
+        StoreError: nothing is published yet, there is no such model or it has no vectors, or no image is published.
+        RetrievalError: no design keeps the constraints.
+        GateRefusedError: the recall of the index is too low; the published one stays.
+    """
+    check_argument("embedder.build_index: config", config, RunConfig, "one of embedder.load_config")
+    from embedder.store_index.keep_index import build_published_index
+
+    store, wanted = StoreFiles(config.required_store), config.index
+    if force:
+        wanted = wanted.model_copy(update={"max_drop": 1.0})
+    address = find_cluster(config.ray_address, config.engine)
+    return build_published_index(store, wanted, address, model=model, kind=kind, measure_all=measure_all)
