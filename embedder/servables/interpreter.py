@@ -1,7 +1,7 @@
 """Servables in another interpreter: a child process for a framework that can't share this environment.
 
-Batches and tables travel as Arrow IPC over two pipes; `interpreter_child.py` is the other side. The child gets a few
-named variables of the environment and none that holds a secret, and dies with this process, whatever ends that.
+Batches and tables travel as Arrow IPC; `program.py` is what the child (`embedder.process`) serves. It gets a few named
+variables of the environment and none that holds a secret.
 """
 
 import json
@@ -16,22 +16,24 @@ from typing import Any
 
 import pyarrow as pa
 
+from embedder.process.child import ChildDiedError, ChildError, ChildProcess
+from embedder.process.child_main import FAILED
 from embedder.servables import program as program_file
 from embedder.servables.errors import ServableError, shorten_line
-from embedder.servables.interpreter_child import BATCH, FAILED, HELLO, PROTOCOL, READY, START, TABLE
-from embedder.servables.interpreter_process import (
-    CALL_S,
-    CHILD_SCRIPT,
-    LOAD_S,
-    ChildDiedError,
-    ChildError,
-    ChildProcess,
-)
-from embedder.servables.program import ServableProgram
+from embedder.servables.program import BATCH, READY, TABLE, ServableProgram
 
 MIN_PYTHON = (3, 9)
 MIN_PYARROW = (14,)
 """Oldest pyarrow with tensors of a fixed shape as arrays and the IPC that this one writes."""
+CALL_S = LOAD_S = 3600.0
+"""Seconds of a call, and of loading, where a servable names none."""
+
+PASSED = {
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
+    *("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+}
+PASSED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "HIP_", "ROCR_", "VLLM_")
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -57,19 +59,28 @@ class InterpreterLimits:
 class ChildProgram:
     """Program in a child process, as `embedder.servables.base.Computation`; one thread calls it at a time."""
 
-    def __init__(self, command: list[str], start: Mapping[str, Any], where: str, limits: InterpreterLimits) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        start: Mapping[str, Any],
+        where: str,
+        limits: InterpreterLimits,
+        memory_bytes: int | None = None,
+    ) -> None:
         """Start the child and wait until it has loaded the program.
 
         Args:
             command: the interpreter.
-            start: first message: the program, device and threads.
+            start: arguments of `embedder.servables.program.serve`: the program, device and threads.
             where: the servable, for messages.
             limits: on time and deaths.
+            memory_bytes: most address space.
 
         Raises:
             ServableError: it can't be started or loaded.
         """
         self._command, self._start, self._where, self._limits = command, start, where, limits
+        self._memory_bytes = memory_bytes
         self._deaths: deque[bool] = deque(maxlen=limits.calls)
         self.versions: dict[str, Any] = {}
         self._child: ChildProcess | None = self._start_child()
@@ -126,19 +137,33 @@ class ChildProgram:
             ) from None
         raise error
 
-    def _start_child(self) -> "ChildProcess":
+    def _start_child(self) -> ChildProcess:
         """Start a child and load the program there.
 
         Raises:
             ServableError: it can't.
         """
-        child = ChildProcess(self._command, self._start["num_threads"], self._where)
+        try:
+            child = ChildProcess(
+                self._command,
+                program_file.__file__,
+                self._start,
+                env=child_environment(os.environ, self._start["num_threads"]),
+                memory_bytes=self._memory_bytes,
+            )
+        except OSError as error:
+            python = f"python = {self._command[0]!r}"
+            raise ServableError(
+                f"{self._where}: {python} can't be started ({error.strerror}); name a Python's executable"
+            ) from None
+        except ChildDiedError as error:
+            raise self._dead(error) from None
         try:
             self.versions = self._greet(child)
             kind, payload = child.receive(self._limits.load_s)
         except ChildDiedError as error:
             child.kill()
-            raise ServableError(f"{self._where}: can't be loaded: {error}; check that interpreter") from None
+            raise self._dead(error) from None
         except BaseException:
             child.kill()
             raise
@@ -147,18 +172,17 @@ class ChildProgram:
         child.kill()
         raise self._unloadable(payload)
 
-    def _greet(self, child: "ChildProcess") -> dict[str, Any]:
-        """Exchange versions.
+    def _greet(self, child: ChildProcess) -> dict[str, Any]:
+        """Compare versions.
 
         Raises:
             ServableError: they don't fit.
             ChildDiedError: it said nothing.
         """
-        child.send(START, json.dumps(self._start).encode(), self._limits.start_s)
         kind, payload = child.receive(self._limits.start_s)
-        found = json.loads(bytes(payload)) if kind == HELLO else {}
-        if found.get("protocol") != PROTOCOL:
-            raise ServableError(f"{self._where}: {self._command[0]} is no Python that runs {CHILD_SCRIPT.name}")
+        found = json.loads(bytes(payload))
+        if kind == FAILED:  # the program's file imports pyarrow alone
+            found |= {"pyarrow": None, "error": found["message"]}
         for name, least in (("python", MIN_PYTHON), ("pyarrow", MIN_PYARROW)):
             version = found[name]
             if version is None or _numbers(version) < least:
@@ -170,6 +194,9 @@ class ChildProgram:
                     f"needed; {cure}"
                 )
         return found
+
+    def _dead(self, error: ChildDiedError) -> ServableError:
+        return ServableError(f"{self._where}: can't be loaded: {error}; check that interpreter")
 
     def _unloadable(self, payload: bytearray) -> ServableError:
         missing = json.loads(bytes(payload)).get("missing")
@@ -193,6 +220,7 @@ def start_program(
     num_threads: int,
     limits: InterpreterLimits | None = None,
     search_path: Sequence[str] = (),
+    memory_bytes: int | None = None,
 ) -> ChildProgram:
     """Start an interpreter that loads a program.
 
@@ -204,6 +232,7 @@ def start_program(
         num_threads: CPU threads that it may use.
         limits: on time and deaths; none: the defaults.
         search_path: where modules are looked for, after what that interpreter has.
+        memory_bytes: most address space of its process.
 
     Raises:
         ServableError: it can't be started, has other versions, or can't load the program.
@@ -212,17 +241,30 @@ def start_program(
     if found is None:
         raise ServableError(f"{where}: python = {python!r}: there is no such executable; name a Python's path")
     start = {
-        "program_file": program_file.__file__,
-        "place": program.place,
-        "class_name": program.class_name,
-        "settings": dict(program.settings),
+        "program": {"place": program.place, "class_name": program.class_name, "settings": dict(program.settings)},
         "device": device,
         "num_threads": num_threads,
         "search_path": list(search_path),
     }
     # The path stays as it is: a virtual environment's interpreter is a link, and is found by its own path.
     command = [os.path.abspath(found), "-I", "-X", "utf8"]  # noqa: PTH100
-    return ChildProgram(command, start, where, limits or InterpreterLimits())
+    return ChildProgram(command, start, where, limits or InterpreterLimits(), memory_bytes)
+
+
+def child_environment(environment: Mapping[str, str], num_threads: int) -> dict[str, str]:
+    """Return the variables that a child gets: those of the system and of devices, none with a secret's name.
+
+    Args:
+        environment: of this process.
+        num_threads: CPU threads of its libraries.
+    """
+    passed = {
+        name: value
+        for name, value in environment.items()
+        if (name in PASSED or name.startswith(PASSED_PREFIXES)) and not SECRET.search(name)
+    }
+    threads = {name: str(num_threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    return passed | threads | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _stream(batch: pa.RecordBatch) -> pa.Buffer:

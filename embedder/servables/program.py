@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import platform
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import pyarrow as pa
 
 FILE_SUFFIX = ".py"
 METHODS = ("load", "__call__")
+HELLO, READY, BATCH, TABLE = b"H", b"R", b"B", b"T"
+"""Kinds of a child's messages, beside errors: versions, the end of loading; a batch and its table as Arrow IPC."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,38 @@ class LoadedProgram:
         close = getattr(self.instance, "close", None)
         if close is not None:
             close()
+
+
+def serve(channel: Any, program: Mapping[str, Any], device: str, num_threads: int, search_path: Sequence[str]) -> None:
+    """Greet, load a program, and answer batch after batch: what a child of `embedder.process` does.
+
+    Args:
+        channel: messages of the parent, and to it: `embedder.process.child_main.Channel`.
+        program: of `ServableProgram`.
+        device: torch's name of a device.
+        num_threads: CPU threads that it may use.
+        search_path: where modules are looked for, after what this interpreter has.
+    """
+    channel.send(HELLO, {"python": platform.python_version(), "pyarrow": pa.__version__})
+    sys.path.extend(path for path in search_path if path not in sys.path)
+    try:
+        loaded = LoadedProgram(ServableProgram(**program), device, num_threads)
+    except Exception as error:  # noqa: BLE001 - of any framework, or of the user's own code
+        channel.send_error(error)
+        return
+    channel.send(READY, {})
+    while (payload := channel.receive()) is not None:
+        try:
+            (batch,) = pa.ipc.open_stream(payload)
+            table = loaded(batch)
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+        except Exception as error:  # noqa: BLE001 - likewise
+            channel.send_error(error)
+        else:
+            channel.send(TABLE, sink.getvalue())
+    loaded.close()
 
 
 def find_class(place: str, class_name: str) -> Any:

@@ -20,7 +20,7 @@ def test_processes_are_told_apart_by_what_ran_in_them():
         (2, 0.0): Seen(1, "/ray/core/src/ray/raylet/raylet --store"),
         (3, 0.0): Seen(2, "ray::MapWorker(MapBatches(Stage))"),
         (4, 0.0): Seen(2, "ray::IDLE"),
-        (5, 0.0): Seen(4, "python embedder/media/sandbox_main.py"),
+        (5, 0.0): Seen(4, "python embedder/media/sandbox_server.py"),
         (6, 0.0): Seen(2, "ray::IDLE"),
         (7, 0.0): Seen(2, "ray::DashboardAgent"),
         (8, 0.0): Seen(1, "sleep"),

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from embedder.batch_schema import HUNG, step_type
+from embedder.batch_schema import step_type
 from embedder.engine.user_steps.declared import BOX, IMAGE, StepError, UserStep, digest_of
+from embedder.process.child import ChildDiedError, ChildError, ChildHungError
 from embedder.servables.interpreter import ChildProgram, InterpreterLimits, start_program
-from embedder.servables.interpreter_process import ChildDiedError, ChildError
 from embedder.servables.program import FILE_SUFFIX, ServableProgram
 from embedder.steps.item_decoder import ItemProblem
 
@@ -68,8 +68,6 @@ class StepCalls:
             "place": step.place,
             "function": step.function,
             "settings": json.loads(step.settings),
-            "search_path": [] if step.place.endswith(FILE_SUFFIX) else sys.path,
-            "memory_bytes": step.memory_bytes,
         }
         limits = InterpreterLimits(load_s=LOAD_S, call_s=step.timeout_s, max_deaths=MAX_DEATHS - 1, calls=MAX_DEATHS)
         self._child = start_program(
@@ -79,6 +77,8 @@ class StepCalls:
             device="cpu",
             num_threads=step.num_threads,
             limits=limits,
+            search_path=() if step.place.endswith(FILE_SUFFIX) else sys.path,
+            memory_bytes=step.memory_bytes,
         )
         return self._child
 
@@ -120,7 +120,7 @@ class StepCalls:
         try:
             return self._check(child(batch), num_rows)
         except ChildDiedError as error:
-            hung = HUNG in str(error)
+            hung = isinstance(error, ChildHungError)
             return self._problem("StepTimeout" if hung else "StepDied", str(error), transient=hung)
         except ChildError as error:
             error_type, _, message = str(error).partition(":")

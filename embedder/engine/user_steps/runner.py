@@ -5,7 +5,6 @@ Executed by its path in the child of `embedder.servables.interpreter`; it import
 
 import importlib
 import importlib.util
-import resource
 import sys
 import types
 from pathlib import Path
@@ -17,20 +16,15 @@ import pyarrow as pa
 class StepFunction:
     """Function of the user's own, as a program of a servable has it."""
 
-    def __init__(
-        self, place: str, function: str, settings: dict[str, Any], search_path: list[str], memory_bytes: int
-    ) -> None:
+    def __init__(self, place: str, function: str, settings: dict[str, Any]) -> None:
         """Keep what to import.
 
         Args:
             place: absolute path of a Python file, or name of a module.
             function: its name there.
             settings: its keyword arguments.
-            search_path: where modules are looked for, after what this interpreter has.
-            memory_bytes: address space of this process.
         """
         self._place, self._function_name, self._settings = place, function, settings
-        self._search_path, self._memory_bytes = search_path, memory_bytes
 
     def load(self, device: str) -> None:
         """Import the function.
@@ -40,14 +34,6 @@ class StepFunction:
             Exception: as the import raises it.
         """
         del device
-        _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
-        limit = self._memory_bytes if hard_limit == resource.RLIM_INFINITY else min(self._memory_bytes, hard_limit)
-        try:
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        except ValueError:  # macOS refuses any
-            if sys.platform == "linux":
-                raise
-        sys.path.extend(path for path in self._search_path if path not in sys.path)
         is_file = self._place.endswith(".py")
         module = _import_file(Path(self._place)) if is_file else importlib.import_module(self._place)
         self._function = getattr(module, self._function_name, None)
