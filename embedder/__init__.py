@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from embedder.retrieval.store_api import open_store as open_store
     from embedder.retrieval.store_follower import FollowingStore as FollowingStore
     from embedder.retrieval.store_follower import follow_store as follow_store
+    from embedder.steps.base import Stage as Stage
     from embedder.store_index.keep_index import build_index as build_index
     from embedder.submission.submit import submit as submit
     from embedder.training.config import load_train_config as load_train_config
@@ -44,6 +45,7 @@ _HOMES = {
     "FollowingStore": "embedder.retrieval.store_follower",
     "RemoteStore": "embedder.retrieval.remote_store",
     "SearchOptions": "embedder.retrieval.queries",
+    "Stage": "embedder.steps.base",
     "Store": "embedder.retrieval.store_api",
     "build_index": "embedder.store_index.keep_index",
     "compare": "embedder.evaluation.compare",

@@ -1,6 +1,14 @@
-"""Section `[[step]]`: a function of the user's own in the course of a run."""
+"""Section `[[step]]`: a class or function of the user's own in the course of a run.
 
-from typing import Annotated, Literal, Self
+What a class (`embedder.Stage`) declares stands for the keys that the section leaves out. It is read from the source:
+nothing of the user's is imported where a configuration is read.
+"""
+
+import ast
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,10 +25,20 @@ OWN_STEPS = ("read", "decode", "tokenise", "embed", "write")
 REPLACED = {"image": "image", "region": "region", "caption": "string"}
 """Outputs of steps after decoding that have a meaning, and the type of each."""
 IMAGE_TYPES = ("image", "region")
+ENTRY_POINTS = "embedder.steps"
+DECLARED = {
+    "columns_in": "inputs",
+    "columns_optional": "optional",
+    "columns_out": "outputs",
+    "where": "where",
+    "one_to_many": "one_to_many",
+    "resources": "resources",
+}
+"""Attributes of a class, and the keys that they stand for; those of `resources` are keys themselves."""
 
 
 class StepConfig(ConfigSection):
-    """Function of the user's own, which is given rows and returns what it made of them."""
+    """Class or function of the user's own, which is given rows and returns what it made of them."""
 
     name: str = Field(
         pattern=STEP_NAME,
@@ -29,14 +47,16 @@ class StepConfig(ConfigSection):
     )
     callable: str = Field(
         min_length=1,
-        description="FILE.py:function, package.module:function, or the name of an entry point of the group "
-        "`embedder.steps`",
+        description="FILE.py:Class, package.module:Class, or the name of an entry point of the group "
+        "`embedder.steps`; a function in the place of a class has no keys of its own",
     )
     where: StepPlace = Field(
         "after_decode", description="after_decode: before the model sees a row; before_write: with its embeddings"
     )
     inputs: tuple[str, ...] = Field(
-        min_length=1, description="columns that it is given; a row that lacks one passes by the step"
+        min_length=1,
+        description="columns that it is given; a row that lacks one passes by the step; left out: `columns_in` of the "
+        "class",
     )
     optional: tuple[str, ...] = Field((), description="further columns, which may be null")
     outputs: dict[Annotated[str, Field(pattern=COLUMN_NAME)], Annotated[str, Field(pattern=OUTPUT_TYPE)]] = Field(
@@ -59,6 +79,14 @@ class StepConfig(ConfigSection):
     timeout_s: float = Field(30.0, gt=0, le=86_400, description="seconds of one call, after which its process is ended")
     memory_bytes: int = Field(4 << 30, ge=256 << 20, description="address space of its process")
     num_cpus: float = Field(1.0, gt=0, description="CPUs of the task that runs it; as many threads, one at least")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_declared(cls, values: Any) -> Any:
+        """Fill in what the class declares."""
+        if not isinstance(values, dict) or not isinstance(named := values.get("callable"), str):
+            return values
+        return declared_keys(named) | values
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -115,3 +143,50 @@ def check_steps(steps: tuple[StepConfig, ...]) -> None:
                     f'steps "{columns[column]}" and "{step.name}" both return {column!r}; write another name'
                 )
             columns[column] = step.name
+
+
+def declared_keys(named: str) -> dict[str, Any]:
+    """Keys of `[[step]]` that a class declares; none of a function, or where there is no source.
+
+    Args:
+        named: as `callable` names it.
+
+    Raises:
+        ValueError: a declaration is no literal.
+    """
+    if ":" not in named:
+        points = [each.value for each in entry_points(group=ENTRY_POINTS) if each.name == named]
+        named = points[0] if points else named
+    place, _, name = named.rpartition(":")
+    try:
+        spec = None if place.endswith(".py") else find_spec(place)
+        tree = ast.parse(Path(spec.origin if spec and spec.origin else place).expanduser().read_bytes())
+    except (OSError, ImportError, SyntaxError, ValueError):
+        return {}  # told where the function is looked for
+    classes = {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
+    keys = _declared_in(name, classes, place)
+    return keys | keys.pop("resources", {})
+
+
+def _declared_in(name: str, classes: dict[str, ast.ClassDef], place: str) -> dict[str, Any]:
+    """Declarations of a class, and of its bases in the same file."""
+    found: dict[str, Any] = {}
+    if (tree := classes.pop(name, None)) is None:
+        return found
+    for base in reversed(tree.bases):
+        if isinstance(base, ast.Name):
+            found |= _declared_in(base.id, classes, place)
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id in DECLARED and node.value is not None:
+                try:
+                    found[DECLARED[target.id]] = ast.literal_eval(node.value)
+                except ValueError:
+                    raise ValueError(
+                        f"{place}: {name}.{target.id} is computed, and it is read without running the file; write its "
+                        "value out"
+                    ) from None
+    return found

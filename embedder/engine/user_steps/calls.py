@@ -20,6 +20,8 @@ from embedder.servables.interpreter import ChildProgram, InterpreterLimits, star
 from embedder.servables.program import FILE_SUFFIX, ServableProgram
 from embedder.steps.item_decoder import ItemProblem
 
+PACKAGE_ROOT = str(Path(__file__).parents[3])
+"""Folder of this package, which a step's process finds behind all that its interpreter has."""
 RUNNER = Path(__file__).parent / "runner.py"
 CLASS_NAME = "StepFunction"
 LOAD_S = 600.0
@@ -77,7 +79,7 @@ class StepCalls:
             device="cpu",
             num_threads=step.num_threads,
             limits=limits,
-            search_path=() if step.place.endswith(FILE_SUFFIX) else sys.path,
+            search_path=[*(() if step.place.endswith(FILE_SUFFIX) else sys.path), PACKAGE_ROOT],
             memory_bytes=step.memory_bytes,
         )
         return self._child

@@ -1,4 +1,4 @@
-"""Program of a step: imports the user's function and calls it with batches, in a process of its own.
+"""Program of a step: imports the user's class or function and calls it with batches, in a process of its own.
 
 Executed by its path in the child of `embedder.servables.interpreter`; it imports nothing of this package.
 """
@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,42 +15,53 @@ import pyarrow as pa
 
 
 class StepFunction:
-    """Function of the user's own, as a program of a servable has it."""
+    """Class (`embedder.Stage`) or function of the user's own, as a program of a servable has it."""
 
     def __init__(self, place: str, function: str, settings: dict[str, Any]) -> None:
         """Keep what to import.
 
         Args:
             place: absolute path of a Python file, or name of a module.
-            function: its name there.
+            function: name of the class or function there.
             settings: its keyword arguments.
         """
-        self._place, self._function_name, self._settings = place, function, settings
+        self._place, self._name, self._settings = place, function, settings
+        self._stage: Any = None
 
     def load(self, device: str) -> None:
-        """Import the function.
+        """Import it; make an instance of a class, and set it up.
 
         Raises:
-            AttributeError: there is no such function.
-            Exception: as the import raises it.
+            AttributeError: there is no such class or function.
+            Exception: as the import, or the class, raises it.
         """
-        del device
         is_file = self._place.endswith(".py")
         module = _import_file(Path(self._place)) if is_file else importlib.import_module(self._place)
-        self._function = getattr(module, self._function_name, None)
-        if not callable(self._function):
+        found = getattr(module, self._name, None)
+        if isinstance(found, type) and hasattr(found, "process"):
+            self._stage = found(**self._settings)
+            self._stage.load(device)
+            self._call = self._stage.process
+        elif callable(found):
+            self._call = partial(found, **self._settings)
+        else:
             functions = sorted(name for name, value in vars(module).items() if isinstance(value, types.FunctionType))
             raise AttributeError(
-                f"{self._place} has no function {self._function_name!r}; it has {', '.join(functions) or 'none'}"
+                f"{self._place} has no function {self._name!r}; it has {', '.join(functions) or 'none'}"
             )
 
     def __call__(self, batch: pa.RecordBatch) -> Any:
-        """Call the function.
+        """Call it.
 
         Raises:
-            Exception: as the function raises it.
+            Exception: as the user's code raises it.
         """
-        return self._function(batch, **self._settings)  # type: ignore[misc]  # it is callable since `load`
+        return self._call(batch)
+
+    def close(self) -> None:
+        """Close the instance of a class."""
+        if self._stage is not None:
+            self._stage.close()
 
 
 def _import_file(path: Path) -> types.ModuleType:

@@ -225,7 +225,7 @@ def test_the_example_of_the_documentation_runs(make_run, tmp_path):
     page = (Path(embedder.__file__).parents[1] / "docs" / "steps.md").read_text(encoding="utf-8")
     (run,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (entry_point,) = re.findall(r"```ini\n(.*?)```", page, re.DOTALL)
-    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    source = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     (tmp_path / "run.toml").write_text(run)
     (tmp_path / "own_steps.py").write_text(source)
     plain = make_run(samples.folder(tmp_path / "pictures", num_images=2))
