@@ -56,7 +56,7 @@ from embedder.engine.ray_session import ray_session
 from embedder.engine.resources import allocate
 from embedder.pipeline import through_stages
 from embedder.steps.compiled_shard import CompiledShard
-from embedder.steps.stage import INPUTS, Stage, cuda_problem
+from embedder.steps.stage import INPUTS, TowerStage, cuda_problem
 from embedder.steps.stage_spec import StageSpec
 from harness import number, table
 from shards.activations import Batch, TowerState
@@ -291,7 +291,7 @@ def hidden_shares(config: RunConfig, model: Model, rows: pa.Table, options: argp
             group_costs=costs_of_groups(model, options),
             compile=options.compile,
         )
-        stage = Stage(spec)
+        stage = TowerStage(spec).load()
         num_calls, serial_s = repeated(lambda stage=stage, block=block: stage(block), options.seconds / 12)
         computed_s = num_calls * sum(seconds for _, seconds, _ in calls_of(stage(block))[f"stage {index}"])
         with ThreadPoolExecutor(GPU_SETTINGS.calls_at_once) as threads:

@@ -241,7 +241,7 @@ def start_program(
     if found is None:
         raise ServableError(f"{where}: python = {python!r}: there is no such executable; name a Python's path")
     start = {
-        "program": {"place": program.place, "class_name": program.class_name, "settings": dict(program.settings)},
+        "program": {"place": program.place, "name": program.name, "settings": dict(program.settings)},
         "device": device,
         "num_threads": num_threads,
         "search_path": list(search_path),

@@ -1,7 +1,7 @@
 """Contract of what runs on rows; importing it loads nothing, so that a step's process needs none of the rest."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class Stage:
@@ -57,10 +57,18 @@ class Stage:
     def close(self) -> None:
         """Free what it holds."""
 
-    def load(self, device: str) -> None:
-        """Set it up on a device, as a program of a `[[model]]` is."""
-        self.device = device
+    def load(self, device: str | None = None) -> Self:
+        """Set it up, as a program of a `[[model]]` is.
+
+        Args:
+            device: torch's name of a device; left out: that of the class.
+
+        Returns:
+            Itself.
+        """
+        self.device = device or self.device
         self.setup()
+        return self
 
     def __call__(self, rows: Any) -> Any:
         """Process some rows."""

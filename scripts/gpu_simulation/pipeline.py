@@ -120,7 +120,7 @@ def _stage(
     index: int, spec: ShardSpec, folder: Path, costs: Sequence[Any], num_rows: int, gpu: SimulatedGpu
 ) -> SimulatedStage:
     settings = StageSpec(index, str(folder), spec, DTYPE, "meta", 1, (num_rows,), group_costs=tuple(costs))
-    return SimulatedStage(settings, gpu)
+    return SimulatedStage(settings, gpu).load()
 
 
 def _feed(queue: "Queue[pa.Table | None]", block: pa.Table, number: int) -> None:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import torch
 
 from embedder.batch_schema import TRACE
-from embedder.steps.stage import INPUTS, Stage
+from embedder.steps.stage import INPUTS, TowerStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.arrow_tensors import pack_flat
 from gpu_simulation.device import SimulatedCopies, SimulatedGpu, on_device
@@ -19,13 +19,17 @@ SHORTEST, LONGEST = 9, 22
 """Tokens of captions, as those of the measured ones were."""
 
 
-class SimulatedStage(Stage):
+class SimulatedStage(TowerStage):
     """Stage on a simulated device."""
 
     def __init__(self, spec: StageSpec, gpu: SimulatedGpu) -> None:
         self._gpu = gpu
         super().__init__(spec)
-        self._copies = SimulatedCopies(gpu)
+
+    def setup(self) -> None:
+        """Load the shapes."""
+        super().setup()
+        self._copies = SimulatedCopies(self._gpu)
 
     def _load(self, folder: Path) -> Any:
         return shard_of_shapes(self.config, self.spec.shard, self.spec.dtype)

@@ -57,7 +57,8 @@ def shard_rate(gpu: SimulatedGpu, what: str, num_rows: int) -> float:
 def stage_rate(gpu: SimulatedGpu, folder: Path, num_calls: int, num_rows: int) -> float:
     """Rows a second of a stage, in blocks of two batches of 32 rows, or of one larger batch."""
     config, block_rows = MODELS["vit-l-14"](), max(64, num_rows)
-    stage = SimulatedStage(StageSpec(0, str(folder), whole_model(config), "bfloat16", "meta", 1, (num_rows,)), gpu)
+    spec = StageSpec(0, str(folder), whole_model(config), "bfloat16", "meta", 1, (num_rows,))
+    stage = SimulatedStage(spec, gpu).load()
     block = rows_of(sample_states(config, block_rows), block_rows)
     stage(block)
 

@@ -6,7 +6,6 @@ from embedding_runs import assert_same, embedded
 from own_steps import steps_file
 from refresh_runs import items_of
 
-
 STAGE = """
 import embedder
 import numpy as np

@@ -22,8 +22,6 @@ from embedder.steps.item_decoder import ItemProblem
 
 PACKAGE_ROOT = str(Path(__file__).parents[3])
 """Folder of this package, which a step's process finds behind all that its interpreter has."""
-RUNNER = Path(__file__).parent / "runner.py"
-CLASS_NAME = "StepFunction"
 LOAD_S = 600.0
 MAX_DEATHS = 20
 """Deaths of its process in a row after which a step is given up; of a hang, each costs `timeout_s`."""
@@ -66,20 +64,17 @@ class StepCalls:
                 f"{step.where}: its source on {platform.node()} is not what the run began with; give all nodes the "
                 "same files, and begin again if you changed them"
             )
-        settings = {
-            "place": step.place,
-            "function": step.function,
-            "settings": json.loads(step.settings),
-        }
+        is_file = step.place.endswith(FILE_SUFFIX)  # its neighbours can be imported by their names
+        search_path = [str(Path(step.place).parent)] if is_file else sys.path
         limits = InterpreterLimits(load_s=LOAD_S, call_s=step.timeout_s, max_deaths=MAX_DEATHS - 1, calls=MAX_DEATHS)
         self._child = start_program(
             sys.executable,
-            ServableProgram(str(RUNNER), CLASS_NAME, settings),
+            ServableProgram(step.place, step.function, json.loads(step.settings)),
             where=step.where,
             device="cpu",
             num_threads=step.num_threads,
             limits=limits,
-            search_path=[*(() if step.place.endswith(FILE_SUFFIX) else sys.path), PACKAGE_ROOT],
+            search_path=[*search_path, PACKAGE_ROOT],
             memory_bytes=step.memory_bytes,
         )
         return self._child

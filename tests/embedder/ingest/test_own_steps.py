@@ -137,7 +137,7 @@ def test_rejects_of_a_step_are_tried_again_on_demand(make_run, tmp_path):
     ("source", "said"),
     [
         ("import nothing_of_that_name\ndef own(batch): pass", "it imports 'nothing_of_that_name'"),
-        ("def other(batch): pass", "has no function 'own'; it has other"),
+        ("def other(batch): pass", "has no class or function 'own'; it has other"),
         ("def own(batch: pass", "SyntaxError"),
         ("import time\ntime.sleep(0)\nraise RuntimeError('first line\\nsecond')", "RuntimeError: first line second"),
     ],

@@ -309,7 +309,7 @@ program(pa.record_batch({{"text": ["hang"]}}))
     [
         ("Missing", "it imports 'a_framework_of_another_environment', which python = .* doesn't have; install it"),
         ("Dead", "can't be loaded: its process ended with exit code 3: no device found"),
-        ("Nothing", "has no class 'Nothing'; it has"),
+        ("Nothing", "has no class or function 'Nothing'; it has"),
     ],
 )
 def test_what_cannot_be_loaded_is_told_in_a_line(class_name, said, start):
