@@ -24,6 +24,7 @@ CHILD_SCRIPT = Path(__file__).with_name("child_main.py")
 MAX_REPLY_BYTES = 8 << 30
 OUTPUT_BYTES = 1 << 14  # only the end of the child's output is kept
 READ_BYTES = 1 << 16
+START_S = 60.0  # until it has taken its arguments
 CLOSE_S = 5.0  # until a closed child is killed, and until a killed one that hangs in the kernel is left alone
 CRASH = re.compile(r"(?:Current thread 0x|Stack )[^\n]*\(most recent call first\):\n\s*([^\n]+)")
 """Place of a crash in what `faulthandler` prints."""
@@ -83,7 +84,6 @@ class ChildProcess:
 
         Raises:
             OSError: the interpreter can't be run.
-            ChildDiedError: it ended at once.
         """
         self._title, self._output, self._is_closed = title, b"", False
         self._channel, child_end = socket.socketpair()
@@ -114,11 +114,8 @@ class ChildProcess:
         self._poll = select.poll()
         self._poll.register(self._output_fd, select.POLLIN)
         self._poll.register(self._channel, select.POLLIN)
-        try:
-            self.send(START, json.dumps(dict(arguments)).encode(), CLOSE_S)
-        except BaseException:
-            self.kill()
-            raise
+        with contextlib.suppress(ChildDiedError):  # which the first `receive` tells
+            self.send(START, json.dumps(dict(arguments)).encode(), START_S)
 
     @property
     def pid(self) -> int:

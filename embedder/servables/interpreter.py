@@ -47,6 +47,7 @@ class InterpreterLimits:
         max_deaths: deaths and hangs among the last `calls` batches after which it is given up; between them it is
             started again. To find one row that kills it takes about log2 of the batch size.
         calls: batches that are looked back at.
+        memory_bytes: most address space.
     """
 
     start_s: float = 120.0
@@ -54,33 +55,25 @@ class InterpreterLimits:
     call_s: float = CALL_S
     max_deaths: int = 16
     calls: int = 200
+    memory_bytes: int | None = None
 
 
 class ChildProgram:
     """Program in a child process, as `embedder.servables.base.Computation`; one thread calls it at a time."""
 
-    def __init__(
-        self,
-        command: list[str],
-        start: Mapping[str, Any],
-        where: str,
-        limits: InterpreterLimits,
-        memory_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, command: list[str], start: Mapping[str, Any], where: str, limits: InterpreterLimits) -> None:
         """Start the child and wait until it has loaded the program.
 
         Args:
             command: the interpreter.
             start: arguments of `embedder.servables.program.serve`: the program, device and threads.
             where: the servable, for messages.
-            limits: on time and deaths.
-            memory_bytes: most address space.
+            limits: on time, memory and deaths.
 
         Raises:
             ServableError: it can't be started or loaded.
         """
         self._command, self._start, self._where, self._limits = command, start, where, limits
-        self._memory_bytes = memory_bytes
         self._deaths: deque[bool] = deque(maxlen=limits.calls)
         self.versions: dict[str, Any] = {}
         self._child: ChildProcess | None = self._start_child()
@@ -149,21 +142,19 @@ class ChildProgram:
                 program_file.__file__,
                 self._start,
                 env=child_environment(os.environ, self._start["num_threads"]),
-                memory_bytes=self._memory_bytes,
+                memory_bytes=self._limits.memory_bytes,
             )
         except OSError as error:
             python = f"python = {self._command[0]!r}"
             raise ServableError(
                 f"{self._where}: {python} can't be started ({error.strerror}); name a Python's executable"
             ) from None
-        except ChildDiedError as error:
-            raise self._dead(error) from None
         try:
             self.versions = self._greet(child)
             kind, payload = child.receive(self._limits.load_s)
         except ChildDiedError as error:
             child.kill()
-            raise self._dead(error) from None
+            raise ServableError(f"{self._where}: can't be loaded: {error}; check that interpreter") from None
         except BaseException:
             child.kill()
             raise
@@ -195,9 +186,6 @@ class ChildProgram:
                 )
         return found
 
-    def _dead(self, error: ChildDiedError) -> ServableError:
-        return ServableError(f"{self._where}: can't be loaded: {error}; check that interpreter")
-
     def _unloadable(self, payload: bytearray) -> ServableError:
         missing = json.loads(bytes(payload)).get("missing")
         interpreter = f"python = {self._command[0]!r}"
@@ -220,7 +208,6 @@ def start_program(
     num_threads: int,
     limits: InterpreterLimits | None = None,
     search_path: Sequence[str] = (),
-    memory_bytes: int | None = None,
 ) -> ChildProgram:
     """Start an interpreter that loads a program.
 
@@ -230,9 +217,8 @@ def start_program(
         where: the servable, for messages.
         device: torch's name of a device.
         num_threads: CPU threads that it may use.
-        limits: on time and deaths; none: the defaults.
+        limits: on time, memory and deaths; none: the defaults.
         search_path: where modules are looked for, after what that interpreter has.
-        memory_bytes: most address space of its process.
 
     Raises:
         ServableError: it can't be started, has other versions, or can't load the program.
@@ -248,7 +234,7 @@ def start_program(
     }
     # The path stays as it is: a virtual environment's interpreter is a link, and is found by its own path.
     command = [os.path.abspath(found), "-I", "-X", "utf8"]  # noqa: PTH100
-    return ChildProgram(command, start, where, limits or InterpreterLimits(), memory_bytes)
+    return ChildProgram(command, start, where, limits or InterpreterLimits())
 
 
 def child_environment(environment: Mapping[str, str], num_threads: int) -> dict[str, str]:

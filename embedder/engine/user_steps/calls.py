@@ -66,7 +66,13 @@ class StepCalls:
             )
         is_file = step.place.endswith(FILE_SUFFIX)  # its neighbours can be imported by their names
         search_path = [str(Path(step.place).parent)] if is_file else sys.path
-        limits = InterpreterLimits(load_s=LOAD_S, call_s=step.timeout_s, max_deaths=MAX_DEATHS - 1, calls=MAX_DEATHS)
+        limits = InterpreterLimits(
+            load_s=LOAD_S,
+            call_s=step.timeout_s,
+            max_deaths=MAX_DEATHS - 1,
+            calls=MAX_DEATHS,
+            memory_bytes=step.memory_bytes,
+        )
         self._child = start_program(
             sys.executable,
             ServableProgram(step.place, step.function, json.loads(step.settings)),
@@ -75,7 +81,6 @@ class StepCalls:
             num_threads=step.num_threads,
             limits=limits,
             search_path=[*search_path, PACKAGE_ROOT],
-            memory_bytes=step.memory_bytes,
         )
         return self._child
 
