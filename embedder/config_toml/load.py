@@ -14,6 +14,7 @@ from embedder.config_toml import values
 from embedder.config_toml.key_types import key_type
 from embedder.config_toml.mistakes import ConfigMistakesError, Mistake, mistakes_of
 from embedder.config_toml.read import ConfigFile, parse, read_file
+from embedder.config_toml.step_section import with_declared
 from embedder.config_toml.values import dotted_key, toml_key
 from embedder.errors import ConfigError
 
@@ -152,6 +153,8 @@ def load(
     parsed = tuple(map(parse_setting, settings))
     for setting in parsed:
         _apply(tree, setting, lists)
+    if isinstance(steps := tree.get("step"), list):
+        tree["step"] = [with_declared(each) for each in steps]
     origins = Origins(file, frozenset(given), parsed)
     config, error = _validate(kind, tree)
     mistakes = mistakes_of(kind, tree, error)

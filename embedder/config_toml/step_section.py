@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from embedder.config_toml.section import ConfigSection
+from embedder.errors import ConfigError
 
 StepPlace = Literal["after_decode", "before_write"]
 STEP_NAME = r"^[a-z][a-z0-9_]{0,31}$"
@@ -80,14 +81,6 @@ class StepConfig(ConfigSection):
     memory_bytes: int = Field(4 << 30, ge=256 << 20, description="address space of its process")
     num_cpus: float = Field(1.0, gt=0, description="CPUs of the task that runs it; as many threads, one at least")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_declared(cls, values: Any) -> Any:
-        """Fill in what the class declares."""
-        if not isinstance(values, dict) or not isinstance(named := values.get("callable"), str):
-            return values
-        return declared_keys(named) | values
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.name in OWN_STEPS:
@@ -145,48 +138,49 @@ def check_steps(steps: tuple[StepConfig, ...]) -> None:
             columns[column] = step.name
 
 
-def declared_keys(named: str) -> dict[str, Any]:
-    """Keys of `[[step]]` that a class declares; none of a function, or where there is no source.
+def with_declared(step: Any) -> Any:
+    """Fill in a section, as TOML has it, by what its class declares; keys of the section go before it.
 
     Args:
-        named: as `callable` names it.
+        step: an entry of [[step]]; of the wrong type, or of a function, it stays as it is.
 
     Raises:
-        ValueError: a declaration is no literal.
+        ConfigError: a declaration is computed.
     """
+    if not isinstance(step, dict) or not isinstance(named := step.get("callable"), str):
+        return step
     if ":" not in named:
-        points = [each.value for each in entry_points(group=ENTRY_POINTS) if each.name == named]
-        named = points[0] if points else named
+        named = next((each.value for each in entry_points(group=ENTRY_POINTS) if each.name == named), named)
     place, _, name = named.rpartition(":")
     try:
         spec = None if place.endswith(".py") else find_spec(place)
         tree = ast.parse(Path(spec.origin if spec and spec.origin else place).expanduser().read_bytes())
     except (OSError, ImportError, SyntaxError, ValueError):
-        return {}  # told where the function is looked for
-    classes = {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
-    keys = _declared_in(name, classes, place)
-    return keys | keys.pop("resources", {})
+        return step  # what is wrong with it is told where it is looked for
+    found = _declared_in(name, {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}, place)
+    return found.pop("resources", {}) | found | step
 
 
 def _declared_in(name: str, classes: dict[str, ast.ClassDef], place: str) -> dict[str, Any]:
     """Declarations of a class, and of its bases in the same file."""
     found: dict[str, Any] = {}
-    if (tree := classes.pop(name, None)) is None:
+    if (tree := classes.get(name)) is None:
         return found
+    others = {each: classes[each] for each in classes.keys() - {name}}
     for base in reversed(tree.bases):
         if isinstance(base, ast.Name):
-            found |= _declared_in(base.id, classes, place)
+            found |= _declared_in(base.id, others, place)
     for node in tree.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        for target in targets:
-            if isinstance(target, ast.Name) and target.id in DECLARED and node.value is not None:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(target, ast.Name) and target.id in DECLARED:
                 try:
-                    found[DECLARED[target.id]] = ast.literal_eval(node.value)
+                    value = ast.literal_eval(node.value)
                 except ValueError:
-                    raise ValueError(
-                        f"{place}: {name}.{target.id} is computed, and it is read without running the file; write its "
-                        "value out"
+                    raise ConfigError(
+                        f"{place}, line {node.lineno}: {name}.{target.id} is computed, and is read without running the "
+                        "file; write its value out"
                     ) from None
+                found[DECLARED[target.id]] = list(value) if isinstance(value, tuple) else value
     return found

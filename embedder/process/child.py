@@ -134,7 +134,8 @@ class ChildProcess:
             ChildDiedError: it is dead or takes nothing.
         """
         deadline = time.monotonic() + limit_s
-        for part in (HEADER.pack(kind, len(payload)), payload):
+        header = HEADER.pack(kind, len(payload))
+        for part in (header, payload) if len(payload) > READ_BYTES else (header + bytes(payload),):
             view = memoryview(part).cast("B")
             while view:
                 try:

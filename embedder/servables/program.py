@@ -59,7 +59,7 @@ class LoadedProgram:
             Exception: as the class raises it.
         """
         found = find_program(program.place, program.name)
-        if not isinstance(found, type):
+        if not inspect.isclass(found):
             self._compute: Any = functools.partial(found, **program.settings)
             return
         self._compute = found(**program.settings)

@@ -232,7 +232,7 @@ def test_the_example_of_the_documentation_runs(make_run, tmp_path):
     config = load_config(tmp_path / "run.toml", {"model": plain.model, "engine": "local"})
     report, rows = embedded(config)
     assert (report.num_rejected, len(rows)) == (0, 4)
-    assert all(row["norm"] > 0 and row["brightness"] > 0 and row["side"] for row in rows.values())
+    assert all(row["norm"] > 0 and row["brightness"] > 0 and row["part"] in (0, 1) for row in rows.values())
     assert "embedder.steps" in entry_point
 
 

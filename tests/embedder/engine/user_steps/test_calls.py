@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from embedder.config_toml.step_section import StepConfig
+from embedder.config_toml.step_section import StepConfig, with_declared
 from embedder.engine.user_steps.calls import StepCalls
 from embedder.engine.user_steps.declared import open_step
 from embedder.servables.errors import ServableError
@@ -142,7 +142,8 @@ def test_settings_are_arguments_of_a_class(called):
 def test_an_instance_lives_from_batch_to_batch_and_is_closed(tmp_path):
     (tmp_path / "own.py").write_text(SOURCE)
     (tmp_path / "neighbour.py").write_text("ONE = 1\n")
-    calls = StepCalls(open_step(StepConfig(name="own", callable=f"{tmp_path / 'own.py'}:Counter")))
+    section = with_declared({"name": "own", "callable": f"{tmp_path / 'own.py'}:Counter"})
+    calls = StepCalls(open_step(StepConfig(**section)))
     batch = pa.record_batch({"caption": ["a"]})
     assert [calls.each(batch) for _ in range(3)] == [[{"value": 101}], [{"value": 102}], [{"value": 103}]]
     calls.close()
