@@ -171,7 +171,7 @@ class ChildProgram:
             ChildDiedError: it said nothing.
         """
         kind, payload = child.receive(self._limits.start_s)
-        found = json.loads(bytes(payload))
+        found: dict[str, Any] = json.loads(bytes(payload))
         if kind == FAILED:  # the program's file imports pyarrow alone
             found |= {"pyarrow": None, "error": found["message"]}
         for name, least in (("python", MIN_PYTHON), ("pyarrow", MIN_PYARROW)):
