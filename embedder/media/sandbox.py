@@ -335,7 +335,7 @@ class SandboxedDecoder:
     def _send(self, message: Message) -> None:
         child = self._get_child()
         self._is_busy = True
-        child.send(JSON, json.dumps(message).encode(), self.limits.timeout_s)
+        child.send(JSON, json.dumps(message).encode(), START_TIMEOUT_S)
 
     def _receive_segment(self, budget_s: float) -> Message:
         if budget_s < self.limits.timeout_s:
