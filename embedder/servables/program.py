@@ -59,11 +59,11 @@ class LoadedProgram:
             Exception: as the class raises it.
         """
         found = find_program(program.place, program.name)
-        if not inspect.isclass(found):
+        if not isinstance(found, type):
             self._compute: Any = functools.partial(found, **program.settings)
             return
         self._compute = found(**program.settings)
-        takes_threads = "num_threads" in inspect.signature(found.load).parameters
+        takes_threads = "num_threads" in inspect.signature(self._compute.load).parameters
         self._compute.load(device, **({"num_threads": num_threads} if takes_threads else {}))
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Table:
