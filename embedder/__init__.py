@@ -38,12 +38,14 @@ if TYPE_CHECKING:
     from embedder.retrieval.store_api import open_store as open_store
     from embedder.retrieval.store_follower import FollowingStore as FollowingStore
     from embedder.retrieval.store_follower import follow_store as follow_store
+    from embedder.steps.base import Stage as Stage
 
 _HOMES = {
     "BatchPredictor": "embedder.predictor",
     "FollowingStore": "embedder.retrieval.store_follower",
     "RemoteStore": "embedder.retrieval.remote_store",
     "SearchOptions": "embedder.retrieval.queries",
+    "Stage": "embedder.steps.base",
     "Store": "embedder.retrieval.store_api",
     "build_index": "embedder.entrances",
     "compare": "embedder.plugins.evaluate.compare",

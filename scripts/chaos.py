@@ -77,10 +77,10 @@ AT_ONCE = "as soon as it is there"
 SHORT_LIVED = ("decode worker", "decoding child")  # all is decoded before the first part file is written
 RAY_PROCESSES = {
     "driver": "", "stage actor": "ray::MapWorker(MapBatches(Stage", "decode worker": "ray::MapBatches(decode",
-    "write worker": "ray::Write", "decoding child": "media/sandbox_main.py", "raylet": "raylet/raylet",
+    "write worker": "ray::Write", "decoding child": "media/sandbox_server.py", "raylet": "raylet/raylet",
 }  # fmt: skip
 STEP_PROCESS = "step's process"
-TITLES = RAY_PROCESSES | {STEP_PROCESS: "servables/interpreter_child.py"}
+TITLES = RAY_PROCESSES | {STEP_PROCESS: "servables/program.py"}
 LEASE_S = 6.0
 """Of runs in a bucket: a driver that lives beats every second, also on a busy machine."""
 START_S = 3.0  # of a run, until it looks at the lock

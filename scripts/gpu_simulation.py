@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from embedder.batch_schema import TRACE
 from embedder.placement.device_settings import GPU_SETTINGS, group_costs
 from embedder.steps.host_copies import OverlappedCopies
-from embedder.steps.stage import INPUTS, Stage
+from embedder.steps.stage import INPUTS, TowerStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.tables.arrow_tensors import pack_flat
 from shards.activations import Batch, TowerState
@@ -369,13 +369,16 @@ SHORTEST, LONGEST = 9, 22
 """Tokens of captions, as those of the measured ones were."""
 
 
-class SimulatedStage(Stage):
+class SimulatedStage(TowerStage):
     """Stage on a simulated device."""
 
     def __init__(self, spec: StageSpec, gpu: SimulatedGpu) -> None:
         self._gpu = gpu
         super().__init__(spec)
-        self._copies = SimulatedCopies(gpu)
+
+    def setup(self) -> None:
+        super().setup()
+        self._copies = SimulatedCopies(self._gpu)
 
     def _load(self, folder: Path) -> Any:
         return shard_of_shapes(self.config, self.spec.shard, self.spec.dtype)
@@ -479,7 +482,7 @@ def _stage(
     index: int, spec: ShardSpec, folder: Path, costs: Sequence[Any], rows: int, gpu: SimulatedGpu
 ) -> SimulatedStage:
     settings = StageSpec(index, str(folder), spec, DTYPE, "meta", 1, (rows,), group_costs=tuple(costs))
-    return SimulatedStage(settings, gpu)
+    return SimulatedStage(settings, gpu).load()
 
 
 def _work(stage: SimulatedStage, gpu: SimulatedGpu, own: Blocks, after: Blocks) -> None:

@@ -15,6 +15,7 @@ from embedder.config_toml import values
 from embedder.config_toml.fields import listed_tables, value_at
 from embedder.config_toml.mistakes import ConfigMistakesError, Mistake, mistakes_of, path_of
 from embedder.config_toml.read import ConfigFile, parse, read_file
+from embedder.config_toml.sections import with_declared
 from embedder.config_toml.values import dotted_key, toml_key
 from embedder.errors import ConfigError
 
@@ -153,6 +154,8 @@ def load(
     parsed = tuple(map(parse_setting, settings))
     for setting in parsed:
         _apply(tree, setting, lists)
+    if isinstance(steps := tree.get("step"), list):
+        tree["step"] = [with_declared(each) for each in steps]
     origins = Origins(file, frozenset(given), parsed)
     try:
         return Loaded(_validate(kind, tree), origins)

@@ -1,11 +1,16 @@
 """Sections of a configuration that other layers read by themselves; `[deploy]` has a module of its own."""
 
+import ast
 from collections.abc import Collection, Mapping
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, Tag, field_validator, model_validator
 
 from embedder.entry_points import TRACKERS, find_plugins, load_plugin
+from embedder.errors import ConfigError
 
 
 class ConfigSection(BaseModel):
@@ -264,10 +269,20 @@ OWN_STEPS = ("read", "decode", "tokenise", "embed", "write")
 REPLACED = {"image": "image", "region": "region", "caption": "string"}
 """Outputs of steps after decoding that have a meaning, and the type of each."""
 IMAGE_TYPES = ("image", "region")
+ENTRY_POINTS = "embedder.steps"
+DECLARED = {
+    "columns_in": "inputs",
+    "columns_optional": "optional",
+    "columns_out": "outputs",
+    "where": "where",
+    "one_to_many": "one_to_many",
+    "resources": "resources",
+}
+"""Attributes of a class, and the keys that they stand for; those of `resources` are keys themselves."""
 
 
 class StepConfig(ConfigSection):
-    """Function of the user's own, which is given rows and returns what it made of them."""
+    """Class or function of the user's own, which is given rows and returns what it made of them."""
 
     name: str = Field(
         pattern=STEP_NAME,
@@ -276,14 +291,16 @@ class StepConfig(ConfigSection):
     )
     callable: str = Field(
         min_length=1,
-        description="FILE.py:function, package.module:function, or the name of an entry point of the group "
-        "`embedder.steps`",
+        description="FILE.py:Class, package.module:Class, or the name of an entry point of the group "
+        "`embedder.steps`; a function in the place of a class has no keys of its own",
     )
     where: StepPlace = Field(
         "after_decode", description="after_decode: before the model sees a row; before_write: with its embeddings"
     )
     inputs: tuple[str, ...] = Field(
-        min_length=1, description="columns that it is given; a row that lacks one passes by the step"
+        min_length=1,
+        description="columns that it is given; a row that lacks one passes by the step; left out: `columns_in` of the "
+        "class",
     )
     optional: tuple[str, ...] = Field((), description="further columns, which may be null")
     outputs: dict[Annotated[str, Field(pattern=COLUMN_NAME)], Annotated[str, Field(pattern=OUTPUT_TYPE)]] = Field(
@@ -434,3 +451,51 @@ def check_metrics(metrics: tuple[MetricConfig, ...]) -> None:
     names = [metric.name for metric in metrics]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f'two metrics have the name "{twice[0]}"; write another')
+
+
+def with_declared(step: Any) -> Any:
+    """Fill in a section, as TOML has it, by what its class declares; keys of the section go before it.
+
+    Args:
+        step: an entry of [[step]]; of the wrong type, or of a function, it stays as it is.
+
+    Raises:
+        ConfigError: a declaration is computed.
+    """
+    if not isinstance(step, dict) or not isinstance(named := step.get("callable"), str):
+        return step
+    if ":" not in named:
+        named = next((each.value for each in entry_points(group=ENTRY_POINTS) if each.name == named), named)
+    place, _, name = named.rpartition(":")
+    try:
+        spec = None if place.endswith(".py") else find_spec(place)
+        tree = ast.parse(Path(spec.origin if spec and spec.origin else place).expanduser().read_bytes())
+    except (OSError, ImportError, SyntaxError, ValueError):
+        return step  # what is wrong with it is told where it is looked for
+    found = _declared_in(name, {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}, place)
+    return found.pop("resources", {}) | found | step
+
+
+def _declared_in(name: str, classes: dict[str, ast.ClassDef], place: str) -> dict[str, Any]:
+    """Declarations of a class, and of its bases in the same file."""
+    found: dict[str, Any] = {}
+    if (tree := classes.get(name)) is None:
+        return found
+    others = {each: classes[each] for each in classes.keys() - {name}}
+    for base in reversed(tree.bases):
+        if isinstance(base, ast.Name):
+            found |= _declared_in(base.id, others, place)
+    for node in tree.body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(target, ast.Name) and target.id in DECLARED:
+                try:
+                    value = ast.literal_eval(node.value)
+                except ValueError:
+                    raise ConfigError(
+                        f"{place}, line {node.lineno}: {name}.{target.id} is computed, and is read without running the "
+                        "file; write its value out"
+                    ) from None
+                found[DECLARED[target.id]] = list(value) if isinstance(value, tuple) else value
+    return found

@@ -20,7 +20,7 @@ from embedder.executors.carried import detach_carried_columns
 from embedder.executors.job import Job
 from embedder.executors.local_threads import encode_all
 from embedder.executors.signals import StopRequest
-from embedder.models.model_actor import LocalModels
+from embedder.models.model_actor import ModelStage
 from embedder.placement import hardware
 from embedder.steps.decode import VERSIONS, decode, forget_reader
 from embedder.steps.further_inputs import MAIN_INPUTS, select_for_main_model, without_vectors
@@ -28,7 +28,7 @@ from embedder.store.journal.model_parts import write_parts
 from embedder.store.journal.part_writer import gather_rows
 
 if TYPE_CHECKING:
-    from embedder.steps.stage import Stage
+    from embedder.steps.stage import TowerStage
 
 BATCHES_AHEAD = 4  # decoded batches that may wait for the first stage
 POLL_S = 0.1  # between two checks whether the other side has stopped
@@ -51,7 +51,7 @@ def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | Non
             stages.load()
     if job.groups:
         with stop.breakable():
-            stages.further_models()
+            stages.load_models()
     with closing(stages), closing(ahead(_decode_listing(listing, job), lambda: stop.asked)) as decoded:
         encoded = encode_all(decoded, stages.encode, hardware.num_cpus())
         for task, rows in enumerate(gather_rows(encoded, job.compute.rows_per_part)):
@@ -71,29 +71,30 @@ class _Stages:
 
     def __init__(self, job: Job, stop: StopRequest) -> None:
         self._job, self._stop = job, stop
-        self._loaded: list[Stage] = []
-        self._models: LocalModels | None = None
-        self._loading = threading.Lock()
+        self._loaded: list[TowerStage] = []
+        self._models: list[ModelStage] = []
+        self._loading, self._turn = threading.Lock(), threading.Lock()
 
-    def load(self) -> "list[Stage]":
+    def load(self) -> "list[TowerStage]":
         """Load them, once."""
-        from embedder.steps.stage import Stage
+        from embedder.steps.stage import TowerStage
 
         with self._loading:
-            self._loaded = self._loaded or [Stage(replace(spec, num_threads=1)) for spec in self._job.stages]
+            specs = [replace(spec, num_threads=1) for spec in self._job.stages]
+            self._loaded = self._loaded or [TowerStage(spec).load() for spec in specs]
         return self._loaded
 
-    def further_models(self) -> LocalModels:
+    def load_models(self) -> list[ModelStage]:
         """Load the further models, once."""
         with self._loading:
-            if self._models is None:
-                self._models = LocalModels(self._job.groups, self._job.decode.limits)
+            limits = self._job.decode.limits
+            self._models = self._models or [ModelStage(group, limits).load() for group in self._job.groups]
         return self._models
 
     def close(self) -> None:
         """Free what further models hold: memory, child processes."""
-        if self._models is not None:
-            self._models.close()
+        for models in self._models:
+            models.close()
 
     def encode(self, table: pa.Table) -> pa.Table:
         """Replace the towers' inputs by embeddings; rows without any need no stage.
@@ -103,7 +104,9 @@ class _Stages:
         if self._stop.asked:
             return table.slice(0, 0)
         if self._job.groups and table.num_rows:
-            table = self.further_models()(table)
+            with self._turn:
+                for models in self.load_models():
+                    table = models(table)
         if all(table[name].null_count == table.num_rows for name in MAIN_INPUTS):
             return without_vectors(table)
         for stage in self.load():

@@ -5,8 +5,10 @@ restarted when it dies; so a file that hangs or crashes its decoder affects neit
 """
 
 import contextlib
+import json
 import os
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,9 @@ from numpy.typing import NDArray
 from embedder.media.errors import DecodeError
 from embedder.media.limits import PROGRESS_BYTES, DecodeLimits
 from embedder.media.resize import ResizeSpec, Size, max_bytes
-from embedder.media.sandbox_process import BROKEN_MESSAGE, Message, SandboxCrashError, SandboxProcess
+from embedder.process.child import ChildDiedError, ChildHungError, ChildProcess
+from embedder.process.child_main import FAILED, JSON
+from shards.schema import parse_json
 
 Source = bytes | bytearray | memoryview | str | Path
 """Encoded bytes, or the path of a local file."""
@@ -28,6 +32,12 @@ Pixels = NDArray[np.uint8]
 ImageRequest = tuple[Source, ResizeSpec]
 """Image, and the rule that it is resized by."""
 
+Message = dict[str, Any]
+
+SERVER = Path(__file__).with_name("sandbox_server.py")
+PACKAGE_ROOT = Path(__file__).parents[2]
+MAX_MESSAGE_BYTES = 1 << 20  # answers have a few hundred; more is a broken message
+BROKEN_MESSAGE = "the decoding process sent a broken message"
 START_TIMEOUT_S = 120.0  # it takes 0.1 s; a machine that swaps may take long
 MAX_STARTS = 2
 MAX_CRASHES = 2  # a process that dies gets the same file once more before the file is blamed
@@ -80,7 +90,7 @@ class SandboxedDecoder:
 
     def __init__(self, limits: DecodeLimits | None = None) -> None:
         self.limits = limits or DecodeLimits()
-        self._child: SandboxProcess | None = None
+        self._child: ChildProcess | None = None
         self._may_use_torch = True  # until its library kills a child
         self._fds: tuple[int, int] | None = None
         self._turn = 0  # grows with each request, so that an abandoned video notices that it has ended
@@ -103,7 +113,7 @@ class SandboxedDecoder:
     def child_cpu_s(self) -> float:
         """CPU seconds of this process's children so far, those that ended included, with the system's 10 ms ticks."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return ended.ru_utime + ended.ru_stime + (0.0 if self._child is None else self._child.cpu_s())
+        return ended.ru_utime + ended.ru_stime + (0.0 if self._child is None else _cpu_s(self._child.pid))
 
     def close(self) -> None:
         """End the child and free the shared memory; the next file starts another child."""
@@ -142,7 +152,7 @@ class SandboxedDecoder:
             self._send({"do": "warm_up", "resize": vars(resize)})
             self._receive(START_TIMEOUT_S, "the start of the decoder")
             self._is_busy = False
-        except SandboxCrashError as death:
+        except ChildDiedError as death:
             self._clean_up(death)
         except DecodeError:  # it took too long; images will tell
             pass
@@ -188,11 +198,11 @@ class SandboxedDecoder:
                     num_found += len(found)
                     self._is_busy = num_found < len(requests) and self._child is not None
                     yield from found
-            except (TimeoutError, SandboxCrashError) as end:
+            except ChildDiedError as end:
                 number = max(first + self._number_at_end(len(rest)), num_found)
                 self._clean_up(end)
                 yield from (self._image_or_error(*each) for each in requests[num_found:number])
-                if isinstance(end, TimeoutError):
+                if isinstance(end, ChildHungError):
                     yield self._timeout_error("decoding", self.limits.timeout_s, "`timeout_s`")
                 else:  # the image that it died of is tried once more
                     yield self._image_or_error(*requests[number])
@@ -214,14 +224,14 @@ class SandboxedDecoder:
 
     def _receive_images(self, requests: Sequence[ImageRequest]) -> list[DecodedImage | DecodeError]:
         """Take the next answers of a batch: as many as the child sends together; there is no child after its last."""
-        message = self._get_child().receive(self.limits.timeout_s)
+        message = receive(self._get_child(), self.limits.timeout_s)
         answers = message.get("images")
         if not isinstance(answers, list) or not 1 <= len(answers) <= len(requests):
-            raise SandboxCrashError(BROKEN_MESSAGE)
+            raise ChildDiedError(BROKEN_MESSAGE)
         found: list[DecodedImage | DecodeError] = []
         for answer, (_, rule) in zip(answers, requests, strict=False):
             if not isinstance(answer, dict):
-                raise SandboxCrashError(BROKEN_MESSAGE)
+                raise ChildDiedError(BROKEN_MESSAGE)
             found.append(_reported_error(answer) or self._collect_image(answer, rule))
         if message.get("last"):
             self._kill_child()
@@ -300,10 +310,10 @@ class SandboxedDecoder:
                         continue
                     segment = self._collect_segment(answer, resize, frames_per_segment)
                     num_delivered += 1
-                    with contextlib.suppress(SandboxCrashError):  # noticed when the next segment is asked for
+                    with contextlib.suppress(ChildDiedError):  # noticed when the next segment is asked for
                         self._send({"next": True})
                     yield segment
-            except SandboxCrashError as death:
+            except ChildDiedError as death:
                 self._blame(death, num_crashes)
 
     def _one_image(self, command: Message, source: Source, resize: ResizeSpec) -> DecodedImage:
@@ -316,7 +326,7 @@ class SandboxedDecoder:
                     image = self._collect_image(answer, resize)
                     self._is_busy = False
                     return image
-                except SandboxCrashError as death:
+                except ChildDiedError as death:
                     self._blame(death, num_crashes)
             raise RuntimeError("the last crash is always blamed on the file")
         finally:
@@ -325,7 +335,7 @@ class SandboxedDecoder:
     def _send(self, message: Message) -> None:
         child = self._get_child()
         self._is_busy = True
-        child.send(message)
+        child.send(JSON, json.dumps(message).encode(), START_TIMEOUT_S)
 
     def _receive_segment(self, budget_s: float) -> Message:
         if budget_s < self.limits.timeout_s:
@@ -336,12 +346,12 @@ class SandboxedDecoder:
     def _receive(self, timeout_s: float, step: str, limit: str = "`timeout_s`") -> Message:
         """Receive one answer of the child; raise the errors that it reports."""
         try:
-            answer = self._get_child().receive(timeout_s)
-        except TimeoutError:
+            answer = receive(self._get_child(), timeout_s)
+        except ChildHungError:
             self._kill_child()
             raise self._timeout_error(step, timeout_s, limit) from None
         if answer.get("has_torch"):
-            raise SandboxCrashError("no memory is left beside PyTorch's library")
+            raise ChildDiedError("no memory is left beside PyTorch's library")
         if (error := _reported_error(answer)) is not None:
             self._is_busy = False
             if answer.get("last"):
@@ -354,14 +364,14 @@ class SandboxedDecoder:
         message = f"{step} took longer than {timeout_s:.3g} s ({limit}) and was ended"
         return DecodeError("TimeoutError", message, transient=True)
 
-    def _blame(self, death: SandboxCrashError, num_crashes: int) -> None:
+    def _blame(self, death: ChildDiedError, num_crashes: int) -> None:
         """Clean up after a dead child; after the last attempt, blame the file."""
         self._clean_up(death)
         if num_crashes >= MAX_CRASHES:
             message = f"{death} (tried {num_crashes} times)"
             raise DecodeError("DecoderCrashed", message, transient=death.was_killed) from None
 
-    def _clean_up(self, end: TimeoutError | SandboxCrashError) -> None:
+    def _clean_up(self, end: ChildDiedError) -> None:
         self._kill_child()
         self._may_use_torch &= TORCH_MODULE not in str(end)
 
@@ -382,7 +392,7 @@ class SandboxedDecoder:
             start_s, end_s = float(answer["start_s"]), float(answer["end_s"])
             return VideoSegment(int(answer["segment"]), start_s, end_s, pixels, int(answer["num_decoded"]))
         except (KeyError, TypeError, ValueError):
-            raise SandboxCrashError(BROKEN_MESSAGE) from None
+            raise ChildDiedError(BROKEN_MESSAGE) from None
 
     def _collect_image(self, answer: Message, resize: ResizeSpec) -> DecodedImage:
         note = answer.get("note")
@@ -392,13 +402,13 @@ class SandboxedDecoder:
         """Copy pixels out of the outbox: uint8 (F, H, W, 3).
 
         Raises:
-            SandboxCrashError: there are fewer than announced, or of a size that the rule doesn't give.
+            ChildDiedError: there are fewer than announced, or of a size that the rule doesn't give.
         """
         num_images, size, offset = answer.get("num_images"), answer.get("size"), answer.get("offset", 0)
         if not isinstance(num_images, int) or not 1 <= num_images <= max_images or not _is_size(size, resize):
-            raise SandboxCrashError(BROKEN_MESSAGE)
+            raise ChildDiedError(BROKEN_MESSAGE)
         if not isinstance(offset, int) or not 0 <= offset <= MAX_BATCH_PIXEL_BYTES + PROGRESS_BYTES:
-            raise SandboxCrashError(BROKEN_MESSAGE)
+            raise ChildDiedError(BROKEN_MESSAGE)
         width, height = size
         pixels = np.empty((num_images, height, width, 3), np.uint8)
         unfilled = pixels.data.cast("B")
@@ -406,34 +416,59 @@ class SandboxedDecoder:
         while unfilled:
             num_bytes = _read_into(outbox_fd, unfilled, offset)
             if num_bytes == 0:
-                raise SandboxCrashError(BROKEN_MESSAGE)
+                raise ChildDiedError(BROKEN_MESSAGE)
             unfilled, offset = unfilled[num_bytes:], offset + num_bytes
         return pixels
 
-    def _get_child(self) -> SandboxProcess:
+    def _get_child(self) -> ChildProcess:
         if self._child is None:
             self._child = self._start_child()
         return self._child
 
-    def _start_child(self) -> SandboxProcess:
+    def _start_child(self) -> ChildProcess:
         """Start a child and wait until it is ready.
 
         Raises:
             RuntimeError: it doesn't start, for a reason that has nothing to do with the file.
         """
-        problem: Exception | None = None
+        problem = None
         for _ in range(MAX_STARTS):
-            child = SandboxProcess(self.limits, *self._shared_fds(), may_use_torch=self._may_use_torch)
+            child = self._spawn()
             try:
-                child.receive(START_TIMEOUT_S)
-            except (SandboxCrashError, TimeoutError) as error:
+                receive(child, START_TIMEOUT_S)
+            except ChildDiedError as error:
                 problem = error
                 child.kill()
             else:
                 return child
         raise RuntimeError(
-            f"the decoding process can't start: {problem or 'no answer'}; check that Pillow can be imported and that "
+            f"the decoding process can't start: {problem}; check that Pillow can be imported and that "
             f"memory_bytes ({self.limits.memory_bytes}) leaves it room"
+        )
+
+    def _spawn(self) -> ChildProcess:
+        inbox_fd, outbox_fd = self._shared_fds()
+        server = {
+            "inbox_fd": inbox_fd,
+            "outbox_fd": outbox_fd,
+            "max_pixels": self.limits.max_pixels,
+            "max_file_bytes": self.limits.max_file_bytes,
+            "may_use_torch": self._may_use_torch,
+        }
+        return ChildProcess(
+            [
+                sys.executable,
+                "-I",
+                "-S",
+            ],  # no site-packages hooks: a third of the start; the search path is handed over
+            SERVER,
+            server,
+            title="the decoder",
+            env=os.environ | {"OMP_NUM_THREADS": "1"},  # of NumPy, for a resize: several decoders share the machine
+            sys_path=_module_search_path(),
+            memory_bytes=self.limits.memory_bytes,
+            ignored=("SIGINT", "SIGTERM"),
+            pass_fds=(inbox_fd, outbox_fd),
         )
 
     def _kill_child(self) -> None:
@@ -478,6 +513,42 @@ def _batches(requests: Sequence[ImageRequest], max_file_bytes: int) -> Iterator[
             num_encoded = num_decoded = 0
     if batch:
         yield batch
+
+
+def receive(child: ChildProcess, timeout_s: float) -> Message:
+    """Wait for the next message of a child.
+
+    Raises:
+        ChildHungError: there was none in time; the child still runs.
+        ChildDiedError: the child ended, or sent a broken message.
+    """
+    kind, payload = child.receive(timeout_s, MAX_MESSAGE_BYTES)
+    try:
+        message = parse_json(bytes(payload))
+    except ValueError:
+        raise ChildDiedError(BROKEN_MESSAGE) from None
+    if kind not in (JSON, FAILED) or not isinstance(message, dict):
+        raise ChildDiedError(BROKEN_MESSAGE)
+    if kind == FAILED:
+        raise ChildDiedError(f"the decoder can't be imported: {message.get('type')}: {message.get('message')}")
+    return message
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU seconds of a process so far; 0 once it has ended."""
+    import psutil
+
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _module_search_path() -> list[str]:
+    """Module search path of this process, as absolute folders, and the folder of this package."""
+    folders = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" means the working folder
+    return folders if str(PACKAGE_ROOT) in folders else [*folders, str(PACKAGE_ROOT)]
 
 
 def _read_into(fd: int, unfilled: memoryview, offset: int) -> int:

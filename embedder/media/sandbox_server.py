@@ -1,7 +1,7 @@
-"""Child's side of the sandbox: requests in, pixels and answers out, until the parent closes the socket.
+"""Child's side of the sandbox: requests in, pixels and answers out, until the parent closes the channel.
 
-Requests and answers are one JSON line each on the control socket. Encoded bytes come through the inbox, pixels go
-through the outbox: files in memory that both processes hold open.
+A file that `embedder.process` serves: requests and answers are messages of JSON. Encoded bytes come through the inbox,
+pixels go through the outbox: files in memory that both processes hold open.
 """
 
 import errno
@@ -23,6 +23,7 @@ from embedder.media.limits import PROGRESS_BYTES
 from embedder.media.resize import ResizeSpec, SizedPixels
 from embedder.media.segments import PickedSegment, SegmentRule
 from embedder.media.sniff import HEAD_BYTES, sniff
+from embedder.process.child_main import JSON, Channel
 
 Message = dict[str, Any]
 
@@ -30,8 +31,18 @@ MAX_ERROR_CHARACTERS = 500
 ANSWER_S = 0.1  # answers of a batch are kept so long, and sent together
 
 
+def serve(channel: Channel, **settings: Any) -> None:
+    """Serve requests until the parent closes the channel.
+
+    Args:
+        channel: messages of the parent, and to it.
+        settings: of `Server`.
+    """
+    Server(channel, **settings).run()
+
+
 class SandboxClosedError(Exception):
-    """End of the control socket, which the parent has closed."""
+    """End of the channel, which the parent has closed."""
 
 
 @dataclass
@@ -39,7 +50,7 @@ class Server:
     """Server of one request after another.
 
     Attributes:
-        control_fd: socket of requests and answers.
+        channel: requests and answers.
         inbox_fd: file of the encoded bytes.
         outbox_fd: file of the pixels.
         max_pixels: pixels of one image or frame.
@@ -47,7 +58,7 @@ class Server:
         may_use_torch: whether PyTorch's library may be loaded.
     """
 
-    control_fd: int
+    channel: Channel
     inbox_fd: int
     outbox_fd: int
     max_pixels: int
@@ -60,10 +71,9 @@ class Server:
             from embedder.media.resample import forbid_faster_kernel
 
             forbid_faster_kernel()
-        self._requests = open(self.control_fd, "rb", closefd=False)  # noqa: SIM115 - open until the end
 
     def run(self) -> None:
-        """Report that this process is ready, then serve until the parent closes the socket or memory runs out."""
+        """Report that this process is ready, then serve until the parent closes the channel or memory runs out."""
         prepare_pillow()
         try:
             answer: Message = {"ready": True}
@@ -191,15 +201,13 @@ class Server:
 
     def _send(self, message: Message) -> None:
         self._await_emptied()
-        line = json.dumps(message).encode() + b"\n"
-        while line:
-            line = line[os.write(self.control_fd, line) :]
+        self.channel.send(JSON, message)
 
     def _receive(self) -> Message:
-        line = self._requests.readline()
-        if not line:
+        request = self.channel.receive()
+        if request is None:
             raise SandboxClosedError
-        message: Message = json.loads(line)
+        message: Message = json.loads(request)
         return message
 
 

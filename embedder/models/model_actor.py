@@ -4,7 +4,6 @@ They come before the main model's stages, while its inputs, which they may share
 rows that it or a model behind it needs; what it gives is in NAME.OUTPUT, and NAME.error says why a row has none.
 """
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,9 +15,8 @@ from embedder.media.limits import DecodeLimits
 from embedder.models.further_models import FurtherModel
 from embedder.servables.order import ERROR
 from embedder.servables.packing import ActorGroup, pack_servables
-from embedder.servables.predict import ACTOR_BYTES, ServableActor, item_inputs
-from embedder.servables.prepare import GRID
-from embedder.servables.run import DECODED, RunningServable
+from embedder.servables.predict import ACTOR_BYTES, ServableActor, ServableStage, item_inputs
+from embedder.servables.run import RunningServable
 from embedder.steps.further_inputs import for_main, is_needed
 from embedder.store.journal.runs import Run
 from embedder.store.journal.step_metrics import measure, trace_column
@@ -70,6 +68,39 @@ def group_models(models: Sequence[FurtherModel], shared: dict[str, str]) -> tupl
     return tuple(found)
 
 
+class ModelStage(ServableStage):
+    """Further models of a group: each computes the rows that need it."""
+
+    def __init__(self, group: ModelGroup, limits: DecodeLimits) -> None:
+        """Keep what to load.
+
+        Args:
+            group: of the run.
+            limits: on the decoding of images that servables return.
+        """
+        super().__init__(group.actor, limits, group.needed_later)
+        self._models = group
+
+    def process(self, table: pa.Table) -> pa.Table:
+        """Append the columns of the models; decoded inputs that nothing needs any more are dropped.
+
+        Args:
+            table: decoded rows, one at least.
+        """
+        group = self._models
+        lent = {name: own for name, own in group.shared if own in table.column_names}
+        for name, own in lent.items():
+            table = table.append_column(name, table[own])
+        for model, servable in zip(group.models, self.running, strict=True):
+            with measure(f"model {servable.servable.name}") as measurement:
+                table, measurement.num_rows = _run_where_needed(table, model, servable)
+            if measurement.num_rows:
+                trace = trace_column(table.num_rows, measurement, table["trace"])
+                table = table.drop_columns(["trace"]).append_column("trace", trace)
+        table = self.without_ended(table, lent)
+        return for_main(table) if group.is_last else table
+
+
 class ModelActor(ServableActor):
     """Ray actor of a group of models."""
 
@@ -79,90 +110,9 @@ class ModelActor(ServableActor):
         Args:
             group: what the actor holds.
             limits: on the decoding of images that servables return.
-            run: checked before each block for a stop request; later blocks give no row.
+            run: as of `embedder.steps.stage_actor.RowActor`.
         """
-        self._group, self._stopping = group, run
-        super().__init__(group.actor, limits, group.needed_later)
-
-    def __call__(self, table: pa.Table) -> pa.Table:
-        """Run each model on a block.
-
-        Raises:
-            EmbedderError: a servable could not start.
-            shards.ModelError: likewise.
-            RunFailedError: likewise, or the block has killed several processes.
-        """
-        if self._stopping is not None and self._stopping.stop_requested():
-            table = table.slice(0, 0)
-        return super().__call__(table)
-
-    def _run(self, table: pa.Table) -> pa.Table:
-        return run_group(table, self._group, self._running)
-
-
-class LocalModels:
-    """All further models in this process; several threads may use them, one at a time."""
-
-    def __init__(self, groups: Sequence[ModelGroup], limits: DecodeLimits) -> None:
-        """Load the servables.
-
-        Args:
-            groups: of the run.
-            limits: on the decoding of images that servables return.
-
-        Raises:
-            ServableError: one can't be loaded.
-        """
-        self._groups = [
-            (
-                group,
-                [
-                    RunningServable(servable, num_threads=group.actor.num_threads, limits=limits)
-                    for servable in group.actor.servables
-                ],
-            )
-            for group in groups
-        ]
-        self._turn = threading.Lock()
-
-    def __call__(self, table: pa.Table) -> pa.Table:
-        """Run all models on a table."""
-        with self._turn:
-            for group, running in self._groups:
-                table = run_group(table, group, running)
-        return table
-
-    def close(self) -> None:
-        """Free what they hold."""
-        for _, running in self._groups:
-            for each in running:
-                each.close()
-
-
-def run_group(table: pa.Table, group: ModelGroup, running: Sequence[RunningServable]) -> pa.Table:
-    """Append the columns of a group's models; decoded inputs that nothing needs any more are dropped.
-
-    Args:
-        table: decoded rows, one at least.
-        group: the models.
-        running: their servables, loaded.
-    """
-    lent = {name: own for name, own in group.shared if own in table.column_names}
-    for name, own in lent.items():
-        table = table.append_column(name, table[own])
-    for model, servable in zip(group.models, running, strict=True):
-        with measure(f"model {servable.servable.name}") as measurement:
-            table, measurement.num_rows = _run_where_needed(table, model, servable)
-        if measurement.num_rows:
-            trace = trace_column(table.num_rows, measurement, table["trace"])
-            table = table.drop_columns(["trace"]).append_column("trace", trace)
-    ended = [name for name in table.column_names if name.startswith(DECODED) and not _is_kept(name, group, lent)]
-    table = table.drop_columns(ended)
-    return for_main(table) if group.is_last else table
-
-
-def _is_kept(name: str, group: ModelGroup, lent: dict[str, str]) -> bool:
-    return name not in lent and (name in group.needed_later or name.removesuffix(GRID) in group.needed_later)
+        super().__init__(ModelStage(group, limits), group.actor, run)
 
 
 def _run_where_needed(table: pa.Table, model: FurtherModel, running: RunningServable) -> tuple[pa.Table, int]:

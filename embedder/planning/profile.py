@@ -237,7 +237,7 @@ def measure_send() -> float:
 
 def measure_call(rows: RowSettings, model: Model, setting: "TimingSetting") -> float:
     """Measure seconds of one batch through a stage beside the layers: rows without images and captions."""
-    from embedder.steps.stage import Stage
+    from embedder.steps.stage import TowerStage
     from shards.profile import median_s, torch_threads
 
     one_layer = ShardSpec(*(LayerRange(0, int(side in model.config.towers)) for side in ("vision", "text")))
@@ -246,7 +246,8 @@ def measure_call(rows: RowSettings, model: Model, setting: "TimingSetting") -> f
     empty = dict.fromkeys(inputs, TENSOR) | {"trace": TRACE}
     table = pa.table({name: pa.nulls(num_rows, kind) for name, kind in empty.items()})
     with torch_threads(1):
-        stage = Stage(StageSpec(0, str(model.folder), one_layer, setting.dtype, "cpu", 1, (num_rows,)))
+        spec = StageSpec(0, str(model.folder), one_layer, setting.dtype, "cpu", 1, (num_rows,))
+        stage = TowerStage(spec).load()
         return median_s(lambda: stage(table), "cpu", time.process_time)
 
 

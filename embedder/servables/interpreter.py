@@ -1,7 +1,7 @@
 """Servables in another interpreter: a child process for a framework that can't share this environment.
 
-Batches and tables travel as Arrow IPC over two pipes; `interpreter_child.py` is the other side. The child gets a few
-named variables of the environment and none that holds a secret, and dies with this process, whatever ends that.
+Batches and tables travel as Arrow IPC; `program.py` is what the child (`embedder.process`) serves. It gets a few named
+variables of the environment and none that holds a secret.
 """
 
 import json
@@ -16,22 +16,24 @@ from typing import Any
 
 import pyarrow as pa
 
+from embedder.process.child import ChildDiedError, ChildError, ChildProcess
+from embedder.process.child_main import FAILED
 from embedder.servables import program as program_file
 from embedder.servables.errors import ServableError, shorten_line
-from embedder.servables.interpreter_child import BATCH, FAILED, HELLO, PROTOCOL, READY, START, TABLE
-from embedder.servables.interpreter_process import (
-    CALL_S,
-    CHILD_SCRIPT,
-    LOAD_S,
-    ChildDiedError,
-    ChildError,
-    ChildProcess,
-)
-from embedder.servables.program import ServableProgram
+from embedder.servables.program import BATCH, READY, TABLE, ServableProgram
 
 MIN_PYTHON = (3, 9)
 MIN_PYARROW = (14,)
 """Oldest pyarrow with tensors of a fixed shape as arrays and the IPC that this one writes."""
+CALL_S = LOAD_S = 3600.0
+"""Seconds of a call, and of loading, where a servable names none."""
+
+PASSED = {
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
+    *("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+}
+PASSED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "HIP_", "ROCR_", "VLLM_")
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class InterpreterLimits:
         max_deaths: deaths and hangs among the last `calls` batches after which it is given up; between them it is
             started again. To find one row that kills it takes about log2 of the batch size.
         calls: batches that are looked back at.
+        memory_bytes: most address space.
     """
 
     start_s: float = 120.0
@@ -52,6 +55,7 @@ class InterpreterLimits:
     call_s: float = CALL_S
     max_deaths: int = 16
     calls: int = 200
+    memory_bytes: int | None = None
 
 
 class ChildProgram:
@@ -62,9 +66,9 @@ class ChildProgram:
 
         Args:
             command: the interpreter.
-            start: first message: the program, device and threads.
+            start: arguments of `embedder.servables.program.serve`: the program, device and threads.
             where: the servable, for messages.
-            limits: on time and deaths.
+            limits: on time, memory and deaths.
 
         Raises:
             ServableError: it can't be started or loaded.
@@ -126,13 +130,25 @@ class ChildProgram:
             ) from None
         raise error
 
-    def _start_child(self) -> "ChildProcess":
+    def _start_child(self) -> ChildProcess:
         """Start a child and load the program there.
 
         Raises:
             ServableError: it can't.
         """
-        child = ChildProcess(self._command, self._start["num_threads"], self._where)
+        try:
+            child = ChildProcess(
+                self._command,
+                program_file.__file__,
+                self._start,
+                env=child_environment(os.environ, self._start["num_threads"]),
+                memory_bytes=self._limits.memory_bytes,
+            )
+        except OSError as error:
+            python = f"python = {self._command[0]!r}"
+            raise ServableError(
+                f"{self._where}: {python} can't be started ({error.strerror}); name a Python's executable"
+            ) from None
         try:
             self.versions = self._greet(child)
             kind, payload = child.receive(self._limits.load_s)
@@ -147,18 +163,17 @@ class ChildProgram:
         child.kill()
         raise self._unloadable(payload)
 
-    def _greet(self, child: "ChildProcess") -> dict[str, Any]:
-        """Exchange versions.
+    def _greet(self, child: ChildProcess) -> dict[str, Any]:
+        """Compare versions.
 
         Raises:
             ServableError: they don't fit.
             ChildDiedError: it said nothing.
         """
-        child.send(START, json.dumps(self._start).encode(), self._limits.start_s)
         kind, payload = child.receive(self._limits.start_s)
-        found = json.loads(bytes(payload)) if kind == HELLO else {}
-        if found.get("protocol") != PROTOCOL:
-            raise ServableError(f"{self._where}: {self._command[0]} is no Python that runs {CHILD_SCRIPT.name}")
+        found: dict[str, Any] = json.loads(bytes(payload))
+        if kind == FAILED:  # the program's file imports pyarrow alone
+            found |= {"pyarrow": None, "error": found["message"]}
         for name, least in (("python", MIN_PYTHON), ("pyarrow", MIN_PYARROW)):
             version = found[name]
             if version is None or _numbers(version) < least:
@@ -202,7 +217,7 @@ def start_program(
         where: the servable, for messages.
         device: torch's name of a device.
         num_threads: CPU threads that it may use.
-        limits: on time and deaths; none: the defaults.
+        limits: on time, memory and deaths; none: the defaults.
         search_path: where modules are looked for, after what that interpreter has.
 
     Raises:
@@ -212,10 +227,7 @@ def start_program(
     if found is None:
         raise ServableError(f"{where}: python = {python!r}: there is no such executable; name a Python's path")
     start = {
-        "program_file": program_file.__file__,
-        "place": program.place,
-        "class_name": program.class_name,
-        "settings": dict(program.settings),
+        "program": {"place": program.place, "name": program.name, "settings": dict(program.settings)},
         "device": device,
         "num_threads": num_threads,
         "search_path": list(search_path),
@@ -223,6 +235,22 @@ def start_program(
     # The path stays as it is: a virtual environment's interpreter is a link, and is found by its own path.
     command = [os.path.abspath(found), "-I", "-X", "utf8"]  # noqa: PTH100
     return ChildProgram(command, start, where, limits or InterpreterLimits())
+
+
+def child_environment(environment: Mapping[str, str], num_threads: int) -> dict[str, str]:
+    """Return the variables that a child gets: those of the system and of devices, none with a secret's name.
+
+    Args:
+        environment: of this process.
+        num_threads: CPU threads of its libraries.
+    """
+    passed = {
+        name: value
+        for name, value in environment.items()
+        if (name in PASSED or name.startswith(PASSED_PREFIXES)) and not SECRET.search(name)
+    }
+    threads = {name: str(num_threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    return passed | threads | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _stream(batch: pa.RecordBatch) -> pa.Buffer:

@@ -5,8 +5,7 @@ decode   CPU tasks: what the servables take of images and captions
 actors   one pool for each group of servables (`embedder.servables.packing`), in the order of what they need
 """
 
-import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,8 @@ import pyarrow as pa
 
 from embedder.batch_schema import CARRIED
 from embedder.compat import worker_options
-from embedder.compat.ray_attempts import attempt_number
 from embedder.config import WebConfig
-from embedder.errors import USER_MISTAKES, ConfigError, EmbedderError, RunFailedError
+from embedder.errors import ConfigError, EmbedderError
 from embedder.media.errors import DecodeError
 from embedder.media.given_inputs import file_or_content
 from embedder.media.limits import DecodeLimits
@@ -26,21 +24,20 @@ from embedder.media.sniff import sniff
 from embedder.servables import make_servable
 from embedder.servables.base import Servable
 from embedder.servables.columns import IMAGES, ColumnInput, InputColumn
-from embedder.servables.errors import one_line
 from embedder.servables.order import order_servables
 from embedder.servables.packing import ActorGroup, pack_servables, reserved_cpus
 from embedder.servables.prepare import GRID, InputPreparer
 from embedder.servables.run import DECODED, RunningServable, comes_from_servable, decoded_name
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.steps.attempts import limit_deaths
-from embedder.steps.stage_actor import block_key
+from embedder.steps.base import Stage
+from embedder.steps.stage_actor import RowActor
+from embedder.store.journal.runs import Run
 
 if TYPE_CHECKING:
     from ray.data import Dataset
 
 DECODE_CURE = "smaller blocks of the dataset need less memory (Dataset.repartition)"
-LOAD_CURE = "give the node more memory, or hold fewer servables in one actor"
-BLOCK_CURE = "find the row that does it, or give that servable a process of its own (timeout_s = ...)"
 ROWS = 64  # of a decoded table: 10 MB of pixels at 224 px
 ACTOR_BYTES = 4 << 30  # memory up to which servables share an actor
 DEFAULT_WEB = WebConfig()
@@ -113,7 +110,7 @@ class ServablePredictor:
             found = map_blocks(
                 found,
                 ServableActor,
-                (group, self.limits, _needed_later(self.groups[number + 1 :])),
+                (ServableStage(group, self.limits, _needed_later(self.groups[number + 1 :])), group),
                 rows_per_batch=ROWS,
                 num_gpus=group.num_gpus,
                 compute=ActorPoolStrategy(size=group.replicas),
@@ -278,64 +275,71 @@ def cells_of(table: pa.Table, name: str) -> list[Any]:
     return list(column.to_pylist())
 
 
-class ServableActor:
-    """Actor with the servables of one group, which take turns.
-
-    Ray reduces an exception in a constructor to its text, so it is kept and raised with the first block.
-    """
+class ServableStage(Stage):
+    """Servables of one group, which take turns."""
 
     def __init__(self, group: ActorGroup, limits: DecodeLimits, needed: frozenset[str]) -> None:
+        """Keep what to load.
+
+        Args:
+            group: servables that share memory.
+            limits: on the decoding of images that servables return.
+            needed: decoded columns that later groups need; the others end here.
+        """
+        self.running: list[RunningServable] = []
+        self._group, self._limits, self._needed = group, limits, needed
+
+    def setup(self) -> None:
+        """Load the servables.
+
+        Raises:
+            ServableError: one can't be loaded.
+        """
+        for servable in self._group.servables:
+            self.running.append(RunningServable(servable, self.device, self._group.num_threads, self._limits))
+
+    def process(self, table: pa.Table) -> pa.Table:
+        """Run each servable on a block."""
+        for running in self.running:
+            table = running(table)
+        return self.without_ended(table)
+
+    def without_ended(self, table: pa.Table, lent: Collection[str] = ()) -> pa.Table:
+        """Drop decoded columns that nothing needs any more.
+
+        Args:
+            table: rows.
+            lent: columns that are there under another name, too.
+        """
+        names = [name for name in table.column_names if name.startswith(DECODED)]
+        needed = [name for name in names if name not in lent and self._needed & {name, name.removesuffix(GRID)}]
+        return table.drop_columns([name for name in names if name not in needed])
+
+    def close(self) -> None:
+        """Free what the servables hold."""
+        for each in self.running:
+            each.close()
+
+
+class ServableActor(RowActor):
+    """Actor of the servables of one group."""
+
+    load_cure = "give the node more memory, or hold fewer servables in one actor"
+    block_cure = "find the row that does it, or give that servable a process of its own (timeout_s = ...)"
+
+    def __init__(self, stage: ServableStage, group: ActorGroup, run: Run | None = None) -> None:
         """Load the servables.
 
         Args:
-            group: what the actor holds.
-            limits: on the decoding of images that servables return.
-            needed: decoded columns that later actors need; the others end here.
+            stage: what the actor runs.
+            group: what it holds and reserves.
+            run: as of `RowActor`.
         """
-        self._needed, self._name = needed, ", ".join(each.name for each in group.servables)
-        self._is_restarted = attempt_number() > 0
-        self._failure: Exception | None = None
-        self._running: list[RunningServable] = []
-        try:
-            with limit_deaths(lambda: f"servables {self._name}: loading", LOAD_CURE):
-                self._load(group, limits)
-        except (*USER_MISTAKES, RunFailedError) as error:
-            self._failure = error
-        except Exception as error:  # noqa: BLE001  # of any library that loads a model
-            place = f"servables {self._name}: could not start on node {platform.node()}"
-            self._failure = RunFailedError(f"{place} ({one_line(error)})")
+        self._made, self._device = stage, "cuda" if group.num_gpus else "cpu"
+        super().__init__(f"servables {', '.join(each.name for each in group.servables)}", "loading", run)
 
-    def _load(self, group: ActorGroup, limits: DecodeLimits) -> None:
-        device = "cuda" if group.num_gpus else "cpu"
-        for servable in group.servables:
-            self._running.append(RunningServable(servable, device, group.num_threads, limits))
-
-    def __call__(self, table: pa.Table) -> pa.Table:
-        """Run each servable on a block.
-
-        Raises:
-            EmbedderError: a servable could not start.
-            shards.ModelError: likewise.
-            RunFailedError: likewise, or the block has killed several processes.
-        """
-        if self._failure is not None:
-            raise self._failure
-        if table.num_rows == 0:
-            return table
-        if not self._is_restarted:
-            return self._run(table)
-        work = f"servables {self._name}: a block of {table.num_rows} rows"
-        with limit_deaths(lambda: work, BLOCK_CURE, key=block_key(self._name, table)):
-            return self._run(table)
-
-    def _run(self, table: pa.Table) -> pa.Table:
-        for running in self._running:
-            table = running(table)
-        ended = [name for name in table.column_names if name.startswith(DECODED) and not self._is_needed(name)]
-        return table.drop_columns(ended)
-
-    def _is_needed(self, name: str) -> bool:
-        return name in self._needed or name.removesuffix(GRID) in self._needed
+    def _load(self) -> Stage:
+        return self._made.load(self._device)
 
 
 def show_rows(table: pa.Table) -> pa.Table:

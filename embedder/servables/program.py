@@ -1,4 +1,4 @@
-"""Programs: classes of Python files that compute servables, in this process or in one of another interpreter.
+"""Programs: classes and functions of Python files that compute servables and steps, here or in another interpreter.
 
 This file is executed by its path in interpreters that have pyarrow and none of this package's other dependencies: it
 imports nothing of the package, and is written for Python 3.9.
@@ -6,12 +6,14 @@ imports nothing of the package, and is written for Python 3.9.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
+import platform
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,26 +22,29 @@ import pyarrow as pa
 
 FILE_SUFFIX = ".py"
 METHODS = ("load", "__call__")
+HELLO, READY, BATCH, TABLE = b"H", b"R", b"B", b"T"
+"""Kinds of a child's messages, beside errors: versions, the end of loading; a batch and its table as Arrow IPC."""
 
 
 @dataclass(frozen=True)
 class ServableProgram:
-    """Class that computes a servable: all that a process needs to know which has pyarrow and the framework alone.
+    """Class or function that computes rows: all that a process needs to know which has pyarrow and a framework alone.
 
     Attributes:
         place: absolute path of a Python file, or name of a module.
-        class_name: a class there, with `__init__(**settings)`, `load(device)` or `load(device, num_threads)`,
-            `__call__(RecordBatch)`, and `close()` if it wants one.
-        settings: keyword arguments of the class; values that JSON has.
+        name: a class there, `embedder.Stage` or one with `__init__(**settings)`, `load(device)` or
+            `load(device, num_threads)`, `__call__(RecordBatch)`, and `close()` if it wants one; or a function of a
+            RecordBatch and the settings.
+        settings: keyword arguments of the class or function; values that JSON has.
     """
 
     place: str
-    class_name: str
+    name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class LoadedProgram:
-    """Instance of a program's class after its `load`; one thread calls it at a time."""
+    """Instance of a program's class after its `load`, or its function; one thread calls it at a time."""
 
     def __init__(self, program: ServableProgram, device: str, num_threads: int) -> None:
         """Import the class, make an instance, and load it.
@@ -50,55 +55,89 @@ class LoadedProgram:
             num_threads: CPU threads that it may use.
 
         Raises:
-            AttributeError: there is no such class, or it lacks a method.
+            AttributeError: there is no such class or function, or the class lacks a method.
             Exception: as the class raises it.
         """
-        found = find_class(program.place, program.class_name)
-        self.instance = found(**program.settings)
-        takes_threads = "num_threads" in inspect.signature(found.load).parameters
-        self.instance.load(device, **({"num_threads": num_threads} if takes_threads else {}))
+        found = find_program(program.place, program.name)
+        if not isinstance(found, type):
+            self._compute: Any = functools.partial(found, **program.settings)
+            return
+        self._compute = found(**program.settings)
+        takes_threads = "num_threads" in inspect.signature(self._compute.load).parameters
+        self._compute.load(device, **({"num_threads": num_threads} if takes_threads else {}))
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Table:
         """Compute a batch.
 
         Raises:
-            TypeError: the class returned no table.
-            Exception: as the class raises it.
+            TypeError: no table was returned.
+            Exception: as the user's code raises it.
         """
-        return as_table(self.instance(batch))
+        return as_table(self._compute(batch))
 
     def close(self) -> None:
         """Free what the class holds, where it has a `close`."""
-        close = getattr(self.instance, "close", None)
+        close = getattr(self._compute, "close", None)
         if close is not None:
             close()
 
 
-def find_class(place: str, class_name: str) -> Any:
-    """Import a class that a program names.
+def serve(channel: Any, program: Mapping[str, Any], device: str, num_threads: int, search_path: Sequence[str]) -> None:
+    """Greet, load a program, and answer batch after batch: what a child of `embedder.process` does.
+
+    Args:
+        channel: messages of the parent, and to it: `embedder.process.child_main.Channel`.
+        program: of `ServableProgram`.
+        device: torch's name of a device.
+        num_threads: CPU threads that it may use.
+        search_path: where modules are looked for, after what this interpreter has.
+    """
+    channel.send(HELLO, {"python": platform.python_version(), "pyarrow": pa.__version__})
+    sys.path.extend(path for path in search_path if path not in sys.path)
+    try:
+        loaded = LoadedProgram(ServableProgram(**program), device, num_threads)
+    except Exception as error:  # noqa: BLE001 - of any framework, or of the user's own code
+        channel.send_error(error)
+        return
+    channel.send(READY, {})
+    while (payload := channel.receive()) is not None:
+        try:
+            (batch,) = pa.ipc.open_stream(payload)
+            table = loaded(batch)
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+        except Exception as error:  # noqa: BLE001 - likewise
+            channel.send_error(error)
+        else:
+            channel.send(TABLE, sink.getvalue())
+    loaded.close()
+
+
+def find_program(place: str, name: str) -> Any:
+    """Import the class or function that a program names.
 
     A file is imported as the module of a package of its own, so that it may import its neighbours relatively
     (`from .boxes import crop`), and no name of it hides an installed module.
 
     Args:
         place: absolute path of a Python file, or name of a module.
-        class_name: name of the class.
+        name: of the class or function there.
 
     Raises:
-        AttributeError: there is no such class, or it lacks a method.
+        AttributeError: there is no such class or function, or the class lacks a method.
         Exception: as the import raises it.
     """
     module = _import_file(Path(place)) if place.endswith(FILE_SUFFIX) else importlib.import_module(place)
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        classes = sorted(
-            name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
-        )
-        raise AttributeError(f"{place} has no class {class_name!r}; it has {', '.join(classes) or 'none'}")
-    missing = [name for name in METHODS if not callable(getattr(found, name, None))]
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise AttributeError(f"{place} has no class or function {name!r}; it has {', '.join(sorted(known)) or 'none'}")
+    missing = [each for each in METHODS if isinstance(found, type) and not callable(getattr(found, each, None))]
     if missing:
         raise AttributeError(
-            f"class {class_name} of {place} has no {missing[0]!r}; a servable has load(device) and __call__(batch)"
+            f"class {name} of {place} has no {missing[0]!r}; it is an embedder.Stage, or has load(device) and "
+            "__call__(batch)"
         )
     return found
 

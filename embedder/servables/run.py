@@ -22,7 +22,7 @@ from embedder.servables.base import Servable
 from embedder.servables.checks import Bools, CheckedOutputs, check_outputs
 from embedder.servables.columns import ColumnInput, InputColumn
 from embedder.servables.errors import ServableError, one_line
-from embedder.servables.interpreter_process import CALL_S, LOAD_S
+from embedder.servables.interpreter import CALL_S, LOAD_S
 from embedder.servables.order import ERROR
 from embedder.servables.prepare import GRID, InputPreparer, PreparedInput, bind
 

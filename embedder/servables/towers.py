@@ -174,10 +174,11 @@ class TowersProgram:
             device: torch's name of a device.
             num_threads: torch's threads.
         """
-        from embedder.steps.stage import Stage
+        from embedder.steps.stage import TowerStage
         from embedder.steps.stage_spec import StageSpec
 
-        self._stage = Stage(StageSpec(0, self.folder, self.shard, self.dtype, device, num_threads, (self.rows,)))
+        spec = StageSpec(0, self.folder, self.shard, self.dtype, device, num_threads, (self.rows,))
+        self._stage = TowerStage(spec).load()
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Table:
         """Compute a batch."""

@@ -13,6 +13,7 @@ import torch
 from embedder.batch_schema import IMAGE_GRID, TENSOR, VECTOR
 from embedder.compat.malloc import keep_freed_memory
 from embedder.errors import ConfigError
+from embedder.steps.base import Stage
 from embedder.steps.batch_size_tuner import BatchSize
 from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.host_copies import DeviceTimes, OverlappedCopies
@@ -38,33 +39,38 @@ EMBEDDINGS = {"vision": "image_embedding", "text": "text_embedding"}
 CONTEXT_BYTES = 600 << 20
 
 
-class Stage:
+class TowerStage(Stage):
     """Holder of one shard, which applies its layers to each batch; several threads may use it at once."""
 
     def __init__(self, spec: StageSpec, start: Measurement | None = None) -> None:
-        """Load the shard.
+        """Keep what to load.
 
         Args:
             spec: configuration of the stage.
             start: measurement of the whole start, reported instead of the loading alone.
+        """
+        self.spec, self.device, self._start = spec, spec.device, start
+
+    def setup(self) -> None:
+        """Load the shard.
 
         Raises:
             ConfigError: torch can't compute on the stage's device, or its share of it is too small.
             shards.ModelError: there is no model, or its weights do not match.
         """
+        spec = self.spec
         check_device(spec)
         self._copies = OverlappedCopies(spec.device) if _is_cuda(spec) else None
         limit_gpu_memory(spec)
         torch.set_num_threads(spec.num_threads)
         folder = resolve_model(spec.model, spec.shard)
-        self.spec = spec
         self.config = load_model_config(folder)
         with measure(f"{LOAD} {spec.index}") as load:
             self.shard = self._load(folder)
         self._compiled: CompiledShard | None = None
         if spec.compile and isinstance(self.shard, Shard):
             self._compiled = CompiledShard(spec.index, self.shard)
-        self._unreported_load = iter([start or load])
+        self._unreported_load = iter([self._start or load])
         self._batch_size = BatchSize(self._fitting_sizes() if _is_cuda(spec) else spec.batch_sizes)
         self._oom_backoff = OomBackoffEncoder(f"stage {spec.index}", self.encode)
         keep_freed_memory()
@@ -80,7 +86,7 @@ class Stage:
         towers = [tower for side, tower in self.config.towers.items() if self._output_kind(side)]
         return sizes_that_fit(self.spec.batch_sizes, sum(map(bytes_at_once, towers)), room_bytes)
 
-    def __call__(self, table: pa.Table) -> pa.Table:
+    def process(self, table: pa.Table) -> pa.Table:
         """Encode the table in batches of the tuned size; columns that no layer reads are not split."""
         if table.num_rows == 0:
             return table
@@ -280,7 +286,7 @@ def _is_cuda(spec: StageSpec) -> bool:
     return torch.device(spec.device).type == "cuda"
 
 
-class UnsplitStage(Stage):
+class UnsplitStage(TowerStage):
     """Whole model in float32 by the libraries' own forward functions: the reference for verifying stages."""
 
     def _load(self, folder: Path) -> TwinTower:

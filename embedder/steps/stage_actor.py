@@ -1,10 +1,11 @@
-"""Ray actor of a stage; importing it loads no torch, which takes 2 s of CPU."""
+"""Ray actors of stages; importing them loads no torch, which takes 2 s of CPU."""
 
 import hashlib
 import os
 import platform
 import traceback
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -14,50 +15,44 @@ from embedder.compat.ray_attempts import attempt_number
 from embedder.errors import USER_MISTAKES, RunFailedError
 from embedder.quantities import plural
 from embedder.steps.attempts import MAX_CAUSE_CHARACTERS, limit_deaths
+from embedder.steps.base import Stage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.journal.runs import Run
 from embedder.store.journal.step_metrics import LOAD, measure
 
-if TYPE_CHECKING:
-    from embedder.steps.stage import Stage
 
-LOAD_CURE = "give the node more memory, or cut the model into more stages (num_stages)"
-BLOCK_CURE = "a smaller batch_size or decode.items_per_task needs less memory"
-
-
-class StageActor:
-    """Actor around a `Stage`, which is imported where it runs.
+class RowActor(ABC):
+    """Actor around a `Stage`, which is imported and set up where it runs.
 
     Ray reduces an exception in an actor's constructor to its text, so it is kept and raised with the first block: a
     mistake of the user's (no model on this node, a GPU without a driver) as it is, anything else with its traceback.
     """
 
-    def __init__(self, spec: StageSpec, run: Run | None = None) -> None:
-        """Load the shard.
+    load_cure: ClassVar[str]
+    block_cure: ClassVar[str]
+
+    def __init__(self, title: str, loading: str, run: Run | None = None) -> None:
+        """Set the stage up.
 
         Args:
-            spec: configuration of the stage.
+            title: of the stage, for messages.
+            loading: what its start does, for messages.
             run: checked before each block for a stop request; later blocks give no row.
         """
-        self._run, self._spec = run, spec.on_this_node()
+        self._title, self._run = title, run
         self._is_restarted = attempt_number() > 0
+        self._failure: Exception | None = None
         try:
-            with limit_deaths(lambda: f"stage {spec.index}: loading its shard of {spec.model}", LOAD_CURE):
+            with limit_deaths(lambda: f"{title}: {loading}", self.load_cure):
                 self._stage = self._load()
         except (*USER_MISTAKES, RunFailedError) as error:
-            self._failure: Exception | None = error
+            self._failure = error
         except Exception as error:  # noqa: BLE001  # of any library that loads a model
-            self._failure = _failed_start(spec, error)
-        else:
-            self._failure = None
-        os.nice(spec.niceness)  # not before: no stage has work until the last one is ready
+            self._failure = _failed_start(title, error)
 
-    def _load(self) -> "Stage":
-        spec = self._spec
-        with measure(f"{LOAD} {spec.index}") as start, sparing_imports(with_text=len(spec.shard.text) > 0):
-            from embedder.steps.stage import Stage
-
-            return Stage(spec, start)
+    @abstractmethod
+    def _load(self) -> Stage:
+        """Make the stage and set it up."""
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Apply the stage to a block.
@@ -71,31 +66,51 @@ class StageActor:
             raise self._failure
         if self._run is not None and self._run.stop_requested():
             return table.slice(0, 0)
-        if not self._is_restarted:
-            return self._stage(table)
-        index = self._spec.index
-        with limit_deaths(lambda: f"stage {index}: {_describe(table)}", BLOCK_CURE, key=block_key(index, table)):
+        if table.num_rows == 0 or not self._is_restarted:
+            return self._stage(table) if table.num_rows else table
+        key = _block_key(self._title, table)
+        with limit_deaths(lambda: f"{self._title}: {_describe(table)}", self.block_cure, key=key):
             return self._stage(table)
 
 
-def _failed_start(spec: StageSpec, error: Exception) -> RunFailedError:
+class StageActor(RowActor):
+    """Actor of a stage of the towers."""
+
+    load_cure = "give the node more memory, or cut the model into more stages (num_stages)"
+    block_cure = "a smaller batch_size or decode.items_per_task needs less memory"
+
+    def __init__(self, spec: StageSpec, run: Run | None = None) -> None:
+        """Load the shard.
+
+        Args:
+            spec: configuration of the stage.
+            run: as of `RowActor`.
+        """
+        self._spec = spec.on_this_node()
+        super().__init__(f"stage {spec.index}", f"loading its shard of {spec.model}", run)
+        os.nice(spec.niceness)  # not before: no stage has work until the last one is ready
+
+    def _load(self) -> Stage:
+        spec = self._spec
+        with measure(f"{LOAD} {spec.index}") as start, sparing_imports(with_text=len(spec.shard.text) > 0):
+            from embedder.steps.stage import TowerStage
+
+            return TowerStage(spec, start).load()
+
+
+def _failed_start(title: str, error: Exception) -> RunFailedError:
     cause = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CAUSE_CHARACTERS]
     failure = RunFailedError(
-        f"stage {spec.index} could not start on node {platform.node()} ({cause}); the traceback is in the log"
+        f"{title} could not start on node {platform.node()} ({cause}); the traceback is in the log"
     )
     failure.details = "".join(traceback.format_exception(error))
     return failure
 
 
-def block_key(step: int | str, table: pa.Table) -> str:
-    """Key that tells a block apart, the same in each attempt: a hash of its first row's own columns.
-
-    Args:
-        step: that the block is for.
-        table: the block.
-    """
+def _block_key(title: str, table: pa.Table) -> str:
+    """Key that tells a block apart, the same in each attempt: a hash of its first row's own columns."""
     names = [name for name in table.column_names if name in ("item_id", "segment") or name.startswith(CARRIED)]
-    first = repr((step, table.num_rows, table.select(names).slice(0, 1).to_pylist()))
+    first = repr((title, table.num_rows, table.select(names).slice(0, 1).to_pylist()))
     return hashlib.blake2b(first.encode(), digest_size=16).hexdigest()
 
 

@@ -13,15 +13,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from embedder.batch_schema import HUNG, step_type
+from embedder.batch_schema import step_type
+from embedder.process.child import ChildDiedError, ChildError, ChildHungError
 from embedder.servables.interpreter import ChildProgram, InterpreterLimits, start_program
-from embedder.servables.interpreter_process import ChildDiedError, ChildError
 from embedder.servables.program import FILE_SUFFIX, ServableProgram
 from embedder.steps.item_decoder import ItemProblem
 from embedder.user_steps.declared import BOX, IMAGE, StepError, UserStep, digest_of
 
-RUNNER = Path(__file__).parent / "runner.py"
-CLASS_NAME = "StepFunction"
+PACKAGE_ROOT = str(Path(__file__).parents[3])
+"""Folder of this package, which a step's process finds behind all that its interpreter has."""
 LOAD_S = 600.0
 MAX_DEATHS = 20
 """Deaths of its process in a row after which a step is given up; of a hang, each costs `timeout_s`."""
@@ -64,21 +64,23 @@ class StepCalls:
                 f"{step.where}: its source on {platform.node()} is not what the run began with; give all nodes the "
                 "same files, and begin again if you changed them"
             )
-        settings = {
-            "place": step.place,
-            "function": step.function,
-            "settings": json.loads(step.settings),
-            "search_path": [] if step.place.endswith(FILE_SUFFIX) else sys.path,
-            "memory_bytes": step.memory_bytes,
-        }
-        limits = InterpreterLimits(load_s=LOAD_S, call_s=step.timeout_s, max_deaths=MAX_DEATHS - 1, calls=MAX_DEATHS)
+        is_file = step.place.endswith(FILE_SUFFIX)  # its neighbours can be imported by their names
+        search_path = [str(Path(step.place).parent)] if is_file else sys.path
+        limits = InterpreterLimits(
+            load_s=LOAD_S,
+            call_s=step.timeout_s,
+            max_deaths=MAX_DEATHS - 1,
+            calls=MAX_DEATHS,
+            memory_bytes=step.memory_bytes,
+        )
         self._child = start_program(
             sys.executable,
-            ServableProgram(str(RUNNER), CLASS_NAME, settings),
+            ServableProgram(step.place, step.function, json.loads(step.settings)),
             where=step.where,
             device="cpu",
             num_threads=step.num_threads,
             limits=limits,
+            search_path=[*search_path, PACKAGE_ROOT],
         )
         return self._child
 
@@ -120,7 +122,7 @@ class StepCalls:
         try:
             return self._check(child(batch), num_rows)
         except ChildDiedError as error:
-            hung = HUNG in str(error)
+            hung = isinstance(error, ChildHungError)
             return self._problem("StepTimeout" if hung else "StepDied", str(error), transient=hung)
         except ChildError as error:
             error_type, _, message = str(error).partition(":")

@@ -12,14 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from embedder.batch_schema import step_schema
-from embedder.config_toml.sections import REPLACED, StepConfig
+from embedder.config_toml.sections import ENTRY_POINTS, REPLACED, StepConfig
 from embedder.errors import EmbedderError
 from embedder.servables.base import file_digest
 from embedder.servables.declared import find_file, find_module
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from shards.fingerprint import short_hash
 
-ENTRY_POINTS = "embedder.steps"
 FILE_SUFFIX = ".py"
 
 ROW_COLUMNS = {

@@ -31,7 +31,7 @@ from embedder.retrieval.rank_metrics import retrieval_at
 from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
-from embedder.steps.stage import EMBEDDINGS, Stage, UnsplitStage
+from embedder.steps.stage import EMBEDDINGS, TowerStage, UnsplitStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
@@ -232,7 +232,7 @@ class _Runner:
     device: str
 
     def run(
-        self, rows: Sequence[pa.Table], specs: Iterable[ShardSpec], dtype: str, kind: type[Stage] = Stage
+        self, rows: Sequence[pa.Table], specs: Iterable[ShardSpec], dtype: str, kind: type[TowerStage] = TowerStage
     ) -> tuple[Embedded, float]:
         """Vectors of the rows, and seconds of all stages for one row."""
         tables = list(rows)
@@ -246,7 +246,7 @@ class _Runner:
                 num_threads=stage_threads(self.compute),
                 batch_sizes=(rows_per_batch(self.compute.batch_size, settings_of([self.device])),),
             )
-            stage = kind(spec)
+            stage = kind(spec).load()
             stage(tables[0])  # the first call of a process is slower, and the time is that of the others
             tables = [stage(table) for table in tables]
             del stage

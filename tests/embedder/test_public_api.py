@@ -16,6 +16,7 @@ OFFERED = {
     "FollowingStore",
     "RemoteStore",
     "SearchOptions",
+    "Stage",
     "Store",
     "build_index",
     "compare",

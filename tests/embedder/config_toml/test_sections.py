@@ -181,3 +181,46 @@ def test_two_metrics_of_one_name_are_refused():
     metrics = [{"name": "a", "kind": "count"}, {"name": "a", "kind": "recall"}]
     with pytest.raises(ValueError, match='two metrics have the name "a"'):
         RunConfig(metric=metrics)
+
+
+STAGE = """
+import a_framework_that_is_not_here
+
+class Base(Stage):
+    columns_in = ("image",)
+    columns_out: dict = {"size": "int32"}
+    resources = {"batch_size": 7, "num_cpus": 2}
+
+class Sized(Base):
+    columns_optional = ("caption",)
+    where = "after_decode"
+
+class Computed(Base):
+    columns_in = tuple(NAMES)
+
+class Greedy(Base):
+    resources = {"gpus": 3}
+"""
+CLASS = """
+[[step]]
+name = "sized"
+callable = "stages.py:Sized"
+"""
+
+
+def test_what_a_class_declares_is_read_without_an_import_and_keys_of_the_configuration_go_before_it(tmp_path):
+    (tmp_path / "stages.py").write_text(STAGE)
+    (step,) = loaded(tmp_path, CLASS).step
+    assert (step.inputs, step.optional, step.outputs) == (("image",), ("caption",), {"size": "int32"})
+    assert (step.batch_size, step.num_cpus, step.timeout_s) == (7, 2.0, 30.0)
+    (step,) = loaded(tmp_path, CLASS + 'inputs = ["uri"]\nbatch_size = 3').step
+    assert (step.inputs, step.batch_size, step.num_cpus) == (("uri",), 3, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("Computed", "Computed.columns_in is computed"), ("Greedy", "gpus"), ("Absent", "inputs")]
+)
+def test_what_a_class_declares_wrongly_is_told_in_a_line(tmp_path, name, said):
+    (tmp_path / "stages.py").write_text(STAGE)
+    with pytest.raises(ConfigError, match=said):
+        loaded(tmp_path, CLASS.replace("Sized", name))

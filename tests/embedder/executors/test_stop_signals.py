@@ -25,7 +25,7 @@ from embedder.observability.log import messages_to
 from embedder.sources.fetch import Fetcher
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
-from embedder.steps.stage import Stage
+from embedder.steps.stage import TowerStage
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 
@@ -86,7 +86,7 @@ def test_what_is_being_decoded_is_not_waited_for(make_run, tmp_path, monkeypatch
 def test_tables_that_wait_for_the_stages_are_left_out(make_run, tmp_path, monkeypatch):
     """After the signal, what is inside a stage goes through, and nothing else begins."""
     config = make_run(samples.folder(tmp_path / "in", num_images=60), batch_size=4)
-    call, begun_after = Stage.__call__, []
+    call, begun_after = TowerStage.__call__, []
     pressed = threading.Event()
 
     def counted(self, table):
@@ -105,7 +105,7 @@ def test_tables_that_wait_for_the_stages_are_left_out(make_run, tmp_path, monkey
         begun.append(1)
         return len(begun)
 
-    monkeypatch.setattr(Stage, "__call__", counted)
+    monkeypatch.setattr(TowerStage, "__call__", counted)
     with pytest.raises(RunFailedError, match="stopped on request after"):
         embed(config)
     assert begun_after == []
@@ -143,7 +143,7 @@ def test_a_long_video_is_not_decoded_to_its_end(make_run, tmp_path):
 @pytest.mark.parametrize("number", BOTH)
 def test_a_signal_while_weights_are_loaded_ends_the_command_there(make_run, tmp_path, monkeypatch, number):
     config = make_run(samples.folder(tmp_path / "in"))
-    once(monkeypatch, Stage, "_load", lambda: press(number))
+    once(monkeypatch, TowerStage, "_load", lambda: press(number))
     ended = run_here(*arguments(config))
     assert_one_line(ended, number, "what is finished is kept, and the same command goes on")
     line = json.loads((Path(config.store) / "runs.jsonl").read_text().splitlines()[-1])
@@ -220,7 +220,7 @@ def test_a_signal_in_what_must_not_be_broken_off_is_heard_after_it(capfd):
 def test_a_signal_that_nobody_hears_does_what_it_did(make_run, tmp_path, monkeypatch):
     """In a notebook: Ctrl-C while weights are loaded is a KeyboardInterrupt."""
     config = make_run(samples.folder(tmp_path / "in"))
-    once(monkeypatch, Stage, "_load", press)
+    once(monkeypatch, TowerStage, "_load", press)
     with pytest.raises(KeyboardInterrupt):
         embed(config)
 
@@ -228,12 +228,12 @@ def test_a_signal_that_nobody_hears_does_what_it_did(make_run, tmp_path, monkeyp
 HANGING = """
 import sys, time
 from embedder import cli
-from embedder.steps.stage import Stage
+from embedder.steps.stage import TowerStage
 def hang(self, table):
     print("inside", flush=True)
     while True:
         time.sleep(1)
-Stage.__call__ = hang
+TowerStage.__call__ = hang
 sys.argv[0] = "embedder"
 cli.main()
 """

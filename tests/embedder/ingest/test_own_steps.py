@@ -137,7 +137,7 @@ def test_rejects_of_a_step_are_tried_again_on_demand(make_run, tmp_path):
     ("source", "said"),
     [
         ("import nothing_of_that_name\ndef own(batch): pass", "it imports 'nothing_of_that_name'"),
-        ("def other(batch): pass", "has no function 'own'; it has other"),
+        ("def other(batch): pass", "has no class or function 'own'; it has other"),
         ("def own(batch: pass", "SyntaxError"),
         ("import time\ntime.sleep(0)\nraise RuntimeError('first line\\nsecond')", "RuntimeError: first line second"),
     ],
@@ -225,14 +225,14 @@ def test_the_example_of_the_documentation_runs(make_run, tmp_path):
     page = (Path(embedder.__file__).parents[1] / "docs" / "steps.md").read_text(encoding="utf-8")
     (run,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (entry_point,) = re.findall(r"```ini\n(.*?)```", page, re.DOTALL)
-    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    source = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     (tmp_path / "run.toml").write_text(run)
     (tmp_path / "own_steps.py").write_text(source)
     plain = make_run(samples.folder(tmp_path / "pictures", num_images=2))
     config = load_config(tmp_path / "run.toml", {"model": plain.model, "engine": "local"})
     report, rows = embedded(config)
     assert (report.num_rejected, len(rows)) == (0, 4)
-    assert all(row["norm"] > 0 and row["brightness"] > 0 and row["side"] for row in rows.values())
+    assert all(row["norm"] > 0 and row["brightness"] > 0 and row["part"] in (0, 1) for row in rows.values())
     assert "embedder.steps" in entry_point
 
 

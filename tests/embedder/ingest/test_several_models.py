@@ -299,7 +299,7 @@ def test_a_model_may_take_what_another_returns(make_run, tmp_path, source, tiny_
 def test_the_main_model_does_not_load_for_what_another_needs_alone(make_run, tmp_path, source, tiny_model, monkeypatch):
     embed(make_run(source))
     loaded = []
-    monkeypatch.setattr("embedder.steps.stage.Stage.__init__", lambda self, *_: loaded.append(self))
+    monkeypatch.setattr("embedder.steps.stage.TowerStage.__init__", lambda self, *_: loaded.append(self))
     report = embed(make_run(source, model=[{"uri": str(tiny_model)}, classifier(tmp_path)]))
     assert report.published
     assert not loaded

@@ -17,7 +17,7 @@ from work_on_disk import finished_items_in  # noqa: F401 - runs each test in mem
 
 import embedder
 from embedder.steps import decode as decode_module
-from embedder.steps.stage import Stage
+from embedder.steps.stage import TowerStage
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
@@ -45,7 +45,7 @@ def without_a_model(monkeypatch):
         def never(*arguments, **options):
             raise AssertionError("something is computed")
 
-        monkeypatch.setattr(Stage, "__init__", never)
+        monkeypatch.setattr(TowerStage, "__init__", never)
         monkeypatch.setattr(decode_module.ItemDecoder, "rows", never)
 
     return forbid

@@ -15,11 +15,11 @@ from library_versions import is_older
 from PIL import Image
 from sandbox_checks import FIT, ORANGE, chunk, has_ended, is_orange, png_bomb, refused, while_decoding
 
-from embedder.media import sandbox_main
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
+from embedder.process import child_main
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 
@@ -72,10 +72,10 @@ def test_a_system_that_refuses_limits_of_memory_is_let_go_on_unless_it_is_linux(
     def refuse(kind, limits):
         raise ValueError("current limit exceeds maximum limit")
 
-    monkeypatch.setattr(sandbox_main.resource, "setrlimit", refuse)
-    monkeypatch.setattr(sandbox_main.sys, "platform", platform)
+    monkeypatch.setattr(child_main.resource, "setrlimit", refuse)
+    monkeypatch.setattr(child_main.sys, "platform", platform)
     with pytest.raises(ValueError) if platform == "linux" else nullcontext():
-        sandbox_main.bound_memory(1 << 40)
+        child_main.bound_memory(1 << 40)
 
 
 def test_headers_of_huge_dimensions_are_refused_before_decoding(decoder, encode_image, png):

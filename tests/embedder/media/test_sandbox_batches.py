@@ -149,7 +149,7 @@ def test_a_broken_library_of_pytorch_costs_no_image(tmp_path, monkeypatch, encod
 def test_a_death_while_the_library_loads_is_no_images_fault(png):
     with SandboxedDecoder() as decoder:
         assert is_orange(decoder.image(png, FIT))
-        death = sandbox.SandboxCrashError('the decoder was ended by SIGBUS: in File "torch_kernel.py", line 1')
+        death = sandbox.ChildDiedError('the decoder was ended by SIGBUS: in File "torch_kernel.py", line 1')
         decoder._clean_up(death)
         assert not decoder._may_use_torch
         decoder.warm_up(TORCHVISION)

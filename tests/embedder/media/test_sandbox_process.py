@@ -14,8 +14,8 @@ from sandbox_checks import FIT, has_ended, is_orange, refused, wait_until
 
 from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
-from embedder.media.sandbox import SandboxedDecoder
-from embedder.media.sandbox_process import SandboxCrashError, SandboxProcess
+from embedder.media.sandbox import SandboxedDecoder, receive
+from embedder.process.child import ChildDiedError, ChildProcess
 
 
 def test_several_decoders_work_in_threads_that_come_and_go(encode_image):
@@ -43,16 +43,21 @@ def test_several_decoders_work_in_threads_that_come_and_go(encode_image):
     assert all(has_ended(pid) for pid in pids)
 
 
-@pytest.mark.parametrize("sent", [b"nonsense", b"3", b"[" * 200_000, b"[" * 900 + b"]" * 900])
-def test_a_broken_message_of_the_child_is_its_end(sent):
-    with Path(os.devnull).open("rb") as inbox, Path(os.devnull).open("wb") as outbox:
-        process = SandboxProcess(DecodeLimits(), inbox.fileno(), outbox.fileno())
+@pytest.mark.parametrize(
+    "sent",
+    [b"nonsense", b"3", b"[" * 200_000, b"[" * 900 + b"]" * 900, b"{}", b'"' + b"x" * (1 << 20) + b'"'],
+    ids=["nonsense", "number", "endless", "deep", "another kind", "large"],
+)
+def test_a_broken_message_of_the_child_is_its_end(tmp_path, sent):
+    server = tmp_path / "server.py"
+    kind = b"X" if sent == b"{}" else b"J"
+    server.write_text(f"def serve(channel):\n    channel.send({kind!r}, {sent!r})\n    channel.receive()\n")
+    child = ChildProcess([sys.executable, "-I"], server, {})
     try:
-        process._received = sent + b"\n"
-        with pytest.raises(SandboxCrashError):
-            process.receive(1)
+        with pytest.raises(ChildDiedError):
+            receive(child, 10)
     finally:
-        process.kill()
+        child.kill()
 
 
 PARENT = """
@@ -100,7 +105,7 @@ def test_the_child_holds_none_of_the_parents_files(decoder, tmp_path, png):
         decoder.close()
         decoder.image(png, FIT)
         held = [str(entry.readlink()) for entry in Path(f"/proc/{decoder.child_pid}/fd").iterdir()]
-    assert len(held) == 6, held  # lifeline, nowhere, last words, control, inbox, outbox
+    assert len(held) == 7, held  # no input, output, last words, lifeline, channel, inbox, outbox
     assert not any("secret" in name for name in held)
 
 
@@ -123,13 +128,13 @@ def test_two_hundred_files_leak_nothing(slow_png, png, make_video):
             assert is_orange(decoder.image(png, FIT))
         assert open_files() == before
         held_by_child = len(list(Path(f"/proc/{decoder.child_pid}/fd").iterdir()))
-        assert held_by_child == 6
+        assert held_by_child == 7
         refused(decoder, b"\0" * (40 << 20))
         files = Path(f"/proc/{decoder.child_pid}/fd").iterdir()
         shared = [file.stat().st_size for file in files if "memfd" in str(file.readlink())]
         assert len(shared) == 2
         assert max(shared) < 1 << 20  # a large file's memory was given back
-    assert len(open_files()) == len(before) - 5  # inbox, outbox, control, lifeline, last words
+    assert len(open_files()) == len(before) - 5  # inbox, outbox, channel, lifeline, last words
 
 
 def test_the_child_imports_nothing_heavy(decoder, png):

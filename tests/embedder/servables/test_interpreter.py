@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 from servable_runs import run_servables
 
-from embedder.servables import interpreter_child, make_servable
+from embedder.process import child_main
+from embedder.servables import make_servable
+from embedder.servables import program as program_file
 from embedder.servables.errors import ServableError
-from embedder.servables.interpreter import ChildError, InterpreterLimits, start_program
-from embedder.servables.interpreter_process import child_environment
+from embedder.servables.interpreter import ChildError, InterpreterLimits, child_environment, start_program
 from embedder.servables.program import ServableProgram
 
 SOURCE = '''
@@ -157,8 +158,9 @@ def wait_for_end(pid):
     return False
 
 
-def test_the_syntax_of_the_child_is_that_of_python_3_9():
-    ast.parse(Path(interpreter_child.__file__).read_text(), feature_version=(3, 9))
+@pytest.mark.parametrize("module", [child_main, program_file])
+def test_the_syntax_of_the_child_is_that_of_python_3_9(module):
+    ast.parse(Path(module.__file__).read_text(), feature_version=(3, 9))
 
 
 def test_a_class_runs_in_the_environment_that_is_named_without_this_ones_packages_and_secrets(
@@ -307,7 +309,7 @@ program(pa.record_batch({{"text": ["hang"]}}))
     [
         ("Missing", "it imports 'a_framework_of_another_environment', which python = .* doesn't have; install it"),
         ("Dead", "can't be loaded: its process ended with exit code 3: no device found"),
-        ("Nothing", "has no class 'Nothing'; it has"),
+        ("Nothing", "has no class or function 'Nothing'; it has"),
     ],
 )
 def test_what_cannot_be_loaded_is_told_in_a_line(class_name, said, start):

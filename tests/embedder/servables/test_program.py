@@ -59,7 +59,7 @@ program = importlib.util.module_from_spec(spec)
 sys.modules["program"] = program
 spec.loader.exec_module(program)
 settings = {dict(found.settings)!r}
-loaded = program.LoadedProgram(program.ServableProgram({found.place!r}, {found.class_name!r}, settings), "cpu", 1)
+loaded = program.LoadedProgram(program.ServableProgram({found.place!r}, {found.name!r}, settings), "cpu", 1)
 (batch,) = pa.ipc.open_stream(open("in.arrow", "rb").read())
 table = loaded(batch)
 with pa.ipc.new_stream("out.arrow", table.schema) as writer:

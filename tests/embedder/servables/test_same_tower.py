@@ -78,7 +78,7 @@ from embedder.servables.predict import ServablePredictor
 sections = {sections!r}
 servables = [make_servable(section | {{"name": kind}}) for kind, section in sections.items()]
 for each in pickle.loads(pickle.dumps(order_servables(servables))):
-    print(each.fingerprint(), each.program().class_name, sorted(each.output_columns()))
+    print(each.fingerprint(), each.program().name, sorted(each.output_columns()))
 assert [len(group.servables) for group in ServablePredictor(servables).groups] == [len(sections)]
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

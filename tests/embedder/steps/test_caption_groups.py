@@ -11,7 +11,7 @@ import torch
 from embedder.batch_schema import TRACE
 from embedder.steps.decode import count_inputs
 from embedder.steps.item_decoder import DecodeSpec
-from embedder.steps.stage import Stage
+from embedder.steps.stage import TowerStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.journal.step_metrics import Measurement
 from embedder.store.tables.arrow_tensors import pack, unpack_vectors
@@ -35,7 +35,7 @@ LENGTHS = {
 
 
 @contextmanager
-def counted_tokens(stage: Stage) -> Iterator[list[int]]:
+def counted_tokens(stage: TowerStage) -> Iterator[list[int]]:
     """Tokens of each call of the stage's first layer, padding included."""
     counts: list[int] = []
     layer = stage.shard.text.encoder.albert_layer_groups[0]
@@ -52,10 +52,10 @@ def block_of(lengths: np.ndarray) -> pa.Table:
     return pa.table(columns | {"trace": pa.nulls(len(lengths), TRACE)})
 
 
-def stage_of(model, layers: LayerRange) -> Stage:
+def stage_of(model, layers: LayerRange) -> TowerStage:
     """A stage with these layers of the text tower, in batches of fewer rows than most blocks have."""
     spec = ShardSpec(LayerRange(0, 0), layers)
-    return Stage(StageSpec(0, str(model), spec, "float32", "cpu", 1, (ROWS_PER_BATCH,)))
+    return TowerStage(StageSpec(0, str(model), spec, "float32", "cpu", 1, (ROWS_PER_BATCH,))).load()
 
 
 @pytest.fixture(scope="module")

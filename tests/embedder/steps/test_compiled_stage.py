@@ -13,7 +13,7 @@ import torch
 from tower_families import FAMILIES, MAX_TOKENS, NUM_TOKENS, SIDE_PX, save_random_model, tiny
 
 from embedder.batch_schema import IMAGE_GRID
-from embedder.steps.stage import Stage
+from embedder.steps.stage import TowerStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.journal.step_metrics import TRACE
 from embedder.store.tables.arrow_tensors import pack
@@ -92,7 +92,7 @@ def compared(family, folder):
     """The largest difference of vectors over several sizes of batches, the graphs, and whether it still compiles."""
     model, side = model_of(family, folder)
     tower = load_model_config(model).towers[side]
-    eager, stage = Stage(spec_of(model, side)), Stage(spec_of(model, side, compile=True))
+    eager, stage = TowerStage(spec_of(model, side)).load(), TowerStage(spec_of(model, side, compile=True)).load()
     before, worst = num_graphs(), 0.0
     for seed, size in enumerate(SIZES):
         table = rows_of(tower, size, seed)
@@ -143,10 +143,10 @@ def test_where_the_first_compiled_call_fails_the_batch_is_computed_eagerly_and_t
     vit, monkeypatch, caplog
 ):
     spec, table = vit
-    expected = Stage(replace(spec, compile=False))(table)
+    expected = TowerStage(replace(spec, compile=False)).load()(table)
     fake, calls = failing(RuntimeError("no C++ compiler\nwas found\n\nSet TORCH_LOGS"))
     monkeypatch.setattr(torch, "compile", fake)
-    stage = Stage(spec)
+    stage = TowerStage(spec).load()
     with caplog.at_level(logging.WARNING):
         found = [stage(table) for _ in range(2)]
     assert all(each["image_embedding"].equals(expected["image_embedding"]) for each in found)
@@ -177,9 +177,9 @@ def test_a_compiled_layer_that_is_out_of_memory_gets_smaller_batches_and_stays_c
 
         return compiled
 
-    expected = Stage(replace(spec, compile=False))(table)
+    expected = TowerStage(replace(spec, compile=False)).load()(table)
     monkeypatch.setattr(torch, "compile", compile_)
-    stage = Stage(spec)
+    stage = TowerStage(spec).load()
     gc.disable()
     try:
         found = stage(table)
@@ -194,7 +194,7 @@ def test_a_compiled_layer_that_is_out_of_memory_gets_smaller_batches_and_stays_c
 def test_an_eager_stage_leaves_its_layers_and_torchs_settings_alone(vit, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("it compiles"))
     spec, table = vit
-    Stage(replace(spec, compile=False))(table)
+    TowerStage(replace(spec, compile=False)).load()(table)
     assert not {CACHE_VARIABLE, THREADS_VARIABLE} & os.environ.keys()
 
 
@@ -202,7 +202,7 @@ def test_the_batch_that_compiles_counts_for_no_batch_size(vit, monkeypatch):
     spec, table = vit
     graphs = iter((0, 1, 1, 1))
     monkeypatch.setattr("embedder.steps.stage.num_graphs", lambda: next(graphs))
-    stage = Stage(replace(spec, compile=False, batch_sizes=(5, 2)))
+    stage = TowerStage(replace(spec, compile=False, batch_sizes=(5, 2))).load()
     for expected in (5, 2):
         stage(table)
         assert stage._batch_size.next_rows == expected
@@ -213,9 +213,9 @@ def test_without_a_cpp_compiler_a_stage_goes_on_eagerly_and_says_so(vit, monkeyp
     import torch._inductor.config as inductor
 
     spec, table = vit
-    expected = Stage(replace(spec, compile=False))(table)
+    expected = TowerStage(replace(spec, compile=False)).load()(table)
     with inductor.patch({"cpp.cxx": ("/nonexistent/g++",)}), caplog.at_level(logging.WARNING, "embedder"):
-        found = Stage(spec)(table)
+        found = TowerStage(spec).load()(table)
     assert found["image_embedding"].equals(expected["image_embedding"])
     (line,) = [each.getMessage() for each in caplog.records if each.name.startswith("embedder")]
     assert "InvalidCxxCompiler" in line

@@ -11,7 +11,7 @@ from simulated_gpu import SimulatedCopies
 
 from embedder.batch_schema import TRACE
 from embedder.errors import ConfigError
-from embedder.steps.stage import CONTEXT_BYTES, Stage, memory_fraction, sizes_that_fit
+from embedder.steps.stage import CONTEXT_BYTES, TowerStage, memory_fraction, sizes_that_fit
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.tables.arrow_tensors import pack
 from shards.activations import Batch, TowerState
@@ -131,7 +131,7 @@ def rows_of(seed, num_rows):
 @pytest.mark.parametrize("layers", [LayerRange(0, 2), LayerRange(0, 4)])
 def test_a_stage_with_two_calls_at_once_gives_the_same_vectors_to_the_bit(tiny_model, layers):
     spec = StageSpec(0, str(tiny_model), ShardSpec(layers, layers), "float32", "cpu", 1, (8,))
-    stage, plain = Stage(spec), Stage(spec)
+    stage, plain = TowerStage(spec).load(), TowerStage(spec).load()
     stage._copies = SimulatedCopies()
     stage.shard = Waiting(stage.shard, stage._copies)
     tables = [rows_of(seed, 12 + seed) for seed in range(3)]
@@ -172,8 +172,8 @@ def test_a_share_that_holds_no_more_than_the_context_is_refused_with_the_cure():
 
 @pytest.mark.gpu
 def test_a_stage_on_a_gpu_keeps_to_its_share_and_gives_what_the_cpu_gives(tiny_model):
-    plain = Stage(shared_stage(1.0, "cpu", tiny_model))
-    stage = Stage(shared_stage(0.5, "cuda", tiny_model))
+    plain = TowerStage(shared_stage(1.0, "cpu", tiny_model)).load()
+    stage = TowerStage(shared_stage(0.5, "cuda", tiny_model)).load()
     try:
         assert 0.3 < torch.cuda.get_per_process_memory_fraction() < 0.5
         tables = [rows_of(seed, 5 + 7 * seed) for seed in range(12)]

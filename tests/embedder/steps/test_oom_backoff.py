@@ -12,7 +12,7 @@ import torch
 from embedder.batch_schema import DECODED
 from embedder.errors import RunFailedError
 from embedder.steps.oom_backoff import OomBackoffEncoder
-from embedder.steps.stage import Stage
+from embedder.steps.stage import TowerStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.tables.arrow_tensors import pack, unpack_vectors
 from shards.config import load_model_config
@@ -68,7 +68,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory():
 
 def stage_of(model, rows_per_batch=64):
     spec = whole_model(load_model_config(model))
-    return Stage(StageSpec(0, str(model), spec, "float32", "cpu", 1, (rows_per_batch,)))
+    return TowerStage(StageSpec(0, str(model), spec, "float32", "cpu", 1, (rows_per_batch,))).load()
 
 
 def decoded_rows(num_rows, size=32, num_frames=1):
@@ -142,7 +142,7 @@ def test_a_real_lack_of_memory_is_survived(tiny_model):
 @pytest.mark.gpu
 def test_a_device_out_of_memory_is_survived(tiny_model):
     spec = whole_model(load_model_config(tiny_model))
-    stage = Stage(StageSpec(0, str(tiny_model), spec, "float32", "cuda", 1, (4096,)))
+    stage = TowerStage(StageSpec(0, str(tiny_model), spec, "float32", "cuda", 1, (4096,))).load()
     rows = decoded_rows(4096, num_frames=2)
     expected = unpack_vectors(stage(rows)["image_embedding"])
     torch.cuda.empty_cache()

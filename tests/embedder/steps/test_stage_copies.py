@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from embedder.batch_schema import TRACE
-from embedder.steps.stage import Stage
+from embedder.steps.stage import TowerStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.tables.arrow_tensors import pack, pack_flat
 from shards.config import load_model_config
@@ -60,7 +60,7 @@ def column_address(column: pa.Array) -> int:
     return data.address + int(np.frombuffer(offsets, np.int64)[column.offset])
 
 
-def batch_of(stage: Stage) -> pa.Table:
+def batch_of(stage: TowerStage) -> pa.Table:
     """Rows as the step before the stage hands them on."""
     vision, text = stage.config.vision, stage.config.text
     shape = (NUM_ROWS, vision.image_size, vision.image_size, 3)
@@ -74,11 +74,11 @@ def batch_of(stage: Stage) -> pa.Table:
     return pa.table(columns | {"trace": pa.nulls(NUM_ROWS, TRACE)})
 
 
-def make_stage(model, layers: LayerRange) -> Stage:
+def make_stage(model, layers: LayerRange) -> TowerStage:
     """A stage with these layers of both towers."""
     config = load_model_config(model)
     assert config.vision.depth == config.text.num_hidden_layers == BACK.stop
-    return Stage(StageSpec(0, str(model), ShardSpec(layers, layers), "float32", "cpu", 1, (NUM_ROWS,)))
+    return TowerStage(StageSpec(0, str(model), ShardSpec(layers, layers), "float32", "cpu", 1, (NUM_ROWS,))).load()
 
 
 @pytest.mark.parametrize("layers", [FRONT, BACK])
@@ -110,7 +110,7 @@ def test_columns_of_another_tower_pass_through_without_a_copy(tiny_model):
     stage = make_stage(tiny_model, FRONT)
     spec = replace(stage.spec, shard=ShardSpec(FRONT, LayerRange(0, 0)))
     batch = batch_of(stage).to_batches()[0]
-    encoded = Stage(spec).encode(batch)
+    encoded = TowerStage(spec).load().encode(batch)
     assert column_address(encoded["token_ids"].chunk(0)) == column_address(batch["token_ids"])
 
 

@@ -14,7 +14,7 @@ import torch
 from bucket_server import bucket_on, running_server
 
 from embedder import demo_model
-from embedder.steps.stage import Stage, UnsplitStage
+from embedder.steps.stage import TowerStage, UnsplitStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.storage import model_download
 from embedder.storage.model_download import resolve_model
@@ -85,9 +85,9 @@ def upload(folder, bucket):
     return f"{bucket}/model"
 
 
-def make_stage(uri, shard, kind=Stage):
+def make_stage(uri, shard, kind=TowerStage):
     """A stage with these layers."""
-    return kind(StageSpec(0, str(uri), shard, "float32", "cpu", 1, (8,)))
+    return kind(StageSpec(0, str(uri), shard, "float32", "cpu", 1, (8,))).load()
 
 
 def needed_bytes(folder, shard, *others):

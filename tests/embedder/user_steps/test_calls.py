@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from embedder.config_toml.sections import StepConfig
+from embedder.config_toml.sections import StepConfig, with_declared
 from embedder.servables.errors import ServableError
 from embedder.steps.item_decoder import ItemProblem
 from embedder.user_steps.calls import StepCalls
@@ -28,6 +28,26 @@ def die(batch):
 
 def nothing(batch):
     print("said on standard output")
+
+import embedder
+
+class Counter(embedder.Stage):
+    columns_in = ("caption",)
+    columns_out = {"value": "int32"}
+
+    def __init__(self, start=0):
+        self.count = start
+
+    def setup(self):
+        self.count += 100
+
+    def process(self, rows):
+        self.count += 1
+        return {"value": [self.count] * rows.num_rows}
+
+    def close(self):
+        with open(__file__ + ".closed", "w"):
+            pass
 """
 
 
@@ -113,3 +133,18 @@ def test_what_returns_nothing_is_told(called):
 def test_a_function_whose_process_dies_each_time_is_given_up(called):
     with pytest.raises(ServableError, match="exit code 3.*20 in 20"):
         called("die", "int32", tuple("abcdefghijklmnopqrstuvwxyz"))
+
+
+def test_settings_are_arguments_of_a_class(called):
+    assert called("Counter", "int32", settings={"start": 7}) == [{"value": 108}] * 2
+
+
+def test_an_instance_lives_from_batch_to_batch_and_is_closed(tmp_path):
+    (tmp_path / "own.py").write_text(SOURCE)
+    (tmp_path / "neighbour.py").write_text("ONE = 1\n")
+    section = with_declared({"name": "own", "callable": f"{tmp_path / 'own.py'}:Counter"})
+    calls = StepCalls(open_step(StepConfig(**section)))
+    batch = pa.record_batch({"caption": ["a"]})
+    assert [calls.each(batch) for _ in range(3)] == [[{"value": 101}], [{"value": 102}], [{"value": 103}]]
+    calls.close()
+    assert (tmp_path / "own.py.closed").exists()
