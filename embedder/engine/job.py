@@ -41,10 +41,10 @@ from embedder.quantities import plural
 from embedder.servables.towers import read_plan
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.accumulators.run_states import open_metrics
 from embedder.store.layout import StoreInfo
 from embedder.store.model_parts import ModelPart
 from embedder.store.part_writer import RunMetadata
+from embedder.store.row_metrics import check_columns
 from embedder.store.runs import Run
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from shards.fingerprint import preprocess_fingerprint
@@ -141,8 +141,7 @@ def plan_job(
         carryover=carryover,
         outputs=step_schema(run.info.step_columns),
     )
-    columns = with_carryover(EMBEDDINGS, stamp.columns)
-    stamp = replace(stamp, metrics=open_metrics(config.metric, columns, may_load=config.ray_address is None))
+    check_columns(config.metric, with_carryover(EMBEDDINGS, stamp.columns))
     stages = stage_specs(config, model, plan, allocation, num_items)
     settings = settings_of(stage.device for stage in stages)
     decode = replace(

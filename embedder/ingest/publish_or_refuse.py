@@ -25,7 +25,7 @@ from embedder.ingest.model_work import (
     works_of,
 )
 from embedder.ingest.retrieval_check import forget_pairs
-from embedder.ingest.run_metrics import merge_run_metrics
+from embedder.ingest.run_metrics import compute_metrics
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.run_times import keep_times
 from embedder.ingest.work import WorkPlan
@@ -44,6 +44,7 @@ from embedder.store.layout import Current, run_file
 from embedder.store.publication import PublishIntent
 from embedder.store.publish import publish
 from embedder.store.runs import REPORT_FILE
+from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store_index.keep_index import ensure_index, model_index_builder, same_index_and_words
 
 LOG = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ def end_run(
         wall_s=wall_s,
         not_published=failure or kept,
     )
-    metrics = merge_run_metrics(result, outcome.job.stamp.metrics)
+    metrics = compute_metrics(result, inputs.config.metric, with_carryover(EMBEDDINGS, outcome.job.stamp.columns))
     removed = removed_models(inputs, current) if inputs.options.may_change else ()
     report = report.model_copy(
         update={

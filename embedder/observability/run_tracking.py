@@ -17,11 +17,11 @@ from embedder.observability.log import UNWRITABLE
 from embedder.observability.trackers import Tracker
 from embedder.redaction import mask
 from embedder.storage.printable import printable
-from embedder.store.accumulators.run_states import METRICS_FILE
 from embedder.store.files import StoreFiles
 from embedder.store.hash_sample import hash_of
 from embedder.store.journal import JournalEntry
 from embedder.store.layout import run_file
+from embedder.store.row_metrics import METRICS_FILE
 from embedder.store.runs import REPORT_FILE, Run
 
 LOG = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from embedder.store.layout import Record, journal_folder, parse_record, read_rec
 from embedder.store.schema import TABLES, with_nulls
 from shards.schema import parse_json
 
-WITHOUT_FIGURES: dict[str, Any] = {"trace": [], "metrics": {}}
+WITHOUT_FIGURES: dict[str, Any] = {"trace": [], "metrics": {}}  # earlier releases kept states of [[metric]]
 TASK_DIGITS = 6  # of a write task's number, in file names
 
 
@@ -47,8 +47,13 @@ class PartFile(BaseModel):
     @property
     def num_pictures(self) -> int | None:
         """Rows of embeddings with an image's vector, by its statistics; None where they don't tell, as older files'."""
-        num_null = (self._statistics.get("nullCount") or {}).get("image_embedding")
-        return None if num_null is None else self.num_rows - int(num_null)
+        num_null = self.num_null("image_embedding")
+        return None if num_null is None else self.num_rows - num_null
+
+    def num_null(self, column: str) -> int | None:
+        """Rows with null in a column of vectors, by its statistics; None where they don't tell."""
+        num_null = (self._statistics.get("nullCount") or {}).get(column)
+        return None if num_null is None else int(num_null)
 
     @property
     def _statistics(self) -> dict[str, Any]:
@@ -72,7 +77,6 @@ class JournalEntry(Record):
     num_rejects: int
     num_moves: int = Field(0, description="items that keep their rows, with a file of moves beside this one")
     trace: list[dict[str, Any]]
-    metrics: dict[str, Any] = Field({}, description="states of the part's rows, by the digest of each [[metric]]")
     taken_from: str | None = Field(None, description="run whose publication the rows were copied from")
 
 
@@ -95,7 +99,7 @@ def read_entries(
         files: the store.
         run_id: id of the run.
         but: names of entries that are left out.
-        is_light: without `trace` and `metrics`, which are most of an entry.
+        is_light: without `trace`, which is most of an entry.
     """
     found = stream_entries(files, run_id, but)
     entries = [entry.model_copy(update=WITHOUT_FIGURES) for entry in found] if is_light else [*found]

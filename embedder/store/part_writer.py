@@ -18,7 +18,6 @@ from obstore.exceptions import BaseError
 
 from embedder.batch_schema import CARRIED
 from embedder.errors import StoreError
-from embedder.store.accumulators.run_states import Metric, states_of
 from embedder.store.arrow_lookup import without_items
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles, parquet_bytes
@@ -55,7 +54,6 @@ class RunMetadata:
     carryover: pa.Schema
     outputs: pa.Schema = NO_COLUMNS
     """Of a further model, what it gives beside vectors: like the carried columns, but as old as the vectors."""
-    metrics: tuple[Metric, ...] = ()
 
     @property
     def columns(self) -> pa.Schema:
@@ -94,7 +92,6 @@ def write_part(
             if kept.num_rows:
                 moves = _project(kept_rows, MOVED, metadata.carryover, {})
                 files.write_table(moves_file(metadata.run_id, name), moves)
-            states = states_of(metadata.metrics, own_vectors) if own_vectors.num_rows else {}
             measurement.num_rows = rows.num_rows
             measurement.bytes_out = sum(part.size_bytes for part in parts)
         entry = JournalEntry(
@@ -104,7 +101,6 @@ def write_part(
             num_rejects=sum(_num_rejected(records) for records in (own, kept)),
             num_moves=kept.num_rows,
             trace=[*(step for steps in rows["trace"].drop_null().to_pylist() for step in steps), vars(measurement)],
-            metrics=states,
         )
         files.write(entry_path(metadata.run_id, name), record_bytes(entry))
     return entry
