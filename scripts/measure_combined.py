@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import embedder
-from embedder.retrieval.combining import combine
+from embedder.retrieval.search import combine
 from embedder.store.arrow_tensors import unpack_vectors
 from index.vectors import Floats
 

@@ -50,7 +50,7 @@ class Hits(list[Hit]):
         A carried column with the name of a field is called `carryover.NAME`. Where the types of the carried columns
         aren't known, as from a query service, they are those of the values.
         """
-        from embedder.retrieval.hit_table import hit_table
+        from embedder.retrieval.hit_files import hit_table
 
         return hit_table([self], carried_types([self]))
 
@@ -125,7 +125,7 @@ class Answers(list[Hits]):
 
     def to_arrow(self) -> "pa.Table":
         """Hits of all queries as one Arrow table: `Hits.to_arrow` behind `query_number`, from 0, and `query`."""
-        from embedder.retrieval.hit_table import hit_table
+        from embedder.retrieval.hit_files import hit_table
 
         return hit_table(self, carried_types(self), [hits.query for hits in self])
 

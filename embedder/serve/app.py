@@ -11,12 +11,11 @@ from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp
 
 from embedder.serve import hand_on_routes, info_routes, item_routes, search_routes
-from embedder.serve.docs_page import docs_page
 from embedder.serve.errors import HANDLERS
 from embedder.serve.item_paths import WholeItemIds
-from embedder.serve.observed import ObservedApp
+from embedder.serve.metrics import ObservedApp
 from embedder.serve.openapi import describe
-from embedder.serve.page_files import PageFiles
+from embedder.serve.page_files import PageFiles, docs_page
 from embedder.serve.protection import protect
 from embedder.serve.service import Service
 from embedder.serve.settings import ServeSettings

@@ -12,9 +12,9 @@ from embedder.retrieval.hit_files import file_name
 from embedder.retrieval.queries import SearchOptions
 from embedder.serve.clips import clip_response
 from embedder.serve.errors import RequestError
-from embedder.serve.etags import is_known
 from embedder.serve.listing import describe_items, list_items
 from embedder.serve.openapi import errors_of
+from embedder.serve.page_files import is_known
 from embedder.serve.schema import (
     MAX_ID_CHARACTERS,
     MAX_K,

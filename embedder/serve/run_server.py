@@ -15,7 +15,7 @@ from embedder.engine.interrupts import handling
 from embedder.errors import ConfigError
 from embedder.serve.app import add_limits, create_routes
 from embedder.serve.connections import uvicorn_options
-from embedder.serve.observed import ACCESS_LOG
+from embedder.serve.metrics import ACCESS_LOG
 from embedder.serve.settings import ServeSettings
 
 

@@ -175,7 +175,7 @@ def draw_lists(root: Path, number: int) -> dict[str, Any]:
 
 def ask(root: Path, number: int) -> dict[str, Any]:
     """Open the updated index, none of whose files is in the page cache, and ask it."""
-    from embedder.retrieval.bm25 import CaptionWords
+    from embedder.retrieval.hybrid import CaptionWords
     from embedder.store.files import StoreFiles
     from embedder.store_index.keep_words import open_words
 

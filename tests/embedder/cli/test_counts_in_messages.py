@@ -8,7 +8,7 @@ from command_runs import run_here
 
 from embedder.cli.train import train_parts
 from embedder.ingest.dry_run import RunEstimate
-from embedder.serve.tokens import TokenFile
+from embedder.serve.protection import TokenFile
 from embedder.training.report import TrainReport
 
 WRONG = re.compile(

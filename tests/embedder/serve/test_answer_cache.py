@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from embedder.serve.answer_cache import ENTRY_BYTES, AnswerCache
 from embedder.serve.metrics import Metrics
+from embedder.serve.service import ENTRY_BYTES, AnswerCache
 
 
 class Asking:

@@ -9,7 +9,7 @@ from served import Served, make_store
 import embedder
 from embedder.ingest.embed import embed
 from embedder.serve import facets
-from embedder.serve.facets import describe_column, folder_values
+from embedder.serve.info_routes import describe_column, folder_values
 
 
 def facet(answer, name):

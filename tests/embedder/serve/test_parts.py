@@ -9,7 +9,7 @@ import pytest
 from embedder.serve.clips import parse_range
 from embedder.serve.cursors import NAME_BYTES, Cursor, make_cursor, read_cursor
 from embedder.serve.errors import RequestError
-from embedder.serve.facets import MAX_DISTINCT, describe_column
+from embedder.serve.info_routes import MAX_DISTINCT, describe_column
 from embedder.serve.item_paths import item_path
 
 

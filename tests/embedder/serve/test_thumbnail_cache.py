@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from embedder.retrieval.snapshot import IdRows
-from embedder.serve.thumbnail_cache import ThumbnailCache, ThumbnailKey
+from embedder.serve.thumbnails import ThumbnailCache, ThumbnailKey
 
 MAX_BYTES = 300
 
