@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import numpy as np
@@ -15,9 +15,9 @@ from embedder.media.errors import DecodeError
 from embedder.media.given_inputs import image_list, text_list
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.retrieval.hit import IMAGE_PX, THUMBNAIL, Duplicate, Hit, Pixels, Segment
-from embedder.retrieval.hits import Answers, Hits
+from embedder.retrieval.hits import Hits, Searchable
 from embedder.retrieval.http_client import HttpClient
-from embedder.retrieval.queries import QueryBatch, SearchOptions, read_options, read_search
+from embedder.retrieval.queries import DEFAULT_OPTIONS, QueryBatch, SearchOptions, read_options
 from embedder.sources.fetch import Fetcher, FetchError
 from index.vectors import Floats
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from embedder.media.given_inputs import GivenImage
-    from embedder.retrieval.queries import Images, Query
 
 SIZES_PX = (160, 320, 640, 1280)  # of the images that a service makes
 NUM_FETCHING = 4  # images of one answer at the same time
@@ -178,8 +177,6 @@ MAX_QUERIES = 64  # of one request
 MAX_IMAGE_CHARACTERS = 8 << 20  # of one request's images in Base64; one alone may be larger
 TIMEOUT_S = 30.0
 
-DEFAULT_OPTIONS = SearchOptions()
-
 
 def connect(
     url: str,
@@ -205,7 +202,7 @@ def connect(
     return RemoteStore(HttpClient(url, token, timeout_s), version, model)
 
 
-class RemoteStore:
+class RemoteStore(Searchable[RemoteHits]):
     """Store behind a query service, with the search methods of `Store`; safe for threads.
 
     Each call is answered by one publication, the newest one unless `version` was given. Mistakes raise what they raise
@@ -215,56 +212,6 @@ class RemoteStore:
     def __init__(self, client: HttpClient, version: str | None = None, model: str | None = None) -> None:
         self._client, self._version = client, version
         self._model = {} if model is None else {"model": model}  # an earlier service doesn't know it
-
-    @overload
-    def search(self, query: str, options: SearchOptions | int = ..., **keywords: Any) -> RemoteHits: ...
-    @overload
-    def search(
-        self,
-        query: "Query | None" = None,
-        options: SearchOptions | int = ...,
-        *,
-        image: "Images | None" = None,
-        not_text: str | Sequence[str] | None = None,
-        not_image: "Images | None" = None,
-        **keywords: Any,
-    ) -> Any: ...
-    def search(
-        self,
-        query: "Query | None" = None,
-        options: SearchOptions | int = DEFAULT_OPTIONS,
-        *,
-        image: "Images | None" = None,
-        not_text: str | Sequence[str] | None = None,
-        not_image: "Images | None" = None,
-        **keywords: Any,
-    ) -> Hits | Answers:
-        """Find the images and videos nearest to a text, an image, a vector, or a text and an image, as `Store.search`.
-
-        Args:
-            query: a text, an image or a vector, or several; images are sent, those of Pillow and arrays as PNG.
-            options: see `SearchOptions`; a number alone is `k`.
-            image: an image to search with instead, or together with a text; several as a list. Here a `str` is a path,
-                too.
-            not_text: a text to stay away from, or several as a list.
-            not_image: an image to stay away from, or several as a list; they are sent.
-            keywords: fields of `SearchOptions`, over those of `options`.
-
-        Returns:
-            Hits, best first; of several queries, a list of them. `Hit.uri` is the image's address at the service where
-            it keeps the items' own to itself.
-
-        Raises:
-            ConfigError: an option can't be fulfilled, a query is empty, or an image can't be read.
-            ArgumentTypeError: a query or an option is of a type that is not taken.
-            RetrievalError: k is out of range, or a vector is none of this model.
-            StoreError: the service can't be reached, or has not what was asked for.
-        """
-        queries, options = read_search(query, image, options, keywords, not_text=not_text, not_image=not_image)
-        answers = list(self._search(_as_json(queries), options))
-        for parts, hits in zip(queries.parts, answers, strict=True):
-            hits.parts, hits.query = parts, parts.name
-        return answers[0] if queries.is_single else Answers(answers)
 
     def search_item(
         self, item_id: str, options: SearchOptions | int = DEFAULT_OPTIONS, *, segment: int = 0, **keywords: Any
@@ -406,6 +353,10 @@ class RemoteStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _answer(self, queries: QueryBatch, options: SearchOptions) -> list[RemoteHits]:
+        """Hits of each query; images are sent, those of Pillow and arrays as PNG."""
+        return list(self._search(_as_json(queries), options))
 
     def _search(
         self, queries: list[dict[str, Any]], options: SearchOptions, cursor: str | None = None
