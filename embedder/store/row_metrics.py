@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,6 @@ STATE_VERSION = 1  # of the states that are kept; those of another one are not c
 QUERIED = (*NUMBERS, *LABELLED)
 """Kinds that are computed by queries."""
 METHODS = ("add", "merge", "figures")
-FILE_SUFFIX = ".py"
 LEAST = 2.0**-53  # of a probability: a certain mistake costs 36.7, not infinity
 MAX_CELLS = 10_000
 SCALE = 2.0**30  # sums of vectors of length 1 are exact in these steps up to 2**33 rows
@@ -236,10 +235,14 @@ class OwnMetric:
         """Compute the figures, or tell the error."""
         return self._state if "error" in self._state else self._attempt(lambda own: own.figures(self._state["state"]))
 
+    @cached_property
+    def _own(self) -> Any:
+        return load_own(self._config)
+
     def _attempt(self, call: Callable[[Any], State]) -> State:
         """Call a method; what it returns is what JSON makes of it."""
         try:
-            return dict(json.loads(json.dumps(call(load_own(self._config)), allow_nan=False)))
+            return dict(json.loads(json.dumps(call(self._own), allow_nan=False)))
         except Exception as error:  # noqa: BLE001 - code of the user's own, which must not cost a run
             return {"error": f"{self._config.callable}: {type(error).__name__}: {error}"}
 
@@ -248,28 +251,20 @@ SEEN: dict[str, Any] = {"count": RowCount, "drift": Drift, "own": OwnMetric}
 
 
 def load_own(config: MetricConfig) -> Any:
-    """Import a metric's class and make its object, once a process.
+    """Import a metric's class and make its object.
 
     Raises:
         ConfigError: there is no such class, or it lacks a method.
         Exception: as the import or the class raises it.
     """
-    address = config.callable or ""
-    path = Path(address.rpartition(":")[0])
-    changed_ns = path.stat().st_mtime_ns if path.suffix == FILE_SUFFIX else 0
-    return _load(address, json.dumps(config.settings, sort_keys=True), changed_ns)
-
-
-@lru_cache(maxsize=64)
-def _load(address: str, settings: str, changed_ns: int) -> Any:
-    """Import a class and make its object; a file that has changed since is imported again."""
-    del changed_ns
-    place, _, name = address.rpartition(":")
-    module = _import_file(Path(place)) if place.endswith(FILE_SUFFIX) else importlib.import_module(place)
+    place, _, name = (config.callable or "").rpartition(":")
+    module = _import_file(Path(place).expanduser()) if place.endswith(".py") else importlib.import_module(place)
     found = getattr(module, name, None)
     if found is None or not all(callable(getattr(found, method, None)) for method in METHODS):
-        raise ConfigError(f"metric {address}: no class of that name with the methods {', '.join(METHODS)}; write it")
-    return found(**json.loads(settings))
+        raise ConfigError(
+            f"metric {config.callable}: no class of that name with the methods {', '.join(METHODS)}; write it"
+        )
+    return found(**config.settings)
 
 
 def _import_file(path: Path) -> Any:
@@ -278,7 +273,7 @@ def _import_file(path: Path) -> Any:
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
