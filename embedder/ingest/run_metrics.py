@@ -107,7 +107,7 @@ def _recall(counted: _CountedRows, config: MetricConfig) -> Figures:
 
     def ids_of(number: int) -> list[str]:
         nonlocal num
-        ids = counted.pairs(number)["item_id"].to_pylist()
+        ids: list[str] = counted.pairs(number)["item_id"].to_pylist()
         num += len(ids)
         return ids
 

@@ -8,7 +8,7 @@ from served import Served, make_store
 
 import embedder
 from embedder.ingest.embed import embed
-from embedder.serve import facets
+from embedder.serve import info_routes
 from embedder.serve.info_routes import describe_column, folder_values
 
 
@@ -121,7 +121,7 @@ def test_folders_are_cut_where_they_are_too_many(monkeypatch):
     assert folder_values(column) == [
         {"value": name, "count": count} for name, count in (("", 1), ("a", 1), ("a/b/c", 1), ("a/b/d", 1), ("e/f", 2))
     ]
-    monkeypatch.setattr(facets, "MAX_DISTINCT", 4)
+    monkeypatch.setattr(info_routes, "MAX_DISTINCT", 4)
     assert {each["value"]: each["count"] for each in folder_values(column)} == {"": 1, "a": 1, "a/b": 2, "e/f": 2}
 
 
