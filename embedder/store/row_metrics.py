@@ -48,6 +48,9 @@ QUERIED = (*NUMBERS, *LABELLED)
 METHODS = ("add", "merge", "figures")
 LEAST = 2.0**-53  # of a probability: a certain mistake costs 36.7, not infinity
 MAX_CELLS = 10_000
+MEMORY = "1GB"  # of the columns that queries read; what is more lies in a temporary folder
+BUCKET = "coalesce(sign(x) * (floor(256 * log2(abs(nullif(x, 0)))) + 300000), 0)"
+"""Number of a finite `x` by its size, 256 to each doubling, on both sides of zero: memory is bounded, however many."""
 ROWS_IN_CACHE = 256  # of vectors in float64: 1 MiB of those with 512 numbers
 SCALE = 2.0**30  # sums of vectors of length 1 are exact in these steps up to 2**33 rows
 
@@ -126,13 +129,13 @@ def compute_figures(
     queried = [config for config in configs if config.kind in QUERIED]
     names = sorted({name for config in queried for name in config.columns})
     with _open_rows(pa.schema([schema.field(name) for name in names])) if names else nullcontext() as rows:
+        problem: Figures = {}
         for chunk in chunks:
             for each in seen.values():
                 each.add(chunk)
-            if rows is not None:
-                rows.register("chunk", chunk.select(names))
-                rows.execute("INSERT INTO rows SELECT * FROM chunk")
-        figures = {config.name: _query_figures(rows, config) for config in queried if rows is not None}
+            if rows is not None and not problem:
+                problem = _or_error(_insert, rows, chunk.select(names))
+        figures = {config.name: problem or _or_error(_query_figures, rows, config) for config in queried}
     states = {digest_of(config): seen[config.name].state for config in configs if config.kind == "drift"}
     return figures | {name: each.figures() for name, each in seen.items()}, states
 
@@ -290,11 +293,27 @@ def _open_rows(schema: pa.Schema) -> Iterator["DuckDBPyConnection"]:
     import duckdb
 
     with TemporaryDirectory(prefix="embedder-") as folder:
-        settings: dict[str, Any] = {"memory_limit": "1GB", "temp_directory": folder, "threads": "4"}
+        settings: dict[str, Any] = {"memory_limit": MEMORY, "temp_directory": folder, "threads": "4"}
         with duckdb.connect(":memory:", config=settings) as rows:
             rows.register("chunk", schema.empty_table())
             rows.execute("CREATE TABLE rows AS SELECT * FROM chunk")
             yield rows
+
+
+def _or_error(call: Callable[..., Figures], *arguments: Any) -> Figures:
+    """Give the figures of a call, or what went beyond memory and disk, which must not cost a run."""
+    import duckdb
+
+    try:
+        return call(*arguments)
+    except duckdb.Error as error:
+        return {"error": str(error).partition("\n")[0]}
+
+
+def _insert(rows: "DuckDBPyConnection", chunk: pa.Table) -> Figures:
+    rows.register("chunk", chunk)
+    rows.execute("INSERT INTO rows SELECT * FROM chunk")
+    return {}
 
 
 def _query_figures(rows: "DuckDBPyConnection", config: MetricConfig) -> Figures:
@@ -339,11 +358,11 @@ def _moments(rows: "DuckDBPyConnection", finite: str, mean: Fraction, largest: f
 
 
 def _quantiles(rows: "DuckDBPyConnection", finite: str, quantiles: list[Fraction], num: int) -> Figures:
-    """Value below or at which that part of the values lies, as `p50`."""
+    """Value below or at which that part of the values lies, as `p50`, within 0.2 %."""
     ranks = [max(1, math.ceil(each * num)) for each in quantiles]
-    picked = ", ".join(f"min(x) FILTER (upto >= {rank})" for rank in ranks)
-    counted = f"SELECT x, sum(count(*)) OVER (ORDER BY x) AS upto FROM ({finite}) GROUP BY x"
-    values = _first(rows, f"SELECT {picked} FROM ({counted})")
+    picked = ", ".join(f"min(low + (high - low) / 2) FILTER (upto >= {rank})" for rank in ranks)
+    counted = f"SELECT min(x) AS low, max(x) AS high, sum(count(*)) OVER (ORDER BY {BUCKET}) AS upto FROM ({finite})"
+    values = _first(rows, f"SELECT {picked} FROM ({counted} GROUP BY {BUCKET})")
     return {f"p{100 * float(each):g}": value for each, value in zip(quantiles, values, strict=True)}
 
 
@@ -357,17 +376,18 @@ def _log_loss(rows: "DuckDBPyConnection", scores: str) -> Figures:
 
 
 def _auroc(rows: "DuckDBPyConnection", scores: str) -> Figures:
-    """Area under the ROC curve; none where one label is missing. Pairs of equal scores count half."""
+    """Area under the ROC curve, and by how much buckets may have moved it: their pairs count half."""
     judged = f"SELECT * FROM ({scores}) WHERE y IN (0, 1) AND isfinite(p)"
     counts = _count_scores(rows, scores, judged)
-    by_score = f"SELECT p, sum(y)::HUGEINT AS ones, sum(1 - y)::HUGEINT AS zeros FROM ({judged}) GROUP BY p"
-    num_ones, twice_won = _first(
+    scored = f"SELECT p AS x, y::BIGINT AS one FROM ({judged})"
+    by_score = f"SELECT {BUCKET} AS bucket, sum(one) AS ones, sum(1 - one) AS zeros FROM ({scored}) GROUP BY bucket"
+    num_ones, twice_won, tied = _first(
         rows,
-        "SELECT coalesce(sum(ones), 0), sum(ones * (2 * upto - zeros)) "
-        f"FROM (SELECT ones, zeros, sum(zeros) OVER (ORDER BY p) AS upto FROM ({by_score}))",
+        "SELECT coalesce(sum(ones), 0), sum(ones * (2 * upto - zeros)), sum(ones * zeros) "
+        f"FROM (SELECT ones, zeros, sum(zeros) OVER (ORDER BY bucket) AS upto FROM ({by_score}))",
     )
     num_pairs = int(num_ones) * (counts["num"] - int(num_ones))
-    area, within = (twice_won / (2 * num_pairs), 0.0) if num_pairs else (None, None)
+    area, within = (int(each) / (2 * num_pairs) for each in (twice_won, tied)) if num_pairs else (None, None)
     return counts | {"num_ones": int(num_ones), "auroc": area, "auroc_within": within}
 
 
@@ -420,7 +440,7 @@ def _exact_sum(rows: "DuckDBPyConnection", query: str) -> Fraction:
 def _first(rows: "DuckDBPyConnection", query: str) -> tuple[Any, ...]:
     """Only row of a query."""
     (found,) = rows.execute(query).fetchall()
-    return tuple(found)
+    return tuple(each + 0.0 if isinstance(each, float) else each for each in found)  # -0.0, which equals 0, becomes 0
 
 
 def _nearest(value: Fraction) -> float | None:

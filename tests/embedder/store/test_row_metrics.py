@@ -161,6 +161,19 @@ def test_log_loss_and_auroc_are_those_of_the_definition():
     assert abs(found["auroc"] - area) <= found["auroc_within"] < 0.005
 
 
+def test_rows_beyond_memory_have_the_figures_of_rows_within(monkeypatch):
+    rows = pa.table({"x": np.random.default_rng(6).normal(size=2_000_000)})
+    within = figures_of(rows, kind="moments", column="x")
+    monkeypatch.setattr("embedder.store.row_metrics.MEMORY", "3MB")
+    chunks = [rows.slice(start, 100_000) for start in range(0, rows.num_rows, 100_000)]
+    assert figures_of(*chunks, kind="moments", column="x") == within
+    monkeypatch.setattr("embedder.store.row_metrics.MEMORY", "300KB")
+    found = compute_figures(
+        [config_of(kind="moments", column="x"), MetricConfig(name="rows", kind="count")], rows.schema, chunks
+    )[0]
+    assert "Memory" in found["it"]["error"] and found["rows"]["num"] == rows.num_rows
+
+
 def test_scores_without_an_order_have_an_area_of_a_half_and_one_label_alone_has_none():
     rows = pa.table({"p": [0.5] * 10, "y": [True, False] * 5})
     assert figures_of(rows, kind="auroc", column="p", label="y")["auroc"] == 0.5
