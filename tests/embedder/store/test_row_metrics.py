@@ -162,10 +162,10 @@ def test_log_loss_and_auroc_are_those_of_the_definition():
 
 
 def test_rows_beyond_memory_have_the_figures_of_rows_within(monkeypatch):
-    rows = pa.table({"x": np.random.default_rng(6).normal(size=2_000_000)})
+    rows = pa.table({"x": np.random.default_rng(6).normal(size=4_000_000)})  # 32 MB
     within = figures_of(rows, kind="moments", column="x")
     monkeypatch.setattr("embedder.store.row_metrics.MEMORY", "3MB")
-    chunks = [rows.slice(start, 100_000) for start in range(0, rows.num_rows, 100_000)]
+    chunks = [rows.slice(start, 200_000) for start in range(0, rows.num_rows, 200_000)]
     assert figures_of(*chunks, kind="moments", column="x") == within
     monkeypatch.setattr("embedder.store.row_metrics.MEMORY", "300KB")
     found = compute_figures(
