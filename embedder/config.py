@@ -362,7 +362,7 @@ class RunConfig(ConfigSection):
     join: tuple[JoinConfig, ...] = Field((), description="tables whose rows belong to the items")
     stage: tuple[StageConfig, ...] = Field((), description="one entry for each stage, or none")
     step: tuple[StepConfig, ...] = Field((), description="functions of your own, in the order that they run in")
-    metric: tuple[MetricConfig, ...] = Field((), description="figures of the rows, summed up where they are written")
+    metric: tuple[MetricConfig, ...] = Field((), description="figures of the rows, computed when a run ends")
     decode: DecodeConfig = DecodeConfig()
     web: WebConfig = WebConfig()
     plan: str | None = Field(

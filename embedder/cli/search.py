@@ -11,7 +11,7 @@ from embedder.cli.options import AllowStoreCode, PublishedBy, ReadConfig, Search
 from embedder.cli.results import Result, new_table
 from embedder.errors import ConfigError
 from embedder.quantities import plural
-from embedder.retrieval.queries import SearchOptions
+from embedder.retrieval.queries import DEFAULT_OPTIONS, SearchOptions
 from embedder.storage.output_file import check_output_file
 from embedder.storage.web_address import shown_uri
 from embedder.store.layout import MAIN, is_model_name
@@ -32,7 +32,7 @@ def search(
         list[str] | None, typer.Argument(metavar="QUERY", help="What the images should show; several at once.")
     ] = None,
     store: StoreUri = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many to find for each query.")] = 10,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many to find for each query.")] = DEFAULT_OPTIONS.k,
     where: Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that fulfil it: 'price < 10'.")] = None,
     images: Annotated[
         list[Path] | None,

@@ -70,8 +70,8 @@ def history(
 
 def _figures_of(files: StoreFiles, runs: "list[PastRun]") -> list[tuple[str, dict[str, Any]]]:
     """Figures of the metrics of those runs that have any."""
-    from embedder.store.journal.accumulators.run_states import METRICS_FILE, RunMetrics
     from embedder.store.layout import read_record, run_file
+    from embedder.store.row_metrics import METRICS_FILE, RunMetrics
 
     run_ids = list(dict.fromkeys((run.record and run.record.interim_of) or run.run_id for run in runs))
     records = files.each(lambda run_id: read_record(files, run_file(run_id, METRICS_FILE), RunMetrics), run_ids)

@@ -389,7 +389,7 @@ VECTOR_NAMES = ("image_embedding", "text_embedding")
 
 
 class MetricConfig(ConfigSection):
-    """Figure that is accumulated where the rows are written."""
+    """Figure of the rows that a run has written."""
 
     name: str = Field(
         pattern=STEP_NAME,

@@ -39,11 +39,11 @@ from embedder.quantities import plural
 from embedder.servables.towers import read_plan
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.journal.accumulators.run_states import open_metrics
 from embedder.store.journal.model_parts import ModelPart
 from embedder.store.journal.part_writer import RunMetadata
 from embedder.store.journal.runs import Run
 from embedder.store.layout import StoreInfo
+from embedder.store.row_metrics import check_columns
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.user_steps.declared import new_columns, step_fingerprints
 from embedder.user_steps.run_steps import check_run_steps, decoded_steps, written_steps
@@ -147,7 +147,7 @@ def plan_job(
 
 
 def _stamp(rows: RowSettings, run: Run, carryover: pa.Schema, *, may_load: bool) -> RunMetadata:
-    """Constants of the main model's rows, with the figures that are summed up where they are written."""
+    """Constants of the main model's rows."""
     check_run_steps(rows.step, carryover, may_load=may_load)
     stamp = RunMetadata(
         run_id=run.run_id,
@@ -157,8 +157,8 @@ def _stamp(rows: RowSettings, run: Run, carryover: pa.Schema, *, may_load: bool)
         carryover=carryover,
         outputs=step_schema(run.info.step_columns),
     )
-    columns = with_carryover(EMBEDDINGS, stamp.columns)
-    return replace(stamp, metrics=open_metrics(rows.metric, columns, may_load=may_load))
+    check_columns(rows.metric, with_carryover(EMBEDDINGS, stamp.columns))
+    return stamp
 
 
 def _decode_of_run(rows: RowSettings, model: Model, models: Sequence[FurtherModel], num_rows: int) -> DecodeSpec:

@@ -26,7 +26,7 @@ from embedder.ingest.model_work import (
     works_of,
 )
 from embedder.ingest.retrieval_check import forget_pairs
-from embedder.ingest.run_metrics import merge_run_metrics
+from embedder.ingest.run_metrics import compute_metrics
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.run_times import keep_times
 from embedder.ingest.work import WorkPlan
@@ -44,6 +44,7 @@ from embedder.store.maintenance.compact import MIN_SAVED, MIN_SAVED_BY_EMBED, co
 from embedder.store.publish.interim import interim_state
 from embedder.store.publish.publication import PublishIntent
 from embedder.store.publish.publish import publish
+from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.tables.arrow_lookup import without_items
 from embedder.store_index.keep_index import ensure_index, model_index_builder, same_index_and_words
 
@@ -148,10 +149,11 @@ def _report(found: ListingComparison, observer: RunObserver, outcome: EngineOutc
         not_published=ending.failure or ending.kept,
     )
     is_gone = report.published and inputs.options.may_change
+    columns = with_carryover(EMBEDDINGS, outcome.job.stamp.columns)
     added = {
         "models": report_models(ending.further),
         "removed_models": found.removed if is_gone else (),
-        "metrics": merge_run_metrics(result, outcome.job.stamp.metrics),
+        "metrics": compute_metrics(result, inputs.config.metric, columns),
     }
     return report.model_copy(update=added)
 

@@ -1,60 +1,67 @@
-"""Figures of a run's metrics: the states of its journal, each row counted once.
+"""Figures of a run's metrics, of the rows of its part files that count, each once.
 
-A part's states count as they are where all of its rows do. A kill can leave rows that are done again, an item may have
-changed between two sessions, and a row's item may have left the sources since: of such a part, and of one whose states
-are of another definition, the rows that count are read and described again.
+A kill can leave rows that are done again, an item may have changed between two sessions, and a row's item may have left
+the sources since: of a part with such rows, only the others are read.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.config_toml.sections import MetricConfig
 from embedder.ingest.run_result import RunResult
 from embedder.retrieval.rank_metrics import best_ranks, recall_at
 from embedder.store.files import StoreFiles
-from embedder.store.journal.accumulators.base import Figures, State
-from embedder.store.journal.accumulators.run_states import METRICS_FILE, Metric, RunMetrics, StateSum, states_of
-from embedder.store.journal.accumulators.vectors import PAIR, drift_between, pairs_of
-from embedder.store.journal.finished import KEYS, count_rows, hash_rows, ids_in, of_whole
-from embedder.store.journal.hash_sample import hash_of
-from embedder.store.journal.journal import key_schema, stream_entries, stream_keys
+from embedder.store.journal.finished import count_rows, ids_in
+from embedder.store.journal.hash_sample import lowest_keys
+from embedder.store.journal.part_writer import VECTOR_COLUMNS, gather_rows
 from embedder.store.layout import read_record, run_file, write_record
 from embedder.store.publish.history import latest_publications
-from embedder.store.schema import EMBEDDINGS, with_nulls
+from embedder.store.row_metrics import (
+    METRICS_FILE,
+    Figures,
+    RunMetrics,
+    State,
+    compute_figures,
+    digest_of,
+    drift_between,
+)
+from embedder.store.schema import with_nulls
 from embedder.store.tables.arrow_tensors import unpack_vectors
 
 KS = (1, 5, 10)
 MAX_EARLIER = 1000  # publications that are looked at for one to compare with
+NUM_AHEAD = 16  # part files that are read at once, of a bucket
+ROWS_AT_ONCE = 8192  # 16 MiB of vectors with 512 numbers
 
 
-def merge_run_metrics(result: RunResult, metrics: Sequence[Metric]) -> dict[str, Figures]:
-    """Sum up the metrics of all sessions of a run, and keep them beside its report.
+def compute_metrics(result: RunResult, configs: Sequence[MetricConfig], schema: pa.Schema) -> dict[str, Figures]:
+    """Compute the metrics of all sessions of a run, and keep them beside its report.
 
     Args:
         result: what the run has finished.
-        metrics: of the configuration.
+        configs: entries of [[metric]].
+        schema: columns of the embeddings table.
 
     Returns:
         Figures by the metric's name.
     """
-    if not metrics:
+    if not configs:
         return {}
-    files, run_id = result.run.files, result.run.run_id
-    counted = _CountedRows(result)
-    states = _states(result, metrics, counted)
-    fingerprint = result.run.info.model_fingerprint
-    figures = {}
-    for metric in metrics:
-        state = states[metric.digest]
-        figures[metric.config.name] = metric.accumulator.figures(state)
-        if metric.config.kind == "recall":
-            figures[metric.config.name] |= _recall(files, counted, state)
-        elif metric.config.kind == "drift":
-            figures[metric.config.name] |= _drift(metric, state, _earlier(files, run_id, fingerprint))
+    files, run_id, fingerprint = result.run.files, result.run.run_id, result.run.info.model_fingerprint
+    counted = _CountedRows(result, schema)
+    columns = sorted({name for config in configs for name in config.columns})
+    is_read = any(config.kind != "recall" for config in configs)
+    found, states = compute_figures(configs, schema, counted.chunks(columns) if is_read else ())
+    figures: dict[str, Figures] = {}
+    for config in configs:
+        figures[config.name] = _recall(counted, config) if config.kind == "recall" else found[config.name]
+        if config.kind == "drift":
+            digest = digest_of(config)
+            figures[config.name] |= _drift(digest, states[digest], _earlier(files, run_id, fingerprint))
     record = RunMetrics(model_fingerprint=fingerprint, states=states, figures=figures)
     write_record(files, run_file(run_id, METRICS_FILE), record)
     return figures
@@ -63,92 +70,62 @@ def merge_run_metrics(result: RunResult, metrics: Sequence[Metric]) -> dict[str,
 class _CountedRows:
     """Rows of a run that count: those of whole items, in the session that finished them."""
 
-    def __init__(self, result: RunResult) -> None:
-        self.files = tuple(part for entry in result.entries for part in entry.parts)
-        schema = key_schema("embeddings", ["item_id"])
-        self._rows = hash_rows(stream_keys(result.run.files, self.files, "embeddings", ["item_id"]), schema)
-        self._whole = result.whole
-        self.num_counted, self._partial = count_rows(self.files, self._rows, result.whole)
+    def __init__(self, result: RunResult, schema: pa.Schema) -> None:
+        self._files, self._schema = result.run.files, schema
+        self._parts = tuple(part for entry in result.entries for part in entry.parts)
+        self._num_counted, self._partial = count_rows(self._parts, result.vectors, result.whole)
+        self.numbers = np.flatnonzero(self._num_counted).tolist()
 
-    def keys(self) -> Iterator[pa.Table]:
-        """Yield `item_id` and `file` of the rows, part by part."""
-        return (rows.select(KEYS.names) for rows in of_whole(self._rows, self._whole))
+    def chunks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Read columns of the rows, some thousand rows at a time; at least one chunk, which may be empty."""
+        parts = self._files.stream(lambda number: self.read(number, columns), self.numbers, NUM_AHEAD)
+        chunks = gather_rows(parts, ROWS_AT_ONCE)
+        yield from [self._schema.empty_table()] if not self.numbers else chunks
 
-    def select_keys(self, is_meant: Callable[[pa.Table], Any]) -> pa.Table:
-        """Collect the keys for which a function gives true."""
-        return pa.concat_tables([rows.filter(is_meant(rows)) for rows in self.keys()])
-
-    def read(self, files: StoreFiles, number: int, columns: Sequence[str]) -> pa.Table:
-        """Read the rows of a part file that count.
-
-        Args:
-            files: the store.
-            number: of the part file.
-            columns: of its rows, `item_id` among them.
-        """
-        part = self.files[number]
-        rows = files.read_table(f"{part.table}/{part.path}", list(columns))
-        if self.num_counted[number] == part.num_rows:
+    def read(self, number: int, columns: Sequence[str]) -> pa.Table:
+        """Read columns of the rows of a part file that count."""
+        part, names = self._parts[number], list(dict.fromkeys([*columns, "item_id"]))
+        schema = pa.schema([self._schema.field(name) for name in names])
+        rows = with_nulls(self._files.read_table(f"{part.table}/{part.path}", names), schema).select(names)
+        if self._num_counted[number] == part.num_rows:
             return rows
         return rows.filter(pc.is_in(rows["item_id"], value_set=ids_in(self._partial, number)))
 
-
-def _states(result: RunResult, metrics: Sequence[Metric], counted: _CountedRows) -> dict[str, State]:
-    """State of each metric over all rows that count, by its digest."""
-    numbers = {part.path: number for number, part in enumerate(counted.files) if counted.num_counted[number]}
-    sums = {metric.digest: StateSum(metric) for metric in metrics}
-    files, run_id, counting = result.run.files, result.run.run_id, {entry.name for entry in result.entries}
-    for entry in stream_entries(files, run_id):
-        if entry.name not in counting:
-            continue
-        parts = [part for part in entry.parts if part.table == "embeddings" and part.path in numbers]
-        if not parts:
-            continue
-        is_whole = sum(part.num_rows for part in parts) == sum(
-            counted.num_counted[numbers[part.path]] for part in parts
-        )
-        again = [metric for metric in metrics if not is_whole or metric.digest not in entry.metrics]
-        states = entry.metrics
-        if again:
-            columns = sorted({name for metric in again for name in metric.accumulator.columns} | {"item_id"})
-            rows = [counted.read(files, numbers[part.path], columns) for part in parts]
-            states = states | states_of(again, pa.concat_tables(rows))
-        for digest, own in sums.items():
-            own.add(states[digest])
-    empty = EMBEDDINGS.empty_table()
-    states = {}
-    for metric in metrics:
-        total = sums[metric.digest].total()
-        if total is None:
-            nothing = with_nulls(empty, pa.schema([(name, pa.float64()) for name in metric.accumulator.columns]))
-            total = metric.accumulator.add(nothing)
-        states[metric.digest] = total
-    return states
+    def pairs(self, number: int, *columns: str) -> pa.Table:
+        """Read columns of the first rows of items in a part file that have both vectors."""
+        unsure = [name for name in VECTOR_COLUMNS if self._parts[number].num_null(name) != 0]
+        rows = self.read(number, ["segment", *unsure, *columns])
+        is_pair = pc.equal(rows["segment"], 0)
+        for name in unsure:
+            is_pair = pc.and_(is_pair, pc.is_valid(rows[name]))
+        return rows.filter(is_pair).select(["item_id", *columns])
 
 
-def _recall(files: StoreFiles, counted: _CountedRows, state: State) -> Figures:
-    """R@k of the sample's captions for their own images."""
-    hashes = set(state["hashes"])
+def _recall(counted: _CountedRows, config: MetricConfig) -> Figures:
+    """R@k of captions for their own images, over the items with the lowest hashes of their ids."""
+    num = 0
 
-    def is_sampled(rows: pa.Table) -> pa.Array:
-        return pa.array([hash_of(each).hex() in hashes for each in rows["item_id"].to_pylist()], pa.bool_())
+    def ids_of(number: int) -> list[str]:
+        nonlocal num
+        ids: list[str] = counted.pairs(number)["item_id"].to_pylist()
+        num += len(ids)
+        return ids
 
-    keys = counted.select_keys(is_sampled)
-    images, texts, order = [], [], []
-    for number in keys["file"].unique().sort().to_pylist():
-        rows = counted.read(files, number, ["item_id", "segment", *PAIR])
-        rows = pairs_of(rows.filter(pc.is_in(rows["item_id"], value_set=ids_in(keys, number))))
-        order += rows["item_id"].to_pylist()
-        images += list(unpack_vectors(rows[PAIR[0]]))
-        texts += list(unpack_vectors(rows[PAIR[1]]))
-    if not order:
-        return {}
-    places = sorted(range(len(order)), key=lambda place: hash_of(order[place]))
+    keys = lowest_keys(map(ids_of, counted.numbers), config.sample)
+    found: Figures = {"num": num, "num_pairs": len(keys)}
+    if not keys:
+        return found
+    order, wanted = {key: place for place, key in enumerate(keys)}, pa.array(keys, pa.string())
+    sampled = []
+    for place in sorted(set().union(*keys.values())):
+        rows = counted.pairs(counted.numbers[place], *VECTOR_COLUMNS)
+        sampled.append(rows.filter(pc.is_in(rows["item_id"], value_set=wanted)))
+    rows = pa.concat_tables(sampled)
+    places = np.argsort([order[key] for key in rows["item_id"].to_pylist()])
+    image_QE, text_QE = (unpack_vectors(rows[name])[places] for name in VECTOR_COLUMNS)
     numbers = np.arange(len(places))
-    stacked = (np.stack([column[place] for place in places]) for column in (texts, images))
-    text_QE, image_QE = stacked
     ranks = best_ranks(text_QE, numbers, image_QE, numbers)
-    return {f"recall_at_{k}": recall_at(ranks, k) for k in KS}
+    return found | {f"recall_at_{k}": recall_at(ranks, k) for k in KS}
 
 
 def _earlier(files: StoreFiles, run_id: str, fingerprint: str) -> Iterator[tuple[str, RunMetrics]]:
@@ -160,10 +137,10 @@ def _earlier(files: StoreFiles, run_id: str, fingerprint: str) -> Iterator[tuple
             yield own_id, kept
 
 
-def _drift(metric: Metric, state: State, earlier: Iterable[tuple[str, RunMetrics]]) -> Figures:
+def _drift(digest: str, state: State, earlier: Iterable[tuple[str, RunMetrics]]) -> Figures:
     """Difference to the last publication that has vectors of this metric; empty where there is none."""
     for run_id, kept in earlier:
-        before = kept.states.get(metric.digest)
+        before = kept.states.get(digest)
         if before is not None and (found := drift_between(state, before)):
             return {**found, "since": run_id}
     return {}

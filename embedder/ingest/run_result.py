@@ -27,6 +27,7 @@ class RunResult:
         retired: ids that leave the store.
         keeps_published: whether the published vectors of other items stay; not after a change of the model.
         entries: the journal, read once.
+        vectors: rows of embeddings, of all sessions: `embedder.store.journal.finished.Finished.vectors`.
         whole: items with records and rows of their own: `embedder.store.journal.finished.WHOLE`.
         num_items: embedded or rejected.
         left_out: what turned out to be no item: `item_id`, `uri`, `error_type`, `error`.
@@ -43,6 +44,7 @@ class RunResult:
     retired: pa.ChunkedArray
     keeps_published: bool
     entries: list[JournalEntry]
+    vectors: HashedRows
     whole: HashedRows
     num_items: int
     left_out: pa.Table
@@ -83,6 +85,7 @@ def count_run(
         retired=retired,
         keeps_published=keeps_published,
         entries=entries,
+        vectors=finished.vectors,
         whole=hash_rows((items.filter(pc.invert(items["kept"])) for items in whole.tables()), WHOLE),
         num_items=counts.num_records - counts.num_left_out,
         left_out=_left_out(run, finished.files, whole) if counts.num_left_out else LEFT_OUT_FACTS.empty_table(),

@@ -18,11 +18,11 @@ from embedder.observability.trackers import Tracker
 from embedder.redaction import mask
 from embedder.storage.printable import printable
 from embedder.store.files import StoreFiles
-from embedder.store.journal.accumulators.run_states import METRICS_FILE
 from embedder.store.journal.hash_sample import hash_of
 from embedder.store.journal.journal import JournalEntry
 from embedder.store.journal.runs import REPORT_FILE, Run
 from embedder.store.layout import run_file
+from embedder.store.row_metrics import METRICS_FILE
 
 LOG = logging.getLogger(__name__)
 TRACKER_FILE = "tracker.json"

@@ -1,17 +1,18 @@
-"""Hits of a search and of several: as tables, contact sheets, copies and HTML."""
+"""Hits of a search and of several, as tables, contact sheets, copies and HTML; and the method that finds them."""
 
 import base64
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from embedder.installation import InstallationError
 from embedder.media.errors import DecodeError
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.retrieval.hit import THUMBNAIL, Hit, Pixels, decode_hits, describe
-from embedder.retrieval.queries import QueryParts
+from embedder.retrieval.queries import DEFAULT_OPTIONS, QueryBatch, QueryParts, SearchOptions, read_search
 from embedder.storage.output_file import check_output_file
 from embedder.storage.printable import printable
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from embedder.retrieval.hit_files import CopiedFiles
+    from embedder.retrieval.queries import Images, Query
 
 MAX_TEXT_CHARACTERS = 500  # of a line under an image
 
@@ -50,7 +52,7 @@ class Hits(list[Hit]):
         A carried column with the name of a field is called `carryover.NAME`. Where the types of the carried columns
         aren't known, as from a query service, they are those of the values.
         """
-        from embedder.retrieval.hit_table import hit_table
+        from embedder.retrieval.hit_files import hit_table
 
         return hit_table([self], carried_types([self]))
 
@@ -125,7 +127,7 @@ class Answers(list[Hits]):
 
     def to_arrow(self) -> "pa.Table":
         """Hits of all queries as one Arrow table: `Hits.to_arrow` behind `query_number`, from 0, and `query`."""
-        from embedder.retrieval.hit_table import hit_table
+        from embedder.retrieval.hit_files import hit_table
 
         return hit_table(self, carried_types(self), [hits.query for hits in self])
 
@@ -194,3 +196,71 @@ def _require_pandas(where: str) -> None:
 
 def _as_html(text: str) -> str:
     return html.escape(printable(text, MAX_TEXT_CHARACTERS))
+
+
+H = TypeVar("H", bound=Hits)
+
+
+class Searchable(ABC, Generic[H]):
+    """What is searched: a store, or the service that has it open."""
+
+    @overload
+    def search(self, query: str, options: SearchOptions | int = ..., **keywords: Any) -> H: ...
+    @overload
+    def search(
+        self,
+        query: "Query | None" = None,
+        options: SearchOptions | int = ...,
+        *,
+        image: "Images | None" = None,
+        not_text: str | Sequence[str] | None = None,
+        not_image: "Images | None" = None,
+        **keywords: Any,
+    ) -> Any: ...
+    def search(
+        self,
+        query: "Query | None" = None,
+        options: SearchOptions | int = DEFAULT_OPTIONS,
+        *,
+        image: "Images | None" = None,
+        not_text: str | Sequence[str] | None = None,
+        not_image: "Images | None" = None,
+        **keywords: Any,
+    ) -> H | Answers:
+        """Find the images and videos nearest to a text, an image or a vector, or to a text and an image together.
+
+        What a search stays away from makes hits like it come later, and is none itself.
+
+        Args:
+            query: a text; an image as a `Path`, the bytes of a file, an image of Pillow or an array uint8 (H, W, 3); or
+                a vector float32 (E,) from `encode_text` or `encode_image`. Several of one kind, as a list or as vectors
+                float32 (Q, E), are searched at once.
+            options: see `SearchOptions`; a number alone is `k`.
+            image: an image to search with instead, or together with a text; several as a list, which go with one text
+                or with as many. Here a `str` is a path, too.
+            not_text: a text to stay away from, or several as a list.
+            not_image: an image to stay away from, or several as a list.
+            keywords: fields of `SearchOptions`, over those of `options`: `k=5, where="price < 10"`.
+
+        Returns:
+            Hits, best first; of several queries, a list of them. A notebook shows them as images. `Hits.warnings` says
+            where the model knows no word of a text. `Hit.uri` is an image's address at the service where that keeps
+            the items' own to itself.
+
+        Raises:
+            ConfigError: an option can't be fulfilled, a query is empty, an image can't be read, or the parts of a query
+                can't be combined.
+            ArgumentTypeError: a query or an option is of a type that is not taken.
+            index.RetrievalError: k is below 1, a vector is none of this model, or the index is damaged.
+            TypeError: there is no option of that name.
+            StoreError: the service can't be reached, or has not what was asked for.
+        """
+        queries, options = read_search(query, image, options, keywords, not_text=not_text, not_image=not_image)
+        answers = self._answer(queries, options)
+        for parts, hits in zip(queries.parts, answers, strict=True):
+            hits.parts, hits.query = parts, parts.name
+        return answers[0] if queries.is_single else Answers(answers)
+
+    @abstractmethod
+    def _answer(self, queries: QueryBatch, options: SearchOptions) -> list[H]:
+        """Hits of each query."""

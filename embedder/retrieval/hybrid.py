@@ -2,21 +2,291 @@
 
 Source: Cormack, Clarke and Büttcher, *Reciprocal rank fusion outperforms Condorcet and individual rank learning
 methods*, SIGIR 2009; the constant 60 is theirs.
+
+BM25 over the words of captions, from the word index of a publication, or one that this machine keeps.
+
+Source: Robertson and others' BM25 with Lucene's idf, which is never negative; terms that can't lift a caption among the
+best are looked up only for captions that others lifted (Turtle and Flood's MaxScore, 1995). The captions are scored in
+their order, block by block, so that memory doesn't grow with them; the ranking is exact.
+
+What a publication lacks (one of an older release, or of a further model) is built into the cache beside the copies of
+vector indexes. A folder is whole or not there, so several processes may build at once; a damaged one is built anew.
+Purging drops them with the other copies, as they hold the words of captions.
 """
 
+import hashlib
+import json
+import shutil
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedder.retrieval.bm25 import CaptionWords
 from embedder.retrieval.flat_index import ExactIndex
 from embedder.retrieval.ranking import Doubles, Ranking, RowNumbers
-from index.vectors import Among, Floats, Mask, Rows, is_among
+from embedder.storage.user_cache import cache_folder, mark_used
+from embedder.store.files import StoreFiles
+from embedder.store.tables.tables import RecordTable
+from embedder.store_index import keep_words
+from embedder.store_index.analyser import RULES, UNICODE, Analyser, hash_term
+from embedder.store_index.versions import COPIES_FOLDER, MAX_KEPT_COPIES, drop_copies
+from embedder.store_index.word_index import CURE, NO_ROW, WordIndex, build_words, open_word_index
+from embedder.store_index.word_parts import Numbers, WordPart
+from index.atomic_folder import whole_folder
+from index.errors import RetrievalError
+from index.vectors import Among, Floats, Mask, Rows, distinct, is_among
 
 if TYPE_CHECKING:
     from index.search import Index
+
+K1, B = 1.5, 0.75
+DOCS_AT_ONCE = 1 << 17  # what is computed of them fits into the cache of a core
+SHARE_SORTED = 3  # captions are sorted rather than marked where there are so many times fewer of them
+SHARE_SCANNED = 8  # postings looked up one by one where there are this many times more of them than captions asked for
+
+
+@dataclass(frozen=True)
+class _Term:
+    """Term of a query.
+
+    Attributes:
+        number: its hash.
+        weight: its idf, times how often the query has it; no caption gets more of it.
+    """
+
+    number: int
+    weight: float
+
+
+class CaptionWords:
+    """Ranking of rows by the words of their captions; safe for several threads."""
+
+    def __init__(self, index: WordIndex) -> None:
+        self._index = index
+        self._analyser = Analyser(index.manifest.analyser)
+        self._lock, self._known = Lock(), dict[int, int]()  # captions with a term; its lists have been checked
+
+    def ranking(self, text: str, depth: int, among: Mask | None = None) -> Rows:
+        """Rows whose captions fit a text best, best first, equal ones by row; only those that hold one of its terms.
+
+        Args:
+            text: the query.
+            depth: most rows.
+            among: bool (rows of the table,), the rows allowed; by default all.
+
+        Raises:
+            RetrievalError: a list of the index was altered.
+        """
+        terms = self._terms(text)
+        best = _Best(depth)
+        first = 0
+        for part in self._index.parts if terms else ():
+            rows = self._index.rows[first : first + part.num_docs]
+            for start in range(0, part.num_docs, DOCS_AT_ONCE):
+                stop = min(start + DOCS_AT_ONCE, part.num_docs)
+                self._score(part, rows, start, stop, terms, among, best)
+            first += part.num_docs
+        return best.rows
+
+    def is_same(self, text: str, caption: str) -> bool:
+        """Whether a caption is the text, but for case, punctuation and forms of characters."""
+        terms = self._analyser.query_terms(text)
+        return bool(terms) and terms == self._analyser.query_terms(caption)
+
+    def _terms(self, text: str) -> list[_Term]:
+        """Terms of a query that captions hold, the rarest first."""
+        found = []
+        num_captions = self._index.manifest.num_captions
+        for term, times in Counter(self._analyser.query_terms(text)).items():
+            number = hash_term(term)
+            if num_with := self._num_with(number):
+                weight = times * np.log1p((num_captions - num_with + 0.5) / (num_with + 0.5))
+                found.append((num_with, _Term(number, float(weight))))
+        return [term for _, term in sorted(found, key=lambda each: (-each[1].weight, each[0], each[1].number))]
+
+    def _num_with(self, number: int) -> int:
+        """Number of captions with a term, those that are gone left out."""
+        with self._lock:
+            if number in self._known:
+                return self._known[number]
+        total = first = 0
+        for part in self._index.parts:
+            start, stop = part.span(number)
+            if stop > start:
+                try:
+                    part.check(number)
+                except RetrievalError as error:
+                    raise RetrievalError(
+                        f"{self._index.folder}: the word index was altered ({error}); {CURE}"
+                    ) from None
+            if self._index.manifest.num_gone:
+                rows = self._index.rows[first : first + part.num_docs]
+                for at in range(start, stop, DOCS_AT_ONCE):
+                    total += int(np.count_nonzero(rows[part.docs[at : min(at + DOCS_AT_ONCE, stop)]] != NO_ROW))
+            else:
+                total += stop - start
+            first += part.num_docs
+        with self._lock:
+            self._known[number] = total
+        return total
+
+    def _score(
+        self,
+        part: WordPart,
+        rows: Numbers,
+        start: int,
+        stop: int,
+        terms: Sequence[_Term],
+        among: Mask | None,
+        best: "_Best",
+    ) -> None:
+        """Score the captions of a part from `start` to `stop`, and take the best of them."""
+        lists = [_list(part, term.number, start, stop) for term in terms]
+        left = np.cumsum([term.weight for term in terms][::-1])[::-1]  # most that the terms from each on give together
+        num_needed = sum(1 for each in left if each >= best.least)
+        needed = [docs for docs, _ in lists[:num_needed] if len(docs)]
+        if not needed:
+            return
+        docs = _union(needed, start, stop)
+        places = rows[docs]
+        is_allowed = places != NO_ROW
+        if among is not None:
+            is_allowed &= among[np.where(is_allowed, places, 0)]
+        docs, places = docs[is_allowed], places[is_allowed]
+        norms = K1 * (1 - B + B * part.lengths[docs] * (self._index.manifest.num_captions / self._num_terms))
+        scores = np.zeros(len(docs))
+        for number, (term, (own, counts)) in enumerate(zip(terms, lists, strict=True)):
+            if number >= num_needed and len(docs):
+                kept = scores + left[number] >= best.least
+                docs, places, norms, scores = docs[kept], places[kept], norms[kept], scores[kept]
+            times = _counts_of(docs, own, counts, start, stop)
+            scores += term.weight * times / (times + norms)
+        best.add(scores, places)
+
+    @property
+    def _num_terms(self) -> int:
+        return max(1, self._index.manifest.num_terms)
+
+
+class _Best:
+    """Best rows so far.
+
+    Attributes:
+        rows: best first, equal ones by row.
+        least: score that another one has to reach.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._scores = np.empty(0)
+        self.rows: Rows = np.empty(0, np.int64)
+        self.least = 0.0
+
+    def add(self, scores: Numbers, rows: Numbers) -> None:
+        """Take those that are among the best."""
+        kept = scores >= self.least
+        scores, rows = np.concatenate([self._scores, scores[kept]]), np.concatenate([self.rows, rows[kept]])
+        if len(scores) > self._depth:
+            limit = np.partition(scores, len(scores) - self._depth)[len(scores) - self._depth]
+            scores, rows = scores[scores >= limit], rows[scores >= limit]
+        order = np.lexsort((rows, -scores))[: self._depth]
+        self._scores, self.rows = scores[order], rows[order].astype(np.int64)
+        if len(order) == self._depth and self._depth:
+            self.least = float(self._scores[-1])
+
+
+def _list(part: WordPart, number: int, start: int, stop: int) -> tuple[Numbers, Numbers]:
+    """Captions of a part from `start` to `stop` that hold a term, and how often each does."""
+    first, last = part.span(number)
+    docs = part.docs[first:last]
+    low, high = np.searchsorted(docs, np.array([start, stop], docs.dtype))
+    return docs[low:high], part.counts[first + low : first + high]
+
+
+def _union(lists: Sequence[Numbers], start: int, stop: int) -> Numbers:
+    """Captions that are in any of some lists, rising."""
+    if len(lists) == 1:
+        return lists[0]
+    if sum(map(len, lists)) * SHARE_SORTED < stop - start:
+        return distinct(np.concatenate(lists))
+    is_there = np.zeros(stop - start, np.bool_)
+    for docs in lists:
+        is_there[docs - start] = True
+    return np.flatnonzero(is_there) + start
+
+
+def _counts_of(docs: Numbers, own: Numbers, counts: Numbers, start: int, stop: int) -> Numbers:
+    """How often captions hold a term; float64 (captions,).
+
+    Args:
+        docs: the captions, rising.
+        own: those that hold it, rising.
+        counts: how often those do.
+        start: first caption that may be among them.
+        stop: the one after the last.
+    """
+    if len(own) == 0 or len(docs) == 0:
+        return np.zeros(len(docs))
+    if len(docs) * SHARE_SCANNED < len(own):
+        places = np.minimum(np.searchsorted(own, docs.astype(own.dtype)), len(own) - 1)
+        times: Numbers = np.where(own[places] == docs, counts[places], 0).astype(np.float64)
+    else:
+        here = np.zeros(stop - start, np.uint8)
+        here[own - start] = counts
+        times = here[docs - start].astype(np.float64)
+    return times
+
+
+def open_words(files: StoreFiles, table: RecordTable) -> CaptionWords:
+    """Open the words of one version's captions: the published index, else one of the cache, else build it there.
+
+    Args:
+        files: the store, or the view of a further model.
+        table: the version.
+
+    Raises:
+        RetrievalError: the published index is damaged.
+    """
+    if not files.model and keep_words.has_words(files, table.version):
+        return CaptionWords(keep_words.open_words(files, table.version))
+    # A hash of the content: no two part files of a store have one name.
+    content = [UNICODE, RULES, table.files.address, table.paths()]
+    folder = cache_folder(COPIES_FOLDER) / f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]}"
+    return CaptionWords(_open_cached(folder) or _build(folder, table))
+
+
+def _open_cached(folder: Path) -> WordIndex | None:
+    """Index of a folder; None where it isn't there or is damaged."""
+    try:
+        if not folder.is_dir():
+            return None
+        mark_used(folder)
+        return open_word_index(folder)
+    except (RetrievalError, OSError):
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
+def _build(folder: Path, table: RecordTable) -> WordIndex:
+    try:
+        with whole_folder(folder) as stage:
+            build_words(table, stage, Analyser())
+        drop_copies(MAX_KEPT_COPIES)
+        return open_word_index(folder)
+    except (RetrievalError, OSError):
+        pass  # another process kept the same one meanwhile, or nothing can be written here
+    if (found := _open_cached(folder)) is not None:
+        return found
+    with tempfile.TemporaryDirectory(prefix="embedder-words-") as name:
+        build_words(table, Path(name), Analyser())
+        return open_word_index(Path(name))  # stays open without its names
+
 
 RRF_K = 60
 MOST = 2 / (RRF_K + 1)

@@ -1,5 +1,6 @@
 """Queries of a search: texts, images, both together, or vectors, one or several at once; and its options."""
 
+import operator
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,17 +25,74 @@ Kind = Literal["text", "image", "vector"]
 
 VECTOR_RULE = "a vector is an array of floats, (E,) or several (Q, E)"
 QUERIES = f"a text, an image ({EXPECTED}), a vector float32 (E,), or a list of one of these kinds"
-OPTION_TYPES: dict[str, tuple[Any, Any, str]] = {
-    "k": (Integral, int, "a whole number, as 10"),
-    "where": (str, str, "a condition as a text, as 'price < 10'"),
-    "group": (bool | np.bool_, bool, "True or False"),
-    "fold": (Real, float, "a cosine, as 0.98"),
-    "hybrid": (bool | np.bool_, bool, "True or False"),
-    "min_score": (Real, float, "a cosine, as 0.2"),
-    "text_weight": (Real, float, "a share of the whole, as 0.5"),
-    "not_weight": (Real, float, "a number from 0 to 1, as 0.5"),
+HYBRID_RULE = "hybrid search ranks by words", "search with a text"
+"""Rule of `SearchOptions.hybrid`, and what to do where it is broken."""
+
+
+class Option(NamedTuple):
+    """What a field of `SearchOptions` may be, wherever it is given: in Python, in a command, in a request.
+
+    Attributes:
+        kind: class that its values are brought to.
+        expected: its values, for people.
+        description: of the field.
+        bounds: of numbers, by the names that Pydantic has: `ge`, `gt`, `le`.
+        broken: line about a value out of bounds.
+        error: that is raised with it.
+    """
+
+    kind: type[bool | float | int | str]
+    expected: str
+    description: str
+    bounds: tuple[tuple[str, float], ...] = ()
+    broken: str = ""
+    error: type[Exception] = ConfigError
+
+
+KINDS: dict[type, Any] = {int: Integral, float: Real, str: str, bool: bool | np.bool_}
+"""Classes of values by the one that they are brought to: numbers of NumPy become Python's, which JSON takes."""
+SHARE, SHARE_BROKEN = (("ge", 0), ("le", 1)), "{} is {}; give a number from 0 to 1, as 0.5"
+OPTIONS = {
+    "k": Option(
+        int,
+        "a whole number, as 10",
+        "hits of each query",
+        (("ge", 1),),
+        "{} is {}; ask for 1 result or more",
+        RetrievalError,
+    ),
+    "where": Option(str, "a condition as a text, as 'price < 10'", "SQL condition over the columns"),
+    "group": Option(bool, "True or False", "one hit for each video, else one for each segment"),
+    "fold": Option(
+        float,
+        "a cosine, as 0.98",
+        "cosine from which on near-duplicates are folded",
+        (("gt", 0), ("le", 1)),
+        "{} is {}; give a cosine above 0 and up to 1, as 0.98",
+    ),
+    "hybrid": Option(bool, "True or False", "rank by the words of captions, too; for texts only"),
+    "min_score": Option(
+        float,
+        "a cosine, as 0.2",
+        "least cosine of a hit",
+        (("ge", -1), ("le", 1)),
+        "the minimum score is {1}; give a cosine between -1 and 1, as 0.2",
+    ),
+    "text_weight": Option(
+        float,
+        "a share of the whole, as 0.5",
+        "share of the text in a query that has an image, too",
+        SHARE,
+        SHARE_BROKEN,
+    ),
+    "not_weight": Option(
+        float,
+        "a number from 0 to 1, as 0.5",
+        "weight of what is stayed away from; the query's is 1",
+        SHARE,
+        SHARE_BROKEN,
+    ),
 }
-"""Fields of `SearchOptions`: what they may be, what that is brought to, and its name for people."""
 
 
 @dataclass(frozen=True)
@@ -70,24 +128,22 @@ class SearchOptions:
             ConfigError: another option is out of its range.
             ArgumentTypeError: an option is of another type.
         """
-        for name, (kinds, made, expected) in OPTION_TYPES.items():
-            value = getattr(self, name)
-            if value is None and getattr(type(self), name) is None:
-                continue
-            if not isinstance(value, kinds) or (made is not bool and isinstance(value, bool)):
-                raise ArgumentTypeError(f"{name}: found {value!r} ({type(value).__name__}); give {expected}")
-            object.__setattr__(self, name, made(value))  # numbers of NumPy become Python's, which JSON takes
-        if self.k < 1:
-            raise RetrievalError(f"k is {self.k}; ask for 1 result or more")
+        given = [name for name in OPTIONS if getattr(self, name) is not None or getattr(type(self), name) is not None]
+        for name in given:
+            kind, value = OPTIONS[name].kind, getattr(self, name)
+            if not isinstance(value, KINDS[kind]) or (kind is not bool and isinstance(value, bool)):
+                found = f"found {value!r} ({type(value).__name__})"
+                raise ArgumentTypeError(f"{name}: {found}; give {OPTIONS[name].expected}")
+            object.__setattr__(self, name, kind(value))
         if self.where is not None and not self.where.strip():
             raise ConfigError(f"where {self.where!r}: it is empty; write a condition, or leave it out")
-        if self.fold is not None and not 0 < self.fold <= 1:
-            raise ConfigError(f"fold is {self.fold}; give a cosine above 0 and up to 1, as 0.98")
-        if self.min_score is not None and not -1 <= self.min_score <= 1:
-            raise ConfigError(f"the minimum score is {self.min_score}; give a cosine between -1 and 1, as 0.2")
-        for name in ("text_weight", "not_weight"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a number from 0 to 1, as 0.5")
+        for name in given:
+            option, value = OPTIONS[name], getattr(self, name)
+            if not all(getattr(operator, rule)(value, bound) for rule, bound in option.bounds):
+                raise option.error(option.broken.format(name, value))
+
+
+DEFAULT_OPTIONS = SearchOptions()
 
 
 @dataclass(frozen=True)
@@ -191,7 +247,7 @@ def read_search(
     options = read_options(options, keywords)
     queries = replace(read_queries(query, image), away=_examples(not_text, not_image))
     if options.hybrid and queries.kind != "text":
-        raise ConfigError(f"hybrid search ranks by words; search with a text, not with a given {queries.kind}")
+        raise ConfigError(f"{'; '.join(HYBRID_RULE)}, not with a given {queries.kind}")
     return queries, options
 
 

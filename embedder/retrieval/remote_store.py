@@ -1,31 +1,181 @@
 """Python client of a query service (`embedder serve`): the search methods of a `Store`, answered over HTTP."""
 
 import base64
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import numpy as np
 
-from embedder.errors import ConfigError, check_argument
+from embedder.errors import ConfigError, StoreError, check_argument
+from embedder.media.errors import DecodeError
 from embedder.media.given_inputs import image_list, text_list
-from embedder.retrieval.hits import Answers, Hits
+from embedder.media.sandbox import SandboxedDecoder
+from embedder.retrieval.hit import IMAGE_PX, THUMBNAIL, Duplicate, Hit, Pixels, Segment
+from embedder.retrieval.hits import Hits, Searchable
 from embedder.retrieval.http_client import HttpClient
-from embedder.retrieval.queries import QueryBatch, SearchOptions, read_options, read_search
-from embedder.retrieval.remote_hits import RemoteHits, read_hits
+from embedder.retrieval.queries import DEFAULT_OPTIONS, QueryBatch, SearchOptions, read_options
+from embedder.sources.fetch import Fetcher, FetchError
 from index.vectors import Floats
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from embedder.media.given_inputs import GivenImage
-    from embedder.retrieval.queries import Images, Query
+
+SIZES_PX = (160, 320, 640, 1280)  # of the images that a service makes
+NUM_FETCHING = 4  # images of one answer at the same time
+
+
+class RemoteHit(Hit):
+    """Hit whose image is fetched from the service that found it.
+
+    Its connection is no field of it, so that it is compared, printed and written like any hit.
+    """
+
+    client: HttpClient
+    links: Mapping[str, str | None]
+
+    def image_bytes(self, size_px: int) -> bytes:
+        """Fetch the image as the service makes it, or the frame in the middle of the segment.
+
+        Args:
+            size_px: of its longer side, at least, where the service makes any that large.
+
+        Raises:
+            embedder.sources.fetch.FetchError: the image is gone, or can't be fetched.
+        """
+        link = self.links["image"]
+        if link is None:
+            raise FetchError("NoContent", f"{self.item_id}: there is no image")
+        address = urlsplit(link)
+        size = next((each for each in SIZES_PX if each >= size_px), SIZES_PX[-1])
+        query = urlencode(dict(parse_qsl(address.query)) | {"size": str(size)})
+        try:
+            return self.client.read(f"{address.path}?{query}")
+        except ValueError as error:
+            raise FetchError("NoContent", str(error)) from None
+
+    def read(self) -> bytes:
+        """Fetch the content of the video's file; of an image, its largest size at the service.
+
+        Raises:
+            embedder.sources.fetch.FetchError: the file is gone or can't be fetched.
+        """
+        clip = self.links.get("clip")
+        if clip is None:
+            return self.image_bytes(SIZES_PX[-1])
+        try:
+            return self.client.read(clip)
+        except StoreError as error:
+            raise FetchError("NoContent", str(error)) from None
+
+    def pieces(self, fetcher: Fetcher) -> Iterator[bytes]:
+        """Content of the video's file, some MiB at a time; of an image, its largest size at the service.
+
+        Args:
+            fetcher: not needed.
+
+        Raises:
+            embedder.sources.fetch.FetchError: the file is gone, can't be fetched, or changes meanwhile.
+        """
+        clip = self.links.get("clip")
+        if clip is None:
+            yield self.image_bytes(SIZES_PX[-1])
+            return
+        try:
+            yield from self.client.pieces(clip)
+        except ValueError as error:
+            raise FetchError("NoContent", str(error)) from None
+
+    def image(self, size_px: int = IMAGE_PX) -> "Image":
+        """Fetch the image, or the frame in the middle of the segment.
+
+        Args:
+            size_px: side of the square that the whole image is fitted into, on white.
+
+        Raises:
+            embedder.sources.fetch.FetchError: the image is gone, or can't be fetched.
+            embedder.media.errors.DecodeError: it can't be decoded.
+        """
+        from PIL import Image
+
+        content = self.image_bytes(size_px)
+        with SandboxedDecoder() as decoder:
+            return Image.fromarray(decoder.image(content, replace(THUMBNAIL, image_size=size_px)))
+
+
+class RemoteHits(Hits):
+    """Hits of a query service, best first.
+
+    Attributes:
+        cursor: of the hits that follow (`RemoteStore.more`); None where there are none.
+        asked: the query, as it was sent.
+        options: of the search.
+    """
+
+    def __init__(self, hits: Iterable[RemoteHit] = (), *, query: str = "", note: str = "") -> None:
+        super().__init__(hits, query=query, note=note)
+        self.cursor: str | None = None
+        self.asked: dict[str, Any] = {}
+        self.options = SearchOptions()
+
+    def thumbnails(self) -> list[Pixels | None]:
+        """Image of each hit, or the frame in the middle of its segment; uint8 (160, 160, 3), None where it is gone."""
+        with ThreadPoolExecutor(NUM_FETCHING) as threads, SandboxedDecoder() as decoder:
+            return [
+                None if content is None else _decode_content(decoder, content)
+                for content in threads.map(_thumbnail, self)
+            ]
+
+
+def _thumbnail(hit: Hit) -> bytes | None:
+    try:
+        return hit.image_bytes(THUMBNAIL.image_size) if isinstance(hit, RemoteHit) else None
+    except FetchError:
+        return None
+
+
+def _decode_content(decoder: SandboxedDecoder, content: bytes) -> Pixels | None:
+    try:
+        return decoder.image(content, THUMBNAIL)
+    except DecodeError:
+        return None
+
+
+OF_HIT = {field.name for field in fields(Hit)}
+
+
+def read_hits(client: HttpClient, answer: Mapping[str, Any], version: str) -> RemoteHits:
+    """Read the hits of one query.
+
+    Args:
+        client: that images are fetched with.
+        answer: hits, cursor, note and warnings, as the service gives them.
+        version: snapshot that answered.
+    """
+    hits = RemoteHits((_read_hit(client, each) for each in answer["hits"]), note=answer.get("note") or "")
+    hits.version, hits.cursor, hits.warnings = version, answer.get("cursor"), list(answer.get("warnings") or ())
+    return hits
+
+
+def _read_hit(client: HttpClient, found: Mapping[str, Any]) -> RemoteHit:
+    links = found["links"]
+    given = {name: value for name, value in found.items() if name in OF_HIT}
+    given["uri"] = given["uri"] or client.url + (links["image"] or links["item"])
+    given["segments"] = [Segment(each["start_s"], each["end_s"], each["score"]) for each in found["segments"]]
+    given["duplicates"] = [Duplicate(each["item_id"], each["score"]) for each in found["duplicates"]]
+    hit = RemoteHit(**given)
+    vars(hit).update(client=client, links=links)
+    return hit
+
 
 MAX_QUERIES = 64  # of one request
 MAX_IMAGE_CHARACTERS = 8 << 20  # of one request's images in Base64; one alone may be larger
 TIMEOUT_S = 30.0
-
-DEFAULT_OPTIONS = SearchOptions()
 
 
 def connect(
@@ -52,7 +202,7 @@ def connect(
     return RemoteStore(HttpClient(url, token, timeout_s), version, model)
 
 
-class RemoteStore:
+class RemoteStore(Searchable[RemoteHits]):
     """Store behind a query service, with the search methods of `Store`; safe for threads.
 
     Each call is answered by one publication, the newest one unless `version` was given. Mistakes raise what they raise
@@ -62,56 +212,6 @@ class RemoteStore:
     def __init__(self, client: HttpClient, version: str | None = None, model: str | None = None) -> None:
         self._client, self._version = client, version
         self._model = {} if model is None else {"model": model}  # an earlier service doesn't know it
-
-    @overload
-    def search(self, query: str, options: SearchOptions | int = ..., **keywords: Any) -> RemoteHits: ...
-    @overload
-    def search(
-        self,
-        query: "Query | None" = None,
-        options: SearchOptions | int = ...,
-        *,
-        image: "Images | None" = None,
-        not_text: str | Sequence[str] | None = None,
-        not_image: "Images | None" = None,
-        **keywords: Any,
-    ) -> Any: ...
-    def search(
-        self,
-        query: "Query | None" = None,
-        options: SearchOptions | int = DEFAULT_OPTIONS,
-        *,
-        image: "Images | None" = None,
-        not_text: str | Sequence[str] | None = None,
-        not_image: "Images | None" = None,
-        **keywords: Any,
-    ) -> Hits | Answers:
-        """Find the images and videos nearest to a text, an image, a vector, or a text and an image, as `Store.search`.
-
-        Args:
-            query: a text, an image or a vector, or several; images are sent, those of Pillow and arrays as PNG.
-            options: see `SearchOptions`; a number alone is `k`.
-            image: an image to search with instead, or together with a text; several as a list. Here a `str` is a path,
-                too.
-            not_text: a text to stay away from, or several as a list.
-            not_image: an image to stay away from, or several as a list; they are sent.
-            keywords: fields of `SearchOptions`, over those of `options`.
-
-        Returns:
-            Hits, best first; of several queries, a list of them. `Hit.uri` is the image's address at the service where
-            it keeps the items' own to itself.
-
-        Raises:
-            ConfigError: an option can't be fulfilled, a query is empty, or an image can't be read.
-            ArgumentTypeError: a query or an option is of a type that is not taken.
-            RetrievalError: k is out of range, or a vector is none of this model.
-            StoreError: the service can't be reached, or has not what was asked for.
-        """
-        queries, options = read_search(query, image, options, keywords, not_text=not_text, not_image=not_image)
-        answers = list(self._search(_as_json(queries), options))
-        for parts, hits in zip(queries.parts, answers, strict=True):
-            hits.parts, hits.query = parts, parts.name
-        return answers[0] if queries.is_single else Answers(answers)
 
     def search_item(
         self, item_id: str, options: SearchOptions | int = DEFAULT_OPTIONS, *, segment: int = 0, **keywords: Any
@@ -253,6 +353,10 @@ class RemoteStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _answer(self, queries: QueryBatch, options: SearchOptions) -> list[RemoteHits]:
+        """Hits of each query; images are sent, those of Pillow and arrays as PNG."""
+        return list(self._search(_as_json(queries), options))
 
     def _search(
         self, queries: list[dict[str, Any]], options: SearchOptions, cursor: str | None = None

@@ -10,13 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.retrieval.bm25 import open_words
 from embedder.retrieval.filters import RowFilter
 from embedder.retrieval.flat_index import ExactIndex
-from embedder.retrieval.grouping import ItemRows
-from embedder.retrieval.hybrid import HybridRanker
+from embedder.retrieval.hybrid import HybridRanker, open_words
 from embedder.retrieval.model_columns import ModelColumns, match_keys
-from embedder.retrieval.ranking import RowNumbers, row_numbers
+from embedder.retrieval.ranking import ItemRows, RowNumbers, row_numbers
 from embedder.sources.byte_ranges import EmbeddedFile
 from embedder.sources.item_ranges import embedded_file
 from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped

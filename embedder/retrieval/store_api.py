@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +18,9 @@ from embedder.encoders.query_tower_export import preprocessing_of
 from embedder.encoders.servable_encoder import DATA_ALONE, CodeSources, open_servable_encoder, open_towers
 from embedder.errors import StoreError, check_argument
 from embedder.models.model_folder import Model, open_model
-from embedder.retrieval.hits import Answers, Hits
+from embedder.retrieval.hits import Hits, Searchable
 from embedder.retrieval.model_columns import ModelColumns
-from embedder.retrieval.queries import QueryBatch, SearchOptions, read_search
+from embedder.retrieval.queries import QueryBatch, SearchOptions
 from embedder.retrieval.search import Searcher
 from embedder.retrieval.snapshot import Snapshot
 from embedder.store.files import StoreFiles
@@ -36,7 +36,6 @@ from shards.errors import ModelError
 
 if TYPE_CHECKING:
     from embedder.media.given_inputs import GivenImage
-    from embedder.retrieval.queries import Images, Query
     from embedder.servables.base import Servable
 
 LOG = logging.getLogger(__name__)
@@ -69,10 +68,7 @@ def open_store(
     return Store(StoreFiles(uri), model, version, code=CodeSources.of(servables, allow_store_code))
 
 
-DEFAULT_OPTIONS = SearchOptions()
-
-
-class Store:
+class Store(Searchable[Hits]):
     """One published snapshot of a store; for a later one open it again, or follow it (`embedder.follow_store`).
 
     Attributes:
@@ -173,56 +169,8 @@ class Store:
         """
         return self.encoder.encode_image(images)
 
-    @overload
-    def search(self, query: str, options: SearchOptions | int = ..., **keywords: Any) -> Hits: ...
-    @overload
-    def search(
-        self,
-        query: "Query | None" = None,
-        options: SearchOptions | int = ...,
-        *,
-        image: "Images | None" = None,
-        not_text: str | Sequence[str] | None = None,
-        not_image: "Images | None" = None,
-        **keywords: Any,
-    ) -> Any: ...
-    def search(
-        self,
-        query: "Query | None" = None,
-        options: SearchOptions | int = DEFAULT_OPTIONS,
-        *,
-        image: "Images | None" = None,
-        not_text: str | Sequence[str] | None = None,
-        not_image: "Images | None" = None,
-        **keywords: Any,
-    ) -> Hits | Answers:
-        """Find the images and videos nearest to a text, an image or a vector, or to a text and an image together.
-
-        What a search stays away from makes hits like it come later, and is none itself.
-
-        Args:
-            query: a text; an image as a `Path`, the bytes of a file, an image of Pillow or an array uint8 (H, W, 3); or
-                a vector float32 (E,) from `encode_text` or `encode_image`. Several of one kind, as a list or as vectors
-                float32 (Q, E), are searched at once.
-            options: see `SearchOptions`; a number alone is `k`.
-            image: an image to search with instead, or together with a text; several as a list, which go with one text
-                or with as many. Here a `str` is a path, too.
-            not_text: a text to stay away from, or several as a list.
-            not_image: an image to stay away from, or several as a list.
-            keywords: fields of `SearchOptions`, over those of `options`: `k=5, where="price < 10"`.
-
-        Returns:
-            Hits, best first; of several queries, a list of them. A notebook shows them as images. `Hits.warnings` says
-            where the model knows no word of a text.
-
-        Raises:
-            ConfigError: an option can't be fulfilled, a query is empty, an image can't be read, or the parts of a query
-                can't be combined.
-            ArgumentTypeError: a query or an option is of a type that is not taken.
-            index.RetrievalError: k is below 1, a vector is none of this model, or the index is damaged.
-            TypeError: there is no option of that name.
-        """
-        queries, options = read_search(query, image, options, keywords, not_text=not_text, not_image=not_image)
+    def _answer(self, queries: QueryBatch, options: SearchOptions) -> list[Hits]:
+        """Hits of each query, described."""
         vectors, away = self._combine(queries, options) if queries.is_combined else (self._vectors(queries), None)
         answers = self.searcher.search_batch(
             vectors,
@@ -235,13 +183,13 @@ class Store:
             for hits in answers:
                 hits[:] = [replace(hit, probability=self.encoder.probability(hit.score)) for hit in hits]
         for parts, hits in zip(queries.parts, answers, strict=True):
-            hits.parts, hits.query, hits.version = parts, parts.name, self.version
+            hits.version = self.version
             hits.carried = self.searcher.snapshot.metadata.carried
             for hit in hits:
                 vars(hit)["files"] = self.searcher.snapshot.embedded_files
             texts = [*([] if parts.text is None else [parts.text]), *parts.away.texts]
             hits.warnings = [line for text in texts if (line := self.encoder.warning(text)) is not None]
-        return answers[0] if queries.is_single else Answers(answers)
+        return answers
 
     def _vectors(self, queries: QueryBatch) -> Floats:
         """Vectors of queries, float32 (Q, E); the model is run once, and not loaded for vectors."""

@@ -34,8 +34,13 @@ class PartFile(BaseModel):
     @property
     def num_pictures(self) -> int | None:
         """Rows of embeddings with an image's vector, by its statistics; None where they don't tell, as older files'."""
-        num_null = (self._statistics.get("nullCount") or {}).get("image_embedding")
-        return None if num_null is None else self.num_rows - int(num_null)
+        num_null = self.num_null("image_embedding")
+        return None if num_null is None else self.num_rows - num_null
+
+    def num_null(self, column: str) -> int | None:
+        """Rows with null in a column of vectors, by its statistics; None where they don't tell."""
+        num_null = (self._statistics.get("nullCount") or {}).get(column)
+        return None if num_null is None else int(num_null)
 
     @property
     def _statistics(self) -> dict[str, Any]:

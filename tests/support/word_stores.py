@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from index_stores import indexed_run, item
 
-from embedder.retrieval.bm25 import K1, B, CaptionWords
+from embedder.retrieval.hybrid import K1, B, CaptionWords
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.tables.tables import RecordTable

@@ -11,12 +11,11 @@ from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp
 
 from embedder.plugins.serve import hand_on_routes, info_routes, item_routes, search_routes
-from embedder.plugins.serve.docs_page import docs_page
 from embedder.plugins.serve.errors import HANDLERS
 from embedder.plugins.serve.item_paths import WholeItemIds
-from embedder.plugins.serve.observed import ObservedApp
+from embedder.plugins.serve.metrics import ObservedApp
 from embedder.plugins.serve.openapi import describe
-from embedder.plugins.serve.page_files import PageFiles
+from embedder.plugins.serve.page_files import PageFiles, docs_page
 from embedder.plugins.serve.protection import protect
 from embedder.plugins.serve.service import Service
 from embedder.plugins.serve.settings import ServeSettings

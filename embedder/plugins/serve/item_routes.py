@@ -10,9 +10,9 @@ from pydantic_core import to_json
 
 from embedder.plugins.serve.clips import clip_response
 from embedder.plugins.serve.errors import RequestError
-from embedder.plugins.serve.etags import is_known
 from embedder.plugins.serve.listing import describe_items, list_items
 from embedder.plugins.serve.openapi import errors_of
+from embedder.plugins.serve.page_files import is_known
 from embedder.plugins.serve.schema import (
     MAX_ID_CHARACTERS,
     MAX_K,

@@ -15,7 +15,7 @@ from embedder.errors import ConfigError
 from embedder.executors.interrupts import handling
 from embedder.plugins.serve.app import add_limits, create_routes
 from embedder.plugins.serve.connections import uvicorn_options
-from embedder.plugins.serve.observed import ACCESS_LOG
+from embedder.plugins.serve.metrics import ACCESS_LOG
 from embedder.plugins.serve.settings import ServeSettings
 
 

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
+from embedder.retrieval.queries import DEFAULT_OPTIONS, OPTIONS, SearchOptions
+
 MAX_K = 1000
 Sort = Literal["newest", "oldest", "name", "random", "embedded"]
 MAX_QUERIES = 64
@@ -96,24 +98,37 @@ class Query(Example):
         return len(self.given) == 2 and self.given[0] == "text" and self.given[1] in LOOKS
 
 
+def _option(name: str, **own: Any) -> Any:
+    """Field with the default, the bounds and the description of an option of a search, and with some of its own."""
+    option = OPTIONS[name]
+    described = {"default": getattr(DEFAULT_OPTIONS, name), "description": option.description}
+    return Field(**described | dict(option.bounds) | own)
+
+
 class SearchRequest(Strict):
     """Body of `POST /search`; the options are those of `SearchOptions`."""
 
     queries: list[Query] = Field(min_length=1, max_length=MAX_QUERIES, fail_fast=True)
-    k: int = Field(20, ge=1, le=MAX_K, description="hits of each query")
-    where: str | None = Field(None, max_length=MAX_TEXT_CHARACTERS, description="SQL condition over the columns")
-    hybrid: bool = Field(False, description="rank by the words of captions, too; for texts only")
-    group: bool = Field(True, description="one hit for each video, else one for each segment")
-    fold: float | None = Field(None, gt=0, le=1, description="cosine from which on near-duplicates are folded")
-    min_score: float | None = Field(None, ge=-1, le=1, description="least cosine of a hit")
-    text_weight: float = Field(0.5, ge=0, le=1, description="share of the text in a query that has an image, too")
-    not_weight: float = Field(0.5, ge=0, le=1, description="weight of what is stayed away from; the query's is 1")
+    k: int = _option("k", default=20, le=MAX_K)
+    where: str | None = _option("where", max_length=MAX_TEXT_CHARACTERS)
+    hybrid: bool = _option("hybrid")
+    group: bool = _option("group")
+    fold: float | None = _option("fold")
+    min_score: float | None = _option("min_score")
+    text_weight: float = _option("text_weight")
+    not_weight: float = _option("not_weight")
     cursor: str | None = Field(
         None, max_length=MAX_CURSOR_CHARACTERS, description="of the answer before, to go on from its last hit"
     )
     version: str | None = Field(None, max_length=300, description="publication to ask instead of the newest")
     model: str | None = Field(None, max_length=64, description="further model whose vectors are searched, by its name")
     sort: Sort | None = Field(None, description="order of the hits of one answer; by default the best come first")
+
+    @property
+    def options(self) -> SearchOptions:
+        """Options of the search."""
+        given = {name: getattr(self, name) for name in OPTIONS}
+        return SearchOptions(**given | {"where": none_if_blank(self.where)})
 
 
 class ExportRequest(Strict):

@@ -23,12 +23,11 @@ from embedder.plugins.serve.schema import (
     SearchAnswer,
     SearchRequest,
     Sort,
-    none_if_blank,
 )
 from embedder.plugins.serve.search_batch import Asked
 from embedder.plugins.serve.served_publication import ServedPublication
 from embedder.plugins.serve.service import Service
-from embedder.retrieval.queries import SearchOptions
+from embedder.retrieval.queries import HYBRID_RULE, SearchOptions
 from index.vectors import Floats
 
 router = APIRouter(tags=["search"])
@@ -64,7 +63,7 @@ async def search(request: Request) -> Response:
             refusal.status = 410
         raise
     publication = await service.of_model(publication, asked.model)
-    options = _options(asked)
+    options = asked.options
     try:
         await service.check_condition(publication, options.where)
     except USER_MISTAKES as error:
@@ -205,8 +204,7 @@ async def _page(
             422,
             f"{where}.{query.given[0]}",
             "a query without a text",
-            "hybrid search ranks by words",
-            "search with a text",
+            *HYBRID_RULE,
         )
     content = read_content(query, where, uploads, service)
     model = publication.store.model
@@ -242,17 +240,3 @@ async def _page(
     # The answer repeats the query: the same text with other spaces around it, or an upload of another name.
     key = (publication.serial, digest, query_digest(seen), to_json(describe_query(query)))
     return await service.answers.get(key, ask)
-
-
-def _options(asked: SearchRequest) -> SearchOptions:
-    """Options of a request."""
-    return SearchOptions(
-        asked.k,
-        none_if_blank(asked.where),
-        asked.group,
-        asked.fold,
-        asked.hybrid,
-        asked.min_score,
-        asked.text_weight,
-        asked.not_weight,
-    )

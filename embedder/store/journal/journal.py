@@ -16,7 +16,7 @@ from embedder.store.layout import Record, journal_folder, parse_record, read_rec
 from embedder.store.part_file import PartFile
 from embedder.store.schema import TABLES, with_nulls
 
-WITHOUT_FIGURES: dict[str, Any] = {"trace": [], "metrics": {}}
+WITHOUT_FIGURES: dict[str, Any] = {"trace": [], "metrics": {}}  # earlier releases kept states of [[metric]]
 TASK_DIGITS = 6  # of a write task's number, in file names
 
 
@@ -29,7 +29,6 @@ class JournalEntry(Record):
     num_rejects: int
     num_moves: int = Field(0, description="items that keep their rows, with a file of moves beside this one")
     trace: list[dict[str, Any]]
-    metrics: dict[str, Any] = Field({}, description="states of the part's rows, by the digest of each [[metric]]")
     taken_from: str | None = Field(None, description="run whose publication the rows were copied from")
 
 
@@ -52,7 +51,7 @@ def read_entries(
         files: the store.
         run_id: id of the run.
         but: names of entries that are left out.
-        is_light: without `trace` and `metrics`, which are most of an entry.
+        is_light: without `trace`, which is most of an entry.
     """
     found = stream_entries(files, run_id, but)
     entries = [entry.model_copy(update=WITHOUT_FIGURES) for entry in found] if is_light else [*found]

@@ -20,7 +20,6 @@ from embedder.batch_schema import CARRIED
 from embedder.errors import StoreError
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles, parquet_bytes
-from embedder.store.journal.accumulators.run_states import Metric, states_of
 from embedder.store.journal.journal import TASK_DIGITS, JournalEntry, entry_name, entry_path
 from embedder.store.journal.journal_segments import find_entry
 from embedder.store.journal.metadata_updates import MOVED, moves_file
@@ -56,7 +55,6 @@ class RunMetadata:
     carryover: pa.Schema
     outputs: pa.Schema = NO_COLUMNS
     """Of a further model, what it gives beside vectors: like the carried columns, but as old as the vectors."""
-    metrics: tuple[Metric, ...] = ()
 
     @property
     def columns(self) -> pa.Schema:
@@ -95,7 +93,6 @@ def write_part(
             if kept.num_rows:
                 moves = _project(kept_rows, MOVED, metadata.carryover, {})
                 files.write_table(moves_file(metadata.run_id, name), moves)
-            states = states_of(metadata.metrics, own_vectors) if own_vectors.num_rows else {}
             measurement.num_rows = rows.num_rows
             measurement.bytes_out = sum(part.size_bytes for part in parts)
         entry = JournalEntry(
@@ -105,7 +102,6 @@ def write_part(
             num_rejects=sum(_num_rejected(records) for records in (own, kept)),
             num_moves=kept.num_rows,
             trace=[*(step for steps in rows["trace"].drop_null().to_pylist() for step in steps), vars(measurement)],
-            metrics=states,
         )
         files.write(entry_path(metadata.run_id, name), record_bytes(entry))
     return entry

@@ -7,7 +7,7 @@ import samples
 from command_runs import run_here
 
 from embedder.ingest.dry_run import RunEstimate
-from embedder.plugins.serve.tokens import TokenFile
+from embedder.plugins.serve.protection import TokenFile
 from embedder.plugins.train.command import train_parts
 from embedder.plugins.train.report import TrainReport
 

@@ -212,14 +212,36 @@ def test_a_missing_column_is_refused_before_anything_is_embedded(make_run, sourc
         embed(config)
 
 
-def test_entries_of_an_earlier_version_without_states_are_read(make_run, source, tmp_path):
+def test_a_run_that_an_earlier_release_began_with_states_in_its_journal_has_the_same_figures(
+    make_run, source, tmp_path, monkeypatch
+):
+    expected, _ = embedded(make_run(source, store=str(tmp_path / "undisturbed"), metric=METRICS, **SETTINGS))
+    config = make_run(source, store=str(tmp_path / "store"), metric=METRICS, **SETTINGS)
+    with monkeypatch.context() as patched:
+        killed_at(patched, 2)
+        with pytest.raises(KilledError):
+            embed(config)
+    files = StoreFiles(config.store)
+    run_id = json.loads(next((tmp_path / "store" / "runs").glob("*/run.json")).read_text())["run_id"]
+    for entry in read_entries(files, run_id):
+        data = entry.model_dump() | {"metrics": {"0011223344556677": {"num": 1_000_000, "num_null": 0}}}
+        write_record(files, entry_path(run_id, entry.name), type(entry).model_validate(data))
+    report, rows = embedded(config)
+    assert report.metrics == expected.metrics and told(report) == figures_of(rows)
+
+
+def test_vectors_are_compared_with_what_an_earlier_release_kept(make_run, tmp_path):
+    """Its file has states of all metrics; the digest of a drift and its state are as they were."""
+    source = samples.folder(tmp_path / "in", num_images=6)
     config = make_run(source, metric=METRICS, **SETTINGS)
     report, _ = embedded(config)
-    entry = entries_of(config, report)[0]
-    assert entry.metrics
-    data = entry.model_dump(exclude={"metrics"})
-    write_record(StoreFiles(config.store), entry_path(report.run_id, entry.name), type(entry).model_validate(data))
-    assert entries_of(config, report)[0].metrics == {}
+    kept = json.loads((tmp_path / "store" / f"runs/{report.run_id}/metrics.json").read_text())
+    assert [*kept["states"]] == ["b7446965657ce357"] and sorted(kept["states"]["b7446965657ce357"]) == [
+        "num",
+        "num_null",
+        "squares",
+        "sums",
+    ]
 
 
 def test_the_history_and_the_report_show_the_figures(make_run, source):

@@ -7,8 +7,8 @@ import pytest
 from search_stores import QUERY, ids, picture, searchable, towards, video
 
 from embedder.errors import ArgumentTypeError, ConfigError
-from embedder.retrieval.combining import EXAMPLE_COSINE, combine, cosine_deviation, is_apart
 from embedder.retrieval.queries import SearchOptions, read_search
+from embedder.retrieval.search import EXAMPLE_COSINE, combine, cosine_deviation, is_apart
 from index.errors import RetrievalError
 
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from embedder.errors import ConfigError
-from embedder.retrieval.condition_columns import MAX_NESTING, list_columns, nesting, quoted_columns, unknown_column
+from embedder.retrieval.conditions import MAX_NESTING, list_columns, nesting, quoted_columns, unknown_column
 from embedder.retrieval.filters import RowFilter
 
 COLUMNS = ["group", "Order", "price", "end", "left", "all", "and", "null", "tags", "grün"]

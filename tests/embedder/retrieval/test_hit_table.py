@@ -11,7 +11,7 @@ from search_stores import QUERY, picture, searchable, towards, video
 
 from embedder.installation import InstallationError
 from embedder.retrieval.hit import Hit
-from embedder.retrieval.hit_table import HIT
+from embedder.retrieval.hit_files import HIT
 from embedder.retrieval.hits import Answers, Hits
 
 DAY = datetime.date(2024, 2, 29)

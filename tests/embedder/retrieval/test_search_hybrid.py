@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from search_stores import QUERY, ids, picture, searchable, video
 
-from embedder.retrieval import bm25, snapshot
+from embedder.retrieval import snapshot
 from embedder.retrieval.hybrid import reciprocal_rank_fusion
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.store_api import open_store
@@ -121,7 +121,7 @@ def kept() -> list:
 def test_the_next_process_builds_nothing(cached, monkeypatch):
     expected = hybrid(cached, "sea boat")
     assert len(kept()) == 1
-    monkeypatch.setattr(bm25, "build_words", None)
+    monkeypatch.setattr("embedder.retrieval.hybrid.build_words", None)
     assert hybrid(open_store(cached.files.address), "sea boat") == expected
 
 

@@ -6,9 +6,9 @@ import pytest
 from search_stores import QUERY, ids, picture, searchable, video
 
 from embedder.retrieval.flat_index import ExactIndex, largest
-from embedder.retrieval.grouping import ItemRows
 from embedder.retrieval.model_columns import match_keys
 from embedder.retrieval.queries import SearchOptions
+from embedder.retrieval.ranking import ItemRows
 from embedder.retrieval.snapshot import RowMetadata
 from embedder.store.tables.tables import RecordTable
 from index.errors import RetrievalError

@@ -6,7 +6,7 @@ from store_states import new_store
 from word_stores import QUERIES, by_formula, captions, night, published_captions, published_words
 
 from embedder.config_toml.sections import IndexConfig
-from embedder.retrieval import bm25
+from embedder.retrieval import hybrid
 from embedder.store.layout import read_current
 from embedder.store.tables.tables import RecordTable
 from embedder.store_index import word_index, word_parts
@@ -23,7 +23,7 @@ def in_small_steps(monkeypatch):
     monkeypatch.setattr(word_index, "SMALL_ROWS", 4)
     monkeypatch.setattr(word_index, "ROWS_PER_PIECE", 30)
     monkeypatch.setattr(word_parts, "MERGED_AT_ONCE", 20)
-    monkeypatch.setattr(bm25, "DOCS_AT_ONCE", 7)
+    monkeypatch.setattr(hybrid, "DOCS_AT_ONCE", 7)
 
 
 def rankings(words, depth: int = 10_000, among=None) -> list[list[int]]:
@@ -34,7 +34,7 @@ def rebuilt(files, folder):
     """The same captions, indexed at once."""
     folder.mkdir()
     build_words(RecordTable(files, "embeddings", read_current(files).embeddings), folder, Analyser())
-    return bm25.CaptionWords(open_word_index(folder))
+    return hybrid.CaptionWords(open_word_index(folder))
 
 
 def test_the_order_is_that_of_the_formula(tmp_path, in_small_steps):

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from embedder.plugins.serve.answer_cache import ENTRY_BYTES, AnswerCache
 from embedder.plugins.serve.metrics import Metrics
+from embedder.plugins.serve.service import ENTRY_BYTES, AnswerCache
 
 
 class Asking:

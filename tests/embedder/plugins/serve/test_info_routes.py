@@ -8,8 +8,8 @@ from served import Served, make_store
 
 import embedder
 from embedder.ingest.embed import embed
-from embedder.plugins.serve import facets
-from embedder.plugins.serve.facets import describe_column, folder_values
+from embedder.plugins.serve import info_routes
+from embedder.plugins.serve.info_routes import describe_column, folder_values
 
 
 def facet(answer, name):
@@ -121,7 +121,7 @@ def test_folders_are_cut_where_they_are_too_many(monkeypatch):
     assert folder_values(column) == [
         {"value": name, "count": count} for name, count in (("", 1), ("a", 1), ("a/b/c", 1), ("a/b/d", 1), ("e/f", 2))
     ]
-    monkeypatch.setattr(facets, "MAX_DISTINCT", 4)
+    monkeypatch.setattr(info_routes, "MAX_DISTINCT", 4)
     assert {each["value"]: each["count"] for each in folder_values(column)} == {"": 1, "a": 1, "a/b": 2, "e/f": 2}
 
 

@@ -16,7 +16,7 @@ from served import Served
 
 from embedder.config import load_config
 from embedder.ingest.embed import embed
-from embedder.plugins.serve.duplicates import group_vectors
+from embedder.plugins.serve.hand_on_routes import group_vectors
 
 FIRST = f"{FOLDERS[0]}/{LONG_NAME}"
 

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from embedder.plugins.serve.thumbnail_cache import ThumbnailCache, ThumbnailKey
+from embedder.plugins.serve.thumbnails import ThumbnailCache, ThumbnailKey
 from embedder.retrieval.snapshot import IdRows
 
 MAX_BYTES = 300

@@ -7,7 +7,7 @@ from small_server import running
 from test_protection import ask, refusal
 
 from embedder.errors import ConfigError
-from embedder.plugins.serve.tokens import TokenFile
+from embedder.plugins.serve.protection import TokenFile
 
 TOKEN, OTHER = "first-token-0123456789", "second-token-987654321"
 
