@@ -32,6 +32,8 @@ LIGHT = (
     "embedder.store_check.check",
     "embedder.retrieval.flat_index",
     "embedder.submission.submit",
+    "embedder.sources.listing, embedder.sources.fetch",
+    "shards.training.settings, shards.training.metrics, shards.training.batch",
 )
 patched = pytest.mark.skipif(
     not (DEFERRED_COMPILER.is_there() and light_transformers.QUESTIONS.is_there()),

@@ -48,14 +48,6 @@ def test_a_stream_of_uneven_blocks_builds_the_same_file_as_one_array(build: Buil
     assert not (streamed / "vectors.f32").exists()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_thread_builds_the_same_bytes_twice(build: Build, tmp_path: Path, kind: str) -> None:
-    first, _ = build(make_vectors(2000), kind=kind, out=tmp_path / "first")
-    second, _ = build(make_vectors(2000), kind=kind, out=tmp_path / "second")
-    assert (first / "index.faiss").read_bytes() == (second / "index.faiss").read_bytes()
-    assert (first / "ids.parquet").read_bytes() == (second / "ids.parquet").read_bytes()
-
-
 def test_rows_that_are_views_in_fortran_order_are_indexed_as_they_read(build: Build) -> None:
     vectors = np.asfortranarray(make_vectors(300))
     out, _ = build(vectors)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tower_families import FAMILIES, MAX_TOKENS, NUM_TOKENS, SIDE_PX, save_random_model, tiny
+from tower_families import FAMILIES, NUM_TOKENS, SIDE_PX, beside_default, save_random_model, tiny
 
 from embedder.batch_schema import IMAGE_GRID
 from embedder.steps.stage import Stage
@@ -19,10 +19,8 @@ from embedder.store.arrow_tensors import pack
 from embedder.store.step_metrics import TRACE
 from shards.compat import num_graphs
 from shards.compiled import CACHE_VARIABLE, THREADS_VARIABLE
-from shards.config import ModelConfig, load_model_config
-from shards.preprocess import PreprocessConfig
+from shards.config import load_model_config
 from shards.shard_specs import text_only, vision_only
-from shards.towers.albert import AlbertTower
 from shards.towers.kinds import VisionTower
 from shards.towers.vit import VitTower
 
@@ -47,13 +45,8 @@ def _empty_cache(tmp_path, monkeypatch):
 
 def model_of(family, folder):
     """A folder with a tiny tower of a family, and its side."""
-    tower = tiny(family)
-    is_vision = isinstance(tower, VisionTower)
-    vision, text = (tower, tiny(AlbertTower)) if is_vision else (tiny(VitTower), tower)
-    resize = "crop" if vision.patch_px is None else "patches"
-    preprocess = PreprocessConfig(image_size=SIDE_PX, max_caption_tokens=MAX_TOKENS, resize=resize)
-    config = ModelConfig(name="tiny", trained=False, embedding_dim=24, vision=vision, text=text, preprocess=preprocess)
-    return save_random_model(config, folder), "vision" if is_vision else "text"
+    side = "vision" if issubclass(family, VisionTower) else "text"
+    return save_random_model(beside_default(family), folder), side
 
 
 def spec_of(model, side, **fields):

@@ -28,14 +28,6 @@ def model(tiny_model, tmp_path):
     return shutil.copytree(tiny_model, tmp_path / "own")
 
 
-def test_a_local_folder_is_used_as_it_is(model, monkeypatch):
-    assert resolve_model(model) == model
-    monkeypatch.chdir(model.parent)
-    assert resolve_model("own").resolve() == model
-    with pytest.raises(ModelError, match="this is a file"):
-        resolve_model(model / "config.json")
-
-
 @pytest.mark.parametrize("uri", ["nowhere", "/nowhere/at/all", "./a/b", ""])
 def test_a_folder_that_is_not_there_is_refused_without_asking_the_network(uri, monkeypatch):
     monkeypatch.setattr("embedder.storage.model_download._download_hub", lambda *_: pytest.fail("asked the network"))

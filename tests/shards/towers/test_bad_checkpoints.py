@@ -206,27 +206,6 @@ def save_pickle(folder, **options):
     torch.save(weights, folder / PICKLE, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}], ids=["zip", "legacy"])
-def test_pickled_weights_become_the_same_model(checkpoint, own, tmp_path, options):
-    import_checkpoint(checkpoint, tmp_path / "expected")
-    save_pickle(own, **options)
-    import_checkpoint(own, tmp_path / "found")
-    assert model_fingerprint(tmp_path / "found") == model_fingerprint(tmp_path / "expected")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["expected", "found", "own"]
-
-
-def test_a_pickled_tower_alone_becomes_the_same_model(tmp_path):
-    from transformers import ViTConfig, ViTImageProcessor, ViTModel
-
-    folder = tmp_path / "vit"
-    randomise(ViTModel(ViTConfig(**VISION))).save_pretrained(folder)
-    ViTImageProcessor(size={"height": SIZE, "width": SIZE}).save_pretrained(folder)
-    import_checkpoint(folder, tmp_path / "expected")
-    save_pickle(folder)
-    import_checkpoint(folder, tmp_path / "found")
-    assert model_fingerprint(tmp_path / "found") == model_fingerprint(tmp_path / "expected")
-
-
 def split_pickles(folder, weight_map=None):
     weights = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
@@ -236,11 +215,21 @@ def split_pickles(folder, weight_map=None):
     (folder / f"{PICKLE}.index.json").write_text(json.dumps({"weight_map": names | (weight_map or {})}))
 
 
-def test_several_pickles_become_the_same_model(checkpoint, own, tmp_path):
+@pytest.mark.parametrize(
+    "pickle",
+    [
+        save_pickle,
+        lambda folder: save_pickle(folder, _use_new_zipfile_serialization=False),
+        split_pickles,
+    ],
+    ids=["zip", "legacy", "several"],
+)
+def test_pickled_weights_become_the_same_model(checkpoint, own, tmp_path, pickle):
     import_checkpoint(checkpoint, tmp_path / "expected")
-    split_pickles(own)
+    pickle(own)
     import_checkpoint(own, tmp_path / "found")
     assert model_fingerprint(tmp_path / "found") == model_fingerprint(tmp_path / "expected")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["expected", "found", "own"]
 
 
 def test_safetensors_are_taken_where_there_are_both(own, tmp_path):
