@@ -20,12 +20,7 @@ KINDS = ("flat", "hnsw", "ivf")
 
 def test_the_folder_holds_its_files_and_a_true_manifest(build: Build) -> None:
     out, manifest = build()
-    assert sorted(path.name for path in out.iterdir()) == [
-        "ids.parquet",
-        "index.faiss",
-        "manifest.json",
-        "queries.npz",
-    ]
+    assert sorted(path.name for path in out.iterdir()) == ["ids.parquet", "index.faiss", "manifest.json", "queries.npz"]
     assert read_manifest(out) == manifest
     assert (manifest.kind, manifest.dim, manifest.num_vectors) == ("flat", DIM, 300)
     assert (manifest.embeddings_version, manifest.model_fingerprint) == (7, "model-a")

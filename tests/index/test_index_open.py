@@ -151,10 +151,7 @@ def test_a_version_of_the_first_release_is_still_searched(build: Build, kind: st
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        *((content, "no valid JSON") for content in (b"", b"{", b"\xff\xfe", b"[" * 200_000)),
-        (b"[]", "no JSON object"),
-    ],
+    [*((content, "no valid JSON") for content in (b"", b"{", b"\xff\xfe", b"[" * 200_000)), (b"[]", "no JSON object")],
 )
 def test_a_broken_manifest_is_refused(version: Path, content: bytes, message: str) -> None:
     (version / "manifest.json").write_bytes(content)

@@ -95,14 +95,16 @@ def test_a_refused_plan_names_the_nearest_that_can_and_it_can(make):
     plan_placement(replace(problem, weights_cap_bytes=int(megabytes * 2**20)), 1)
 
 
-def test_too_few_devices_are_named(make):
-    with pytest.raises(ModelError, match=r"too few devices.*--stages 8 "):
-        plan_placement(make("1xT4"), 9)
-
-
-def test_a_model_too_large_for_the_devices_is_refused_in_one_line(make):
-    with pytest.raises(ModelError, match=r"don't fit into the devices' memory.*give more or larger devices") as refusal:
-        plan_placement(make("1xT4:1MB"), 2)
+@pytest.mark.parametrize(
+    ("devices", "num_stages", "message"),
+    [
+        ("1xT4", 9, r"too few devices.*--stages 8 "),
+        ("1xT4:1MB", 2, r"don't fit into the devices' memory.*give more or larger devices"),
+    ],
+)
+def test_devices_that_are_too_few_or_too_small_are_refused_in_one_line(make, devices, num_stages, message):
+    with pytest.raises(ModelError, match=message) as refusal:
+        plan_placement(make(devices), num_stages)
     assert "\n" not in str(refusal.value)
 
 

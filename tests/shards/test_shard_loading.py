@@ -163,37 +163,42 @@ def test_temperature_and_bias_are_allowed_and_not_needed(model):
     load_towers(model)
 
 
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+NO_SAFETENSORS = (b"", b"\x00" * 8, b"\xff" * 64, b'\x10\x00\x00\x00\x00\x00\x00\x00{"a": nonsense}}')
+
+
+def write(content):
+    return lambda folder: (folder / WEIGHTS).write_bytes(content)
+
+
+def cut_off(folder):
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1000])
+
+
+def name_in_index(name):
+    def damage(folder):
+        (folder / WEIGHTS).unlink()
+        (folder / INDEX).write_text(json.dumps({"weight_map": {"vision.cls_token": name}}))
+
+    return damage
+
+
 @pytest.mark.parametrize(
-    "content",
+    ("damage", "message"),
     [
-        *(b"", b"\x00" * 8, b"\xff" * 64, b'\x10\x00\x00\x00\x00\x00\x00\x00{"a": nonsense}}'),
-        (200_000).to_bytes(8, "little") + b"[" * 200_000,
+        *((write(each), r"model\.safetensors.*fetch it again|lacks the tensor") for each in NO_SAFETENSORS),
+        (
+            write((200_000).to_bytes(8, "little") + b"[" * 200_000),
+            r"model\.safetensors.*fetch it again|lacks the tensor",
+        ),
+        (cut_off, "cut off"),
+        (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "safetensors only"),
+        *((name_in_index(name), "plain name") for name in ("../secret.safetensors", "/etc/passwd", "weights.bin", "")),
     ],
 )
-def test_files_that_are_no_safetensors_are_refused(model, content):
-    (model / "model.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match=r"model\.safetensors.*fetch it again|lacks the tensor"):
-        load_shard(model, FIRST)
-
-
-def test_a_weight_file_that_was_cut_off_is_refused(model):
-    path = model / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ModelError, match="cut off"):
-        load_shard(model, FIRST)
-
-
-def test_a_folder_without_weights_or_with_pickles_only_is_refused(model):
-    (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="safetensors only"):
-        load_shard(model, FIRST)
-
-
-@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "weights.bin", ""])
-def test_an_index_cannot_name_files_outside_its_folder(model, name):
-    (model / "model.safetensors").unlink()
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"vision.cls_token": name}}))
-    with pytest.raises(ModelError, match="plain name"):
+def test_a_folder_without_whole_safetensors_of_its_own_is_refused(model, damage, message):
+    damage(model)
+    with pytest.raises(ModelError, match=message):
         load_shard(model, FIRST)
 
 

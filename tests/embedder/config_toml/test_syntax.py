@@ -91,8 +91,7 @@ def test_the_cause_is_told_with_its_place_and_its_cure(text):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["password = T0PS3CRET", "store = s3://key:T0PS3CRET@b/x", "on_failure.webhook = https://h/T0PS3CRET"],
+    "text", ["password = T0PS3CRET", "store = s3://key:T0PS3CRET@b/x", "on_failure.webhook = https://h/T0PS3CRET"]
 )
 def test_a_secret_is_not_repeated(text):
     with pytest.raises(tomllib.TOMLDecodeError) as caught:

@@ -312,11 +312,7 @@ def test_what_cannot_be_loaded_is_told_in_a_line(class_name, said, start):
 
 
 @pytest.mark.parametrize(
-    ("python", "said"),
-    [
-        ("/nowhere/python", "there is no such executable"),
-        ("true", "process ended with exit code 0"),
-    ],
+    ("python", "said"), [("/nowhere/python", "there is no such executable"), ("true", "process ended with exit code 0")]
 )
 def test_what_is_no_interpreter_is_told_in_a_line(python, said, start):
     with pytest.raises(ServableError, match=said):

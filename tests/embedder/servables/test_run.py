@@ -239,10 +239,7 @@ def test_a_class_that_is_not_there_is_told_with_those_that_are(own, file):
             "OSError: disk is gone",
         ),
         ("def S(:\n", "SyntaxError"),
-        (
-            "class S:\n    load = __call__ = print\n\n    def __init__(self, size):\n        pass\n",
-            "TypeError.*size",
-        ),
+        ("class S:\n    load = __call__ = print\n\n    def __init__(self, size):\n        pass\n", "TypeError.*size"),
         ("S = 3\n", "has no class 'S'; it has none"),
     ],
 )

@@ -106,10 +106,7 @@ def give_a_far_id(folder):
 
 
 BAD = {
-    "NaN": (
-        change(**{FC1: broken_value(float("nan"))}),
-        rf"own/{WEIGHTS}: the tensor {FC1} has 2 of 2048 .*NaN.*;",
-    ),
+    "NaN": (change(**{FC1: broken_value(float("nan"))}), rf"own/{WEIGHTS}: the tensor {FC1} has 2 of 2048 .*NaN.*;"),
     "inf": (change(**{NORM: broken_value(-float("inf"))}), rf"{WEIGHTS}: the tensor {NORM} has 2 of 48 .*infinite"),
     "NaN in the scale": (change(logit_scale=lambda _: torch.tensor(float("nan"))), "logit_scale has 1 of 1 values"),
     "NaN in half precision": (
@@ -217,11 +214,7 @@ def split_pickles(folder, weight_map=None):
 
 @pytest.mark.parametrize(
     "pickle",
-    [
-        save_pickle,
-        lambda folder: save_pickle(folder, _use_new_zipfile_serialization=False),
-        split_pickles,
-    ],
+    [save_pickle, lambda folder: save_pickle(folder, _use_new_zipfile_serialization=False), split_pickles],
     ids=["zip", "legacy", "several"],
 )
 def test_pickled_weights_become_the_same_model(checkpoint, own, tmp_path, pickle):
@@ -315,10 +308,7 @@ BAD_PICKLES = {
     "empty": (write_bytes(b""), REFUSED),
     "a pointer of git's large files": (write_bytes(b"version https://git-lfs.github.com/spec/v1\n"), REFUSED),
     "no mapping": (pickled(lambda _, __: [torch.ones(3)]), "found one list, expected tensors by name"),
-    "a state inside": (
-        pickled(lambda weights, _: {"state_dict": weights}),
-        "'state_dict': found .*dict, expected",
-    ),
+    "a state inside": (pickled(lambda weights, _: {"state_dict": weights}), "'state_dict': found .*dict, expected"),
     "a number": (replaced("epoch", 3), "'epoch': found int, expected a dense tensor"),
     "a numbered name": (replaced(3, torch.ones(3)), "found a name of type int"),
     "sparse": (replaced(NORM, torch.ones(48).to_sparse()), f"'{NORM}': found a torch.sparse_coo tensor"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from library_checkpoints import SIZE, SMALL_TEXT, WIDE_VISION
 from safetensors.torch import load_file, save_file
 from tiny_tokenizers import (
     CAPTIONS,
@@ -38,23 +39,7 @@ from shards.fingerprint import model_fingerprint
 from shards.layouts import Padding
 from shards.towers.bert import BertTower, RobertaTower
 
-SIZE, NUM_POSITIONS = 24, 40
-TEXT = {
-    "vocab_size": NUM_TOKENS,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": NUM_POSITIONS,
-}
-VISION = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": SIZE,
-    "patch_size": 8,
-}
+NUM_POSITIONS = SMALL_TEXT["max_position_embeddings"]
 # By `model_type`: transformers' classes of both configurations, what differs in the text's, and the tokeniser.
 FAMILIES = {
     "bert": ("CLIPVisionConfig", "BertConfig", {}, wordpiece),
@@ -68,8 +53,8 @@ FAMILIES = {
 def make_their_model(vision_class, text_class, changes):
     import transformers
 
-    vision = getattr(transformers, vision_class)(**VISION)
-    text = getattr(transformers, text_class)(**(TEXT | changes))
+    vision = getattr(transformers, vision_class)(**WIDE_VISION)
+    text = getattr(transformers, text_class)(**(SMALL_TEXT | changes))
     if text_class == "ChineseCLIPTextConfig":
         config = transformers.ChineseCLIPConfig(
             vision_config=vision.to_dict(), text_config=text.to_dict(), projection_dim=20

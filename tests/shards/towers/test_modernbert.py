@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from library_checkpoints import save_timm
+from library_checkpoints import SMALL_TEXT, save_timm
 from safetensors.torch import load_file
 from tiny_tokenizers import NUM_TOKENS, ODD_CAPTIONS, padded, save_checkpoint, wordpiece
 from tokenizers import Tokenizer
@@ -31,12 +31,9 @@ from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec
 
 WIDTH, MLP, DEPTH, WINDOW = 32, 40, 5, 8
-TEXT = {
-    "vocab_size": NUM_TOKENS,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": DEPTH,
-    "num_attention_heads": 4,
+TEXT = SMALL_TEXT | {
     "intermediate_size": MLP,
+    "num_hidden_layers": DEPTH,
     "max_position_embeddings": 64,
     "local_attention": WINDOW,
     "global_attn_every_n_layers": 3,

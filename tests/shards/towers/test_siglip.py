@@ -105,10 +105,7 @@ def test_captions_have_the_ids_of_the_checkpoints_own_tokeniser(tmp_path, save):
             lambda folder: edit_json(folder / "config.json", vision_config__vision_use_head=False),
             "vision_use_head = False; only True can be imported",
         ),
-        (
-            lambda folder: edit_json(folder / "config.json", text_config__hidden_size=40),
-            r"text_model\.\S+ has shape",
-        ),
+        (lambda folder: edit_json(folder / "config.json", text_config__hidden_size=40), r"text_model\.\S+ has shape"),
         (
             lambda folder: (folder / "spiece.model").unlink(),
             "spiece.model: No such file or directory; a SiglipTokenizer needs it",

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from library_checkpoints import SIZE, SMALL_VISION, WIDE_VISION
 from tiny_tokenizers import NUM_TOKENS, image_features, save_checkpoint, wordpiece
 from tower_checkpoints import edit_json
 from tower_checks import check_against, check_every_cut, check_every_part_matters, check_refused, make_batch, randomise
@@ -10,24 +11,15 @@ from tower_checks import check_against, check_every_cut, check_every_part_matter
 from shards.config import load_model_config
 from shards.convert import import_checkpoint
 
-SIZE = 32
-SMALL = {
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "image_size": SIZE,
-    "patch_size": 8,
-}
-WIDE = SMALL | {"intermediate_size": 96}
-DINOV2 = SMALL | {"mlp_ratio": 2}
-DINOV3 = WIDE | {"num_register_tokens": 2}
+DINOV2 = SMALL_VISION | {"mlp_ratio": 2}
+DINOV3 = WIDE_VISION | {"num_register_tokens": 2}
 
 # By name: classes of the model and of its configuration, settings, arguments of the model, family of ours.
 MODELS = {
-    "vit": ("ViTModel", WIDE, {}, "vit"),
-    "vit without pooler": ("ViTModel", WIDE, {"add_pooling_layer": False}, "vit"),
-    "vit whose patches leave a rest": ("ViTModel", WIDE | {"patch_size": 7}, {}, "vit"),
-    "deit": ("DeiTModel", WIDE, {}, "vit"),
+    "vit": ("ViTModel", WIDE_VISION, {}, "vit"),
+    "vit without pooler": ("ViTModel", WIDE_VISION, {"add_pooling_layer": False}, "vit"),
+    "vit whose patches leave a rest": ("ViTModel", WIDE_VISION | {"patch_size": 7}, {}, "vit"),
+    "deit": ("DeiTModel", WIDE_VISION, {}, "vit"),
     "dinov2": ("Dinov2Model", DINOV2, {}, "vit"),
     "dinov2 with swiglu": ("Dinov2Model", DINOV2 | {"use_swiglu_ffn": True, "qkv_bias": False}, {}, "vit"),
     "dinov2 with registers": ("Dinov2WithRegistersModel", DINOV2 | {"num_register_tokens": 3}, {}, "vit"),
