@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from quarters import BLUE, GREEN, RED, SHOWN, WHITE, YELLOW, close, corners, quarters
+from sandbox_checks import chunk
 
 from embedder.media.errors import DecodeError
 from embedder.media.images import to_rgb
@@ -147,10 +148,6 @@ def test_16_bit_grey_of_either_byte_order(decoder):
 def test_16_bit_colour_with_a_colour_key_is_not_lost(decoder):
     """Pillow cuts such images to 8 bits but leaves the key at 16."""
     rows = b"\0" + struct.pack(">6H", 65535, 0, 0, 0, 65535, 0)
-
-    def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
     header = struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0)
     key = struct.pack(">3H", 1000, 2000, 3000)
     encoded = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"tRNS", key)

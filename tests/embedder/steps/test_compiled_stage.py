@@ -93,25 +93,17 @@ def compared(family, folder):
     return worst, num_graphs() - before, stage._compiled.is_compiled
 
 
-def check(name, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_compiled_towers_of_each_family_equal_eager_ones_and_few_graphs_serve_all_sizes(name, tmp_path):
     worst, graphs, is_compiled = compared(BY_NAME[name], tmp_path / "model")
     print(f"{name}: largest difference {worst:.2e}, {graphs} graphs")
     assert is_compiled
     assert worst <= TOLERANCE
     assert 1 <= graphs <= MOST_GRAPHS[name]
-
-
-def test_a_compiled_vit_equals_an_eager_one_and_is_compiled_once_for_all_sizes(tmp_path):
-    check("vit", tmp_path)
     folders = list((tmp_path / "cache/embedder/compiled").iterdir())
     assert [folder.name.startswith(f"torch-{torch.__version__}-cpu-") for folder in folders] == [True]
     assert any(folders[0].rglob("*.so"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"vit"}))
-def test_compiled_towers_of_each_family_equal_eager_ones_and_few_graphs_serve_all_sizes(name, tmp_path):
-    check(name, tmp_path)
 
 
 @pytest.fixture
