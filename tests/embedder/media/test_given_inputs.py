@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image, ImageCms
 
 from embedder.errors import ArgumentTypeError, ConfigError
@@ -42,7 +41,6 @@ SEEN = {
     "not in one piece of memory": (PIXELS[::-1, :, ::-1], PIXELS[::-1, :, ::-1]),
     "opaque": (np.dstack([PIXELS, OPAQUE]), PIXELS),
     "transparent": (np.dstack([PIXELS, 0 * OPAQUE]), np.full_like(PIXELS, 255)),
-    "a tensor of another library": (torch.from_numpy(PIXELS), PIXELS),
 }
 SEEN |= {f"Pillow's {each.mode}": (each, np.asarray(each.convert("RGB"))) for each in COLOURED}
 SEEN |= {f"Pillow's {each.mode} of a grey": (each, grey(PIXELS[:, :, 1])) for each in GREY}  # in its whole range
@@ -52,6 +50,11 @@ SEEN |= {f"Pillow's {each.mode} of a grey": (each, grey(PIXELS[:, :, 1])) for ea
 def test_what_is_given_is_seen_as_it_is(name):
     given, expected = SEEN[name]
     assert np.array_equal(seen(file_or_content(given)), expected)
+
+
+def test_a_tensor_of_another_library_is_an_array():
+    torch = pytest.importorskip("torch")
+    assert np.array_equal(seen(file_or_content(torch.from_numpy(PIXELS))), PIXELS)
 
 
 ARRAYS = {

@@ -83,6 +83,12 @@ def test_of_a_list_of_captions_the_first_that_is_not_blank_is_taken(tmp_path, li
     assert column(list_items(path, columns=columns), "caption") == ["one", None, "three", None]
 
 
+def test_captions_in_lists_of_fields(tmp_path, list_items):
+    path = write_shard(tmp_path / "t.parquet", [b"a", b"b"], notes=[{"text": ["one", "two"]}, None])
+    rows = list_items(path, columns={"id": "file+row", "image": "image", "caption": "notes.text"})
+    assert column(rows, "caption") == ["one", None]
+
+
 def test_labels_are_captions_by_the_names_that_their_own_file_gives(tmp_path, list_items):
     folder = tmp_path / "data"
     write_shard(folder / "a.parquet", [b"a", b"b", b"c"], labels={"kind": ("cat", "dog")}, kind=[1, 0, -1])

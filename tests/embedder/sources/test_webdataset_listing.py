@@ -120,7 +120,11 @@ def test_members_that_are_items_and_those_that_are_rejects(make_tar, list_items,
     for name in media.keys() & errors.keys():
         assert data_of({"k": rows[f"a/{name}"]}) == media
     if "photo" in errors:  # whose content tells what they are
-        assert [row["is_media"] for row in rows.values()] == [False, True, False]
+        assert {item: row["is_media"] for item, row in rows.items()} == {
+            "a/photo": False,
+            "a/x": True,
+            "a/.data": False,
+        }
 
 
 def test_of_two_captions_of_one_name_the_first_counts(make_tar, list_items):
