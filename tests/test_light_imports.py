@@ -31,7 +31,9 @@ LIGHT = (
     "embedder.store_index.keep_index",
     "embedder.store_check.check",
     "embedder.retrieval.flat_index",
-    "embedder.plugins.deploy.submission.submit",
+    "embedder.submission.submit",
+    "embedder.sources.listing, embedder.sources.fetch",
+    "shards.training.settings, shards.training.metrics, shards.training.batch",
 )
 patched = pytest.mark.skipif(
     not (DEFERRED_COMPILER.is_there() and light_transformers.QUESTIONS.is_there()),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from index_samples import Build, make_ids, make_images_and_captions, unit
+from index_samples import Build, exact_rows, make_ids, make_images_and_captions, share_found, unit
 
 from index import disk_build
 from index.atomic_folder import sweep_leftovers
@@ -51,14 +51,6 @@ def build_parts(out: Path, **changes: Any) -> tuple[Path, Manifest]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(disk_build, "_LEAST_PART_ROWS", 100)
         return out, build_index(iter([IMAGES[:4000], IMAGES[4000:]]), out=out, **arguments)
-
-
-def exact_rows(queries: np.ndarray, images: np.ndarray, k: int = 10) -> np.ndarray:
-    return np.argsort(-(queries @ images.T), axis=1, kind="stable")[:, :k]
-
-
-def share_found(found: np.ndarray, exact: np.ndarray) -> float:
-    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), exact.tolist(), strict=True)]))
 
 
 def disk_index(index: Index) -> DiskIndex:
@@ -260,9 +252,16 @@ def test_one_altered_bit_or_byte_too_few_is_refused(version: Path, tmp_path: Pat
         open_index(copy)
 
 
-def test_memory_that_no_part_fits_into_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RetrievalError, match="build_bytes is 1000; give it"):
-        build_parts(tmp_path / "000001", build_bytes=1000)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"build_bytes": 1000}, "build_bytes is 1000; give it"),
+        ({"kind": "IVF16,PQ24x4fs,Disk(SQ8)"}, "64 dimensions do not fall into 24 equal groups"),
+    ],
+)
+def test_parts_that_can_not_be_built_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RetrievalError, match=message):
+        build_parts(tmp_path / "000001", **changes)
 
 
 def test_weighted_vectors_that_stay_in_memory_find_the_same_and_count_as_memory(version: Path, tmp_path: Path) -> None:
@@ -277,23 +276,20 @@ def test_weighted_vectors_that_stay_in_memory_find_the_same_and_count_as_memory(
     assert open_index(tmp_path / "000002").search(IMAGES[:5], 1).rows[:, 0].tolist() == [NUM + n for n in range(5)]
 
 
-@pytest.mark.parametrize("text", ["Weighted,IVF16,SQ8,Refine(SQ8)", "Weighted,IVF16,PQ8x4fs,Refine(SQ4)"])
-def test_weighted_vectors_without_product_codes_are_refused(text: str) -> None:
-    with pytest.raises(RetrievalError, match="a design of weighted vectors is written as Weighted,IVF4096,PQ128x4fs"):
-        parse_design(text)
-
-
 @pytest.mark.parametrize(
-    "text", ["Flat,Disk(SQ8)", "IVF16,PQ32x4fs,Disk(SQ4)", "LeanVec8,IVF16,PQ4x4fs,Disk(SQ8)", "IVF16,SQ8,Disk(SQ8)"]
+    ("text", "form"),
+    [
+        ("Flat,Disk(SQ8)", "on disk is written as IVF4096,PQ128x4fs,Disk"),
+        ("IVF16,PQ32x4fs,Disk(SQ4)", "on disk is written as IVF4096,PQ128x4fs,Disk"),
+        ("LeanVec8,IVF16,PQ4x4fs,Disk(SQ8)", "on disk is written as IVF4096,PQ128x4fs,Disk"),
+        ("IVF16,SQ8,Disk(SQ8)", "on disk is written as IVF4096,PQ128x4fs,Disk"),
+        ("Weighted,IVF16,SQ8,Refine(SQ8)", "of weighted vectors is written as Weighted,IVF4096,PQ128x4fs"),
+        ("Weighted,IVF16,PQ8x4fs,Refine(SQ4)", "of weighted vectors is written as Weighted,IVF4096,PQ128x4fs"),
+    ],
 )
-def test_a_design_that_can_not_be_on_disk_is_refused(text: str) -> None:
-    with pytest.raises(RetrievalError, match="a design on disk is written as IVF4096,PQ128x4fs,Disk"):
+def test_a_design_that_can_not_be_in_parts_is_refused(text: str, form: str) -> None:
+    with pytest.raises(RetrievalError, match=f"a design {form}"):
         parse_design(text)
-
-
-def test_groups_that_do_not_divide_the_dimensions_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RetrievalError, match="64 dimensions do not fall into 24 equal groups"):
-        build_parts(tmp_path / "000001", kind="IVF16,PQ24x4fs,Disk(SQ8)")
 
 
 def test_only_an_index_in_parts_has_the_new_format(build: Build, version: Path) -> None:

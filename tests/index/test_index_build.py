@@ -20,12 +20,7 @@ KINDS = ("flat", "hnsw", "ivf")
 
 def test_the_folder_holds_its_files_and_a_true_manifest(build: Build) -> None:
     out, manifest = build()
-    assert sorted(path.name for path in out.iterdir()) == [
-        "ids.parquet",
-        "index.faiss",
-        "manifest.json",
-        "queries.npz",
-    ]
+    assert sorted(path.name for path in out.iterdir()) == ["ids.parquet", "index.faiss", "manifest.json", "queries.npz"]
     assert read_manifest(out) == manifest
     assert (manifest.kind, manifest.dim, manifest.num_vectors) == ("flat", DIM, 300)
     assert (manifest.embeddings_version, manifest.model_fingerprint) == (7, "model-a")
@@ -46,14 +41,6 @@ def test_a_stream_of_uneven_blocks_builds_the_same_file_as_one_array(build: Buil
     streamed, _ = build(iter(blocks), ids=make_ids(1000), kind=kind, out=tmp_path / "streamed")
     assert (whole / "index.faiss").read_bytes() == (streamed / "index.faiss").read_bytes()
     assert not (streamed / "vectors.f32").exists()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_thread_builds_the_same_bytes_twice(build: Build, tmp_path: Path, kind: str) -> None:
-    first, _ = build(make_vectors(2000), kind=kind, out=tmp_path / "first")
-    second, _ = build(make_vectors(2000), kind=kind, out=tmp_path / "second")
-    assert (first / "index.faiss").read_bytes() == (second / "index.faiss").read_bytes()
-    assert (first / "ids.parquet").read_bytes() == (second / "ids.parquet").read_bytes()
 
 
 def test_rows_that_are_views_in_fortran_order_are_indexed_as_they_read(build: Build) -> None:

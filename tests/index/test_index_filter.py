@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from index_samples import Build, index_builder, make_images_and_captions, make_vectors
+from index_samples import Build, exact_rows, index_builder, make_images_and_captions, make_vectors, share_found
 
 from index.errors import RetrievalError
 from index.faiss_scan import RowScan
@@ -31,15 +31,6 @@ def open_of_kind(tmp_path_factory: pytest.TempPathFactory) -> OpenKind:
     return open_kind
 
 
-def exact(queries: np.ndarray, vectors: np.ndarray, mask: np.ndarray, k: int) -> np.ndarray:
-    passing = np.flatnonzero(mask)
-    return passing[np.argsort(-(queries @ vectors[passing].T), axis=1)[:, :k]]
-
-
-def share_found(found: np.ndarray, wanted: np.ndarray) -> float:
-    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), wanted.tolist(), strict=True)]))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_recall_holds_at_every_selectivity(open_of_kind: OpenKind, kind: str) -> None:
     index, images, queries = open_of_kind(kind)
@@ -48,7 +39,7 @@ def test_recall_holds_at_every_selectivity(open_of_kind: OpenKind, kind: str) ->
         mask = rng.random(NUM_IMAGES) < share
         hits = index.search(queries, 10, among=mask)
         assert mask[hits.rows].all()
-        assert share_found(hits.rows, exact(queries, images, mask, 10)) >= 0.95, share
+        assert share_found(hits.rows, exact_rows(queries, images, among=np.flatnonzero(mask))) >= 0.95, share
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,7 +50,7 @@ def test_a_filter_far_from_the_query_still_finds_what_passes(open_of_kind: OpenK
     mask = scores < np.quantile(scores, 0.2)
     hits = index.search(queries, 10, among=mask)
     assert mask[hits.rows].all()
-    assert share_found(hits.rows, exact(queries, images, mask, 10)) >= 0.9
+    assert share_found(hits.rows, exact_rows(queries, images, among=np.flatnonzero(mask))) >= 0.9
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,7 +82,7 @@ def test_images_are_found_by_images(open_of_kind: OpenKind, kind: str) -> None:
     index, images, _ = open_of_kind(kind)
     queries = images[::60]
     found = index.search(queries, 10, profile="image").rows
-    assert share_found(found, exact(queries, images, np.ones(NUM_IMAGES, bool), 10)) >= 0.93
+    assert share_found(found, exact_rows(queries, images)) >= 0.93
     assert index.manifest.image_recall_at_10 >= 0.95
 
 
@@ -112,6 +103,6 @@ def test_scoring_projections_of_what_passes_finds_the_best_and_gives_whole_cosin
     mask = np.random.default_rng(3).random(NUM_IMAGES) < 0.3
     scores, rows = RowScan(index._index).find(queries, 10, Selector(mask))
     assert mask[rows].all()
-    assert share_found(rows, exact(queries, images, mask, 10)) >= 0.95
+    assert share_found(rows, exact_rows(queries, images, among=np.flatnonzero(mask))) >= 0.95
     np.testing.assert_allclose(scores, np.einsum("qe,qke->qk", queries, images[rows]), atol=2e-3)
     assert (np.diff(scores, axis=1) <= 0).all()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from index_samples import Build, make_images_and_captions, make_vectors
+from index_samples import Build, make_images_and_captions, make_vectors, share_found
 
 from index import faiss_build
 from index.constraints import Constraints
@@ -23,10 +23,6 @@ def brute_force(table: VectorTable, queries: np.ndarray, k: int) -> tuple[np.nda
 
 def make_table(vectors: np.ndarray) -> VectorTable:
     return VectorTable(len(vectors), vectors.shape[1], vectors)
-
-
-def share_found(found: np.ndarray, exact: np.ndarray) -> float:
-    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), exact.tolist(), strict=True)]))
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf", "IVF64,PQ16x4fs", "SQ8,Refine(SQfp16)"])

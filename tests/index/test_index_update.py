@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from index_samples import Build, make_ids, make_images_and_captions, make_vectors
+from index_samples import Build, exact_rows, make_ids, make_images_and_captions, make_vectors, share_found
 
 from index.autotune import Meter
 from index.constraints import Constraints
@@ -46,32 +46,24 @@ def updated(build: Build, tmp_path: Path, kind: str, removed: np.ndarray) -> tup
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_added_is_found_and_what_was_removed_is_not(build: Build, tmp_path: Path, kind: str) -> None:
+def test_what_was_added_is_found_and_what_was_removed_is_not_with_the_recall_it_tells(
+    build: Build, tmp_path: Path, kind: str
+) -> None:
     removed = np.arange(0, 1000)
     index, images, captions = updated(build, tmp_path, kind, removed)
     assert (len(index), index.manifest.num_rows, index.manifest.num_masked) == (5000, 6000, 1000)
     assert index.manifest.embeddings_version == 8
     numbers = np.array([int(item_id) for item_id in index.ids["item_id"].to_pylist()])
-    found = numbers[index.search(captions, 10).rows]
     left = np.setdiff1d(np.arange(6000), removed)
-    wanted = left[np.argsort(-(captions @ images[left].T), axis=1)[:, :10]]
-    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), wanted.tolist(), strict=True)])
+    held_out = captions[::2]
+    found = numbers[index.search(held_out, 10).rows]
+    recall = share_found(found, exact_rows(held_out, images, among=left))
     assert not np.isin(found, removed).any()
     assert (found >= NUM_BEFORE).any()
     assert recall >= 0.94
-    assert numbers[index.search(images[left[::500]], 1, profile="image").rows[:, 0]].tolist() == left[::500].tolist()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_recall_it_tells_is_that_of_a_fresh_measure(build: Build, tmp_path: Path, kind: str) -> None:
-    index, images, captions = updated(build, tmp_path, kind, np.arange(0, 900))
-    held_out = captions[::2]
-    found = index.search(held_out, 10).rows
-    live = np.flatnonzero(index.is_live)
-    wanted = live[np.argsort(-(held_out @ images[live].T), axis=1)[:, :10]]
-    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), wanted.tolist(), strict=True)])
     assert index.manifest.recall_at_10 == pytest.approx(recall, abs=0.003)  # its own vectors are rounded
     assert index.manifest.built_recall_at_10 >= 0.95
+    assert numbers[index.search(images[left[::500]], 1, profile="image").rows[:, 0]].tolist() == left[::500].tolist()
 
 
 @pytest.mark.parametrize(("loss", "are_kept"), [(0.004, True), (0.02, False)])
@@ -101,9 +93,7 @@ def test_removing_the_very_answers_of_a_query_leaves_its_recall_true(build: Buil
     nearest = np.argsort(-(captions[0] @ images[:NUM_BEFORE].T))[:200]
     index, _, _ = updated(build, tmp_path, "hnsw", nearest)
     live = np.flatnonzero(index.is_live)
-    wanted = live[np.argsort(-(captions[::2] @ images[live].T), axis=1)[:, :10]]
-    found = index.search(captions[::2], 10).rows
-    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), wanted.tolist(), strict=True)])
+    recall = share_found(index.search(captions[::2], 10).rows, exact_rows(captions[::2], images, among=live))
     assert index.manifest.recall_at_10 == pytest.approx(recall, abs=1e-9)
 
 

@@ -27,13 +27,7 @@ def save_vit(folder, architecture="vit_small_patch16_224", **model_args):
     """Save as timm does for the hub, with every weight random and a classifier to leave behind."""
     import timm
 
-    model = timm.create_model(architecture, num_classes=7, **model_args).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = parameter.ndim == 1 and name.endswith("weight")
-            parameter.copy_(0.2 * noise + 1 if is_norm else noise / max(1, parameter[0].numel()) ** 0.5)
+    model = randomise(timm.create_model(architecture, num_classes=7, **model_args))
     save_timm(model, folder, **model_args)
     return model
 
@@ -78,11 +72,7 @@ def embed(folder, pixels, ids):
     ("architecture", "changes"),
     [
         ("vit_small_patch16_224", {}),
-        ("vit_small_patch14_reg4_dinov2", {}),
-        ("vit_base_patch16_clip_224", {}),
-        ("vit_base_patch32_clip_quickgelu_224", {}),
         ("deit3_small_patch16_224", {}),
-        ("vit_medium_patch16_gap_256", {}),
         ("vit_small_patch16_224", {"dynamic_img_size": True, "global_pool": "avg"}),
         ("vit_small_patch16_224", {"global_pool": "avgmax", "final_norm": False, "qkv_bias": False}),
     ],
@@ -175,20 +165,6 @@ def test_other_text_towers_join_too(tmp_path, class_name, config_name, tokenizer
     assert_close(found.text.values, torch.nn.functional.normalize(captions), atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "changes", "message"),
-    [
-        ("deit_tiny_distilled_patch16_224", {}, "VisionTransformerDistilled; of timm"),
-        ("vit_small_patch16_224", {"img_size": (32, 48)}, "only squares"),
-    ],
-)
-def test_vits_that_are_built_otherwise_are_refused_plainly(albert, tmp_path, architecture, changes, message):
-    save_vit(tmp_path / "vit", architecture, **(SMALL | changes))
-    with pytest.raises(ModelError, match=message):
-        import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / "out", 24)
-    assert not (tmp_path / "out").exists()
-
-
 def test_checkpoints_of_another_kind_are_refused(albert, tmp_path):
     save_vit(tmp_path / "vit", **SMALL)
     with pytest.raises(ModelError, match="this is a text tower; SRC of an import with --text"):
@@ -216,14 +192,3 @@ def test_weights_that_timm_cannot_load_are_refused_in_one_line(albert, tmp_path)
     (tmp_path / "vit" / "config.json").write_text(json.dumps(config | {"architecture": "vit_of_tomorrow"}))
     with pytest.raises(ModelError, match="vit_of_tomorrow"):
         import_timm_and_text(tmp_path / "vit", albert[0], tmp_path / "out", 24)
-
-
-def test_an_albert_that_lacks_a_layer_is_refused(tokenizer_json, tmp_path):
-    save_vit(tmp_path / "vit", **SMALL)
-    save_albert(tmp_path / "albert", tokenizer_json)
-    path = tmp_path / "albert" / "model.safetensors"
-    tensors = load_file(path)
-    del tensors["encoder.embedding_hidden_mapping_in.weight"]
-    save_file(tensors, path)
-    with pytest.raises(ModelError, match=r"embedding_hidden_mapping_in.weight.*\[32, 16\]"):
-        import_timm_and_text(tmp_path / "vit", tmp_path / "albert", tmp_path / "out", 24)

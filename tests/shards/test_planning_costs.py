@@ -1,12 +1,10 @@
 """Costs, workloads, devices and grids of the planner."""
 
-import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
-from shards.costs import weight_bytes
 from shards.errors import ModelError
 from shards.planning.costs import DataMix, HostCosts, ModelCosts, TowerSeconds, estimate_costs, estimate_host
 from shards.planning.devices import DEVICES, cpu_core, parse_devices, with_slow_float16
@@ -119,17 +117,3 @@ def test_a_grid_has_the_costs_of_each_of_its_stages(make_config, groups, dtype):
         assert grid.costs[number].seconds[row, column] == pytest.approx(load.seconds)
         assert grid.costs[number].cpu_seconds[row, column] == pytest.approx(load.cpu_seconds)
         assert grid.costs[number].memory[row, column] == pytest.approx(load.memory_bytes, abs=1)
-
-
-def test_a_weights_cap_leaves_out_just_the_stages_above_it(make_config):
-    config = make_config()
-    fleet = parse_devices("1xA10")
-    costs = {"A10": estimate_costs(config, fleet[0][1], "float32")}
-    cap = weight_bytes(config, ShardSpec(LayerRange(0, 2), LayerRange(0, 2)), "float32")
-    problem = make_problem(config, fleet, costs, estimate_host(config), mix=DataMix(), dtype="float32")
-    grid = make_grid(dataclasses.replace(problem, weights_cap_bytes=cap), range(5), range(5), min_layers=0)
-    for row, column in np.ndindex(*grid.costs[0].seconds.shape):
-        vision = LayerRange(int(grid.vision.starts[row]), int(grid.vision.stops[row]))
-        text = LayerRange(int(grid.text.starts[column]), int(grid.text.stops[column]))
-        fits = (len(vision) or len(text)) and weight_bytes(config, ShardSpec(vision, text), "float32") <= cap
-        assert np.isfinite(grid.costs[0].seconds[row, column]) == bool(fits)

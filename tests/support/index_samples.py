@@ -62,3 +62,14 @@ def index_builder(folder: Path) -> Build:
         return arguments["out"], build_index(vectors, **arguments)
 
     return build_with
+
+
+def exact_rows(queries: np.ndarray, vectors: np.ndarray, k: int = 10, among: np.ndarray | None = None) -> np.ndarray:
+    """Rows of the k nearest vectors of each query by brute force, of all rows or among some."""
+    rows = np.arange(len(vectors)) if among is None else among
+    return rows[np.argsort(-(queries @ vectors[rows].T), axis=1, kind="stable")[:, :k]]
+
+
+def share_found(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Mean share of the wanted rows that were found."""
+    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), wanted.tolist(), strict=True)]))

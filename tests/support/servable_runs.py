@@ -23,16 +23,23 @@ def png(seed: int, size: tuple[int, int] = (40, 30)) -> bytes:
 
 def run_servables(table: pa.Table, *servables, image: str = "image", caption: str = "caption") -> pa.Table:
     """Run servables on a table's rows, in their order, as an actor does; sections of a configuration are taken, too."""
+    return run_on_each([table], *servables, image=image, caption=caption)[0]
+
+
+def run_on_each(tables: list[pa.Table], *servables, image: str = "image", caption: str = "caption") -> list[pa.Table]:
+    """Run servables, each loaded once, on each table by itself."""
     ordered = order_servables([make_servable(each) for each in servables])
-    decoded = decode_rows(table, servables=ordered, image=image, caption=caption, limits=DecodeLimits())
-    found = pa.concat_tables(list(decoded))
+    names = {"image": image, "caption": caption}
+    found = [
+        pa.concat_tables(list(decode_rows(each, servables=ordered, limits=DecodeLimits(), **names))) for each in tables
+    ]
     for servable in (part for each in ordered for part in each.parts()):
         running = RunningServable(servable)
         try:
-            found = running(found)
+            found = [running(each) for each in found]
         finally:
             running.close()
-    return show_rows(found)
+    return [show_rows(each) for each in found]
 
 
 def vectors(table: pa.Table, name: str) -> np.ndarray:

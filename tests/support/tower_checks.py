@@ -3,12 +3,15 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from shards.activations import Batch, TowerState
 from shards.config import ModelConfig, load_model_config
+from shards.errors import ModelError
 from shards.length_groups import count_computed
 from shards.reference import load_towers
 from shards.shard import load_shard
@@ -152,3 +155,11 @@ def check_against(
         with torch.no_grad():
             theirs = torch.nn.functional.normalize(features(state), dim=-1)
         assert float((found[side] - theirs).abs().max()) < tolerance, side
+
+
+def check_refused(importing: Callable[..., Any], folder: Path, out: Path, message: str) -> None:
+    """Check that an import refuses a checkpoint in one line and leaves nothing."""
+    with pytest.raises(ModelError, match=message) as caught:
+        importing(folder, out)
+    assert "\n" not in str(caught.value)
+    assert [path for path in out.parent.iterdir() if path != folder] == []

@@ -79,17 +79,22 @@ def test_frames_are_spread_evenly_over_each_segment():
     assert second == (1, 5.0, 10.0, [Fraction(56, 10), Fraction(68, 10), Fraction(81, 10), Fraction(93, 10)])
 
 
-def test_a_frame_that_begins_at_a_target_answers_it():
-    assert cut([0, 1, 2, 3], segment_s=4, num=2) == [(0, 0.0, 4.0, [1, 3])]
-
-
-def test_the_last_shorter_segment_spreads_over_its_own_length():
-    assert cut(range(7), duration_s=7, num=2)[1] == (1, 5.0, 7.0, [5, 6])
-    assert cut(range(8), duration_s=8, num=3)[1] == (1, 5.0, 8.0, [5, 6, 7])
-
-
-def test_without_a_known_duration_the_last_segment_keeps_what_there_is():
-    assert cut(range(7), num=4)[1] == (1, 5.0, 7.0, [5, 6])
+@pytest.mark.parametrize(
+    ("times", "how", "last"),
+    [
+        ([0, 1, 2, 3], {"segment_s": 4, "num": 2}, (0, 0.0, 4.0, [1, 3])),  # a frame that begins at a target answers it
+        (range(7), {"duration_s": 7, "num": 2}, (1, 5.0, 7.0, [5, 6])),  # a shorter one spreads over its own length
+        (range(8), {"duration_s": 8, "num": 3}, (1, 5.0, 8.0, [5, 6, 7])),
+        (range(7), {}, (1, 5.0, 7.0, [5, 6])),  # without a known duration it keeps what there is
+        ([0], {}, (0, 0.0, 1.0, [0])),
+        ([0], {"duration_s": Fraction(1, 25), "shown_s": Fraction(1, 25)}, (0, 0.0, 0.04, [0])),
+        ([], {}, None),
+    ],
+)
+def test_the_last_segment_has_the_frames_that_there_are(times, how, last):
+    found = cut(times, **how)
+    assert (found[-1] if found else None) == last
+    assert [each[0] for each in found] == list(range(len(found)))
 
 
 def test_a_lying_duration_changes_neither_the_times_nor_the_count_of_segments():
@@ -97,15 +102,6 @@ def test_a_lying_duration_changes_neither_the_times_nor_the_count_of_segments():
         segments = cut(range(12), duration_s=lie)
         assert [s[:3] for s in segments] == [(0, 0.0, 5.0), (1, 5.0, 10.0), (2, 10.0, 12.0)]
         assert all(1 <= len(s[3]) <= 4 for s in segments)
-
-
-def test_one_frame_is_one_segment_with_one_image():
-    assert cut([0]) == [(0, 0.0, 1.0, [0])]
-    assert cut([0], duration_s=Fraction(1, 25), shown_s=Fraction(1, 25)) == [(0, 0.0, 0.04, [0])]
-
-
-def test_no_frame_is_no_segment():
-    assert cut([]) == []
 
 
 def test_a_gap_of_years_costs_no_segments_and_the_frame_before_it_fills_in():

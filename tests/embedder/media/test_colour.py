@@ -2,8 +2,6 @@
 
 import io
 import struct
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -432,18 +430,6 @@ def test_a_resize_comes_first_where_averages_stay_averages(decoder, plain, encod
         whole = to_srgb(Image.open(io.BytesIO(encoded)), profile)
         whole.info.clear()
         assert 0 < difference(decoder.image(encoded, half), decoder.image(encode_image(whole, "PNG"), half)) <= 1
-
-
-def test_pictures_without_a_profile_need_no_colour_management():
-    code = (
-        "import io, sys\nfrom PIL import Image\nfrom embedder.media.images import decode_image\n"
-        "from embedder.media.resize import ResizeSpec\nfile = io.BytesIO()\n"
-        "Image.new('RGB', (9, 9)).save(file, 'PNG')\n"
-        "decode_image(file.getvalue(), ResizeSpec(4), 10**6)\n"
-        "print([name for name in ('PIL.ImageCms', 'numpy') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_a_picture_that_says_nothing_costs_microseconds(encode_image):

@@ -27,20 +27,29 @@ def grey(values: np.ndarray) -> np.ndarray:
     return np.repeat(values[:, :, None], 3, axis=2)
 
 
-@pytest.mark.parametrize(
-    ("array", "expected"),
-    [
-        (PIXELS, PIXELS),
-        (PIXELS[:, :, 0], grey(PIXELS[:, :, 0])),
-        (PIXELS[:, :, :1], grey(PIXELS[:, :, 0])),
-        (PIXELS[::-1, :, ::-1], PIXELS[::-1, :, ::-1]),  # not in one piece of memory
-        (np.dstack([PIXELS, np.full((SIDE, SIDE), 255, np.uint8)]), PIXELS),
-        (np.dstack([PIXELS, np.zeros((SIDE, SIDE), np.uint8)]), np.full_like(PIXELS, 255)),  # all of it transparent
-    ],
-    ids=["RGB", "HW", "HW1", "view", "opaque", "transparent"],
-)
-def test_an_array_is_seen_as_it_is(array, expected):
-    assert np.array_equal(seen(file_or_content(array)), expected)
+IMAGE, SHADES = Image.fromarray(PIXELS), Image.fromarray(PIXELS[:, :, 1])
+WIDE = Image.fromarray(PIXELS[:, :, 1].astype(np.uint16) * 257)
+OPAQUE = np.full((SIDE, SIDE), 255, np.uint8)
+COLOURED = [IMAGE.convert(mode) for mode in ("1", "L", "P", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")]
+COLOURED += [IMAGE.convert("RGBA").convert("RGBa"), IMAGE.convert("P").convert("PA")]
+GREY = [*(SHADES.convert(mode) for mode in ("I", "F", "LA")), SHADES.convert("LA").convert("La"), WIDE]
+GREY.append(Image.frombytes("I;16B", WIDE.size, np.asarray(WIDE).astype(">u2").tobytes()))
+SEEN = {
+    "RGB": (PIXELS, PIXELS),
+    "HW": (PIXELS[:, :, 0], grey(PIXELS[:, :, 0])),
+    "HW1": (PIXELS[:, :, :1], grey(PIXELS[:, :, 0])),
+    "not in one piece of memory": (PIXELS[::-1, :, ::-1], PIXELS[::-1, :, ::-1]),
+    "opaque": (np.dstack([PIXELS, OPAQUE]), PIXELS),
+    "transparent": (np.dstack([PIXELS, 0 * OPAQUE]), np.full_like(PIXELS, 255)),
+}
+SEEN |= {f"Pillow's {each.mode}": (each, np.asarray(each.convert("RGB"))) for each in COLOURED}
+SEEN |= {f"Pillow's {each.mode} of a grey": (each, grey(PIXELS[:, :, 1])) for each in GREY}  # in its whole range
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_is_given_is_seen_as_it_is(name):
+    given, expected = SEEN[name]
+    assert np.array_equal(seen(file_or_content(given)), expected)
 
 
 def test_a_tensor_of_another_library_is_an_array():
@@ -70,30 +79,7 @@ def test_an_array_that_breaks_the_rule_is_told_with_the_cure(name):
     assert cure in str(caught.value)
 
 
-IMAGE, SHADES = Image.fromarray(PIXELS), Image.fromarray(PIXELS[:, :, 1])
-WIDE = Image.fromarray(PIXELS[:, :, 1].astype(np.uint16) * 257)
 SRGB, LAB = (ImageCms.createProfile(name) for name in ("sRGB", "LAB"))
-COLOURED = {mode: IMAGE.convert(mode) for mode in ("1", "L", "P", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")} | {
-    "RGBa": IMAGE.convert("RGBA").convert("RGBa"),
-    "PA": IMAGE.convert("P").convert("PA"),
-}
-GREY = {mode: SHADES.convert(mode) for mode in ("I", "F", "LA")} | {
-    "La": SHADES.convert("LA").convert("La"),
-    "I;16": WIDE,
-    "I;16B": Image.frombytes("I;16B", WIDE.size, np.asarray(WIDE).astype(">u2").tobytes()),
-}
-
-
-@pytest.mark.parametrize("mode", COLOURED)
-def test_an_image_of_pillow_is_seen_whatever_its_mode(mode):
-    assert COLOURED[mode].mode == mode
-    assert np.array_equal(seen(file_or_content(COLOURED[mode])), np.asarray(COLOURED[mode].convert("RGB")))
-
-
-@pytest.mark.parametrize("mode", GREY)
-def test_greys_of_any_depth_are_seen_in_their_whole_range(mode):
-    assert GREY[mode].mode == mode
-    assert np.array_equal(seen(file_or_content(GREY[mode])), grey(PIXELS[:, :, 1]))
 
 
 def test_an_image_of_colours_of_lab_is_seen_nearly_as_it_is():

@@ -39,10 +39,7 @@ PROCESSORS = {
         {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 255}, "resample": 1},
         ("crop", 255, "lanczos"),
     ),
-    "SigLIP": (
-        {"image_processor_type": "SiglipImageProcessor", "size": SQUARE},
-        ("squash", None, "bicubic"),
-    ),
+    "SigLIP": ({"image_processor_type": "SiglipImageProcessor", "size": SQUARE}, ("squash", None, "bicubic")),
 }
 
 

@@ -96,19 +96,6 @@ def test_single_floats_are_used_only_where_they_are_exact():
     assert filter_blocks(640, 224, 0, 224, "bilinear")[0].weights.dtype == np.float32
 
 
-@pytest.mark.parametrize("size", [(149, 90), (90, 149), (500, 31), (64, 64), (33, 80)])
-def test_crops_are_those_of_transformers_clip_processor(decoder, encode_image, size):
-    pytest.importorskip("torch")
-    from transformers import CLIPImageProcessor
-
-    options = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
-    processor = CLIPImageProcessor(do_rescale=False, do_normalize=False, **options)
-    image = Image.fromarray(noise(np.random.default_rng(2), size))
-    fit = ResizeSpec(32, "crop", "bicubic", resampler="torchvision")
-    expected = np.asarray(processor(image)["pixel_values"][0]).transpose(1, 2, 0)
-    assert np.array_equal(decoder.image(encode_image(image, "PNG"), fit), expected)
-
-
 def test_a_large_image_fits_into_the_child_as_it_does_with_pillow(encode_image):
     """48 million pixels take 192 MB in Pillow; what a filter makes of them must not double that."""
     encoded = encode_image(Image.new("RGB", (8000, 6000), (10, 200, 30)), "PNG", compress_level=1)

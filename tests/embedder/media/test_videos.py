@@ -161,11 +161,6 @@ def test_alpha_of_a_video_is_laid_on_white(decoder, make_video):
     assert pixels[8, 13].tolist() == [0] * 3
 
 
-def test_one_frame_is_one_segment(decoder, make_video):
-    (segment,) = segments_of(decoder, make_video(greys(1)))
-    assert (segment.segment, segment.start_s, segment.pixels.shape) == (0, 0.0, (1, 16, 16, 3))
-
-
 def test_times_count_from_the_first_frame(decoder, make_video):
     path = make_video(greys(20), kind="mkv", codec="ffv1", pix_fmt="bgr0", pts=[1000 + i for i in range(20)])
     segments = segments_of(decoder, path, segment_s=1.0, frames_per_segment=2)
@@ -329,23 +324,12 @@ def test_playlists_never_make_a_request(decoder, tmp_path, playlist):
 
 
 @pytest.mark.parametrize(
-    "name", ["http:__127.0.0.1_x.mp4", "concat:a|b.mp4", "-i.mp4", "%03d.mp4", "pipe:0", "a\nb.mp4"]
+    "name",
+    ["http:__127.0.0.1_x.mp4", "concat:a|b.mp4", "-i.mp4", "%03d.mp4", "pipe:0", "a\nb.mp4", os.fsdecode(b"\xff.mp4")],
 )
 def test_file_names_are_only_names(decoder, make_video, tmp_path, name):
     path = make_video(greys(10)).rename(tmp_path / name)
     assert len(segments_of(decoder, path)) == 1
-
-
-def test_file_names_need_not_be_utf8(decoder, make_video, tmp_path):
-    path = make_video(greys(10)).rename(tmp_path / os.fsdecode(b"\xff\xfe.mp4"))
-    assert len(segments_of(decoder, path)) == 1
-
-
-def test_images_and_videos_take_turns(decoder, make_video, png):
-    path = make_video(greys(40))
-    for _ in range(3):
-        assert len(segments_of(decoder, path)) == 2
-        assert (decoder.image(png, ResizeSpec(4)) == (250, 120, 10)).all()
 
 
 def test_real_frames_are_fitted_like_images(decoder, make_video, encode_image):

@@ -12,11 +12,11 @@ import pytest
 import torch
 from exported_towers import SIDE_PX
 
-from embedder.plugins.runners import PROGRAMS
-from embedder.servables import make_servable, program
+from embedder.servables import interpreter_child, make_servable, program
+from embedder.servables.base import RUNNERS
 from embedder.servables.program import as_table
 
-FILES = [program.__file__, *sorted(map(str, PROGRAMS.glob("*.py")))]
+FILES = [program.__file__, interpreter_child.__file__, *sorted(map(str, RUNNERS.glob("*.py")))]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.rpartition("/")[2])

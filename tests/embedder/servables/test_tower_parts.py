@@ -26,25 +26,27 @@ def towers(uri, **keys):
     return make_servable({"name": "t", "uri": str(uri)} | keys)
 
 
+def check_equal(cut, whole, name):
+    """Check a column of vectors, each of which is where the other has one."""
+    for found, expected in zip(cut[name].to_pylist(), whole[name].to_pylist(), strict=True):
+        assert (found is None) == (expected is None)
+        if expected is not None:
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("stages", [2, 3, 5])
 def test_vectors_are_those_of_the_whole_and_no_column_of_a_part_is_left(tiny_model, stages):
     whole, cut = (run_servables(ROWS, towers(tiny_model, batch_size=3, stages=each)) for each in (1, stages))
     assert sorted(cut.column_names) == sorted(whole.column_names)
     assert cut["t.error"].to_pylist() == whole["t.error"].to_pylist()
     for name in ("t.image_embedding", "t.text_embedding"):
-        for found, expected in zip(cut[name].to_pylist(), whole[name].to_pylist(), strict=True):
-            assert (found is None) == (expected is None)
-            if expected is not None:
-                np.testing.assert_allclose(found, expected, atol=1e-6)
+        check_equal(cut, whole, name)
 
 
 @pytest.mark.parametrize("side", ["image", "text"])
 def test_one_side_alone_is_cut_into_its_own_layers(tiny_model, side):
     whole, cut = (run_servables(ROWS, towers(tiny_model, sides=[side], stages=each)) for each in (1, 2))
-    for found, expected in zip(*(each[f"t.{side}_embedding"].to_pylist() for each in (cut, whole)), strict=True):
-        assert (found is None) == (expected is None)
-        if expected is not None:
-            np.testing.assert_allclose(found, expected, atol=1e-6)
+    check_equal(cut, whole, f"t.{side}_embedding")
 
 
 def test_each_part_is_alone_in_its_actors_whatever_room_there_is(tiny_model):
@@ -79,13 +81,7 @@ def test_a_plan_says_how_towers_are_cut_and_what_each_part_is_given(tiny_model, 
         (2, 3, 0, 77_000_000)
     }
     assert planned.fingerprint() == towers(tiny_model).fingerprint()
-    whole, cut = run_servables(ROWS, towers(tiny_model)), run_servables(ROWS, planned)
-    for found, expected in zip(
-        cut["t.image_embedding"].to_pylist(), whole["t.image_embedding"].to_pylist(), strict=True
-    ):
-        assert (found is None) == (expected is None)
-        if expected is not None:
-            np.testing.assert_allclose(found, expected, atol=1e-6)
+    check_equal(run_servables(ROWS, planned), run_servables(ROWS, towers(tiny_model)), "t.image_embedding")
 
 
 def test_a_plan_of_cuts_alone_keeps_what_the_section_gives(tiny_model, tmp_path):

@@ -56,16 +56,16 @@ def test_one_side_alone_is_as_with_the_other(tiny_model, side):
     assert np.abs(vectors(alone, f"t.{side}_embedding") - vectors(both, f"t.{side}_embedding")).max() < 1e-6
 
 
+def naflex_alone(folder):
+    """A model folder with a NaFlex tower and no other."""
+    preprocess = PreprocessConfig(image_size=SIDE_PX, max_caption_tokens=MAX_TOKENS, resize="patches")
+    tower = tiny(NaFlexTower)
+    config = ModelConfig(name="tiny", trained=False, embedding_dim=24, vision=tower, text=None, preprocess=preprocess)
+    return save_random_model(config, folder)
+
+
 def test_images_of_their_own_proportions_are_embedded_as_patches(tmp_path):
-    config = ModelConfig(
-        name="tiny",
-        trained=False,
-        embedding_dim=24,
-        vision=tiny(NaFlexTower),
-        text=None,
-        preprocess=PreprocessConfig(image_size=SIDE_PX, max_caption_tokens=MAX_TOKENS, resize="patches"),
-    )
-    folder = save_random_model(config, tmp_path / "model")
+    folder = naflex_alone(tmp_path / "model")
     found = run_servables(pa.table({"image": [IMAGES[0], None, *IMAGES[1:]]}), towers(folder, batch_size=3))
     rows = [row for row in found["t.image_embedding"].to_pylist() if row is not None]
     assert len(rows) == 4
@@ -105,15 +105,7 @@ def test_folders_and_keys_that_fit_no_tower_are_refused(tiny_model, tmp_path):
         towers(tiny_model, python="/usr/bin/python3")
     with pytest.raises(ServableError, match="sides"):
         towers(tiny_model, sides=["audio"])
-    config = ModelConfig(
-        name="tiny",
-        trained=False,
-        embedding_dim=24,
-        vision=tiny(NaFlexTower),
-        text=None,
-        preprocess=PreprocessConfig(image_size=SIDE_PX, max_caption_tokens=MAX_TOKENS, resize="patches"),
-    )
-    folder = save_random_model(config, tmp_path / "model")
+    folder = naflex_alone(tmp_path / "model")
     for keys in ({"sides": ["text"]}, {"text_of": "caption"}):
         with pytest.raises(EmbedderError, match="no tower for side 'text'"):
             RunningServable(towers(folder, **keys))

@@ -170,7 +170,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Bucket]]:
 
     handler = type("Bucket", (_Bucket,), {"objects": {}, "log": [], "forbidden": set(), "listed": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")

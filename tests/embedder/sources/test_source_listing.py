@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from typing import get_args
 
 import pyarrow as pa
@@ -28,14 +26,6 @@ def kind_of(path):
 
 def table_source(path, name=None, carryover=(), **columns):
     return SourceConfig(path=str(path), name=name, carryover=carryover, columns=Columns(**columns))
-
-
-def test_the_listing_has_the_columns_that_later_steps_count_on():
-    assert [(field.name, str(field.type)) for field in LISTING_SCHEMA] == [
-        ("item_id", "string"), ("source", "string"), ("uri", "string"), ("size_bytes", "int64"),
-        ("modified", "string"), ("caption", "string"), ("caption_uri", "string"), ("error_type", "string"),
-        ("error", "string"), ("is_media", "bool"),
-    ]  # fmt: skip
 
 
 def test_several_sources_put_their_names_before_ids_and_share_carryover_columns(make_files, tmp_path):
@@ -171,15 +161,6 @@ def test_the_kind_of_a_pattern_is_detected_by_its_suffix(tmp_path):
     assert kind_of(f"{tmp_path}/*.parquet") == "table"
     with pytest.raises(SourceError, match="tells no kind; set kind"):
         kind_of(f"{tmp_path}/*.jpg")
-
-
-def test_the_package_loads_nothing_heavy():
-    code = (
-        "import sys, embedder.sources.listing, embedder.sources.fetch; "
-        "print([m for m in 'torch timm transformers ray faiss PIL av deltalake obstore'.split() if m in sys.modules])"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "[]"
 
 
 def test_every_kind_of_source_has_its_entry():

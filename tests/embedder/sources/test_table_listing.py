@@ -280,29 +280,35 @@ def test_values_separated_by_commas_semicolons_or_tabs(tmp_path, list_items, nam
     assert list_items(tmp_path / name, columns={"id": "id", "caption": "cap"})["a"]["caption"] == "x, y"
 
 
+JSON_BEFORE = b'{"id": "a", "cap": "x"}\n\n'
+NUMBERS = "\n".join(["id,cap,n", *(f"{n},x,{n}" for n in range(1000)), "last,x,many"]).encode()
+
+
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "message"),
     [
-        (b"id,cap\n1,a\n2\n", r"t\.csv:3: 1 fields where the header has 2"),
-        (b'id,cap\n1,"two\nlines"\n3,b,c\n', r"t\.csv:4: 3 fields where the header has 2"),
-        (b'id,cap\n1,"open\n', r"t\.csv:2: no valid CSV .*unexpected end of data"),
-        (b"id,cap\n1,caf\xe9\n", r"t\.csv:\d: not UTF-8 here or soon after"),
-        (b"", r"t\.csv: the file is empty; its first line must name the columns"),
-        (b"id,id\n1,2\n", r"t\.csv:1: two columns are named 'id'"),
-        (b"id:cap\n1:a\n", r"no column 'id'.*it has the columns id:cap"),
+        ("t.csv", b"id,cap\n1,a\n2\n", r"t\.csv:3: 1 fields where the header has 2"),
+        ("t.csv", b'id,cap\n1,"two\nlines"\n3,b,c\n', r"t\.csv:4: 3 fields where the header has 2"),
+        ("t.csv", b'id,cap\n1,"open\n', r"t\.csv:2: no valid CSV .*unexpected end of data"),
+        ("t.csv", b"id,cap\n1,caf\xe9\n", r"t\.csv:\d: not UTF-8 here or soon after"),
+        ("t.csv", b"", r"t\.csv: the file is empty; its first line must name the columns"),
+        ("t.csv", b"id,id\n1,2\n", r"t\.csv:1: two columns are named 'id'"),
+        ("t.csv", b"id:cap\n1:a\n", r"no column 'id'.*it has the columns id:cap"),
+        ("t.csv", NUMBERS, r"t\.csv:1002: 'many' is no int64, which the first rows hold"),
+        ("t.jsonl", JSON_BEFORE + b'{"id": "b", "cap": \n', r"t\.jsonl:3: no valid JSON"),
+        ("t.jsonl", JSON_BEFORE + b"[1]\n", r"t\.jsonl:3: a list where a JSON object is due"),
+        ("t.jsonl", JSON_BEFORE + b"[" * 100_000, r"t\.jsonl:3: no valid JSON"),
+        ("t.jsonl", JSON_BEFORE + b'{"id": "b", "cap": ["x", "y"]}\n', r"t\.jsonl:3: column 'cap' holds a list"),
+        ("t.jsonl", JSON_BEFORE + b'{"id": {"$oid": 1}, "cap": "x"}\n', r"t\.jsonl:3: column 'id' holds a dict"),
+        ("t.csv.gz", b"\x1f\x8b", r"no table by its suffix; known are .parquet, .csv, .tsv, .jsonl, .ndjson"),
     ],
-)  # fmt: skip
-def test_a_wrong_csv_row_is_named_by_file_and_line(tmp_path, list_items, content, message):
-    (tmp_path / "t.csv").write_bytes(content)
+    ids=range(14),
+)
+def test_what_is_wrong_in_a_table_is_named_by_file_and_line(tmp_path, list_items, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    carryover = ("n",) if content is NUMBERS else ()
     with pytest.raises(SourceError, match=message):
-        list_items(tmp_path / "t.csv", columns={"id": "id", "caption": "cap"})
-
-
-def test_a_csv_value_that_breaks_its_column_is_named_by_line(tmp_path, list_items):
-    lines = ["id,cap,n", *(f"{n},x,{n}" for n in range(1000)), "last,x,many"]
-    (tmp_path / "t.csv").write_text("\n".join(lines))
-    with pytest.raises(SourceError, match=r"t\.csv:1002: 'many' is no int64, which the first rows hold"):
-        list_items(tmp_path / "t.csv", columns={"id": "id", "caption": "cap"}, carryover=("n",))
+        list_items(tmp_path / name, kind="table", columns={"id": "id", "caption": "cap"}, carryover=carryover)
 
 
 def test_json_lines(tmp_path, list_items):
@@ -322,31 +328,9 @@ def test_json_lines(tmp_path, list_items):
     assert list(rows) == ["a", "b", "c\\udc00"]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"id": "b", "cap": ', r"t\.jsonl:3: no valid JSON"),
-        ("[1]", r"t\.jsonl:3: a list where a JSON object is due"),
-        ("[" * 100_000, r"t\.jsonl:3: no valid JSON"),
-        ('{"id": "b", "cap": ["x", "y"]}', r"t\.jsonl:3: column 'cap' holds a list"),
-        ('{"id": {"$oid": 1}, "cap": "x"}', r"t\.jsonl:3: column 'id' holds a dict"),
-    ],
-)  # fmt: skip
-def test_a_broken_json_line_is_named_by_file_and_line(tmp_path, list_items, line, message):
-    (tmp_path / "t.jsonl").write_text(f'{{"id": "a", "cap": "x"}}\n\n{line}\n')
-    with pytest.raises(SourceError, match=message):
-        list_items(tmp_path / "t.jsonl", columns={"id": "id", "caption": "cap"})
-
-
 def test_json_ids_may_be_integers(tmp_path, list_items):
     (tmp_path / "t.jsonl").write_text('{"id": 12345678901234567890, "cap": "x"}\n')
     assert list(list_items(tmp_path / "t.jsonl", columns={"id": "id", "caption": "cap"})) == ["12345678901234567890"]
-
-
-def test_files_of_no_table_format_are_refused(tmp_path, list_items):
-    (tmp_path / "t.csv.gz").write_bytes(b"\x1f\x8b")
-    with pytest.raises(SourceError, match=r"no table by its suffix; known are .parquet, .csv, .tsv, .jsonl, .ndjson"):
-        list_items(tmp_path / "t.csv.gz", kind="table", columns={"id": "id", "caption": "cap"})
 
 
 @pytest.fixture
@@ -370,11 +354,8 @@ def test_delta_tables_give_partition_values_and_columns_added_later(delta, list_
     with Fetcher() as fetcher:
         data = {item: fetcher.fetch(row["uri"], max_bytes=9).data for item, row in rows.items()}
     assert data == {"a": b"A", "b": b"B", "c": b"A"}
-
-
-def test_delta_tables_show_their_newest_version_only(delta, list_items):
     deltalake.DeltaTable(delta).delete("id = 'a'")
-    assert set(list_items(delta, columns={"id": "id", "caption": "cap"})) == {"b", "c"}
+    assert set(list_items(delta, columns={"id": "id", "caption": "cap"})) == {"b", "c"}, "the newest version"
 
 
 def test_a_broken_delta_log_is_a_source_error(tmp_path, list_items):
@@ -382,20 +363,6 @@ def test_a_broken_delta_log_is_a_source_error(tmp_path, list_items):
     (tmp_path / "t" / "_delta_log" / "00000000000000000000.json").write_text("{broken")
     with pytest.raises(SourceError, match="not readable as a Delta table"):
         list_items(tmp_path / "t", columns={"id": "id", "caption": "cap"})
-
-
-def test_the_emoji_table_lists_and_fetches(list_items, pytestconfig):
-    path = pytestconfig.rootpath.parent / "shared" / "data" / "emoji" / "noto.parquet"
-    if not path.exists():
-        pytest.skip("the shared data folder is not here")
-    rows = list_items(path, columns={"id": "item_id", "image": "image", "caption": "caption"}, carryover=("tags",))
-    assert len(rows) == 1911
-    table = pq.read_table(path, columns=["item_id", "image", "caption"]).to_pylist()
-    with Fetcher() as fetcher:
-        for row in table:
-            listed = rows[row["item_id"]]
-            assert listed["caption"] == row["caption"]
-            assert fetcher.fetch(listed["uri"], max_bytes=1 << 20).data == row["image"]
 
 
 def listed_row_by_row(list_items, monkeypatch, *arguments, **settings):

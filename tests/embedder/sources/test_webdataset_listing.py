@@ -77,65 +77,60 @@ def test_members_of_one_key_need_not_follow_each_other(make_tar, list_items):
     assert {item: row["caption"] for item, row in rows.items()} == {"a/a": "ay", "a/b": "bee"}
 
 
-def test_of_several_media_members_the_best_is_the_item_and_the_others_are_rejects(make_tar, list_items):
-    rows = list_items(
-        make_tar(
+def members(*names):
+    return [(name, name.encode()) for name in names]
+
+
+EXTRA, UNSAFE, NO_FILE = "ExtraMember", "UnsafeName", "NotAFile"
+
+
+@pytest.mark.parametrize(
+    ("given", "errors"),
+    [
+        # Of several media members the best is the item.
+        (
+            members("k.avi", "k.seg.jpg", "k.weird", "k.png", "k.jpeg", "k.npy"),
+            {"k": None, "k.png": EXTRA, "k.avi": EXTRA, "k.seg.jpg": EXTRA, "k.weird": EXTRA},
+        ),
+        (members("k.jpg", "k.jpg", "k.txt", "k.txt"), {"k": None, "k.jpg": EXTRA, "k.txt": EXTRA}),
+        (members("photo", "x.heic", ".data"), {"photo": None, "x": None, ".data": None}),
+        # What a Mac puts into a tar is left out.
+        (members("a.jpg", "._a.jpg", "__MACOSX/._a.jpg", ".DS_Store"), {"a": None}),
+        (
+            members("ok.jpg", "dots..jpg", "../up.jpg", "/abs.jpg", "x/../../y.jpg"),
+            {"ok": None, "dots": None} | dict.fromkeys(("../up.jpg", "/abs.jpg", "x/../../y.jpg"), UNSAFE),
+        ),
+        (
             [
-                ("k.avi", b"1"),
-                ("k.seg.jpg", b"2"),
-                ("k.weird", b"3"),
-                ("k.png", b"4"),
-                ("k.jpeg", b"5"),
-                ("k.npy", b"6"),
-            ]
-        )
-    )
-    assert errors_of(rows) == {
-        "a/k": None, "a/k.png": "ExtraMember", "a/k.avi": "ExtraMember", "a/k.seg.jpg": "ExtraMember",
-        "a/k.weird": "ExtraMember",
-    }  # fmt: skip
-    assert data_of(rows)["a/k"] == b"5"
-
-
-def test_a_member_without_a_known_extension_is_an_item_for_content_to_judge(make_tar, list_items):
-    rows = list_items(make_tar([("photo", b"P"), ("x.heic", b"H"), (".data", b"D")]))
-    assert errors_of(rows) == {"a/photo": None, "a/x": None, "a/.data": None}
-    assert {item: row["is_media"] for item, row in rows.items()} == {"a/photo": False, "a/x": True, "a/.data": False}
-
-
-def test_what_a_mac_puts_into_a_tar_is_left_out(make_tar, list_items):
-    members = [("a.jpg", b"A"), ("._a.jpg", b"M"), ("__MACOSX/._a.jpg", b"M"), (".DS_Store", b"D")]
-    assert errors_of(list_items(make_tar(members))) == {"a/a": None}
-
-
-def test_one_name_twice_is_one_item_and_one_reject(make_tar, list_items):
-    rows = list_items(make_tar([("k.jpg", b"first"), ("k.jpg", b"second"), ("k.txt", "one"), ("k.txt", "two")]))
-    assert rows["a/k"]["caption"] == "one"
-    assert data_of({"a/k": rows["a/k"]}) == {"a/k": b"first"}
-    assert errors_of(rows) == {
-        "a/k": None, "a/k.jpg": "ExtraMember", "a/k.txt": "ExtraMember",
-    }  # fmt: skip
-
-
-def test_links_devices_and_climbing_names_are_rejects(make_tar, list_items):
-    rows = list_items(
-        make_tar(
-            [
-                ("ok.jpg", b"A"),
                 special("sym.jpg", tarfile.SYMTYPE, "/etc/passwd"),
                 special("hard.jpg", tarfile.LNKTYPE, "ok.jpg"),
                 special("dev.jpg", tarfile.CHRTYPE),
                 special("pipe.jpg", tarfile.FIFOTYPE),
                 special("folder", tarfile.DIRTYPE),
-                ("../up.jpg", b"U"), ("/abs.jpg", b"/"), ("x/../../y.jpg", b"Y"), ("dots..jpg", b"D"),
-            ]
-        )
-    )  # fmt: skip
-    assert errors_of(rows) == {
-        "a/ok": None, "a/dots": None,
-        "a/sym.jpg": "NotAFile", "a/hard.jpg": "NotAFile", "a/dev.jpg": "NotAFile", "a/pipe.jpg": "NotAFile",
-        "a/../up.jpg": "UnsafeName", "a//abs.jpg": "UnsafeName", "a/x/../../y.jpg": "UnsafeName",
-    }  # fmt: skip
+            ],
+            dict.fromkeys(("sym.jpg", "hard.jpg", "dev.jpg", "pipe.jpg"), NO_FILE),
+        ),
+    ],
+    ids=["several media", "one name twice", "no known extension", "of a Mac", "climbing names", "links and devices"],
+)
+def test_members_that_are_items_and_those_that_are_rejects(make_tar, list_items, given, errors):
+    rows = list_items(make_tar(given))
+    assert errors_of(rows) == {f"a/{name}": error for name, error in errors.items()}
+    media = {"k": b"k.jpeg" if "k.png" in errors else b"k.jpg"}
+    for name in media.keys() & errors.keys():
+        assert data_of({"k": rows[f"a/{name}"]}) == media
+    if "photo" in errors:  # whose content tells what they are
+        assert {item: row["is_media"] for item, row in rows.items()} == {
+            "a/photo": False,
+            "a/x": True,
+            "a/.data": False,
+        }
+
+
+def test_of_two_captions_of_one_name_the_first_counts(make_tar, list_items):
+    rows = list_items(make_tar([("k.jpg", b"first"), ("k.jpg", b"second"), ("k.txt", "one"), ("k.txt", "two")]))
+    assert rows["a/k"]["caption"] == "one"
+    assert data_of({"a/k": rows["a/k"]}) == {"a/k": b"first"}
 
 
 def test_a_member_name_that_is_no_utf8_is_a_readable_reject(tmp_path, list_items):

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tower_families import FAMILIES, MAX_TOKENS, NUM_TOKENS, SIDE_PX, save_random_model, tiny
+from tower_families import FAMILIES, NUM_TOKENS, SIDE_PX, beside_default, save_random_model, tiny
 
 from embedder.batch_schema import IMAGE_GRID
 from embedder.steps.stage import TowerStage
@@ -19,10 +19,8 @@ from embedder.store.journal.step_metrics import TRACE
 from embedder.store.tables.arrow_tensors import pack
 from shards.compat import num_graphs
 from shards.compiled import CACHE_VARIABLE, THREADS_VARIABLE
-from shards.config import ModelConfig, load_model_config
-from shards.preprocess import PreprocessConfig
+from shards.config import load_model_config
 from shards.shard_specs import text_only, vision_only
-from shards.towers.albert import AlbertTower
 from shards.towers.kinds import VisionTower
 from shards.towers.vit import VitTower
 
@@ -47,13 +45,8 @@ def _empty_cache(tmp_path, monkeypatch):
 
 def model_of(family, folder):
     """A folder with a tiny tower of a family, and its side."""
-    tower = tiny(family)
-    is_vision = isinstance(tower, VisionTower)
-    vision, text = (tower, tiny(AlbertTower)) if is_vision else (tiny(VitTower), tower)
-    resize = "crop" if vision.patch_px is None else "patches"
-    preprocess = PreprocessConfig(image_size=SIDE_PX, max_caption_tokens=MAX_TOKENS, resize=resize)
-    config = ModelConfig(name="tiny", trained=False, embedding_dim=24, vision=vision, text=text, preprocess=preprocess)
-    return save_random_model(config, folder), "vision" if is_vision else "text"
+    side = "vision" if issubclass(family, VisionTower) else "text"
+    return save_random_model(beside_default(family), folder), side
 
 
 def spec_of(model, side, **fields):
@@ -100,25 +93,17 @@ def compared(family, folder):
     return worst, num_graphs() - before, stage._compiled.is_compiled
 
 
-def check(name, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_compiled_towers_of_each_family_equal_eager_ones_and_few_graphs_serve_all_sizes(name, tmp_path):
     worst, graphs, is_compiled = compared(BY_NAME[name], tmp_path / "model")
     print(f"{name}: largest difference {worst:.2e}, {graphs} graphs")
     assert is_compiled
     assert worst <= TOLERANCE
     assert 1 <= graphs <= MOST_GRAPHS[name]
-
-
-def test_a_compiled_vit_equals_an_eager_one_and_is_compiled_once_for_all_sizes(tmp_path):
-    check("vit", tmp_path)
     folders = list((tmp_path / "cache/embedder/compiled").iterdir())
     assert [folder.name.startswith(f"torch-{torch.__version__}-cpu-") for folder in folders] == [True]
     assert any(folders[0].rglob("*.so"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"vit"}))
-def test_compiled_towers_of_each_family_equal_eager_ones_and_few_graphs_serve_all_sizes(name, tmp_path):
-    check(name, tmp_path)
 
 
 @pytest.fixture

@@ -11,13 +11,7 @@ from tower_checkpoints import save_clip
 from typer.testing import CliRunner
 
 from embedder.cli import app
-from embedder.storage.model_download import (
-    ALLOWED_FILES,
-    download_model,
-    model_name,
-    resolve_checkpoint,
-    resolve_model,
-)
+from embedder.storage.model_download import ALLOWED_FILES, download_model, model_name, resolve_checkpoint, resolve_model
 from shards.config import load_model_config
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
@@ -26,14 +20,6 @@ from shards.fingerprint import model_fingerprint
 @pytest.fixture
 def model(tiny_model, tmp_path):
     return shutil.copytree(tiny_model, tmp_path / "own")
-
-
-def test_a_local_folder_is_used_as_it_is(model, monkeypatch):
-    assert resolve_model(model) == model
-    monkeypatch.chdir(model.parent)
-    assert resolve_model("own").resolve() == model
-    with pytest.raises(ModelError, match="this is a file"):
-        resolve_model(model / "config.json")
 
 
 @pytest.mark.parametrize("uri", ["nowhere", "/nowhere/at/all", "./a/b", ""])

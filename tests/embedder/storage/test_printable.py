@@ -18,7 +18,6 @@ from embedder.cli.terminal import MAX_CELL_CHARACTERS, Terminal, TerminalLog
 from embedder.config import load_config
 from embedder.errors import ConfigError, StoreError
 from embedder.observability.log import RunLog, messages_to
-from embedder.observability.metrics import metrics_text
 from embedder.observability.run_observer import observe_run
 from embedder.retrieval.hit import Duplicate, Hit
 from embedder.retrieval.hits import Answers, Hits
@@ -139,15 +138,6 @@ def test_rich_objects_do_not_control_the_terminal_either():
     assert shown == "a\\x1b[31mb\\u202e\\xff\n"
 
 
-def test_our_own_styles_still_reach_a_terminal():
-    file = io.StringIO()
-    console = Terminal(width=80)
-    console.file = file
-    console._force_terminal, console._color_system = True, None
-    console.print("x", style="bold")
-    assert "x" in file.getvalue()
-
-
 def test_progress_lines_are_escaped(capsys):
     with messages_to(TerminalLog()):
         for text in TEXTS[:200]:
@@ -181,11 +171,6 @@ def test_no_name_forges_a_line_of_the_log(tmp_path):
     assert all(stamp.match(line) for line in lines)
 
 
-def test_a_log_takes_a_name_that_is_no_utf8(tmp_path):
-    RunLog(tmp_path / "log.txt").add("caf\udce9.jpg \ud800")
-    assert (tmp_path / "log.txt").read_text().endswith(r" caf\xe9.jpg \ud800" + "\n")
-
-
 def test_a_purge_finds_a_name_where_the_log_has_it(tmp_path):
     for text in TEXTS[:300]:
         path = tmp_path / "log.txt"
@@ -217,20 +202,6 @@ def test_the_end_of_a_run_is_shown_without_control_characters(tmp_path):
     assert json.loads(runs.read_text())["message"] == shown
     assert len(runs.read_text().splitlines()) == 1
     assert hostile_texts.raw_characters(metrics.read_text() + (tmp_path / "log.txt").read_text()) == []
-
-
-def test_metrics_take_a_store_whose_name_is_no_utf8():
-    summary = {
-        **dict.fromkeys(("ended_at", "published_at", "published_age_s")),
-        "store": printable("st\udcff\nore"),
-        "kind": "embed",
-        "exit_code": 0,
-        "published": True,
-        "wall_s": 1.0,
-        "steps": {},
-        "guards": [],
-    }
-    assert 'store="st\\\\xff\\\\nore"' in metrics_text(summary)
 
 
 def test_a_store_whose_name_is_no_utf8_is_refused():

@@ -24,8 +24,7 @@ from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.fresh import init_model
 from shards.plan import plan_shards
-from shards.ranges import LayerRange
-from shards.shard_specs import ShardSpec, whole_model
+from shards.shard_specs import whole_model
 from shards.tensor_shapes import shard_shapes
 from shards.weights import read_entries
 
@@ -219,12 +218,6 @@ def test_of_the_hub_only_files_come_that_a_stage_needs(single, several_files, mo
         needed = {index[name] for name in shard_shapes(load_model_config(source), SECOND)}
         assert names == {"config.json", "model.safetensors.index.json", *needed}
         assert needed < set(index.values())
-
-
-def test_a_local_folder_is_used_as_it_is(tmp_path):
-    before = sorted(path.name for path in WHOLE_FILE.iterdir())
-    assert resolve_model(str(WHOLE_FILE), ShardSpec(LayerRange(0, 1), LayerRange(0, 0))) == WHOLE_FILE
-    assert sorted(path.name for path in WHOLE_FILE.iterdir()) == before
 
 
 def test_neighbouring_tensors_are_one_range():

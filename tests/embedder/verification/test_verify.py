@@ -200,9 +200,7 @@ def test_other_dtypes_and_clusters_are_not_measured(tiny_model):
 )
 def test_int8_has_to_be_faster_than_the_fastest_and_smaller_than_the_smallest(seconds, size, refused):
     gain = Int8Benefit(
-        "cpu",
-        {"float32": 2.0, "bfloat16": 1.0, "int8": seconds},
-        {"float32": 200, "bfloat16": 100, "int8": size},
+        "cpu", {"float32": 2.0, "bfloat16": 1.0, "int8": seconds}, {"float32": 200, "bfloat16": 100, "int8": size}
     )
     assert (gain.refusal() is not None) == refused
 

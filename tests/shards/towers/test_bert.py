@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from library_checkpoints import SIZE, SMALL_TEXT, WIDE_VISION
 from safetensors.torch import load_file, save_file
 from tiny_tokenizers import (
     CAPTIONS,
@@ -24,6 +25,7 @@ from tower_checks import (
     check_against,
     check_every_cut,
     check_every_part_matters,
+    check_refused,
     embed_whole,
     make_batch,
     randomise,
@@ -35,31 +37,15 @@ from shards.convert import export_vision_text_dual_encoder, import_transformers
 from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.layouts import Padding
-from shards.ranges import LayerRange
 from shards.towers.bert import BertTower, RobertaTower
 
-SIZE, NUM_POSITIONS = 24, 40
-TEXT = {
-    "vocab_size": NUM_TOKENS,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": NUM_POSITIONS,
-}
-VISION = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": SIZE,
-    "patch_size": 8,
-}
+NUM_POSITIONS = SMALL_TEXT["max_position_embeddings"]
 # By `model_type`: transformers' classes of both configurations, what differs in the text's, and the tokeniser.
 FAMILIES = {
     "bert": ("CLIPVisionConfig", "BertConfig", {}, wordpiece),
     "roberta": ("ViTConfig", "RobertaConfig", {"type_vocab_size": 1, "layer_norm_eps": 1e-5}, byte_level_bpe),
     "xlm-roberta": ("ViTConfig", "XLMRobertaConfig", {"type_vocab_size": 1, "hidden_act": "gelu_new"}, unigram),
+    "camembert": ("ViTConfig", "CamembertConfig", {}, unigram),
     "chinese_clip_text_model": ("ChineseCLIPVisionConfig", "ChineseCLIPTextConfig", {}, wordpiece),
 }
 
@@ -67,8 +53,8 @@ FAMILIES = {
 def make_their_model(vision_class, text_class, changes):
     import transformers
 
-    vision = getattr(transformers, vision_class)(**VISION)
-    text = getattr(transformers, text_class)(**(TEXT | changes))
+    vision = getattr(transformers, vision_class)(**WIDE_VISION)
+    text = getattr(transformers, text_class)(**(SMALL_TEXT | changes))
     if text_class == "ChineseCLIPTextConfig":
         config = transformers.ChineseCLIPConfig(
             vision_config=vision.to_dict(), text_config=text.to_dict(), projection_dim=20
@@ -106,14 +92,6 @@ def their_features(model, config):
         return model.get_text_features(**padded(state, config.text.padding_id)).pooler_output
 
     return {"vision": image_features(model, config.preprocess), "text": captions}
-
-
-@pytest.mark.parametrize("tower", [BertTower(), RobertaTower(), BertTower(pool="cls")])
-def test_names_and_shapes_of_all_tensors_are_transformers_own(tower):
-    with torch.device("meta"):
-        built = tower.build().state_dict()
-    shapes = tower.shapes(LayerRange(0, tower.num_layers))
-    assert shapes == {name: tuple(tensor.shape) for name, tensor in built.items()}
 
 
 def test_an_imported_model_gives_transformers_own_features(checkpoint, imported, batch):
@@ -187,28 +165,14 @@ def test_names_that_older_versions_wrote_are_found(checkpoint, tmp_path, old_nam
     assert model_fingerprint(tmp_path / "old") == model_fingerprint(tmp_path / "new")
 
 
-def test_camembert_is_a_roberta(tmp_path):
-    model, tokenizer = make_their_model("ViTConfig", "CamembertConfig", {}), unigram()
-    save_checkpoint(tmp_path / "hf", model, tokenizer, SIZE)
-    config = import_transformers(tmp_path / "hf", tmp_path / "out")
-    assert config.text.family == "roberta"
-    batch = make_batch(config, [tokenizer(caption)["input_ids"] for caption in CAPTIONS])
-    check_against(tmp_path / "out", batch, their_features(model, config))
-
-
 @pytest.mark.parametrize("checkpoint", ["roberta"], indirect=True)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"is_decoder": True}, "roberta: is_decoder = True; only False can be imported"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'; only 'absolute'"),
-        ({"hidden_act": "mish"}, "hidden_act.*mish"),
         ({"pad_token_id": None}, "pad_token_id: .*valid integer"),
         ({"pad_token_id": NUM_TOKENS}, "leaves no position behind pad_token_id|outside the vocabulary"),
-        ({"num_hidden_layers": 4}, r"lack the tensor text_model.encoder.layer.3"),
-        ({"num_hidden_layers": 2}, "found the tensor text_model.encoder.layer.2"),
         ({"model_type": "bert"}, r"shape \[1, 32\], expected \[2, 32\]"),
-        ({"model_type": "deberta"}, "the text tower is 'deberta'; these can be imported: albert, bert"),
     ],
 )
 def test_what_cannot_be_mapped_is_refused_and_nothing_is_left(checkpoint, tmp_path, changes, message):
@@ -218,18 +182,7 @@ def test_what_cannot_be_mapped_is_refused_and_nothing_is_left(checkpoint, tmp_pa
         changes = changes | {"type_vocab_size": 2}
     tree["text_config"] |= changes
     (folder / "config.json").write_text(json.dumps(tree))
-    with pytest.raises(ModelError, match=message) as caught:
-        import_transformers(folder, tmp_path / "out")
-    assert "\n" not in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
-
-
-@pytest.mark.parametrize("checkpoint", ["chinese_clip_text_model"], indirect=True)
-def test_chinese_clip_pools_the_class_token_without_a_pooler(checkpoint, imported):
-    config = load_model_config(imported)
-    assert (config.text.family, config.text.pool) == ("bert", "cls")
-    assert (config.vision.pre_norm, config.vision.activation) == (True, "quick_gelu")
-    assert not any("pooler" in name for name in checkpoint[1].state_dict())
+    check_refused(import_transformers, folder, tmp_path / "out", message)
 
 
 @pytest.mark.parametrize("checkpoint", ["roberta", "xlm-roberta"], indirect=True)
@@ -239,12 +192,3 @@ def test_an_exported_model_gives_transformers_the_same_features(imported, batch,
     export_vision_text_dual_encoder(imported, tmp_path / "out")
     loaded = VisionTextDualEncoderModel.from_pretrained(tmp_path / "out").eval()
     check_against(imported, batch, their_features(loaded, load_model_config(imported)))
-
-
-@pytest.mark.parametrize("checkpoint", ["bert"], indirect=True)
-def test_captions_alone_or_with_others_give_the_same_vectors(imported, batch):
-    config = load_model_config(imported)
-    rows = embed_whole(imported, batch)["text"]
-    ids = batch.text.values.split(batch.text.lengths.tolist())
-    alone = [embed_whole(imported, make_batch(config, [each.tolist()]))["text"] for each in ids]
-    assert float((torch.cat(alone) - rows).abs().max()) < 1e-6

@@ -60,9 +60,10 @@ def test_every_cut_in_int8_has_the_planned_bytes_and_comes_close_to_float32(conf
         )
     batch = make_batch(config, captions_for(config))
     exact = vectors(load_towers(model)(batch))
-    for side, rows in vectors(load_shard(model, whole_model(config), dtype="int8")(batch)).items():
-        assert not torch.equal(rows, exact[side])
-        assert torch.cosine_similarity(rows, exact[side]).min() >= 0.995
+    for dtype in ("int8", "bfloat16"):
+        for side, rows in vectors(load_shard(model, whole_model(config), dtype=dtype)(batch)).items():
+            assert not torch.equal(rows, exact[side])
+            assert torch.cosine_similarity(rows, exact[side]).min() >= 0.995, dtype
 
 
 def test_every_cut_of_fresh_weights_is_exact(config, model):

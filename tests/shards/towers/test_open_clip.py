@@ -50,79 +50,58 @@ HF = {
     "pad_token_id": 1,
 }
 TIMM = {"timm_model_name": "vit_of_the_open_clip_test", "image_size": SIZE}
+TANH = {"norm_kwargs": {"eps": 1e-3}, "act_kwargs": {"approximate": "tanh"}}
+
+
+def sides_cfg(vision=None, text=None, **top):
+    """Changes of the plain model's configuration."""
+    sides = {"vision_cfg": vision and VISION | vision, "text_cfg": text and TEXT | text}
+    return {name: each for name, each in sides.items() if each} | top
+
+
+def timm_cfg(pool, projection, text=None, **top):
+    vision = {"vision_cfg": TIMM | {"timm_pool": pool, "timm_proj": projection}, "custom_text": True}
+    return sides_cfg(text=text, **vision, **top)
+
+
+def hf_cfg(name, pooler, **more):
+    named = {"hf_model_name": name, "hf_tokenizer_name": name, "context_length": CONTEXT, "hf_pooler_type": pooler}
+    return {"text_cfg": named | more}
+
+
 MODELS = {
     "plain": {},
-    "quick gelu, layer scale, nonscalar": {
-        "quick_gelu": True,
-        "nonscalar_logit_scale": True,
-        "init_logit_bias": -10,
-        "vision_cfg": VISION | {"ls_init_value": 1e-4, "patch_dropout": 0.5},
-    },
-    "no norm in front, mean, norm after it": {
-        "vision_cfg": VISION | {"no_ln_pre": True, "pool_type": "avg", "final_ln_after_pool": True},
-    },
-    "mean after the norm, tanh, eps, own text": {
-        "custom_text": True,
-        "vision_cfg": VISION
-        | {"pool_type": "avg", "norm_kwargs": {"eps": 1e-3}, "act_kwargs": {"approximate": "tanh"}},
-        "text_cfg": TEXT
-        | {
-            "proj_bias": True,
-            "pool_type": "eos",
-            "eos_id": END,
-            "norm_kwargs": {"eps": 1e-3},
-            "act_kwargs": {"approximate": "tanh"},
-        },
-    },
-    "timm, linear": {"custom_text": True, "vision_cfg": TIMM | {"timm_pool": "avg", "timm_proj": "linear"}},
-    "timm, classifier": {"custom_text": True, "vision_cfg": TIMM | {"timm_pool": "token", "timm_proj": None}},
-    "SigLIP": {
-        "embed_dim": 48,
-        "custom_text": True,
-        "init_logit_bias": -10,
-        "vision_cfg": TIMM | {"timm_pool": "map", "timm_proj": "none"},
-        "text_cfg": TEXT
-        | {
-            "hf_tokenizer_name": "timm/ViT-B-16-SigLIP",
-            "tokenizer_kwargs": {"clean": "canonicalize"},
-            "no_causal_mask": True,
-            "pool_type": "last",
-            "proj_bias": True,
-            "norm_kwargs": {"eps": 1e-6},
-        },
-    },
-    "RoBERTa, mean, two layers": {
-        "text_cfg": {
-            "hf_model_name": "roberta",
-            "hf_tokenizer_name": "roberta",
-            "context_length": CONTEXT,
-            "hf_pooler_type": "mean_pooler",
-        },
-    },
-    "BERT, pooler, one layer": {
-        "text_cfg": {
-            "hf_model_name": "bert",
-            "hf_tokenizer_name": "bert",
-            "context_length": CONTEXT,
-            "hf_pooler_type": "cls_pooler",
-            "hf_proj_type": "linear",
-        },
-    },
-    "CLIPA": {
-        "text_cfg": TEXT
-        | {
-            "hf_tokenizer_name": "bert-base-uncased",
-            "tokenizer_kwargs": {"strip_sep_token": True},
-            "no_causal_mask": True,
-            "pool_type": "last",
-        },
-    },
+    "quick gelu, layer scale, nonscalar": sides_cfg(
+        {"ls_init_value": 1e-4, "patch_dropout": 0.5}, quick_gelu=True, nonscalar_logit_scale=True, init_logit_bias=-10
+    ),
+    "no norm in front, mean, norm after it": sides_cfg(
+        {"no_ln_pre": True, "pool_type": "avg", "final_ln_after_pool": True}
+    ),
+    "mean after the norm, tanh, eps, own text": sides_cfg(
+        {"pool_type": "avg"} | TANH, {"proj_bias": True, "pool_type": "eos", "eos_id": END} | TANH, custom_text=True
+    ),
+    "timm, linear": timm_cfg("avg", "linear"),
+    "timm, classifier": timm_cfg("token", None),
+    "SigLIP": timm_cfg(
+        "map",
+        "none",
+        {"hf_tokenizer_name": "timm/ViT-B-16-SigLIP", "tokenizer_kwargs": {"clean": "canonicalize"}}
+        | {"no_causal_mask": True, "pool_type": "last", "proj_bias": True, "norm_kwargs": {"eps": 1e-6}},
+        embed_dim=48,
+        init_logit_bias=-10,
+    ),
+    "RoBERTa, mean, two layers": hf_cfg("roberta", "mean_pooler"),
+    "BERT, pooler, one layer": hf_cfg("bert", "cls_pooler", hf_proj_type="linear"),
+    "CLIPA": sides_cfg(
+        text={"hf_tokenizer_name": "bert-base-uncased", "tokenizer_kwargs": {"strip_sep_token": True}}
+        | {"no_causal_mask": True, "pool_type": "last"}
+    ),
 }
 
 
-def build(model_cfg):
+def build(cfg):
     """Make open_clip's model of a configuration, which its factory would take from a folder."""
-    settings = dict(model_cfg)
+    settings = dict(cfg)
     is_custom = settings.pop("custom_text", False) or "hf_model_name" in settings["text_cfg"]
     torch.manual_seed(0)
     kind = open_clip.CustomTextCLIP if is_custom else open_clip.CLIP

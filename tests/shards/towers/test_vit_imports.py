@@ -3,32 +3,23 @@
 import pytest
 import torch
 import transformers
+from library_checkpoints import SIZE, SMALL_VISION, WIDE_VISION
 from tiny_tokenizers import NUM_TOKENS, image_features, save_checkpoint, wordpiece
 from tower_checkpoints import edit_json
-from tower_checks import check_against, check_every_cut, check_every_part_matters, make_batch, randomise
+from tower_checks import check_against, check_every_cut, check_every_part_matters, check_refused, make_batch, randomise
 
 from shards.config import load_model_config
 from shards.convert import import_checkpoint
-from shards.errors import ModelError
 
-SIZE = 32
-SMALL = {
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "image_size": SIZE,
-    "patch_size": 8,
-}
-WIDE = SMALL | {"intermediate_size": 96}
-DINOV2 = SMALL | {"mlp_ratio": 2}
-DINOV3 = WIDE | {"num_register_tokens": 2}
+DINOV2 = SMALL_VISION | {"mlp_ratio": 2}
+DINOV3 = WIDE_VISION | {"num_register_tokens": 2}
 
 # By name: classes of the model and of its configuration, settings, arguments of the model, family of ours.
 MODELS = {
-    "vit": ("ViTModel", WIDE, {}, "vit"),
-    "vit without pooler": ("ViTModel", WIDE, {"add_pooling_layer": False}, "vit"),
-    "vit whose patches leave a rest": ("ViTModel", WIDE | {"patch_size": 7}, {}, "vit"),
-    "deit": ("DeiTModel", WIDE, {}, "vit"),
+    "vit": ("ViTModel", WIDE_VISION, {}, "vit"),
+    "vit without pooler": ("ViTModel", WIDE_VISION, {"add_pooling_layer": False}, "vit"),
+    "vit whose patches leave a rest": ("ViTModel", WIDE_VISION | {"patch_size": 7}, {}, "vit"),
+    "deit": ("DeiTModel", WIDE_VISION, {}, "vit"),
     "dinov2": ("Dinov2Model", DINOV2, {}, "vit"),
     "dinov2 with swiglu": ("Dinov2Model", DINOV2 | {"use_swiglu_ffn": True, "qkv_bias": False}, {}, "vit"),
     "dinov2 with registers": ("Dinov2WithRegistersModel", DINOV2 | {"num_register_tokens": 3}, {}, "vit"),
@@ -112,37 +103,21 @@ def test_the_tower_of_a_dual_encoder_is_imported_as_well(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "message"),
+    ("name", "changes", "side", "message"),
     [
-        ("dinov3", {"hidden_act": "relu"}, "hidden_act = 'relu'; only 'gelu' can be imported"),
-        ("dinov3", {"mlp_bias": False}, "mlp_bias = False"),
-        ("dinov3", {"query_bias": False}, "query_bias, key_bias, value_bias"),
-        ("dinov2", {"num_channels": 1}, "num_channels = 1"),
-        ("dinov2", {"patch_size": 64}, r"patch_size \(64\) exceeds image_size \(32\)"),
-        ("dinov2 with registers", {"image_size": 40}, "position_embeddings"),
-        ("deit", {"image_size": [32, 40]}, "only squares can be imported"),
+        ("dinov3", {"hidden_act": "relu"}, SIZE, "hidden_act = 'relu'; only 'gelu' can be imported"),
+        ("dinov3", {"mlp_bias": False}, SIZE, "mlp_bias = False"),
+        ("dinov3", {"query_bias": False}, SIZE, "query_bias, key_bias, value_bias"),
+        ("dinov2", {"num_channels": 1}, SIZE, "num_channels = 1"),
+        ("dinov2", {"patch_size": 64}, SIZE, r"patch_size \(64\) exceeds image_size \(32\)"),
+        ("dinov2 with registers", {"image_size": 40}, 40, "position_embeddings"),
+        ("deit", {"image_size": [32, 40]}, SIZE, "only squares can be imported"),
+        ("vit", {}, 40, "as the model takes 32 px"),
+        ("dinov2", {}, 4, r"patch_size \(8\) exceeds image_size \(4\)"),
     ],
 )
-def test_what_can_not_be_built_is_refused_in_one_line(tmp_path, name, changes, message):
+def test_what_can_not_be_built_is_refused_in_one_line(tmp_path, name, changes, side, message):
     save(tmp_path / "checkpoint", name)
     edit_json(tmp_path / "checkpoint/config.json", **changes)
-    if isinstance(changes.get("image_size"), int):
-        size = {"height": changes["image_size"], "width": changes["image_size"]}
-        edit_json(tmp_path / "checkpoint/preprocessor_config.json", size=size)
-    with pytest.raises(ModelError, match=message) as caught:
-        import_checkpoint(tmp_path / "checkpoint", tmp_path / "model")
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "model").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "side", "message"),
-    [("vit", 40, "as the model takes 32 px"), ("dinov2", 4, r"patch_size \(8\) exceeds image_size \(4\)")],
-)
-def test_a_processors_size_that_the_model_does_not_compute_is_refused(tmp_path, name, side, message):
-    save(tmp_path / "checkpoint", name)
     edit_json(tmp_path / "checkpoint/preprocessor_config.json", size={"height": side, "width": side})
-    with pytest.raises(ModelError, match=message) as caught:
-        import_checkpoint(tmp_path / "checkpoint", tmp_path / "model")
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "model").exists()
+    check_refused(import_checkpoint, tmp_path / "checkpoint", tmp_path / "model", message)

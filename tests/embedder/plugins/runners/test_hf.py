@@ -48,22 +48,22 @@ def test_features_of_images_are_the_librarys(save, tmp_path):
     assert np.abs(vectors(found.slice(0, 4), "s.embedding") - expected).max() < 1e-5
 
 
-@pytest.mark.parametrize("save", [checkpoints.clip, checkpoints.bert, checkpoints.distilbert])
-def test_features_of_texts_are_the_librarys(save, tmp_path):
+@pytest.mark.parametrize(
+    ("save", "keys"),
+    [
+        (checkpoints.clip, {}),
+        (checkpoints.bert, {}),
+        (checkpoints.distilbert, {}),
+        (checkpoints.siglip, {"padding": "max_length", "max_tokens": checkpoints.LENGTH}),  # as it was trained
+    ],
+)
+def test_features_of_texts_are_the_librarys(save, keys, tmp_path):
     library = save(tmp_path / "model")
-    found = run_servables(TABLE, section(tmp_path / "model", "feature-extraction", normalise=False, batch_size=3))
+    settings = {"normalise": False, "batch_size": 3} | keys
+    found = run_servables(TABLE, section(tmp_path / "model", "feature-extraction", **settings))
     check_last_is_null(found)
     with torch.no_grad():
         expected = library.texts(CAPTIONS).numpy()
-    assert np.abs(vectors(found.slice(0, 4), "s.embedding") - expected).max() < 1e-5
-
-
-def test_features_of_siglip_are_padded_as_it_was_trained(tmp_path):
-    library = checkpoints.siglip(tmp_path / "model")
-    keys = {"padding": "max_length", "max_tokens": checkpoints.LENGTH}
-    found = run_servables(TABLE, section(tmp_path / "model", "feature-extraction", **keys))
-    with torch.no_grad():
-        expected = torch.nn.functional.normalize(library.texts(CAPTIONS), dim=-1).numpy()
     assert np.abs(vectors(found.slice(0, 4), "s.embedding") - expected).max() < 1e-5
 
 
@@ -87,39 +87,26 @@ def test_pooling_is_as_asked(tmp_path):
     assert (states[:, 0] - means).abs().max() > 1e-3
 
 
+OWN_RULE = {"image_size": checkpoints.SIZE, "resize": "squash", "interpolation": "bilinear"}
+OWN_RULE |= {"resampler": "torchvision", "reduced_decode": False}
+
+
 @pytest.mark.parametrize(
-    "preprocess",
+    ("save", "task", "top_k", "keys"),
     [
-        None,
-        {
-            "image_size": checkpoints.SIZE,
-            "resize": "squash",
-            "interpolation": "bilinear",
-            "resampler": "torchvision",
-            "reduced_decode": False,
-        },
+        (hf_checkpoints.image_classifier, "image-classification", 2, {}),
+        (hf_checkpoints.image_classifier, "image-classification", 2, {"preprocess": OWN_RULE}),
+        (hf_checkpoints.text_classifier, "text-classification", 3, {}),
     ],
 )
-def test_classes_of_images_are_the_librarys(tmp_path, preprocess):
+def test_classes_are_the_librarys(tmp_path, save, task, top_k, keys):
     from transformers import pipeline
 
-    hf_checkpoints.image_classifier(tmp_path / "model")
-    keys = {"preprocess": preprocess} if preprocess else {}
-    found = run_servables(TABLE, section(tmp_path / "model", "image-classification", top_k=2, **keys))
+    save(tmp_path / "model")
+    found = run_servables(TABLE, section(tmp_path / "model", task, top_k=top_k, **keys))
     check_last_is_null(found)
-    expected = pipeline("image-classification", model=str(tmp_path / "model"), device="cpu")(pillow(), top_k=2)
-    for row, answer in enumerate(expected):
-        assert found["s.labels"][row].as_py() == [each["label"] for each in answer]
-        assert found["s.scores"][row].as_py() == pytest.approx([each["score"] for each in answer], abs=1e-5)
-
-
-def test_classes_of_texts_are_the_librarys(tmp_path):
-    from transformers import pipeline
-
-    hf_checkpoints.text_classifier(tmp_path / "model")
-    found = run_servables(TABLE, section(tmp_path / "model", "text-classification", top_k=3))
-    check_last_is_null(found)
-    expected = pipeline("text-classification", model=str(tmp_path / "model"), device="cpu")(CAPTIONS, top_k=3)
+    given = CAPTIONS if task.startswith("text") else pillow()
+    expected = pipeline(task, model=str(tmp_path / "model"), device="cpu")(given, top_k=top_k)
     for row, answer in enumerate(expected):
         assert found["s.labels"][row].as_py() == [each["label"] for each in answer]
         assert found["s.scores"][row].as_py() == pytest.approx([each["score"] for each in answer], abs=1e-5)

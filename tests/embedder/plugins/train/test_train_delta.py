@@ -1,5 +1,7 @@
 """Several people's trained layers live beside one base, and each makes exactly the model that was trained."""
 
+from pathlib import Path
+
 import pytest
 import train_samples
 from safetensors.torch import load_file
@@ -11,13 +13,14 @@ from embedder.plugins.train.run import train
 WHO = {"anna": {"vision_layers": [3, 4], "seed": 1}, "ben": {"text_layers": [0, 4], "seed": 2}}
 
 
-@pytest.fixture
-def deltas(tiny_model, tmp_path):
+@pytest.fixture(scope="module")
+def deltas(tiny_model, tmp_path_factory):
     """Reports of two people who trained different layers over one base."""
-    source = train_samples.table(tmp_path / "pairs.parquet")
+    folder = tmp_path_factory.mktemp("deltas")
+    source = train_samples.table(folder / "pairs.parquet")
     return {
         name: train(
-            training(source, tmp_path / name, model=str(tiny_model), train={"what": "layers", "num_steps": 4} | layers),
+            training(source, folder / name, model=str(tiny_model), train={"what": "layers", "num_steps": 4} | layers)
         )
         for name, layers in WHO.items()
     }
@@ -35,7 +38,7 @@ def test_each_delta_over_the_untouched_base_gives_the_trained_weights(tiny_model
         )
         assert code == 0, stderr
         assert made["out"] == str(tmp_path / f"{name}-model")
-        assert weights(tmp_path / f"{name}-model") == weights(tmp_path / name / "last")
+        assert weights(tmp_path / f"{name}-model") == weights(Path(report.delta).parent / "last")
         code, info, stderr = run_embedder("model", "info", tmp_path / f"{name}-model", "--json")
         assert (code, info["config"]["name"], info["config"]["trained"]) == (0, name, True), stderr
         assert info["fingerprints"]["model"] == made["model_fingerprint"]
@@ -62,7 +65,7 @@ def test_a_delta_says_what_it_is_and_what_to_do_with_it(tiny_model, deltas, tmp_
 
 def test_a_delta_over_another_base_or_onto_something_is_refused(tiny_model, deltas, tmp_path, run_embedder):
     anna, ben = (report.delta for report in deltas.values())
-    other = tmp_path / "anna" / "last"
+    other = Path(anna).parent / "last"
     code, _, stderr = run_embedder("model", "apply-delta", other, ben, "--out", tmp_path / "both")
     assert (code, (tmp_path / "both").exists()) == (2, False)
     assert "name the right base" in stderr

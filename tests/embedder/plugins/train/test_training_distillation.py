@@ -9,23 +9,18 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from test_training_trainer import STEM, assert_same_weights, make_train_batch, settings
 from tower_checks import make_batch, vectors
-from tower_families import FAMILIES, MAX_TOKENS, SIDE_PX, save_random_model, tiny
+from tower_families import FAMILIES, beside_default, captions_for, save_random_model
 
-from embedder.plugins.train.trainer.checkpoint import load_checkpoint, save_checkpoint
-from embedder.plugins.train.trainer.distillation import row_divergence, similarity_losses, vector_loss
-from embedder.plugins.train.trainer.prune import prune_model
-from embedder.plugins.train.trainer.settings import AugmentSettings, DistillSettings, chosen_layers, is_trainable
-from embedder.plugins.train.trainer.trainer import Trainer
-from shards.config import ModelConfig, load_model_config
+from shards.config import load_model_config
 from shards.errors import ModelError
-from shards.preprocess import PreprocessConfig
 from shards.reference import load_towers
-from shards.towers.albert import AlbertTower
-from shards.towers.kinds import VisionTower
-from shards.towers.vit import VitTower
+from shards.training.checkpoint import load_checkpoint, save_checkpoint
+from shards.training.distillation import row_divergence, similarity_losses, vector_loss
+from shards.training.prune import prune_model
+from shards.training.settings import AugmentSettings, DistillSettings, chosen_layers, is_trainable
+from shards.training.trainer import Trainer
 
 ALONE = DistillSettings(pairs=0)
-CAPTIONS = [[1, *range(10, 10 + length), 299] for length in (1, 13, 9, 14)]
 
 
 def unit(rows, columns, seed):
@@ -170,13 +165,7 @@ def test_a_choice_that_means_nothing_is_refused(choice):
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.model_fields["family"].default)
 def large(request, tmp_path):
     """A model folder of three layers with a tower of the family, every weight of which matters."""
-    tower = tiny(request.param)
-    is_vision = isinstance(tower, VisionTower)
-    vision, text = (tower, tiny(AlbertTower)) if is_vision else (tiny(VitTower), tower)
-    resize = "crop" if vision.patch_px is None else "patches"
-    preprocess = PreprocessConfig(image_size=SIDE_PX, max_caption_tokens=MAX_TOKENS, resize=resize)
-    config = ModelConfig(name="tiny", trained=True, embedding_dim=24, vision=vision, text=text, preprocess=preprocess)
-    return save_random_model(config, tmp_path / "large")
+    return save_random_model(beside_default(request.param).model_copy(update={"trained": True}), tmp_path / "large")
 
 
 def test_a_pruned_model_has_the_chosen_layers_to_the_bit_and_runs(large, tmp_path):
@@ -195,9 +184,7 @@ def test_a_pruned_model_has_the_chosen_layers_to_the_bit_and_runs(large, tmp_pat
             origin = f"{side}.{large_tower.prefix_of(large_tower.weights_of(layer))}{rest}"
             break
         assert torch.equal(tensor, theirs[origin]), name
-    tokens = config.text.max_tokens if config.text.has_fixed_length else None
-    captions = [ids if tokens is None else ids + [0] * (tokens - len(ids)) for ids in CAPTIONS]
-    found = vectors(load_towers(folder)(make_batch(config, captions)))
+    found = vectors(load_towers(folder)(make_batch(config, captions_for(config))))
     assert {side: rows.shape[1] for side, rows in found.items()} == {"vision": 24, "text": 24}
     assert all(rows.isfinite().all() for rows in found.values())
 

@@ -270,12 +270,6 @@ def test_projections_alone_lift_frozen_towers_well_above_chance_by_a_tenth_of_th
     assert 0 < of_projections.get_total_flops() * 10 < of_whole_model.get_total_flops()
 
 
-def test_features_are_only_computed_for_towers_that_stay(make_config, make_model):
-    trainer = Trainer(make_model(make_config()), settings())
-    with pytest.raises(ModelError, match="features stay valid only"):
-        trainer.tower_features(make_train_batch(trainer.config))
-
-
 def test_prototypes_are_learned_from_images_alone_and_captions_fit_given_ones(make_config):
     config = make_config(STEM)
     shared = {"loss": "concepts", "num_concepts": 6, "num_steps": 80, "learning_rate": 3e-3}
@@ -298,13 +292,15 @@ def test_prototypes_are_learned_from_images_alone_and_captions_fit_given_ones(ma
     assert (captions @ prototypes.T).argmax(1).eq(batch.caption_concepts).float().mean() > 0.8
 
 
-def test_batches_that_do_not_fit_are_refused_in_one_line(make_config):
+def test_batches_that_do_not_fit_are_refused_in_one_line(make_config, make_model):
     config = make_config()
-    trainer = Trainer(config, settings())
+    trainer = Trainer(make_model(config), settings())
     batch = make_train_batch(config)
     none = torch.empty(0, dtype=torch.int64)
     with pytest.raises(ModelError, match="a batch without captions"):
         trainer.step(TrainBatch(batch.pixels, batch.image_concepts, none.int(), none, none))
+    with pytest.raises(ModelError, match="features stay valid only"):
+        trainer.tower_features(batch)
     with pytest.raises(ModelError, match="pixels: found"):
         trainer.step(TrainBatch(batch.pixels[:, :16], *itertools.islice(vars(batch).values(), 1, 5)))
     trainer.towers.vision_head.projection.weight.data.fill_(float("nan"))
