@@ -1,7 +1,6 @@
 """`embedder search`: several queries, conditions and the rest, as tables and as JSON."""
 
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -210,25 +209,6 @@ def test_a_mistake_exits_with_2_and_nothing_found_with_0(vectors, run_embedder):
     assert (code, len(stderr.strip().splitlines())) == (2, 1)
     code, found, _ = run_embedder("search", *options, "--where", "false", "--json")
     assert (code, found["hits"]) == (0, [])
-
-
-def test_several_threads_encode_and_search_one_store(texts):
-    image_file = texts.parent / "in" / "pictures" / "0003.png"
-    queries = [{"query": "a red car", "hybrid": True}, {"query": "two cats"}, {"image": image_file}]
-    expected = [[hit.item_id for hit in open_store(texts).search(**query, k=6)] for query in queries]
-    store, found = open_store(texts), []
-    start = threading.Barrier(6)
-
-    def run(number):
-        start.wait()
-        found.append((number % 3, [hit.item_id for hit in store.search(**queries[number % 3], k=6)]))
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found) == sorted([*enumerate(expected)] * 2)
 
 
 def test_a_notebook_shows_a_heading_for_each_query(texts):
