@@ -173,11 +173,6 @@ def test_a_vector_of_another_model_is_refused_before_it_is_combined(store):
         store.searcher.combine([(1.0, QUERY[None])], 3 * QUERY[None], options)
 
 
-def test_an_empty_store_answers_combined_queries_with_its_reason(tmp_path):
-    store = searchable(tmp_path / "s", picture("a.png", 0, image_embedding=None), index=False)
-    assert "holds no image" in search(store, 0, 15).note
-
-
 def read(query=None, image=None, **given):
     return read_search(query, image, given.pop("options", SearchOptions()), {}, **given)[0]
 

@@ -12,7 +12,7 @@ from small_server import RawConnection
 from embedder.serve.schema import MAX_QUERIES
 
 NAN = "NaN"
-CLIP, IMAGE = "clips/0.mp4", "pictures/0000.png"
+IMAGE = "pictures/0000.png"
 TEXT = {"text": "a car"}
 
 
@@ -240,13 +240,6 @@ def form(request, boundary="b0undary", **files):
     return "/search", body, f"multipart/form-data; boundary={boundary}"
 
 
-def test_an_uploaded_image_of_a_form_is_found(server):
-    content = (server.source / IMAGE).read_bytes()
-    answer = server.post(*form({"queries": [{"upload": "f"}], "k": 1}, f=content))
-    assert answer.status == 200, answer.body
-    assert answer.json["answers"][0]["hits"][0]["item_id"] == IMAGE
-
-
 @pytest.mark.parametrize(
     ("kind", "body", "status"),
     [
@@ -275,23 +268,6 @@ def test_forms_without_their_request_or_their_file(server):
 @pytest.mark.parametrize("image", ["%%%", "a", "a b c d", "data:image/png;base64,AAAA", "\u00e9"])
 def test_images_that_are_no_base64(server, image):
     refused(server.search({"image": image}), 422, "body.queries.0.image")
-
-
-def test_ranges_beyond_the_end(server):
-    size = len(server.item(CLIP, "/clip").body)
-    for given in (f"bytes={size}-", f"bytes={size + 10}-{size + 20}", "bytes=999999999999999999-", "bytes=-0"):
-        answer = server.get(f"/items/{CLIP.replace('/', '%2F')}/clip", Range=given)
-        refused(answer, 416, "header.Range")
-        assert answer.headers["content-range"] == f"bytes */{size}"
-
-
-@pytest.mark.parametrize(
-    "given", ["bytes=5-1", "bytes=a-b", "bytes=", "lines=1-2", "bytes=0-1,3-4", "bytes=--1", "0-1"]
-)
-def test_ranges_that_are_none_are_left_out(server, given):
-    answer = server.get(f"/items/{CLIP.replace('/', '%2F')}/clip", Range=given)
-    assert answer.status == 200
-    assert answer.body == (server.source / CLIP).read_bytes()
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "TRACE", "PROPFIND", "POST"])

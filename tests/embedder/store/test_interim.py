@@ -16,7 +16,7 @@ from store_states import (
     state_now,
     vectors_now,
 )
-from work_on_disk import finished_items_in  # noqa: F401 - runs each test in memory and on disk
+from work_on_disk import finished_items_in, in_memory_and_on_disk  # noqa: F401 - each test runs both ways
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles

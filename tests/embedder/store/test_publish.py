@@ -13,7 +13,7 @@ from delta_rows import delta_rows
 from deltalake import DeltaTable
 from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
 from store_states import Killed, dying, finished_ids
-from work_on_disk import finished_items_in  # noqa: F401 - runs each test in memory and on disk
+from work_on_disk import finished_items_in, in_memory_and_on_disk  # noqa: F401 - each test runs both ways
 
 from embedder.errors import StoreError
 from embedder.store import publication
