@@ -138,28 +138,3 @@ def test_a_store_in_a_bucket_is_read_and_the_process_ends_well_twenty_times(buck
         done = run_often(tmp_path, source, times=20)
         assert {(each.returncode, each.stderr) for each in done} == {(0, "")}
         assert all(shown in each.stdout for each in done)
-
-
-@pytest.mark.slow(rotates=True)
-def test_the_first_example_runs_as_it_stands_on_the_store_of_the_demo(tmp_path):
-    """The examples of the README that search, encode and predict, too."""
-    made = subprocess.run(
-        [sys.executable, "-m", "embedder", "demo", "--out", str(tmp_path / "runs/demo")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
-    example = block_with("BatchPredictor").replace("embedder/demo_model", str(ROOT / "embedder/demo_model"))
-    before = (
-        "import io, ray\nfrom PIL import Image\nimport embedder\n"
-        "ray.init('local', num_cpus=2, include_dashboard=False)\n"
-        "picture = io.BytesIO()\nImage.new('RGB', (64, 64), 'red').save(picture, 'PNG')\n"
-        "ray_dataset = ray.data.from_items([{'item_id': 'red', 'image': picture.getvalue(), 'price': 3}])\n"
-    )
-    after = "\nvectors.num_rows, query.shape\nembeddings.take_all()[0]['price']"
-    done = run(tmp_path, example + after, before)
-    assert done.returncode == 0, done.stderr
-    assert "(1911, (1, 192))\n3\n" in done.stdout

@@ -15,8 +15,7 @@ from store_states import build_store_index
 
 import embedder
 from embedder.errors import ConfigError, StoreError
-from embedder.ingest.embed import embed, refresh
-from embedder.ingest.work import IngestOptions
+from embedder.ingest.embed import embed
 from embedder.storage import model_download
 from embedder.storage.object_ranges import PIECE_BYTES
 from embedder.storage.object_stores import open_place
@@ -43,43 +42,6 @@ def objects_of(files) -> dict[str, bytes]:
     """Objects that any client sees in the bucket."""
     store = open_place(files.address)
     return {each["path"]: bytes(store.get(each["path"]).bytes()) for page in store.list() for each in page}
-
-
-def by_key(rows: pa.Table, key: tuple[str, ...], names: tuple[str, ...]) -> dict:
-    return {tuple(each[name] for name in key): {name: each[name] for name in names} for each in rows.to_pylist()}
-
-
-@pytest.mark.slow
-def test_the_same_runs_make_the_same_store_on_a_disk_and_in_a_bucket(make_run, bucket, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=6, num_clips=1)
-    (source / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing more")
-    changes = {"max_reject_fraction": 0.5, "max_retire_fraction": 0.5, "rows_per_part": 4, "segment_s": 1.0}
-    configs = [make_run(source, **changes), make_run(source, store=f"{bucket}/a/store", **changes)]
-    for seed in (100, 101):  # the second runs find a changed picture
-        (source / "pictures" / "0001.png").write_bytes(samples.image_bytes(seed))
-        for config in configs:
-            assert embedded(config)[0].published
-    (source / "pictures" / "0003.png").unlink()
-    for config in configs:  # one item is gone; the index follows
-        assert refresh(config, IngestOptions()).published
-    disk, there = (embedder.open_store(config.store) for config in configs)
-
-    rows = [by_key(store.to_arrow(), ("item_id", "segment"), SAME) for store in (disk, there)]
-    assert len(rows[0]) == 8
-    assert rows[0] == rows[1]
-    names = tuple(name for name in disk.items().schema.names if name not in ("run_id", "updated_at"))
-    items = [by_key(store.items(), ("item_id",), names) for store in (disk, there)]
-    assert items[0] == items[1]
-    assert items[0]["broken.jpg",]["state"] == "rejected"
-    own = {"run_id", "previous", "published_at"}
-    assert disk.current.model_dump(exclude=own) == there.current.model_dump(exclude=own)
-    assert disk.info == there.info
-    found = [
-        [(hit.item_id, hit.segment, hit.score) for hit in store.search("a red car", k=8, group=False)]
-        for store in (disk, there)
-    ]
-    assert sorted(found[0]) == sorted(found[1])
-    assert len(found[0]) == 8
 
 
 def test_source_model_and_store_may_all_lie_in_buckets(make_run, bucket, tiny_model, tmp_path):
