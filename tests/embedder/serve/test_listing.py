@@ -9,7 +9,7 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from page_store import FOLDERS, LONG_NAME, NUM_IN_FOLDERS, make_folder_store
+from page_store import FOLDERS, LONG_NAME, NUM_IN_FOLDERS
 from PIL import Image
 from running_server import running
 from served import Served
@@ -22,14 +22,9 @@ FIRST = f"{FOLDERS[0]}/{LONG_NAME}"
 
 
 @pytest.fixture(scope="module")
-def config(tiny_model, tmp_path_factory):
-    return make_folder_store(tmp_path_factory.mktemp("folders"), tiny_model)
-
-
-@pytest.fixture(scope="module")
-def live(config, tmp_path_factory):
-    with running(config.store, cache_dir=tmp_path_factory.mktemp("cache")) as url:
-        yield Served(url, config, None)
+def live(folder_config, tmp_path_factory):
+    with running(folder_config.store, cache_dir=tmp_path_factory.mktemp("cache")) as url:
+        yield Served(url, folder_config, None)
 
 
 def listed(live, **asked):
