@@ -1,19 +1,18 @@
 """`embedder search`: several queries, conditions and the rest, as tables and as JSON."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
-import samples
 from model_stores import add_model, code_section, vector_row
 from PIL import Image
 from search_stores import QUERY, picture, searchable, towards, video
+from served import make_store
 from typer.testing import CliRunner
 
 from embedder.cli import app
-from embedder.config import load_config
 from embedder.errors import ConfigError, StoreError
-from embedder.ingest.embed import embed
 from embedder.retrieval.store_api import open_store
 
 
@@ -35,10 +34,8 @@ def ask():
 def texts(tiny_model, tmp_path_factory):
     """A store of a real, tiny model: six images, three of them with captions."""
     folder = tmp_path_factory.mktemp("command")
-    source = samples.folder(folder / "in", num_images=6)
-    settings = {"model": str(tiny_model), "store": str(folder / "s"), "source": [{"path": str(source)}]}
-    embed(load_config(overrides=settings | {"engine": "local"}))
-    return folder / "s"
+    config, _ = make_store(folder, tiny_model, num_images=6, num_clips=0)
+    return Path(config.store)
 
 
 @pytest.fixture(scope="module")
@@ -192,11 +189,9 @@ def test_hits_are_written_as_a_table_and_their_files_are_copied(texts, ask, tmp_
 
 
 def test_a_hit_whose_file_is_gone_fails_the_command_and_the_others_are_copied(tiny_model, tmp_path, run_embedder):
-    source = samples.folder(tmp_path / "in", num_images=3, captions=False)
-    settings = {"model": str(tiny_model), "store": str(tmp_path / "s"), "source": [{"path": str(source)}]}
-    embed(load_config(overrides=settings | {"engine": "local"}))
+    config, source = make_store(tmp_path, tiny_model, num_images=3, num_clips=0, captions=False)
     (source / "pictures" / "0001.png").unlink()
-    code, _, stderr = run_embedder("search", "a car", "--store", tmp_path / "s", "--copy", tmp_path / "out")
+    code, _, stderr = run_embedder("search", "a car", "--store", config.store, "--copy", tmp_path / "out")
     assert code == 1
     assert "1 of 3 items could not be copied; hits.csv there says why" in stderr
     assert "0001.png" in stderr
