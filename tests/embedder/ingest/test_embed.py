@@ -147,14 +147,6 @@ def test_a_webdataset_tar_is_embedded_under_its_keys(make_run, tmp_path):
     assert np.allclose(rows["shard/k2", 0]["image_embedding"], expected, atol=1e-5)
 
 
-def test_several_named_sources_stand_side_by_side_in_one_run(make_run, tmp_path):
-    samples.folder(tmp_path / "one", num_images=2)
-    samples.folder(tmp_path / "two", num_images=2)
-    sources = [{"path": str(tmp_path / name), "name": name} for name in ("one", "two")]
-    _, rows = embedded(make_run(sources))
-    assert set(rows) == {(f"{name}:pictures/{number:04d}.png", 0) for name in ("one", "two") for number in range(2)}
-
-
 @pytest.mark.parametrize("missing", ["model", "store", "source"])
 def test_what_is_needed_and_not_set_is_named(make_run, tmp_path, missing):
     config = make_run(tmp_path).model_copy(update={missing: None})

@@ -109,19 +109,6 @@ def test_a_failure_is_recorded_with_its_exit_code_and_goes_on_to_the_caller(make
     assert gauges((tmp_path / "m.prom").read_text())["embedder_run_exit_code",] == exit_code
 
 
-def test_a_run_that_a_guard_refuses_is_told_with_its_figures(make_run, tmp_path):
-    limits = {"min_rejects": 1, "metrics_file": str(tmp_path / "m.prom")}
-    config = make_run(broken(samples.folder(tmp_path / "in")), **limits)
-    with pytest.raises(RunFailedError, match="1 of 7 items rejected"):
-        embed(config)
-    (line,) = lines_of(Path(config.store) / "runs.jsonl")
-    assert (line["exit_code"], line["published"], line["num_rejected"], line["num_items"]) == (1, False, 1, 7)
-    assert {guard["name"]: guard["passed"] for guard in line["guards"]}["rejects"] is False
-    found = gauges((tmp_path / "m.prom").read_text())
-    assert found["embedder_run_guard_passed", "rejects"] == 0 and found["embedder_run_count", "rejected"] == 1
-    assert "guard rejects: 1 of 7" in StoreFiles(config.store).read(f"runs/{line['run_id']}/log.txt").decode()
-
-
 def test_a_failure_before_there_is_a_store_is_told_all_the_same(make_run, tmp_path):
     (tmp_path / "empty").mkdir()
     runs_file = tmp_path / "records" / "runs.jsonl"

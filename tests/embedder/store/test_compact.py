@@ -141,13 +141,6 @@ def test_changed_rows_replace_theirs_in_a_compacted_file(files):
     assert len(rows_now(files)) == 18
 
 
-def test_other_readers_find_ids_by_their_bounds(files):
-    many_parts(files)
-    compact(files, PartTarget())
-    (action,) = DeltaTable(files.uri("embeddings")).get_add_actions(flatten=True).to_struct_array().to_pylist()
-    assert (action["num_records"], action["min.item_id"], action["max.item_id"]) == (18, "0.jpg", "5.mp4")
-
-
 def test_killed_between_any_two_steps_rows_stay_and_it_ends_when_done_again(tmp_path, monkeypatch):
     for number in count():
         files = new_store(tmp_path / str(number))

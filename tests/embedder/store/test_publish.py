@@ -361,13 +361,6 @@ def test_a_second_writer_is_refused_and_told_who_holds_the_store(files):
     assert allowed.stdout == "held\n"
 
 
-def test_a_store_refuses_another_model_and_names_both(files):
-    bind_store(files, INFO)
-    with pytest.raises(StoreError, match=f"is {MODEL} .*this run's is two"):
-        bind_store(files, INFO.model_copy(update={"model_fingerprint": "two"}))
-    assert read_store_info(files).model_fingerprint == MODEL
-
-
 def test_a_missing_part_file_is_named(files):
     publish_rows(files, row("a.jpg"))
     (path,) = RecordTable(files, "embeddings").paths()
