@@ -27,6 +27,8 @@ from embedder.store.store_info import read_store_info
 from embedder.store.tables import RecordTable
 from embedder.store_index.keep_index import index_choice
 
+UP = [0.0, 1.0]
+
 
 @pytest.fixture
 def files(tmp_path):
