@@ -199,11 +199,12 @@ def test_files_are_copied_videos_whole_and_images_as_the_service_makes_them(remo
             assert row["file"].endswith(".webp") and content[8:12] == b"WEBP"
 
 
-def test_an_image_that_is_gone_is_none(folder, tiny_model, tmp_path):
-    _, source = make_store(tmp_path, tiny_model, num_images=3, num_clips=0)
-    with running(tmp_path / "store", cache_dir=tmp_path / "cache") as url, embedder.connect(url) as remote:
-        hits = remote.search("a red car", k=3)
-        (source / hits[1].item_id).unlink()
+def test_an_image_that_is_gone_is_none(folder, tmp_path, request):
+    with running(folder / "store", cache_dir=tmp_path / "cache") as url, embedder.connect(url) as remote:
+        hits = remote.search("a red car", k=3, where="modality <> 'video'")
+        gone = folder / "in" / hits[1].item_id
+        gone.rename(tmp_path / "away")
+        request.addfinalizer(lambda: (tmp_path / "away").rename(gone))
         assert [each is None for each in hits.thumbnails()] == [False, True, False]
         with pytest.raises(embedder.sources.fetch.FetchError):
             hits[1].image()

@@ -126,15 +126,8 @@ def test_a_million_unknown_keys_are_not_read(server):
 
 
 def test_texts_of_all_characters_are_searched(server):
-    for text in (
-        "\x00",
-        "a\x00b",
-        "\u202egnp",
-        "x" * 10_000,
-        "🧑🏽‍🚀" * 1000,
-        "'; DROP TABLE embeddings --",
-        "\ud7ff\ue000",
-    ):
+    hostile = "\x00", "a\x00b", "\u202egnp", "x" * 10_000, "🧑🏽‍🚀" * 1000, "'; DROP TABLE --", "\ud7ff\ue000"
+    for text in hostile:
         assert server.search({"text": text}, k=1).status == 200, text
     body = b'{"queries": [{"text": "a lone \\ud800 surrogate"}]}'
     answer = server.post("/search", body)
@@ -146,17 +139,8 @@ def test_texts_of_all_characters_are_searched(server):
     "item_id",
     [
         *("../" * 8 + "etc/passwd", "/etc/passwd", "..", ".", "a/../b", "a'b\"c", "\\..\\x", "%2e%2e%2f", "\r\nX: y"),
-        *(
-            "\x00",
-            "\x1b[31m",
-            "\u202e",
-            "x" * 8000,
-            "file:///etc/passwd",
-            "http://127.0.0.1:1/x",
-            "s3://b/k",
-            "*",
-            "?#",
-        ),
+        *("nothing.png", "a/image", "../in/pictures/0000.png", "\x00", "\x1b[31m", "\u202e", "x" * 8000),
+        *("file:///etc/passwd", "http://127.0.0.1:1/x", "s3://b/k", "*", "?#"),
     ],
 )
 def test_ids_that_are_none(server, item_id):
@@ -168,14 +152,9 @@ def test_ids_that_are_none(server, item_id):
 def test_paths_that_leave_the_page_or_hold_raw_dots(server):
     port = int(server.url.rpartition(":")[2])
     for path in (
-        *(
-            "/page/../../../etc/passwd",
-            "/page/%2e%2e/%2e%2e/settings.py",
-            "/page/..%2f..%2fsettings.py",
-            "/page//etc/x",
-        ),
-        *("/../etc/passwd", "/items/../../etc/passwd", "/items/%00/image", "/items//image", "/items/", "/items/%"),
-        *("/page/%00", "/page/" + "a" * 5000, "//evil.example/x", "/docs/../../x"),
+        *("/page/../../../etc/passwd", "/page/%2e%2e/%2e%2e/settings.py", "/page/..%2f..%2fsettings.py"),
+        *("/page//etc/x", "/../etc/passwd", "/items/../../etc/passwd", "/items/%00/image", "/items//image", "/items/"),
+        *("/items/%", "/page/%00", "/page/" + "a" * 5000, "//evil.example/x", "/docs/../../x"),
     ):
         with RawConnection(port) as raw:
             raw.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
