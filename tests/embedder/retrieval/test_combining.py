@@ -201,11 +201,7 @@ MISTAKES = {
     "no query": ({}, ConfigError, "there is no query"),
     "examples alone": ({"not_text": "dog"}, ConfigError, "there is no query"),
     "a vector and an image": ({"query": QUERY, "image": "a.png"}, ConfigError, "a given vector"),
-    "2 texts, 3 images": (
-        {"query": ["a", "b"], "image": ["c", "d", "e"]},
-        ConfigError,
-        "2 texts and 3 images",
-    ),
+    "2 texts, 3 images": ({"query": ["a", "b"], "image": ["c", "d", "e"]}, ConfigError, "2 texts and 3 images"),
     "an empty example": ({"query": "a", "not_text": [" "]}, ConfigError, "not_text: it is empty"),
     "an example that is a number": ({"query": "a", "not_text": [3]}, ArgumentTypeError, "found int"),
     "examples that are none": ({"query": "a", "not_text": 3}, ArgumentTypeError, "not_text: found int"),
