@@ -46,6 +46,6 @@ def test_pictures_without_captions_get_queries_that_lie_as_the_models_texts_do(w
     texts = encoder.encode_text(["a red house", "two dogs on the beach", "night", "a plate of food"]).mean(axis=0)
     assert np.mean(queries @ texts) > np.mean(pictures @ texts) + 0.1
     for other in ({"model_fingerprint": "of other weights"}, {"model": "/nowhere/at/all"}):
-        assert found(without_captions, **other) == (None, "sampled"), "without its model vectors of the table have to do"
+        assert found(without_captions, **other) == (None, "sampled"), "vectors of the table have to do"
     _, manifest = build_store_index(without_captions)
     assert manifest.recall_query_kind == "text-like"
