@@ -75,17 +75,6 @@ def test_each_configuration_is_valid(tmp_path, page, block):
     assert load(path).model_fields_set
 
 
-def test_the_values_of_the_configurations_are_read(tmp_path):
-    (run,) = (block for page, block in TOML if page == "README.md")
-    (tmp_path / "run.toml").write_text(run)
-    assert load_config(tmp_path / "run.toml").source[0].columns.id == "sku"
-    train, distill = (block for page, block in TOML if page == "docs/training.md")
-    (tmp_path / "distill.toml").write_text(distill)
-    assert load_train_config(tmp_path / "distill.toml").teacher.pairs == 0
-    (tmp_path / "train.toml").write_text(train)
-    assert load_train_config(tmp_path / "train.toml").train.num_steps == 20000
-
-
 LINKS = [
     (page, link) for page, text in PAGES.items() for link in sorted(set(re.findall(r"\]\(([^)#:]+)[^):]*\)", text)))
 ]
@@ -99,11 +88,6 @@ def test_each_link_leads_to_a_file(page, link):
 @pytest.mark.parametrize("path", everywhere(r"\bscripts/\w+(?:\.\w+)?"))
 def test_each_script_exists(path):
     assert (ROOT / path).exists()
-
-
-@pytest.mark.parametrize("name", sorted({*re.findall(r"\bembedder\.([A-Za-z]\w*)\b(?!\.)", README)} - {"py"}))
-def test_each_python_name_exists(name):
-    assert hasattr(embedder, name)
 
 
 @pytest.mark.parametrize("name", everywhere(r"\bstore\.(\w+)\("))

@@ -112,8 +112,3 @@ def test_a_refresh_says_in_one_line_how_many_new_captions_were_ignored(make_run,
     assert report.ignored == {"captions": 1}
     lines = [line for line in map(str, report_parts(report)) if "ignored" in line]
     assert lines == ["1 whose captions were ignored, as the model has no tower for them"]
-
-
-def test_an_ordinary_model_ignores_nothing(make_run, source):
-    report, _ = embedded(make_run(source))
-    assert report.ignored == {}

@@ -121,13 +121,6 @@ def test_a_store_is_embedded_refreshed_indexed_evaluated_and_searched_from_pytho
     assert hits[0].item_id in str(hits[0])
 
 
-def test_an_unknown_option_of_a_search_is_refused(make_run, tmp_path):
-    config = make_run(samples.folder(tmp_path / "in", num_images=2, num_clips=0))
-    embedder.embed(config)
-    with pytest.raises(TypeError, match="colour"):
-        embedder.open_store(config.store).search("red", colour="blue")
-
-
 def test_a_plan_is_made_from_python(make_run, tmp_path):
     found = embedder.plan(make_run(tmp_path, num_stages=3), devices="8xCPU", num_items=1000)
     assert (len(found.plan.stages), found.fixed_by) == (3, "num_stages")

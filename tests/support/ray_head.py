@@ -18,7 +18,6 @@ RAY = Path(sys.executable).with_name("ray")
 ROOT = Path(__file__).parents[2]
 STORE_BYTES = 150_000_000
 STARTED_S = 300.0  # a machine that does much else is slow to start Ray
-HEAD_PROCESSES = ("gcs_server", "raylet", "dashboard")
 
 
 def can_start() -> bool:

@@ -72,17 +72,10 @@ class Served:
                 return Answer(error.code, error.headers, error.read())
 
 
-def make_store(folder: Path, model: Path, **source):
+def make_store(folder: Path, model: Path, settings=None, **source):
     """Embed images and clips made in code; gives the configuration and the folder of the files."""
     files = samples.folder(folder / "in", **({"num_clips": 1} | source))
-    config = load_config(
-        overrides={
-            "model": str(model),
-            "store": str(folder / "store"),
-            "source": [{"path": str(files)}],
-            "engine": "local",
-            "no_progress_timeout_s": 60,
-        }
-    )
+    given = {"model": str(model), "store": str(folder / "store"), "source": [{"path": str(files)}], "engine": "local"}
+    config = load_config(overrides=given | {"no_progress_timeout_s": 60} | (settings or {}))
     embed(config)
     return config, files

@@ -60,13 +60,7 @@ def test_what_commands_on_a_store_say(embedded):
         ("index", "build", "--store", store, "--kind", "flat"): f"Flat, {vectors} x ",
         ("report", "--store", store): f"{items} embedded, 1 rejected; ",
         ("evaluate", "--store", store): f"{'1 query' if number == 1 else '2 queries'} (",
-        (
-            "purge",
-            "0.png",
-            "--store",
-            store,
-            "--dry-run",
-        ): "to remove for good: 1 item, 1 of them published, with 1 vector",
+        ("purge", "0.png", "--store", store, "--dry-run"): "for good: 1 item, 1 of them published, with 1 vector",
         ("history", "--store", store): "",
         ("rejects", "--store", store): "broken.png",
     }

@@ -1,4 +1,4 @@
-"""A thousand hostile names and captions through real runs: nothing raw reaches a terminal, and JSON loses nothing."""
+"""Hundreds of hostile names and captions through real runs: nothing raw reaches a terminal, and JSON loses nothing."""
 
 import io
 import json
@@ -20,14 +20,12 @@ import pyarrow.parquet as pq
 import pytest
 import samples
 from PIL import Image
-from rich.table import Table
 
 import embedder
 from embedder.cli import main
-from embedder.cli.terminal import Terminal
 from embedder.storage.printable import printable
 
-NUM_ROWS, NUM_BROKEN, NUM_FILES = 1_000, 60, 60
+NUM_ROWS, NUM_BROKEN, NUM_FILES = 300, 20, 60
 SHEET_HITS = 60
 NUM_IMAGES = 20
 MAX_NAME_BYTES = 200
@@ -108,7 +106,7 @@ def file_names():
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory, tiny_model):
-    """A store of a table with 1,000 hostile ids and captions and of a folder with hostile names; and what went in."""
+    """A store of a table with hostile ids and captions and of a folder with hostile names; and what went in."""
     root = tmp_path_factory.mktemp("hostile")
     for seed in range(NUM_IMAGES):
         (root / f"{seed}.png").write_bytes(samples.image_bytes(seed))
@@ -232,15 +230,6 @@ def test_a_contact_sheet_and_a_notebook_show_hostile_hits(archive, monkeypatch, 
     assert hostile_texts.raw_characters(page) == []
 
 
-def test_a_mistake_names_an_item_in_one_printable_line(archive, monkeypatch):
-    code, shown = run_on_screen(
-        monkeypatch, "search", "x", "--where", "name = '\x1b[31m\n\u202e", "--store", archive["store"]
-    )
-    assert code == 2
-    assert shown.count("\n") == 1
-    assert hostile_texts.raw_characters(shown) == []
-
-
 def test_lone_surrogates_in_json_lines_become_escapes_and_crash_nothing(tiny_model, tmp_path, run_embedder):
     (tmp_path / "good.png").write_bytes(samples.image_bytes(1))
     rows = [
@@ -259,27 +248,6 @@ def test_lone_surrogates_in_json_lines_become_escapes_and_crash_nothing(tiny_mod
     code, found, stderr = run_embedder("search", "x", "--store", store, "--json")
     captions = {hit["item_id"]: hit["caption"] for hit in found["hits"]}
     assert captions == {r"one \ud800": r"a \xff caption", "two": r"\udfff"}
-
-
-def test_words_with_hostile_characters_can_be_searched(archive, monkeypatch):
-    code, shown = run_on_screen(
-        monkeypatch, "search", "plain \x1b[31m words", "--hybrid", "-k", 20, "--store", archive["store"]
-    )
-    assert code == 0, shown
-    assert hostile_texts.raw_characters(shown) == []
-
-
-@pytest.mark.parametrize("width", [1, 20, 60, 5_000])
-def test_tables_of_any_width_show_nothing_raw(width):
-    table = Table(box=None, pad_edge=False)
-    table.add_column("name", overflow="fold")
-    table.add_column("caption", overflow="ellipsis")
-    for text in hostile_texts.texts(100):
-        table.add_row(text, text)
-    console = Terminal(width=width)
-    console.file = io.StringIO()
-    console.print(table)
-    assert hostile_texts.raw_characters(console.file.getvalue()) == []
 
 
 def test_the_same_holds_where_output_goes_into_a_file(archive):

@@ -3,18 +3,14 @@
 import json
 
 import pytest
-import samples
 from index_stores import indexed_run, indexed_store, item
-from refresh_runs import refreshed
-from store_states import build_store_index, no_index
+from store_states import no_index
 from typer.testing import CliRunner
 
 from embedder.cli import app
 from embedder.config import load_config
-from embedder.errors import ConfigError, RunFailedError, StoreError
-from embedder.ingest.embed import refresh
-from embedder.ingest.work import IngestOptions
-from embedder.store.files import StoreFiles
+from embedder.errors import ConfigError, StoreError
+from embedder.store.history import rollback
 from embedder.store.layout import read_current
 from embedder.store.maintenance.rollback import rollback
 from embedder.store_index.versions import list_manifests
@@ -85,22 +81,6 @@ def test_an_index_that_the_gate_refuses_is_the_users_mistake_and_is_not_publishe
     assert read_current(files).index == 1
 
 
-def test_options_count_more_than_the_file_and_set_more_than_options(tmp_path):
-    file = tmp_path / "run.toml"
-    file.write_text('store = "nowhere"\n[index]\nkind = "hnsw"\nrecall = 0.99\nmin_recall = 0.8\n')
-    assert load_config(file).index.model_dump() == {
-        "build": True,
-        "kind": "hnsw",
-        "memory_bytes": None,
-        "latency_ms": None,
-        "recall": 0.99,
-        "min_recall": 0.8,
-        "max_drop": 0.02,
-        "words": "unicode",
-    }
-    assert load_config(file, settings=["index.recall=0.9", "index.recall=0.5"]).index.recall == 0.5
-
-
 @pytest.mark.parametrize(
     "setting",
     ["index.kind=magic", "index.recall=0", "index.min_recall=1.5", "index.memory_bytes=0", "index.latency_ms=-1"],
@@ -108,19 +88,3 @@ def test_options_count_more_than_the_file_and_set_more_than_options(tmp_path):
 def test_a_wrong_value_is_named_before_anything_begins(setting):
     with pytest.raises(ConfigError, match=setting.split("=")[0]):
         load_config(settings=[setting])
-
-
-def test_a_refresh_keeps_the_constraints_of_the_file_and_a_later_one_finishes_what_they_stopped(make_run, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=12)
-    config = make_run(source)
-    refreshed(config)
-    files = StoreFiles(config.store)
-    build_store_index(files)
-    before = read_current(files)
-    (source / "new.png").write_bytes(samples.image_bytes(50))
-    with pytest.raises(RunFailedError, match=r"index\.memory_bytes = 10"):
-        refresh(make_run(source, index={"kind": "flat", "memory_bytes": 10}), IngestOptions(kind="refresh"))
-    assert read_current(files) == before
-    _, rows = refreshed(config)
-    assert ("new.png", 0) in rows
-    assert read_current(files).index == before.index + 1

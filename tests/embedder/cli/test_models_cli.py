@@ -1,7 +1,5 @@
 """The option --model of commands: a further model of the store by its name."""
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -70,12 +68,6 @@ def test_an_index_of_a_further_model_is_built_listed_updated_and_gone_back_from(
     assert read_current(files).models["clip"].index == 1
 
 
-def test_rejects_of_a_further_model_are_listed_apart(files, run_embedder):
-    _, found, _ = run_embedder("rejects", "--store", files.address, "--model", "clip", "--json")
-    assert [(each["item_id"], each["error_type"]) for each in found["rejects"]] == [("bad.png", "ModelFailed")]
-    assert run_embedder("rejects", "--store", files.address, "--json")[1]["rejects"] == []
-
-
 def test_history_shows_the_models_with_their_rows_and_indexes(files, capsys, run_embedder):
     assert run_embedder("index", "build", "--store", files.address, "--model", "clip")[0] == 0
     _, found, _ = run_embedder("history", "--store", files.address, "--json")
@@ -87,11 +79,3 @@ def test_history_shows_the_models_with_their_rows_and_indexes(files, capsys, run
 
     text = run_here("history", "--store", files.address).stdout
     assert "clip (3 vectors, index 1), labels (2 rows)" in text
-
-
-def test_compaction_and_purge_are_over_all_models(files, run_embedder):
-    code, done, told = run_embedder("purge", "a.png", "--yes", "--store", files.address, "--json")
-    assert (code, done["num_vectors"]) == (0, 2), told
-    assert "a.png" not in json.dumps(run_embedder("history", "--store", files.address, "--json")[1])
-    _, merged, _ = run_embedder("compact", "--store", files.address, "--json")
-    assert {each["model"] for each in merged["tables"]} == {"", "clip", "labels"}

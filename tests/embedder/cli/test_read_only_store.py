@@ -50,7 +50,9 @@ def made(tiny_model):
     shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="module", params=[as_another_user, on_a_read_only_mount])
+@pytest.fixture(
+    scope="module", params=[as_another_user, pytest.param(on_a_read_only_mount, marks=pytest.mark.slow(rotates=True))]
+)
 def failures(made, request):
     """What fails, by name, where the store can't be written; all of it is run in one process."""
     store, toml = made

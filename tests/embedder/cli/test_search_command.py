@@ -1,20 +1,18 @@
 """`embedder search`: several queries, conditions and the rest, as tables and as JSON."""
 
 import json
-import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
-import samples
 from model_stores import add_model, code_section, vector_row
 from PIL import Image
 from search_stores import QUERY, picture, searchable, towards, video
+from served import make_store
 from typer.testing import CliRunner
 
 from embedder.cli import app
-from embedder.config import load_config
 from embedder.errors import ConfigError, StoreError
-from embedder.ingest.embed import embed
 from embedder.retrieval.store_api import open_store
 
 
@@ -36,10 +34,8 @@ def ask():
 def texts(tiny_model, tmp_path_factory):
     """A store of a real, tiny model: six images, three of them with captions."""
     folder = tmp_path_factory.mktemp("command")
-    source = samples.folder(folder / "in", num_images=6)
-    settings = {"model": str(tiny_model), "store": str(folder / "s"), "source": [{"path": str(source)}]}
-    embed(load_config(overrides=settings | {"engine": "local"}))
-    return folder / "s"
+    config, _ = make_store(folder, tiny_model, num_images=6, num_clips=0)
+    return Path(config.store)
 
 
 @pytest.fixture(scope="module")
@@ -193,11 +189,9 @@ def test_hits_are_written_as_a_table_and_their_files_are_copied(texts, ask, tmp_
 
 
 def test_a_hit_whose_file_is_gone_fails_the_command_and_the_others_are_copied(tiny_model, tmp_path, run_embedder):
-    source = samples.folder(tmp_path / "in", num_images=3, captions=False)
-    settings = {"model": str(tiny_model), "store": str(tmp_path / "s"), "source": [{"path": str(source)}]}
-    embed(load_config(overrides=settings | {"engine": "local"}))
+    config, source = make_store(tmp_path, tiny_model, num_images=3, num_clips=0, captions=False)
     (source / "pictures" / "0001.png").unlink()
-    code, _, stderr = run_embedder("search", "a car", "--store", tmp_path / "s", "--copy", tmp_path / "out")
+    code, _, stderr = run_embedder("search", "a car", "--store", config.store, "--copy", tmp_path / "out")
     assert code == 1
     assert "1 of 3 items could not be copied; hits.csv there says why" in stderr
     assert "0001.png" in stderr
@@ -210,25 +204,6 @@ def test_a_mistake_exits_with_2_and_nothing_found_with_0(vectors, run_embedder):
     assert (code, len(stderr.strip().splitlines())) == (2, 1)
     code, found, _ = run_embedder("search", *options, "--where", "false", "--json")
     assert (code, found["hits"]) == (0, [])
-
-
-def test_several_threads_encode_and_search_one_store(texts):
-    image_file = texts.parent / "in" / "pictures" / "0003.png"
-    queries = [{"query": "a red car", "hybrid": True}, {"query": "two cats"}, {"image": image_file}]
-    expected = [[hit.item_id for hit in open_store(texts).search(**query, k=6)] for query in queries]
-    store, found = open_store(texts), []
-    start = threading.Barrier(6)
-
-    def run(number):
-        start.wait()
-        found.append((number % 3, [hit.item_id for hit in store.search(**queries[number % 3], k=6)]))
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found) == sorted([*enumerate(expected)] * 2)
 
 
 def test_a_notebook_shows_a_heading_for_each_query(texts):

@@ -5,12 +5,11 @@ import json
 import pytest
 import samples
 from running_server import running
+from served import make_store
 from typer.testing import CliRunner
 
 from embedder.cli import app
-from embedder.config import load_config
 from embedder.errors import ConfigError, StoreError
-from embedder.ingest.embed import embed
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -19,14 +18,12 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 def places(tiny_model, tmp_path_factory):
     """A store, a service over it that asks for a token, and the file with the token."""
     folder = tmp_path_factory.mktemp("server")
-    source = samples.folder(folder / "in", num_images=5, num_clips=1)
-    settings = {"model": str(tiny_model), "store": str(folder / "s"), "source": [{"path": str(source)}]}
-    embed(load_config(overrides=settings | {"engine": "local", "segment_s": 1.0}))
+    config, _ = make_store(folder, tiny_model, {"segment_s": 1.0}, num_images=5)
     token = folder / "token"
     token.write_text(f"# of the service\n\n{TOKEN}\n")
     token.chmod(0o600)
-    with running(folder / "s", show_uris=True, token_file=token) as url:
-        yield {"store": ("--store", str(folder / "s")), "server": ("--server", url, "--token-file", str(token))}
+    with running(config.store, show_uris=True, token_file=token) as url:
+        yield {"store": ("--store", config.store), "server": ("--server", url, "--token-file", str(token))}
 
 
 def search(*arguments):

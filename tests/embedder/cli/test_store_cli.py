@@ -48,29 +48,6 @@ def test_a_store_is_maintained_from_the_command_line(tmp_path):
     assert [each["can_be_read"] for each in run("history", *store)["publications"]] == [False] * 4 + [True, True]
 
 
-def test_a_person_reads_what_happened(tmp_path):
-    files = new_store(tmp_path / "store")
-    publish_refresh(files, row("a.jpg"))
-    publish_refresh(files, row("b.jpg"))
-    lines = {
-        command: runner.invoke(app, [command, *more, "--store", str(files.address)]).stdout
-        for command, more in {
-            "history": [],
-            "compact": [],
-            "vacuum": ["--dry-run"],
-            "rollback": [],
-            "purge": ["a.jpg", "--yes"],
-            "migrate": [],
-        }.items()
-    }
-    assert "refresh" in lines["history"]
-    assert "items: 2 part files -> 1" in lines["compact"]
-    assert "would delete" in lines["vacuum"]
-    assert "published again what run" in lines["rollback"]
-    assert "none holds or names them" in lines["purge"]
-    assert "format version 2 already" in lines["migrate"]
-
-
 def test_mistakes_are_reported_as_such(tmp_path):
     assert isinstance(runner.invoke(app, ["history"]).exception, ConfigError)
     assert "purge: no items" in str(runner.invoke(app, ["purge", "--store", str(tmp_path)]).exception)

@@ -38,8 +38,7 @@ def arguments(config, *more):
     return [*base, *more]
 
 
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("number", BOTH)
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
 def test_a_stopped_run_keeps_rows_that_fill_no_part_and_says_so_before_it_waits(
     make_run, tmp_path, monkeypatch, number, times
 ):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import samples
 from embedding_runs import embedded
 
 import embedder
-from embedder.errors import ConfigError, RunFailedError, SourceError
+from embedder.engine.model_folder import open_model
+from embedder.errors import ConfigError, SourceError
 from embedder.ingest.embed import embed
 from embedder.ingest.run_times import measured_times
 from embedder.models.model_folder import open_model
@@ -58,7 +60,7 @@ def test_vectors_are_those_of_the_query_encoder_and_do_not_depend_on_neighbours(
     assert np.allclose(rows["pictures/0004.png", 0]["text_embedding"], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3, 8])
+@pytest.mark.parametrize("num_stages", [2, 8])
 def test_any_number_of_stages_gives_the_same_vectors(make_run, tmp_path, num_stages):
     source = samples.folder(tmp_path / "in", num_clips=1)
     _, whole = embedded(make_run(source, num_stages=1, store=str(tmp_path / "whole")))
@@ -92,19 +94,6 @@ def test_bad_files_are_rejected_one_by_one_and_their_neighbours_are_not(make_run
     assert unit(rows["really a picture.txt", 0]["image_embedding"])
 
 
-def test_too_many_rejects_fail_the_run_and_publish_nothing(make_run, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=4)
-    (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    config = make_run(source, max_reject_fraction=0.1, min_rejects=1)
-    with pytest.raises(RunFailedError, match="1 of 5 items rejected"):
-        embed(config)
-    with pytest.raises(embedder.errors.StoreError, match="nothing is published"):
-        embedder.open_store(config.store)
-    report, rows = embedded(make_run(source, max_reject_fraction=0.5))
-    assert report.num_unchanged == 5, "the second run goes on from what the first had finished"
-    assert len(rows) == 4
-
-
 def test_a_second_run_embeds_only_what_is_new_or_changed(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=6)
     config = make_run(source)
@@ -120,15 +109,6 @@ def test_a_second_run_embeds_only_what_is_new_or_changed(make_run, tmp_path):
     assert after["pictures/0001.png", 0]["image_embedding"] != before["pictures/0001.png", 0]["image_embedding"]
     assert after["pictures/0002.png", 0]["caption"] == "another caption altogether"
     assert first.run_id != second.run_id
-
-
-def test_nothing_new_leaves_both_tables_as_they_are(make_run, tmp_path):
-    config = make_run(samples.folder(tmp_path / "in"))
-    embed(config)
-    before = embedder.open_store(config.store).current
-    embed(config)
-    after = embedder.open_store(config.store).current
-    assert (after.embeddings, after.items) == (before.embeddings, before.items)
 
 
 def test_a_table_carries_its_columns_over_untouched(make_run, tmp_path):
@@ -169,32 +149,11 @@ def test_a_webdataset_tar_is_embedded_under_its_keys(make_run, tmp_path):
     assert np.allclose(rows["shard/k2", 0]["image_embedding"], expected, atol=1e-5)
 
 
-def test_several_named_sources_stand_side_by_side_in_one_run(make_run, tmp_path):
-    samples.folder(tmp_path / "one", num_images=2)
-    samples.folder(tmp_path / "two", num_images=2)
-    sources = [{"path": str(tmp_path / name), "name": name} for name in ("one", "two")]
-    _, rows = embedded(make_run(sources))
-    assert set(rows) == {(f"{name}:pictures/{number:04d}.png", 0) for name in ("one", "two") for number in range(2)}
-
-
-def test_an_empty_source_is_refused(make_run, tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match="nothing is in it"):
-        embed(make_run(tmp_path / "empty"))
-
-
 @pytest.mark.parametrize("missing", ["model", "store", "source"])
 def test_what_is_needed_and_not_set_is_named(make_run, tmp_path, missing):
     config = make_run(tmp_path).model_copy(update={missing: None})
     with pytest.raises(ConfigError, match=f"no {missing}"):
         embed(config)
-
-
-def test_a_store_of_other_segments_is_refused(make_run, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=1)
-    embed(make_run(source))
-    with pytest.raises(embedder.errors.StoreError, match="preprocess fingerprint"):
-        embed(make_run(source, segment_s=9))
 
 
 def test_a_caption_of_ten_thousand_words_is_cut_for_the_model_and_kept_in_the_table(make_run, tmp_path):
@@ -227,15 +186,10 @@ def test_a_store_in_the_very_folder_of_its_source_is_refused_and_nothing_is_writ
     (tmp_path / "link").symlink_to(source)
     before = sorted(source.rglob("*"))
     for store in (source, tmp_path / "link", source / "pictures" / ".."):
-        with pytest.raises(ConfigError, match="this is the source"):
+        cure = f"this is the source.*put the store beside it, such as {os.path.normpath(store)}-store$"
+        with pytest.raises(ConfigError, match=cure):
             embed(make_run(source, store=str(store)))
     assert sorted(source.rglob("*")) == before
-
-
-def test_the_cure_for_a_store_in_the_source_lies_beside_it(make_run, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=1)
-    with pytest.raises(ConfigError, match=f"put the store beside it, such as {source}-store$"):
-        embed(make_run(source, store=str(source)))
 
 
 @pytest.mark.parametrize("content", [b"%PDF-1.4 a letter", b"import os\n", b"PK\x03\x04 zipped"])

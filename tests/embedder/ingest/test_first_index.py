@@ -13,13 +13,10 @@ import samples
 from embedding_runs import embedded
 from index_stores import NO_FIRST_INDEX, indexed_run, item, vector_of
 from refresh_runs import refreshed
-from store_samples import INFO
 from store_states import new_store
 
 import embedder
-from embedder.config_toml.sections import IndexConfig
 from embedder.errors import RunFailedError
-from embedder.ingest import publish_or_refuse
 from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
 from embedder.retrieval.store_api import open_store
@@ -168,24 +165,6 @@ def test_memory_that_is_too_small_is_told_in_one_line_with_the_way_out(tmp_path,
     assert len(open_store(files.address).search(vector_of("query"), 5)) == 1
 
 
-def test_a_first_publication_that_died_with_its_index_half_made_is_ended_with_one(make_run, tmp_path, monkeypatch):
-    config = make_run(samples.folder(tmp_path / "in"))
-
-    class Killed(Exception):
-        """Stands for kill -9."""
-
-    def dying(*arguments, **options):
-        raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(publish_or_refuse, "ensure_index", dying)
-        embedded(config)
-    assert read_current(StoreFiles(config.store)) is None
-    report, rows = embedded(config)
-    assert (report.num_unchanged, len(rows)) == (6, 6)
-    assert_found_through_index(config.store, 6)
-
-
 @pytest.mark.slow(rotates=True)
 def test_a_first_run_that_was_killed_ends_with_an_index_however_far_it_was(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=60)
@@ -201,12 +180,3 @@ def test_a_first_run_that_was_killed_ends_with_an_index_however_far_it_was(make_
     done = subprocess.run([*command, *options, "--json"], capture_output=True, text=True, timeout=200, check=True)
     assert json.loads(done.stdout.splitlines()[-1])["published"] in (True, False), "it may have ended before the kill"
     assert_found_through_index(config.store, 60)
-
-
-def test_the_new_model_of_a_refresh_has_its_own_index(tmp_path, said):
-    files = new_store(tmp_path / "store")
-    indexed_run(files, *(item(number) for number in range(20)), config=NO_FIRST_INDEX)
-    other = INFO.model_copy(update={"model_fingerprint": "another"})
-    number = ensure_index(files, read_current(files).embeddings, other, IndexConfig())
-    assert manifest_of(files, number).model_fingerprint == "another"
-    assert said[-1].startswith("index 1: built as Flat")

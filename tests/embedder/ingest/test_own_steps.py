@@ -9,7 +9,6 @@ import samples
 from embedding_runs import embedded
 from model_runs import classifier, model_rows, table_hashes
 from own_steps import STEPS, steps_file
-from PIL import Image
 from refresh_runs import items_of, refreshed, rows_of
 from rollback_runs import back, let_go
 
@@ -174,19 +173,6 @@ def test_a_refresh_says_which_step_changed_and_makes_all_rows_anew(make_run, tmp
     assert report.reasons == {"step halves removed": 4}
     assert {(row["side"], row["region"]) for row in rows.values()} == {(None, None)} and len(rows) == 4
     assert refreshed(plain)[0].outcome == "nothing to do"
-
-
-def test_an_unchanged_item_is_not_made_again_and_keeps_its_columns(make_run, tmp_path):
-    source, file = samples.folder(tmp_path / "in", num_images=4), steps_file(tmp_path)
-    config = make_run(source, step=[step(file, "brightness", **BRIGHT)])
-    _, before = refreshed(config)
-    Image.new("RGB", (40, 30), "white").save(source / "pictures" / "0001.png")
-    (source / "pictures" / "0003.png").touch()
-    report, rows = refreshed(config)
-    assert (report.num_items, report.num_unchanged) == (2, 2)
-    assert rows["pictures/0001.png", 0]["brightness"] == 255
-    others = [key for key in rows if key[0] != "pictures/0001.png"]
-    assert {key: rows[key] for key in others} == {key: before[key] for key in others}
 
 
 def test_a_step_sees_a_carried_column_whose_value_is_content(make_run, tmp_path):

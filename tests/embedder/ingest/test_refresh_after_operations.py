@@ -1,18 +1,16 @@
 """The night after a rollback, a compaction, a purge: the refresh does what is left to do, and no more."""
 
-import os
-
 import pytest
 import samples
 from refresh_runs import items_of, refreshed, rows_of
-from store_states import build_store_index, no_index
-from tiny_models import tiny_config
+from store_states import build_store_index
 
 import embedder
 from embedder.errors import StoreError
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
+from embedder.store.history import publications
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.compact import PartTarget, compact
@@ -21,63 +19,11 @@ from embedder.store.maintenance.rollback import release, rollback
 from embedder.store.publish.history import publications
 from embedder.store.publish.tombstones import allow_again
 from embedder.store_index.keep_index import index_choice
-from shards.fresh import init_model
-from shards.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture
 def source(tmp_path):
     return samples.folder(tmp_path / "in", num_images=6)
-
-
-def repaint(source, number: int, seed: int):
-    """Another picture in the same file."""
-    path = source / "pictures" / f"{number:04d}.png"
-    time_ns = path.stat().st_mtime_ns + 5_000_000_000
-    path.write_bytes(samples.image_bytes(seed))
-    os.utime(path, ns=(time_ns, time_ns))
-
-
-def test_after_a_rollback_and_its_release_what_changed_since_is_there_again(make_run, source):
-    config = make_run(source)
-    _, first = refreshed(config)
-    repaint(source, 3, seed=50)
-    _, second = refreshed(config)
-    rollback(StoreFiles(config.store), None, no_index)
-    assert rows_of(config) == first
-    assert refreshed(config)[1] == first, "held"
-    release(StoreFiles(config.store))
-    report, third = refreshed(config)
-    assert (report.num_taken_over, report.num_changed, report.num_new, report.num_unchanged) == (1, 0, 0, 6)
-    assert third == second
-
-
-def test_after_a_rollback_over_a_model_the_old_one_answers_and_the_next_refresh_brings_the_new(
-    make_run, source, tmp_path
-):
-    old = make_run(source)
-    _, before = refreshed(old)
-    files = StoreFiles(old.store)
-    build_store_index(files)
-    folder = tmp_path / "model"
-    init_model(tiny_config(), folder, seed=1, tokenizer_json=train_tokenizer(samples.SENTENCES, 300))
-    new = make_run(source, model=str(folder))
-    _, after = refreshed(new)
-    with write_lock(files):
-        rollback(files, None, index_choice(files))
-    assert rows_of(old) == before
-    store = embedder.open_store(old.store)
-    assert store.info.model == old.model
-    query = store.encode_image([source / "pictures" / "0003.png"])[0]
-    assert store.search(query, k=1)[0].item_id == "pictures/0003.png"
-    version = embedder.open_store(old.store, version=publications(files)[1].run_id)
-    assert version.info.model == str(folder)
-    assert version.search(version.encode_image([source / "pictures" / "0002.png"])[0], 1)[0].item_id.endswith("2.png")
-
-    release(files)
-    assert refreshed(old)[0].num_unchanged == 6, "with the old model nothing is to be done"
-    report, again = refreshed(new)
-    assert (report.num_taken_over, again) == (6, after)
 
 
 def test_after_a_compaction_nothing_is_to_be_done_and_changes_find_their_rows(make_run, source):

@@ -15,11 +15,6 @@ from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
 from embedder.sources.errors import FetchError
 from embedder.sources.fetch import Fetcher
-from embedder.store.files import StoreFiles
-from embedder.store.layout import read_current
-from embedder.store.maintenance.purge.purge import purge
-from embedder.store.tables.tables import RecordTable
-from embedder.store_index.keep_index import index_choice
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
 HEAVY |= {"embedder.executors.local", "embedder.steps.stage"}
@@ -66,21 +61,6 @@ def test_a_night_without_a_change_loads_no_model_and_touches_no_file(make_run, t
     assert modules & HEAVY == set()
     assert (report["num_unchanged"], report["run_id"], report["outcome"]) == (6, None, "nothing to do")
     assert (report["kind"], report["reasons"]) == ("refresh", {})
-
-
-def test_only_what_changed_is_embedded_again_and_all_else_keeps_vector_and_run(make_run, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=100)
-    config = make_run(source, rows_per_part=16)
-    _, before = refreshed(config)
-    (source / "pictures" / "0031.png").write_bytes(samples.image_bytes(531))
-    report, after = refreshed(config)
-    assert (report.reasons, report.num_unchanged, report.num_items) == ({"content changed": 1}, 99, 1)
-    key = ("pictures/0031.png", 0)
-    assert {each for each, row in after.items() if row["run_id"] == report.run_id} == {key}
-    assert not np.allclose(after[key]["image_embedding"], before[key]["image_embedding"])
-    assert {each: row for each, row in after.items() if each != key} == {
-        each: row for each, row in before.items() if each != key
-    }
 
 
 def test_a_touched_file_of_equal_content_costs_no_model_time_and_keeps_its_vector(make_run, tmp_path, write_config):
@@ -228,16 +208,6 @@ def test_what_failed_in_passing_in_a_refused_run_is_tried_again_when_it_goes_on(
     assert len(after) == 4
 
 
-def test_embed_compares_contents_too(make_run, tmp_path):
-    source = samples.folder(tmp_path / "in")
-    config = make_run(source)
-    _, before = embedded(config)
-    for path in source.rglob("*.png"):
-        touch(path)
-    report, after = embedded(config)
-    assert (report.num_equal, report.num_vectors, after) == (6, 0, before)
-
-
 def test_what_is_gone_leaves_the_store_and_its_index(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=30)
     config = make_run(source)
@@ -251,32 +221,6 @@ def test_what_is_gone_leaves_the_store_and_its_index(make_run, tmp_path):
     assert len(store.search("a red car", k=30)) == 29
     vector = np.array(before["pictures/0007.png", 0]["image_embedding"], np.float32)
     assert "pictures/0007.png" not in {hit.item_id for hit in store.search(vector, k=5)}
-
-
-def test_purged_items_stay_away_though_their_files_are_listed(make_run, tmp_path):
-    source = samples.folder(tmp_path / "in", captions=False)
-    config = make_run(source)
-    _, before = refreshed(config)
-    files = StoreFiles(config.store)
-    purge(files, ["pictures/0002.png"], index_choice(files, reuse=False))
-    assert refreshed(config)[0].outcome == "nothing to do"
-    (source / "new.png").write_bytes(samples.image_bytes(50))
-    touch(source / "pictures" / "0002.png")
-    report, after = refreshed(config)
-    assert report.reasons == {"new": 1}
-    assert after.keys() == (before.keys() - {("pictures/0002.png", 0)}) | {("new.png", 0)}
-
-
-def test_a_refresh_that_leaves_many_small_files_compacts_them_and_changes_no_row(make_run, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=70, captions=False)
-    config = make_run(source, rows_per_part=2, batch_size=2)
-    report, rows = refreshed(config)
-    assert len(rows) == 70
-    assert {row["run_id"] for row in rows.values()} == {report.run_id}
-    files = StoreFiles(config.store)
-    current = read_current(files)
-    assert len(RecordTable(files, "embeddings", current.embeddings).paths()) < 5
-    assert refreshed(config)[0].outcome == "nothing to do"
 
 
 @pytest.mark.slow

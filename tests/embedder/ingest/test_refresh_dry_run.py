@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import samples
-from refresh_runs import contents, refreshed, rows_of, touch
+from refresh_runs import contents, refreshed, touch
 
 from embedder.ingest.dry_run import forecast, from_reports
 from embedder.ingest.embed import embed
@@ -101,17 +101,3 @@ def test_a_report_that_is_damaged_is_no_part_of_an_estimate(make_run, tmp_path, 
     for content in ("[" * 200_000, "{", "[]"):
         report.write_text(content)
         assert forecast(config, REFRESH).estimate.wall_s is None
-
-
-def test_the_command_prints_what_would_be_done(make_run, tmp_path, run_embedder):
-    source = samples.folder(tmp_path / "in", num_images=30, captions=False)
-    config = make_run(source)
-    refreshed(config)
-    (source / "new.png").write_bytes(samples.image_bytes(99))
-    (source / "pictures" / "0003.png").unlink()
-    path = tmp_path / "nightly.toml"
-    path.write_text(f'model = "{config.model}"\nstore = "{config.store}"\n[[source]]\npath = "{source}"\n')
-    code, found, stderr = run_embedder("refresh", path, "--dry-run", "--json")
-    assert code == 0, stderr
-    assert found["reasons"] == [{"reason": "new", "num_items": 1, "size_bytes": (source / "new.png").stat().st_size}]
-    assert (found["num_retired"], len(rows_of(config))) == (1, 30)

@@ -13,10 +13,9 @@ import pytest
 import samples
 from refresh_runs import contents, items_of, refreshed, rows_of
 
-import embedder
 from embedder.config import load_config
-from embedder.errors import ConfigError, RunFailedError, SourceError
-from embedder.executors.signals import stop_at
+from embedder.engine.signals import stop_at
+from embedder.errors import RunFailedError, SourceError
 from embedder.ingest import embed as embed_module
 from embedder.ingest import execute
 from embedder.ingest.embed import refresh
@@ -139,14 +138,6 @@ def test_forcing_the_guard_retires_all_the_same_and_is_written_down(make_run, tm
     assert saved["guards"] == list(report.guards)
 
 
-def test_a_few_deletions_are_retired_without_a_question(make_run, tmp_path):
-    config = two_sources(tmp_path, make_run)
-    refreshed(config)
-    remove(tmp_path / "large", 2)
-    report, rows = refreshed(config)
-    assert (report.num_retired, len(rows), len(items_of(config))) == (2, 42, 42)
-
-
 def test_a_store_may_become_empty_where_it_is_forced_to_and_fill_again(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=3, captions=False)
     config = make_run(source)
@@ -157,25 +148,6 @@ def test_a_store_may_become_empty_where_it_is_forced_to_and_fill_again(make_run,
     (source / "back.png").write_bytes(samples.image_bytes(1))
     _, rows = refreshed(config)
     assert set(rows) == {("back.png", 0)}
-
-
-def test_too_many_rejects_publish_nothing_and_name_the_guard(make_run, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=4)
-    config = make_run(source)
-    _, before = refreshed(config)
-    for number in range(200):
-        (source / f"broken{number}.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    with pytest.raises(RunFailedError, match=r"guard rejects: 200 of 200"):
-        refresh(config, IngestOptions(kind="refresh"))
-    assert rows_of(config) == before
-    report, after = refreshed(config, forced=("rejects",))
-    assert (report.published, after) == (True, before)
-    assert embedder.open_store(config.store).rejects().num_rows == 200
-
-
-def test_a_guard_that_does_not_exist_is_named(make_run, tmp_path):
-    with pytest.raises(ConfigError, match="retired: there is no such guard.*retire, rejects"):
-        refresh(make_run(samples.folder(tmp_path / "in", num_images=1)), IngestOptions(forced=("retired",)))
 
 
 def test_what_another_run_published_while_this_one_listed_is_not_taken_for_gone(make_run, tmp_path, monkeypatch):

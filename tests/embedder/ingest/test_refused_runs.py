@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 import embedder
 from embedder.cli.refresh import list_rejects, retry_rejects
 from embedder.config import load_config
-from embedder.errors import ConfigError, RunFailedError, StoreError
+from embedder.errors import ConfigError, RunFailedError
 from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
@@ -188,11 +188,6 @@ def test_rejects_are_shown_where_nothing_is_published(refused_first, run_embedde
     assert "broken1.png" in ended.stdout
     assert f"of run {run_id}, which is not published" in ended.stdout
     assert list_rejects(config, None, {"error_type": "Nothing"}).data["rejects"] == []
-
-
-def test_rejects_of_a_store_without_any_run_are_a_mistake(make_run, tmp_path):
-    with pytest.raises(StoreError, match=r"no store.json there"):
-        list_rejects(make_run(tmp_path), None, {})
 
 
 def test_mending_the_files_and_running_again_publishes_and_no_reject_is_left(refused_first):

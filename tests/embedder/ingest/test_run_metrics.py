@@ -11,7 +11,6 @@ from command_runs import run_here
 from embedding_runs import embedded
 from prometheus_client.parser import text_string_to_metric_families
 from refresh_runs import refreshed
-from work_on_disk import finished_items_in  # noqa: F401 - runs each test in memory and on disk
 
 from embedder.errors import ConfigError
 from embedder.executors import local

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import samples
 from command_runs import run_apart, run_here
-from store_samples import INFO, begin, publish_rows, row, table
+from store_samples import INFO, publish_rows, row
 
 import embedder
 from embedder.errors import StoreError
@@ -19,8 +19,6 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
-from embedder.store.publish import current as swap_module
-from embedder.store.publish.publish import publish
 from embedder.store.store_info import bind_store
 from embedder.store.tables.tables import RecordTable
 
@@ -186,43 +184,3 @@ def test_a_reader_that_polls_sees_whole_states_only(bucket):
         reader.join()
     assert problems == []
     assert len(set(seen)) >= 2, "the readers saw the store change"
-
-
-class Killed(Exception):
-    pass
-
-
-@pytest.mark.parametrize("fatal_step", ["embeddings commit", "items commit", "current"])
-def test_a_run_killed_between_any_two_steps_of_publishing_leaves_the_old_state_served(bucket, monkeypatch, fatal_step):
-    files = StoreFiles(f"{bucket}/store")
-    publish_rows(files, row("a.jpg"), row("b.jpg"))
-    run, stamp = begin(files)
-    write_part(files, stamp, 0, table(row("b.jpg", image_embedding=[0.0, 1.0]), row("c.jpg")))
-    before, commit = read_current(files), RecordTable.commit_files
-
-    def dying_commit(self, *arguments):
-        version = commit(self, *arguments)
-        if f"{self.name} commit" == fatal_step:
-            raise Killed
-        return version
-
-    def dying_move(files, current, doomed=()):
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RecordTable, "commit_files", dying_commit)
-        if fatal_step == "current":
-            patch.setattr(swap_module, "move_current", dying_move)
-        with pytest.raises(Killed):
-            publish(run, stamp, lambda version: None)
-    assert read_current(files) == before
-    assert served(files) == {"a.jpg": [1.0, 0.0], "b.jpg": [1.0, 0.0]}
-    publish(*begin(files), lambda version: None)
-    assert served(files) == {"a.jpg": [1.0, 0.0], "b.jpg": [0.0, 1.0], "c.jpg": [1.0, 0.0]}
-
-
-def served(files):
-    rows = RecordTable(files, "embeddings", read_current(files).embeddings).read(["item_id", "image_embedding"])
-    found = dict(zip(rows["item_id"].to_pylist(), rows["image_embedding"].to_pylist(), strict=True))
-    assert len(found) == rows.num_rows
-    return found

@@ -238,7 +238,7 @@ def test_a_run_that_died_goes_on_for_each_model(make_run, tmp_path, source, tiny
     assert model_rows(config).keys() == model_rows(config, "shades").keys()
 
 
-@pytest.mark.parametrize("steps", range(0, 20, 2))
+@pytest.mark.parametrize("steps", range(0, 20, 4))
 def test_a_publication_that_is_cut_off_anywhere_is_whole_after_the_next_command(
     make_run, tmp_path, tiny_model, monkeypatch, steps
 ):

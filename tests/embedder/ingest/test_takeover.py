@@ -13,7 +13,7 @@ from refresh_runs import items_of, refreshed, rows_of, touch
 from rollback_runs import back, let_go, nights, repaint
 from store_states import Killed, dying, rows_at
 from tiny_models import tiny_config
-from work_on_disk import finished_items_in  # noqa: F401 - runs each test in memory and on disk
+from work_on_disk import in_memory_and_on_disk  # noqa: F401 - a fixture
 
 import embedder
 from embedder.steps import decode as decode_module
@@ -51,6 +51,7 @@ def without_a_model(monkeypatch):
     return forbid
 
 
+@pytest.mark.usefixtures("in_memory_and_on_disk")
 def test_after_the_release_nothing_is_embedded_that_the_rolled_back_runs_hold(make_run, source, without_a_model):
     config = make_run(source, rows_per_part=2)
     rows = nights(config, source, 2)
@@ -67,6 +68,7 @@ def test_after_the_release_nothing_is_embedded_that_the_rolled_back_runs_hold(ma
     assert (report.num_taken_over, report.taken_from) == (3, {runs[2]: 3})
     assert (report.num_items, report.num_rejected, report.num_left) == (3, 0, 0)
     assert read_current(StoreFiles(config.store)).hold is None
+    assert_found(config, taken)
     assert refreshed(config)[0].outcome == "nothing to do"
 
 
@@ -90,6 +92,7 @@ def test_what_came_after_the_rollback_is_embedded_and_what_went_is_retired(make_
         assert (rows[key]["content_version"], rows[key]["caption"]) == (row["content_version"], row["caption"])
 
 
+@pytest.mark.usefixtures("in_memory_and_on_disk")
 def test_files_that_were_touched_are_read_and_taken_over_where_their_content_is_the_same(
     make_run, source, without_a_model
 ):
@@ -160,6 +163,7 @@ def test_a_table_that_was_written_anew_gives_places_and_carried_columns_of_today
     }
 
 
+@pytest.mark.usefixtures("in_memory_and_on_disk")
 def test_videos_are_taken_over_with_all_their_segments_and_rejects_with_their_reason(make_run, source, without_a_model):
     config = make_run(source, segment_s=1.0, rows_per_part=2, max_reject_fraction=1, min_vector_spread=0)
     refreshed(config)
@@ -307,15 +311,6 @@ def test_killed_at_any_step_of_it_the_next_refresh_ends_in_the_same_rows(make_ru
         if len(made) < number:
             break
     assert number > 8
-
-
-def test_the_index_of_what_was_taken_over_finds_it(make_run, source):
-    config = make_run(source)
-    _, second = nights(config, source, 1)
-    back(config)
-    let_go(config)
-    refreshed(config)
-    assert_found(config, second)
 
 
 def test_a_store_that_nobody_rolled_back_looks_nowhere(make_run, source, monkeypatch):

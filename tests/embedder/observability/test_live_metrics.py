@@ -4,7 +4,6 @@ import socket
 import threading
 import urllib.request
 from contextlib import nullcontext
-from datetime import UTC, datetime
 
 import pytest
 import samples
@@ -16,7 +15,6 @@ from embedder.errors import ConfigError, RunFailedError, StoreError
 from embedder.executors.bottleneck import OperatorHistory
 from embedder.executors.progress import show_entry, show_operators
 from embedder.ingest.embed import embed
-from embedder.observability import live_metrics
 from embedder.observability.live_metrics import (
     LIVE_METRICS,
     LiveMetrics,
@@ -212,20 +210,3 @@ def test_a_run_that_fails_leaves_no_server(make_run, tmp_path, said):
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(ConfigError, match="metrics_address"):
         load_config(overrides={"metrics_address": address})
-
-
-def test_the_port_beyond_the_last_is_told_and_fails_nothing(said):
-    with answering(":99999", LiveMetrics("s", "embed", NOW_S)) as port:
-        assert port is None
-    assert any("99999: can't be listened on" in line for line in said)
-
-
-def test_a_time_of_the_store_is_unix_time(monkeypatch, tmp_path):
-    moment = datetime(2026, 1, 1, tzinfo=UTC)
-
-    class Current:
-        published_at, index = moment, None
-
-    monkeypatch.setattr(live_metrics, "read_current", lambda files: Current)
-    monkeypatch.setattr(live_metrics.StoreFiles, "exists", lambda self, path: True)
-    assert read_published(str(tmp_path)) == PublishedFigures(moment.timestamp(), None)

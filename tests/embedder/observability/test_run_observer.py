@@ -109,19 +109,6 @@ def test_a_failure_is_recorded_with_its_exit_code_and_goes_on_to_the_caller(make
     assert gauges((tmp_path / "m.prom").read_text())["embedder_run_exit_code",] == exit_code
 
 
-def test_a_run_that_a_guard_refuses_is_told_with_its_figures(make_run, tmp_path):
-    limits = {"min_rejects": 1, "metrics_file": str(tmp_path / "m.prom")}
-    config = make_run(broken(samples.folder(tmp_path / "in")), **limits)
-    with pytest.raises(RunFailedError, match="1 of 7 items rejected"):
-        embed(config)
-    (line,) = lines_of(Path(config.store) / "runs.jsonl")
-    assert (line["exit_code"], line["published"], line["num_rejected"], line["num_items"]) == (1, False, 1, 7)
-    assert {guard["name"]: guard["passed"] for guard in line["guards"]}["rejects"] is False
-    found = gauges((tmp_path / "m.prom").read_text())
-    assert found["embedder_run_guard_passed", "rejects"] == 0 and found["embedder_run_count", "rejected"] == 1
-    assert "guard rejects: 1 of 7" in StoreFiles(config.store).read(f"runs/{line['run_id']}/log.txt").decode()
-
-
 def test_a_failure_before_there_is_a_store_is_told_all_the_same(make_run, tmp_path):
     (tmp_path / "empty").mkdir()
     runs_file = tmp_path / "records" / "runs.jsonl"
@@ -223,7 +210,7 @@ def test_a_scrape_never_sees_half_a_file(tmp_path):
     summary |= {f"num_{number}": number for number in range(300)}
     write_metrics(path, summary)
     whole, done = path.read_text(), threading.Event()
-    writer = threading.Thread(target=lambda: [write_metrics(path, summary) for _ in range(300)] and done.set())
+    writer = threading.Thread(target=lambda: [write_metrics(path, summary) for _ in range(60)] and done.set())
     writer.start()
     while not done.is_set():
         assert path.read_text() == whole
@@ -272,10 +259,10 @@ def test_the_command_gets_the_record(tmp_path):
 
 def test_a_command_that_hangs_is_ended_with_its_children(tmp_path):
     out = tmp_path / "late"
-    child = f"import time; time.sleep(3); open({str(out)!r}, 'w')"
+    child = f"import time; time.sleep(2); open({str(out)!r}, 'w')"
     text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     assert "took longer than timeout_s = 1 and was ended" in run_command(script(tmp_path, text), SUMMARY, 1)
-    time.sleep(3)
+    time.sleep(1.5)
     assert not out.exists()
 
 

@@ -6,9 +6,9 @@ import pytest
 from tiny_models import tiny_config
 
 from embedder.config import load_config
-from embedder.placement.allocation import StageResources
-from embedder.placement.compile_choice import COMPILE_S, GAIN, estimated_s, is_compiled, repays
-from embedder.placement.device_settings import gpu_type
+from embedder.engine.allocation import StageResources
+from embedder.engine.compile_choice import COMPILE_S, GAIN, estimated_s, is_compiled
+from embedder.engine.device_settings import gpu_type
 from shards.plan import plan_shards
 from shards.planning.devices import DEVICES
 from shards.ranges import LayerRange
@@ -65,10 +65,6 @@ def test_without_seconds_operations_over_the_fastest_gpus_rate_count(stage):
     assert slow > fast == estimated_s(unmeasured, "float16", ["T4", "H100"]) > 0
     assert estimated_s(unmeasured, "float16", []) == estimated_s(unmeasured, "float16", ["A100"])
     assert estimated_s(unmeasured, "bfloat16", ["T4"]) == 0  # which doesn't compute in it
-
-
-def test_a_run_that_computes_nothing_repays_nothing():
-    assert not repays(0, has_vision=True, has_text=True)
 
 
 @pytest.mark.parametrize(

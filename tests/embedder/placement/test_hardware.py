@@ -92,10 +92,6 @@ def test_gpus_tell_name_and_capability_without_torch(monkeypatch):
     assert hardware.gpus() == (("Tesla T4", (7, 5)), ("NVIDIA H100 80GB HBM3", (9, 0)), ("GPU", None))
 
 
-def test_linux_has_all_features():
-    assert hardware.missing_features() == {}
-
-
 @pytest.mark.parametrize("feature", hardware.FEATURES, ids=lambda feature: feature.name)
 def test_a_feature_that_the_system_lacks_is_named_with_what_is_lost(monkeypatch, feature):
     monkeypatch.setattr(hardware, "FEATURES", [replace(feature, is_there=lambda: False)])

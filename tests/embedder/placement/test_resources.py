@@ -34,17 +34,6 @@ def test_the_defaults_fit_every_machine(num_cpus, num_stages):
     assert allocation.decode_cpus > 0
 
 
-def test_a_gpu_is_shared_by_the_stages_in_equal_parts():
-    allocation = allocate(load_config().compute, Available(8, num_gpus=1))
-    assert [stage.num_gpus for stage in allocation.stages] == [0.3333] * 3
-    assert {stage.device for stage in allocation.stages} == {"cuda"}
-
-
-def test_each_stage_gets_a_gpu_where_there_are_enough():
-    allocation = allocate(load_config().compute, Available(32, num_gpus=4))
-    assert [stage.num_gpus for stage in allocation.stages] == [1.0] * 3
-
-
 def test_decode_needs_a_cpu_beside_the_actors():
     config = load_config(overrides={"stage": [{"num_cpus": 0.5}] * 3, "decode": {"num_cpus": 1.0}})
     with pytest.raises(ConfigError, match="2.5 CPUs and there are 2"):
@@ -185,28 +174,15 @@ def planned(*seconds, num_replicas=1):
     return [replace(ONE, seconds_per_item=each, num_replicas=num_replicas) for each in seconds]
 
 
-def test_equal_stages_share_equally():
-    assert niceness_by_work([ONE, ONE, ONE]) == (0, 0, 0)
-    assert niceness_by_work(planned(1.0, 1.01)) == (0, 0)
-
-
 def test_the_heaviest_gives_way_to_none_and_the_others_the_more_the_less_they_do():
     first, second, third = niceness_by_work(planned(1.0, 0.93, 0.8))
     assert first == 0 < second < third <= MAX_NICENESS
-
-
-def test_steps_are_bounded():
-    assert niceness_by_work(planned(1.0, 1e-9)) == (0, MAX_NICENESS)
-    assert niceness_by_work([ONE, replace(ONE, flops_per_image=0.0)]) == (0, MAX_NICENESS)
-
-
-def test_replicas_share_the_work_of_their_stage():
     halved = replace(ONE, seconds_per_item=2.0, num_replicas=2)
-    assert niceness_by_work([halved, *planned(1.0)]) == (0, 0)
-
-
-def test_operations_stand_in_for_seconds():
-    assert niceness_by_work([replace(ONE, flops_per_caption=1e6), ONE]) == (0, MAX_NICENESS)
+    for equal in ([ONE, ONE], planned(1.0, 1.01), [halved, *planned(1.0)]):
+        assert niceness_by_work(equal) == (0, 0)
+    for unequal in (planned(1.0, 1e-9), [ONE, replace(ONE, flops_per_image=0.0)]):
+        assert niceness_by_work(unequal) == (0, MAX_NICENESS)
+    assert niceness_by_work([replace(ONE, flops_per_caption=1e6), ONE]) == (0, MAX_NICENESS), "operations for seconds"
 
 
 def test_nodes_are_not_added_up():

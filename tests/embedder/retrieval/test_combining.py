@@ -173,11 +173,6 @@ def test_a_vector_of_another_model_is_refused_before_it_is_combined(store):
         store.searcher.combine([(1.0, QUERY[None])], 3 * QUERY[None], options)
 
 
-def test_an_empty_store_answers_combined_queries_with_its_reason(tmp_path):
-    store = searchable(tmp_path / "s", picture("a.png", 0, image_embedding=None), index=False)
-    assert "holds no image" in search(store, 0, 15).note
-
-
 def read(query=None, image=None, **given):
     return read_search(query, image, given.pop("options", SearchOptions()), {}, **given)[0]
 
@@ -206,11 +201,7 @@ MISTAKES = {
     "no query": ({}, ConfigError, "there is no query"),
     "examples alone": ({"not_text": "dog"}, ConfigError, "there is no query"),
     "a vector and an image": ({"query": QUERY, "image": "a.png"}, ConfigError, "a given vector"),
-    "2 texts, 3 images": (
-        {"query": ["a", "b"], "image": ["c", "d", "e"]},
-        ConfigError,
-        "2 texts and 3 images",
-    ),
+    "2 texts, 3 images": ({"query": ["a", "b"], "image": ["c", "d", "e"]}, ConfigError, "2 texts and 3 images"),
     "an empty example": ({"query": "a", "not_text": [" "]}, ConfigError, "not_text: it is empty"),
     "an example that is a number": ({"query": "a", "not_text": [3]}, ArgumentTypeError, "found int"),
     "examples that are none": ({"query": "a", "not_text": 3}, ArgumentTypeError, "not_text: found int"),

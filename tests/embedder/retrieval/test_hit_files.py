@@ -17,7 +17,7 @@ from embedder.ingest.embed import embed
 from embedder.retrieval import hit_files
 from embedder.retrieval.hit import Hit
 from embedder.retrieval.hit_files import MAX_NAME_BYTES, file_name, save_table
-from embedder.retrieval.hits import Answers, Hits
+from embedder.retrieval.hits import Hits
 
 PNG, JPEG = samples.image_bytes(1), samples.image_bytes(1, "JPEG")
 DANGEROUS = ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1+1"]
@@ -81,14 +81,6 @@ def test_each_format_holds_rank_score_id_caption_and_columns(store, tmp_path):
         assert (text["item_id"], text["caption"]) == (row["item_id"], row["caption"] or "")
         assert text["price"] == ("" if row["price"] is None else str(row["price"]))
     assert {row["price"] for row in rows} == {1.5, 2.5, None}
-
-
-def test_hits_of_several_queries_name_theirs(store, tmp_path):
-    store.search(["a red car", "two cats"], k=2).save(tmp_path / "hits.csv")
-    rows = read_csv(tmp_path / "hits.csv")
-    assert [(row["query"], row["rank"]) for row in rows] == [
-        ("a red car", "1"), ("a red car", "2"), ("two cats", "1"), ("two cats", "2"),
-    ]  # fmt: skip
 
 
 def test_no_text_of_a_csv_file_is_a_formula_and_other_formats_hold_it_as_it_is(tmp_path):
@@ -160,12 +152,6 @@ def test_an_older_table_stays_where_the_new_one_fails(tmp_path, monkeypatch):
     assert (path.read_text(), list(tmp_path.iterdir())) == ("old", [path])
 
 
-def test_no_hits_are_a_table_without_rows(tmp_path):
-    Hits(note="nothing").save(tmp_path / "hits.csv")
-    assert (tmp_path / "hits.csv").read_text().startswith("rank,score,item_id")
-    assert read_csv(tmp_path / "hits.csv") == []
-
-
 def test_files_tables_and_clips_are_copied_by_rank(store, tmp_path):
     hits = store.search("a red car", k=20)
     copied = hits.copy_files(tmp_path / "out")
@@ -215,11 +201,6 @@ def test_a_folder_that_holds_something_is_not_written(name, store, tmp_path):
         store.search("a red car", k=1).copy_files(tmp_path / name)
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
-
-
-def test_an_empty_folder_is_filled(store, tmp_path):
-    (tmp_path / "out").mkdir()
-    assert store.search("a red car", k=1).copy_files(tmp_path / "out").num_files == 1
 
 
 def test_nothing_is_left_of_copies_that_end_early(store, tmp_path, monkeypatch):
@@ -289,9 +270,3 @@ def test_ranks_have_as_many_digits_as_there_are_hits(tmp_path):
     hits.copy_files(tmp_path / "out")
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert (names[0], names[-2]) == ("0001-0.png", "1200-1199.png")
-
-
-def test_answers_of_one_query_are_numbered_by_rank_alone(store, tmp_path):
-    Answers([store.search("a red car", k=1)]).copy_files(tmp_path / "out")
-    (row,) = read_csv(tmp_path / "out" / "hits.csv")
-    assert row["file"].startswith("001-")

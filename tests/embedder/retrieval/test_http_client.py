@@ -111,13 +111,8 @@ def test_asking_again_is_bounded_and_waits_as_long_as_it_is_told():
 
 
 def test_mistakes_and_faults_of_the_service_are_not_asked_again():
-    for status, kind in (
-        (400, ConfigError),
-        (401, ConfigError),
-        (404, StoreError),
-        (410, StoreError),
-        (500, StoreError),
-    ):
+    kinds = {400: ConfigError, 401: ConfigError, 404: StoreError, 410: StoreError, 500: StoreError}
+    for status, kind in kinds.items():
         with Service(refusal(status, "body.where")).running() as service:
             with pytest.raises(kind, match="body.where: something; the rule; the cure$"):
                 embedder.connect(service.url).status()

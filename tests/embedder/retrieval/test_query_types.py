@@ -113,12 +113,8 @@ def test_options_are_given_whole_or_as_a_number():
 
 def test_numbers_of_numpy_become_those_of_python():
     options = SearchOptions(k=np.int32(4), fold=np.float32(0.5), group=np.bool_(False), min_score=0)
-    assert [type(each) for each in (options.k, options.fold, options.group, options.min_score)] == [
-        int,
-        float,
-        bool,
-        float,
-    ]
+    values = options.k, options.fold, options.group, options.min_score
+    assert [type(each) for each in values] == [int, float, bool, float]
 
 
 def test_a_store_answers_vectors_of_every_form(tmp_path):

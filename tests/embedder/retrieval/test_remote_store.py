@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import samples
 from running_server import running
+from served import make_store
 
 import embedder
 from embedder.config import load_config
@@ -27,19 +28,19 @@ def folder(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("remote")
     source = samples.folder(folder / "in", num_images=8, num_clips=1)
     samples.clip(source / "clips" / "other.mp4", seconds=2.5, size=64)
-    settings = {"model": str(tiny_model), "store": str(folder / "s"), "source": [{"path": str(source)}]}
+    settings = {"model": str(tiny_model), "store": str(folder / "store"), "source": [{"path": str(source)}]}
     embed(load_config(overrides=settings | {"engine": "local", "segment_s": 1.0}))
     return folder
 
 
 @pytest.fixture(scope="module")
 def local(folder):
-    return embedder.open_store(folder / "s")
+    return embedder.open_store(folder / "store")
 
 
 @pytest.fixture(scope="module")
 def remote(folder):
-    with running(folder / "s", show_uris=True) as url, embedder.connect(url) as store:
+    with running(folder / "store", show_uris=True) as url, embedder.connect(url) as store:
         yield store
 
 
@@ -198,13 +199,12 @@ def test_files_are_copied_videos_whole_and_images_as_the_service_makes_them(remo
             assert row["file"].endswith(".webp") and content[8:12] == b"WEBP"
 
 
-def test_an_image_that_is_gone_is_none(folder, tiny_model, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=3)
-    settings = {"model": str(tiny_model), "store": str(tmp_path / "s"), "source": [{"path": str(source)}]}
-    embed(load_config(overrides=settings | {"engine": "local"}))
-    with running(tmp_path / "s", cache_dir=tmp_path / "cache") as url, embedder.connect(url) as remote:
-        hits = remote.search("a red car", k=3)
-        (source / hits[1].item_id).unlink()
+def test_an_image_that_is_gone_is_none(folder, tmp_path, request):
+    with running(folder / "store", cache_dir=tmp_path / "cache") as url, embedder.connect(url) as remote:
+        hits = remote.search("a red car", k=3, where="modality <> 'video'")
+        gone = folder / "in" / hits[1].item_id
+        gone.rename(tmp_path / "away")
+        request.addfinalizer(lambda: (tmp_path / "away").rename(gone))
         assert [each is None for each in hits.thumbnails()] == [False, True, False]
         with pytest.raises(embedder.sources.fetch.FetchError):
             hits[1].image()
@@ -251,18 +251,15 @@ def test_an_unknown_item_or_version_is_a_store_error(remote):
 
 
 def test_an_earlier_publication_is_searched_by_its_run(tiny_model, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=4)
-    settings = {"model": str(tiny_model), "store": str(tmp_path / "s"), "source": [{"path": str(source)}]}
-    config = load_config(overrides=settings | {"engine": "local"})
-    embed(config)
-    first = embedder.open_store(tmp_path / "s")
+    config, source = make_store(tmp_path, tiny_model, num_images=4, num_clips=0)
+    first = embedder.open_store(tmp_path / "store")
     (source / "pictures" / "0000.png").write_bytes(samples.image_bytes(77))
     embedder.refresh(config)
-    with running(tmp_path / "s", show_uris=True) as url:
+    with running(tmp_path / "store", show_uris=True) as url:
         found = embedder.connect(url, version=first.current.run_id).search(["a red car", "cats"], k=4)
         check_equal(as_plain(found), as_plain(first.search(["a red car", "cats"], k=4)))
         newest = embedder.connect(url).search("a red car", k=4)
-        check_equal(as_plain(newest), as_plain(embedder.open_store(tmp_path / "s").search("a red car", k=4)))
+        check_equal(as_plain(newest), as_plain(embedder.open_store(tmp_path / "store").search("a red car", k=4)))
         assert newest.version != found[0].version
 
 
@@ -286,7 +283,7 @@ def test_a_token_lets_in_and_another_is_a_mistake(folder, tmp_path):
     path = tmp_path / "token"
     path.write_text(f"{TOKEN}\n")
     path.chmod(0o600)
-    with running(folder / "s", token_file=path) as url:
+    with running(folder / "store", token_file=path) as url:
         hits = embedder.connect(url, token=TOKEN).search("a red car", k=2)
         assert hits[0].image(32).size == (32, 32)
         for token in (None, TOKEN[::-1]):

@@ -148,19 +148,13 @@ def test_another_publication_has_an_index_of_its_own(tmp_path):
     assert len(kept()) == 2
 
 
-def test_purging_drops_it(cached):
-    hybrid(cached, "sea")
-    drop_copies()
-    assert kept() == []
-    assert hybrid(cached, "sea")[0].words_rank == 1, "what is open stays so"
-
-
-def test_purging_drops_what_a_killed_build_left(cached):
+def test_purging_drops_it_and_what_a_killed_build_left(cached):
     hybrid(cached, "sea")
     leftover = cache_folder(COPIES_FOLDER) / ".building-words-0"
     leftover.mkdir()
     drop_copies()
-    assert not leftover.exists()
+    assert kept() == [] and not leftover.exists()
+    assert hybrid(cached, "sea")[0].words_rank == 1, "what is open stays so"
 
 
 def test_a_searcher_that_takes_over_is_ready_for_the_same_queries(store, monkeypatch):

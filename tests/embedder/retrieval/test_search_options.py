@@ -9,8 +9,9 @@ from search_stores import QUERY, ids, picture, searchable, towards, video
 from store_samples import reject
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.errors import ArgumentTypeError, ConfigError
-from embedder.retrieval.ranking import Ranking, best_segments, fold
+from embedder.errors import ConfigError
+from embedder.retrieval.grouping import best_segments, fold
+from embedder.retrieval.ranking import Ranking
 from index.errors import RetrievalError
 
 
@@ -145,9 +146,6 @@ MISTAKES = [
     (lambda store: store.search(QUERY, hybrid=True), ConfigError, "search with a text"),
     (lambda store: store.search(np.ones(2, np.float32)), RetrievalError, "divide vectors by their L2 norm"),
     (lambda store: store.search(np.ones(3, np.float32) / 3**0.5), RetrievalError, "2 are needed"),
-    (lambda store: store.search(np.ones((2, 2, 2), np.float32)), RetrievalError, "several (Q, E)"),
-    (lambda store: store.search([QUERY, QUERY[:1]]), RetrievalError, "several (Q, E)"),
-    (lambda store: store.search([QUERY, "a text"]), ArgumentTypeError, "found a list of ndarray and str"),
     (lambda store: store.search(np.array([np.nan, 1], np.float32)), RetrievalError, "finite"),
 ]
 

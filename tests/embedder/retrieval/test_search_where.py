@@ -1,11 +1,11 @@
 """A SQL condition: k hits wherever k rows fulfil it, and nothing but those rows within its reach."""
 
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from search_stores import QUERY, ids, picture, searchable, towards, video
+from where_attacks import FILES, NETWORK
 
 from embedder.errors import ConfigError
 from embedder.retrieval import filters
@@ -108,32 +108,15 @@ def test_a_mistake_tells_what_was_found_and_the_cure(store, where):
     assert ids(store.search(QUERY, k=1, where="price = 2")) == ["1.png"], "the next condition is answered"
 
 
-ATTACKS = {
-    "a second statement": "true; DROP TABLE embeddings",
-    "a statement after a comment": "true -- \n ; COPY embeddings TO '{tmp}/out.csv'",
-    "its own parenthesis": "true) UNION SELECT 0 FROM range(3) WHERE (true",
-    "a comment that hides the end": "true) --",
-    "an open comment": "true /*",
-    "two expressions": "true, false",
-    "a clause behind": "true ORDER BY price LIMIT 1",
-    "another table": "true FROM range(3)",
-    "a file": "EXISTS (SELECT 1 FROM '{tmp}/secret.csv')",
-    "a text file": "EXISTS (SELECT 1 FROM read_text('{tmp}/secret.csv') WHERE content LIKE '%hidden%')",
-    "a CSV file": "EXISTS (SELECT 1 FROM read_csv('{tmp}/secret.csv'))",
-    "a Parquet file": "EXISTS (SELECT 1 FROM read_parquet('{tmp}/*.parquet'))",
-    "a listing": "EXISTS (SELECT 1 FROM glob('{tmp}/*'))",
-    "a guess at CSV": "EXISTS (SELECT 1 FROM sniff_csv('{tmp}/secret.csv'))",
-    "an address": "EXISTS (SELECT 1 FROM read_csv('http://127.0.0.1:9/x.csv'))",
-    "the environment": "getenv('HOME') IS NOT NULL",
-    "a Python object": "EXISTS (SELECT 1 FROM secret_rows)",
-    "a query in a text": "EXISTS (SELECT 1 FROM query('SELECT * FROM read_text(''{tmp}/secret.csv'')'))",
-    "writing": "EXISTS (COPY embeddings TO '{tmp}/out.csv')",
-    "attaching": "EXISTS (ATTACH '{tmp}/out.db')",
-    "a setting": "EXISTS (SET enable_external_access = true)",
-    "a pragma": "EXISTS (PRAGMA enable_profiling)",
-    "an extension": "EXISTS (INSTALL httpfs)",
-    "changing rows": "EXISTS (DELETE FROM embeddings RETURNING 1)",
-}
+ATTACKS = [
+    *(each for each in (FILES + NETWORK).split("\n") if each and "arrow_scan" not in each and "write_log" not in each),
+    *("true; DROP TABLE embeddings", "true -- \n ; COPY embeddings TO '{tmp}/out.csv'", "true FROM range(3)"),
+    *("true) UNION SELECT 0 FROM range(3) WHERE (true", "true) --", "true /*", "true, false"),
+    *("true ORDER BY price LIMIT 1", "getenv('HOME') IS NOT NULL", "EXISTS (SELECT 1 FROM secret_rows)"),
+    "EXISTS (SELECT 1 FROM query('SELECT * FROM read_text(''{tmp}/secret.csv'')'))",
+    *("EXISTS (SET enable_external_access = true)", "EXISTS (PRAGMA enable_profiling)"),
+    "EXISTS (DELETE FROM embeddings RETURNING 1)",
+]
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -142,8 +125,8 @@ def test_a_condition_reaches_nothing_but_the_rows(attack, two, tmp_path):
     secret_rows = two.to_arrow()  # DuckDB looks for names in the caller's variables, unless it is told not to
     before = [sorted(folder.iterdir()) for folder in (tmp_path, Path())]
     with pytest.raises(ConfigError) as caught:
-        two.search(QUERY, where=ATTACKS[attack].format(tmp=tmp_path))
-    assert "hidden" not in str(caught.value).replace(ATTACKS[attack].format(tmp=tmp_path), "")
+        two.search(QUERY, where=attack.format(tmp=tmp_path, port=9))
+    assert "hidden" not in str(caught.value).replace(attack.format(tmp=tmp_path, port=9), "")
     assert [sorted(folder.iterdir()) for folder in (tmp_path, Path())] == before
     assert len(two.search(QUERY, where="true")) == secret_rows.num_rows
 
@@ -171,20 +154,3 @@ def test_a_condition_without_end_is_stopped(two, monkeypatch):
     with pytest.raises(ConfigError, match="not evaluated within"):
         two.search(QUERY, where=f"(SELECT count(*) FROM {pairs} WHERE (x.range * y.range) % 7 = segment) > 0")
     assert len(two.search(QUERY, where="true")) == 2
-
-
-def test_several_threads_filter_at_once(store):
-    expected = {where: ids(store.search(QUERY, where=where)) for where in ("price < 3", "category = 'toys'", "true")}
-    wrong = []
-
-    def ask(where):
-        for _ in range(20):
-            if ids(store.search(QUERY, where=where)) != expected[where]:
-                wrong.append(where)
-
-    threads = [threading.Thread(target=ask, args=(where,)) for where in [*expected] * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []

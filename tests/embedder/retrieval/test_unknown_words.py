@@ -4,15 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import samples
 from command_runs import run_here
 from running_server import running
+from served import make_store
 
 import embedder
-from embedder.config import load_config
-from embedder.encoders.query_encoder import QueryEncoder
-from embedder.ingest.embed import embed
-from embedder.models.model_folder import open_model
+from embedder.engine.model_folder import open_model
+from embedder.engine.query_encoder import QueryEncoder
 from embedder.steps.captions import CaptionEncoder
 from shards.train_tokenizer import train_tokenizer
 
@@ -25,16 +23,14 @@ MESSAGE = f"the model's tokeniser knows none of these words: {UNKNOWN}; use word
 def folder(tiny_model, tmp_path_factory):
     """A store of a few images, by a model whose tokeniser knows letters of English captions alone."""
     folder = tmp_path_factory.mktemp("unknown")
-    source = samples.folder(folder / "in", num_images=4, num_clips=0)
-    settings = {"model": str(tiny_model), "store": str(folder / "s"), "source": [{"path": str(source)}]}
-    embed(load_config(overrides=settings | {"engine": "local"}))
+    make_store(folder, tiny_model, num_images=4, num_clips=0)
     return folder
 
 
 @pytest.fixture(scope="module", params=["onnx", "torch"])
 def store(request, folder):
     """The store, whose queries are encoded by ONNX Runtime, as in a light installation, or by torch."""
-    store = embedder.open_store(folder / "s")
+    store = embedder.open_store(folder / "store")
     if request.param == "torch":
         vars(store)["encoder"] = store._torch_encoder()
     assert store.encoder.kind == request.param
@@ -91,7 +87,7 @@ def test_a_notebook_shows_it_above_the_images(store):
 
 
 def test_the_service_answers_with_it_and_remembers_it(folder):
-    with running(folder / "s") as url, embedder.connect(url) as remote:
+    with running(folder / "store") as url, embedder.connect(url) as remote:
         for _ in range(2):
             found = remote.search([UNKNOWN, "a red car"], k=1)
             assert [hits.warnings for hits in found] == [[MESSAGE], []]
@@ -99,8 +95,8 @@ def test_the_service_answers_with_it_and_remembers_it(folder):
 
 
 def test_the_command_says_it_in_a_line_before_the_table(folder):
-    ended = run_here("search", UNKNOWN, "--store", folder / "s", "-k", "1")
+    ended = run_here("search", UNKNOWN, "--store", folder / "store", "-k", "1")
     assert ended.code == 0
     assert f"warning: {MESSAGE}" in " ".join(ended.stdout.split())
-    assert run_here("search", UNKNOWN, "--store", folder / "s", "--json").found["warnings"] == [MESSAGE]
-    assert run_here("search", "a red car", "--store", folder / "s", "--json").found["warnings"] == []
+    assert run_here("search", UNKNOWN, "--store", folder / "store", "--json").found["warnings"] == [MESSAGE]
+    assert run_here("search", "a red car", "--store", folder / "store", "--json").found["warnings"] == []

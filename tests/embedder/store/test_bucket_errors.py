@@ -21,7 +21,7 @@ from embedder.sources.listing import list_sources
 from embedder.sources.object_listing import find_object
 from embedder.storage import object_stores
 from embedder.storage.model_download import resolve_model
-from embedder.storage.object_stores import explain, split_place, without_credentials
+from embedder.storage.object_stores import explain, without_credentials
 from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles
 from embedder.store.tables.tables import RecordTable
@@ -237,11 +237,6 @@ def test_a_secret_of_the_environment_that_a_client_quotes_is_struck_out(monkeypa
     error = explain(OSError(f"Generic S3 error: signed with {SECRET} at http://me:word@proxy:1/x"), "s3://team/a")
     assert error.transient
     assert error.message == "s3://team/a: Generic S3 error: signed with *** at http://***@proxy:1/x"
-
-
-def test_places_are_split_at_their_bucket():
-    assert split_place("s3://team") == ("s3://team", "")
-    assert split_place("gs://team/a b/c@d/") == ("gs://team", "a b/c@d")
 
 
 def test_no_secret_stands_in_any_file_of_a_store_or_in_what_the_command_says(

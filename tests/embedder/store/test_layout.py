@@ -1,7 +1,6 @@
 """Records of a store that others wrote: numbers and names that lead elsewhere are refused in one line."""
 
 import json
-from datetime import datetime
 
 import pytest
 from store_samples import row
@@ -9,10 +8,10 @@ from store_states import new_store, publish_refresh
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
-from embedder.store.journal.runs import RUN_FILE
-from embedder.store.layout import CURRENT_FILE, PUBLISHED_FILE, Current, RunInfo, read_current, read_record, run_file
-from embedder.store.part_file import PartFile
-from embedder.store.publish.history import past_runs
+from embedder.store.history import past_runs
+from embedder.store.journal import PartFile
+from embedder.store.layout import CURRENT_FILE, PUBLISHED_FILE, RunInfo, read_current, read_record, run_file
+from embedder.store.runs import RUN_FILE
 
 RUN_IDS = ("../../../etc", "/etc", "..", ".", "", ".hidden", "a/b", "a\\b", "a\nb", "a b", "r\u00e9", "a" * 129)
 NOTHING_LIKE_IT = "a run id has letters, digits, _, - and ., at most 128, the first one no point"
@@ -135,10 +134,6 @@ def test_what_is_found_is_shown_short_and_printable(files):
     message = refusal(lambda: read_current(files))
     assert len(message) < 600
     assert message.isprintable()
-
-
-def test_nothing_committed_is_version_minus_one():
-    Current(run_id="r", embeddings=-1, items=-1, published_at=datetime.fromtimestamp(0).astimezone())
 
 
 def test_hostile_statistics_of_a_part_file_tell_nothing():

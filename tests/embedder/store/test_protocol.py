@@ -129,14 +129,14 @@ def test_whoever_is_overtaken_at_whatever_step_changes_nothing_any_more(base, tm
 
 def test_an_overtaken_vacuum_deletes_nothing_that_a_rollback_has_published(base, tmp_path, bucket):
     ours, theirs = OPERATIONS["vacuum"], OPERATIONS["rollback"]
-    assert overtaken_everywhere(base, tmp_path, ours, theirs, 2) > 5
-    assert overtaken_everywhere(base, bucket, ours, theirs, 6, 1) > 3
+    assert overtaken_everywhere(base, tmp_path, ours, theirs, 5) > 2
+    assert overtaken_everywhere(base, bucket, ours, theirs, 12, 1) > 1
 
 
 def test_an_overtaken_rollback_can_not_publish_what_a_vacuum_has_deleted(base, tmp_path, bucket):
     ours, theirs = OPERATIONS["rollback"], OPERATIONS["vacuum"]
-    assert overtaken_everywhere(base, tmp_path, ours, theirs, 2) > 2
-    assert overtaken_everywhere(base, bucket, ours, theirs, 4, 1) > 2
+    assert overtaken_everywhere(base, tmp_path, ours, theirs, 3) > 1
+    assert overtaken_everywhere(base, bucket, ours, theirs, 8, 1) > 1
 
 
 def purge_of(item: str) -> Operation:
@@ -145,7 +145,7 @@ def purge_of(item: str) -> Operation:
 
 @pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_overtaken_purge_brings_no_purged_item_back_and_forgets_none(base, tmp_path, request, is_remote):
-    place, stride = (request.getfixturevalue("bucket"), 11) if is_remote else (tmp_path, 4)
+    place, stride = (request.getfixturevalue("bucket"), 11) if is_remote else (tmp_path, 7)
     for number in count(2, stride):
         files = copied(base, f"{place}/{number}")
         sleeper = sleeping(files)
@@ -183,9 +183,12 @@ def check_that_only_unneeded_parts_hold(files: StoreFiles, item: str, made: list
     assert found <= {made[made.index("the other's") + 1].removeprefix("put ")} - needed, made
 
 
-@pytest.mark.parametrize("pattern", ["embeddings/_delta_log/*", "runs/*/published.json", "CURRENT.json"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["embeddings/_delta_log/*", pytest.param("runs/*/published.json", marks=pytest.mark.slow), "CURRENT.json"],
+)
 def test_a_late_request_of_an_overtaken_writer_is_never_taken_for_ours(base, bucket, pattern):
-    for number in count(1, 6):
+    for number in count(1, 12):
         files = copied(base, f"{bucket}/{number}")
         dying, before = sleeping(files), seen(files)
         dying.backend = late = Late(dying.backend, pattern)

@@ -128,16 +128,12 @@ def test_an_older_store_gets_them_with_its_next_publication(tmp_path):
     assert_ranks(files)
 
 
-@pytest.mark.parametrize("config", [NO_FIRST_INDEX, IndexConfig(words="none")])
-def test_none_are_made_where_none_are_asked_for(tmp_path, config):
+@pytest.mark.parametrize(
+    ("caption", "config"), [("sea", NO_FIRST_INDEX), ("sea", IndexConfig(words="none")), (None, IndexConfig())]
+)
+def test_none_are_made_where_none_are_asked_for_or_there_are_no_captions(tmp_path, caption, config):
     files = new_store(tmp_path / "store")
-    night(files, {0: "sea"}, config=config)
-    assert versions(files) == set()
-
-
-def test_a_store_without_captions_has_none(tmp_path):
-    files = new_store(tmp_path / "store")
-    night(files, {0: None, 1: None})
+    night(files, {0: caption}, config=config)
     assert versions(files) == set()
 
 
@@ -171,9 +167,4 @@ def test_a_store_in_a_bucket_is_searched_through_a_copy(bucket):
     assert copies
     for folder in copies:
         (folder / "rows.u32").write_bytes(b"")
-    assert_ranks(files)
-
-
-def test_another_item_without_a_caption_changes_no_ranking(files):
-    night(files, {900: None}, 1)
     assert_ranks(files)

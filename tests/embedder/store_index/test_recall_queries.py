@@ -45,13 +45,7 @@ def test_pictures_without_captions_get_queries_that_lie_as_the_models_texts_do(w
     encoder = QueryEncoder(open_model(read_store_info(without_captions).model))
     texts = encoder.encode_text(["a red house", "two dogs on the beach", "night", "a plate of food"]).mean(axis=0)
     assert np.mean(queries @ texts) > np.mean(pictures @ texts) + 0.1
-
-
-def test_the_index_of_such_a_store_says_so(without_captions):
+    for other in ({"model_fingerprint": "of other weights"}, {"model": "/nowhere/at/all"}):
+        assert found(without_captions, **other) == (None, "sampled"), "vectors of the table have to do"
     _, manifest = build_store_index(without_captions)
     assert manifest.recall_query_kind == "text-like"
-
-
-@pytest.mark.parametrize("other", [{"model_fingerprint": "of other weights"}, {"model": "/nowhere/at/all"}])
-def test_without_its_model_vectors_of_the_table_have_to_do(without_captions, other):
-    assert found(without_captions, **other) == (None, "sampled")

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import typer
 import yaml
-from deployments import CONFIG, GOLDEN, IMAGE, THREE_TYPES, kuberay_texts, plan_of, stage
+from deployments import CONFIG, GOLDEN, IMAGE, kuberay_texts, plan_of, stage
 from jsonschema import Draft202012Validator
 
 from embedder.cli import app
@@ -26,7 +26,6 @@ KINDS = {
     "rayservice.yaml": "rayservices",
 }
 KUBERNETES = "1.35"
-NO_RIGHTS = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 
 @cache
@@ -191,11 +190,6 @@ def test_all_containers_of_a_head_see_rays_sockets_and_logs(documents):
         assert len(set(found)) == 1
 
 
-def test_a_job_whose_pods_find_no_room_ends_before_its_deadline(documents):
-    for spec in (documents["rayjob.yaml"]["spec"], documents["raycronjob.yaml"]["spec"]["jobTemplate"]):
-        assert (spec["preRunningDeadlineSeconds"], spec["activeDeadlineSeconds"]) == (1800, 86400)
-
-
 def test_the_port_of_a_runs_metrics_has_a_name_where_one_runs(tmp_path):
     texts = kuberay_texts(tmp_path, 'metrics_address = "0.0.0.0:9477"\n' + CONFIG)
     named = [name for name, text in texts.items() if re.search(r"name: run-metrics\n +containerPort: 9477\n", text)]
@@ -332,7 +326,3 @@ def test_a_hub_model_and_one_gpu_type_need_no_selector(tmp_path):
 
 def test_sizes_are_written_as_kubernetes_writes_them_back():
     assert [quantity(each) for each in (8 << 30, 512 << 20, 3 << 10, 1000)] == ["8Gi", "512Mi", "3Ki", "1000"]
-
-
-def test_the_plan_of_the_config_map_is_the_one_given(documents):
-    assert documents["config.yaml"]["data"]["plan.json"] == THREE_TYPES.to_json()

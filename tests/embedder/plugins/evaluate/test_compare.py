@@ -215,28 +215,17 @@ def test_position_bias_is_estimated_and_taken_out():
     assert abs(plain - worth).max() > 0.3, "without a correction the best item seems poor"
 
 
-def test_clicks_become_grades_and_one_click_makes_nothing_right():
+def test_clicks_become_grades_one_click_makes_nothing_right_and_what_nothing_links_is_left_out_and_told(caplog):
     item, position, clicked, worth, _ = clicks(20_000)
     log = [
         {"query": "q", "item_id": f"i{i}", "position": int(p) + 1, "clicked": bool(c)}
         for i, p, c in zip(item, position, clicked, strict=True)
     ]
     log.append({"query": "q", "item_id": "slip", "position": 1, "clicked": True})
-    grades = {each["item_id"]: each["relevance"] for each in grades_of_clicks(log)}
-    assert grades["slip"] == 0 and grades["i4"] == 0
-    assert [grades[f"i{number}"] for number in range(4)] == pytest.approx(3 * worth[:4], abs=0.25)
-
-
-def test_positions_that_nothing_links_are_left_out_and_told(caplog):
-    item, position, clicked, worth, _ = clicks(20_000)
-    log = [
-        {"query": "q", "item_id": f"i{i}", "position": int(p) + 1, "clicked": bool(c)}
-        for i, p, c in zip(item, position, clicked, strict=True)
-    ]
     deep = [{"query": "q", "item_id": "deep", "position": 40, "clicked": True}] * 30
     assert linked_positions(np.array([0, 0, 1, 1, 2]), np.array([0, 2, 2, 3, 1])).tolist() == [0, 1, 0, 0]
     grades = {each["item_id"]: each["relevance"] for each in grades_of_clicks(log + deep)}
-    assert "deep" not in grades
+    assert "deep" not in grades and grades["slip"] == 0 and grades["i4"] == 0
     assert [grades[f"i{number}"] for number in range(4)] == pytest.approx(3 * worth[:4], abs=0.25)
     assert any(message.startswith(f"30 rows of {len(log) + 30:,} left out of the log") for message in caplog.messages)
 

@@ -72,23 +72,6 @@ def test_vectors_that_are_all_alike_find_nothing():
     assert found.ranks.tolist() == [8] * 9
 
 
-def test_a_clip_counts_once_however_many_of_its_segments_stand_before_the_right_one():
-    query = np.array([[1, 0, 0, 0]], np.float32)
-    clip = unit(np.array([[1, 0.1 * number, 0, 0] for number in range(6)]))
-    right = unit(np.array([[1.0, 0.9, 0, 0]]))
-    vectors, items = np.concatenate([clip, right]), np.array([0] * 6 + [1])
-    own = right_rows(np.array([0]), np.array([1]), items)
-    whole = search_exactly(query, lambda: iter([vectors]), items, own, 1, NOBODY)
-    cut = search_exactly(query, lambda: iter([vectors[:2], vectors[2:4], vectors[4:]]), items, own, 1, NOBODY)
-    assert (whole.ranks.tolist(), cut.ranks.tolist()) == ([1], [1])
-
-
-def test_a_query_without_a_right_row_ranks_last():
-    vectors = unit(np.random.default_rng(0).standard_normal((5, DIM)))
-    found = search_exactly(vectors[:1], lambda: iter([vectors]), np.arange(5), NOBODY, 1, NOBODY)
-    assert found.ranks.tolist() == [5]
-
-
 def test_right_rows_are_all_rows_of_the_right_items():
     items = np.array([2, 0, 2, 1, 0])
     pairs = right_rows(np.array([0, 1, 1]), np.array([2, 0, 3]), items)

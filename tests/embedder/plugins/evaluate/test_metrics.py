@@ -33,11 +33,6 @@ def test_95_of_100_intervals_hold_the_true_value():
     assert 0.93 <= np.mean([found.low <= 0.9 <= found.high for found in shares]) <= 0.98
 
 
-def test_an_interval_is_the_same_each_time():
-    values = np.random.default_rng(1).random(100)
-    assert mean(values) == mean(values)
-
-
 def test_the_mean_reciprocal_rank_is_that_of_ranks_counted_from_one():
     assert mean_reciprocal_rank(np.array([0, 1, 3, 9])).value == pytest.approx((1 + 1 / 2 + 1 / 4 + 1 / 10) / 4)
 

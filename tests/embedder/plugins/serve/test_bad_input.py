@@ -12,7 +12,7 @@ from small_server import RawConnection
 from embedder.plugins.serve.schema import MAX_QUERIES
 
 NAN = "NaN"
-CLIP, IMAGE = "clips/0.mp4", "pictures/0000.png"
+IMAGE = "pictures/0000.png"
 TEXT = {"text": "a car"}
 
 
@@ -126,15 +126,8 @@ def test_a_million_unknown_keys_are_not_read(server):
 
 
 def test_texts_of_all_characters_are_searched(server):
-    for text in (
-        "\x00",
-        "a\x00b",
-        "\u202egnp",
-        "x" * 10_000,
-        "🧑🏽‍🚀" * 1000,
-        "'; DROP TABLE embeddings --",
-        "\ud7ff\ue000",
-    ):
+    hostile = "\x00", "a\x00b", "\u202egnp", "x" * 10_000, "🧑🏽‍🚀" * 1000, "'; DROP TABLE --", "\ud7ff\ue000"
+    for text in hostile:
         assert server.search({"text": text}, k=1).status == 200, text
     body = b'{"queries": [{"text": "a lone \\ud800 surrogate"}]}'
     answer = server.post("/search", body)
@@ -146,17 +139,8 @@ def test_texts_of_all_characters_are_searched(server):
     "item_id",
     [
         *("../" * 8 + "etc/passwd", "/etc/passwd", "..", ".", "a/../b", "a'b\"c", "\\..\\x", "%2e%2e%2f", "\r\nX: y"),
-        *(
-            "\x00",
-            "\x1b[31m",
-            "\u202e",
-            "x" * 8000,
-            "file:///etc/passwd",
-            "http://127.0.0.1:1/x",
-            "s3://b/k",
-            "*",
-            "?#",
-        ),
+        *("nothing.png", "a/image", "../in/pictures/0000.png", "\x00", "\x1b[31m", "\u202e", "x" * 8000),
+        *("file:///etc/passwd", "http://127.0.0.1:1/x", "s3://b/k", "*", "?#"),
     ],
 )
 def test_ids_that_are_none(server, item_id):
@@ -168,14 +152,9 @@ def test_ids_that_are_none(server, item_id):
 def test_paths_that_leave_the_page_or_hold_raw_dots(server):
     port = int(server.url.rpartition(":")[2])
     for path in (
-        *(
-            "/page/../../../etc/passwd",
-            "/page/%2e%2e/%2e%2e/settings.py",
-            "/page/..%2f..%2fsettings.py",
-            "/page//etc/x",
-        ),
-        *("/../etc/passwd", "/items/../../etc/passwd", "/items/%00/image", "/items//image", "/items/", "/items/%"),
-        *("/page/%00", "/page/" + "a" * 5000, "//evil.example/x", "/docs/../../x"),
+        *("/page/../../../etc/passwd", "/page/%2e%2e/%2e%2e/settings.py", "/page/..%2f..%2fsettings.py"),
+        *("/page//etc/x", "/../etc/passwd", "/items/../../etc/passwd", "/items/%00/image", "/items//image", "/items/"),
+        *("/items/%", "/page/%00", "/page/" + "a" * 5000, "//evil.example/x", "/docs/../../x"),
     ):
         with RawConnection(port) as raw:
             raw.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
@@ -209,7 +188,7 @@ UPLOADS = {
     "a program": lambda: b"\x7fELF" + bytes(1000),
     "a head alone": lambda: samples.image_bytes(0)[:60],
     "a truncated file": lambda: samples.image_bytes(0)[: len(samples.image_bytes(0)) // 2],
-    "a bomb": lambda: png_bomb(30_000, 30_000),
+    "a bomb": lambda: png_bomb(12_000, 12_000),
     "a pickle": lambda: b"\x80\x04\x95" + bytes(64),
     "zeros": lambda: bytes(1 << 20),
 }
@@ -240,13 +219,6 @@ def form(request, boundary="b0undary", **files):
     return "/search", body, f"multipart/form-data; boundary={boundary}"
 
 
-def test_an_uploaded_image_of_a_form_is_found(server):
-    content = (server.source / IMAGE).read_bytes()
-    answer = server.post(*form({"queries": [{"upload": "f"}], "k": 1}, f=content))
-    assert answer.status == 200, answer.body
-    assert answer.json["answers"][0]["hits"][0]["item_id"] == IMAGE
-
-
 @pytest.mark.parametrize(
     ("kind", "body", "status"),
     [
@@ -275,23 +247,6 @@ def test_forms_without_their_request_or_their_file(server):
 @pytest.mark.parametrize("image", ["%%%", "a", "a b c d", "data:image/png;base64,AAAA", "\u00e9"])
 def test_images_that_are_no_base64(server, image):
     refused(server.search({"image": image}), 422, "body.queries.0.image")
-
-
-def test_ranges_beyond_the_end(server):
-    size = len(server.item(CLIP, "/clip").body)
-    for given in (f"bytes={size}-", f"bytes={size + 10}-{size + 20}", "bytes=999999999999999999-", "bytes=-0"):
-        answer = server.get(f"/items/{CLIP.replace('/', '%2F')}/clip", Range=given)
-        refused(answer, 416, "header.Range")
-        assert answer.headers["content-range"] == f"bytes */{size}"
-
-
-@pytest.mark.parametrize(
-    "given", ["bytes=5-1", "bytes=a-b", "bytes=", "lines=1-2", "bytes=0-1,3-4", "bytes=--1", "0-1"]
-)
-def test_ranges_that_are_none_are_left_out(server, given):
-    answer = server.get(f"/items/{CLIP.replace('/', '%2F')}/clip", Range=given)
-    assert answer.status == 200
-    assert answer.body == (server.source / CLIP).read_bytes()
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "TRACE", "PROPFIND", "POST"])

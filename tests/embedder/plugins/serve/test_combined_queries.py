@@ -24,51 +24,6 @@ def ids(answer, number=0):
     return [hit["item_id"] for hit in page(answer, number)["hits"]]
 
 
-CASES = {
-    "a text and an image": (
-        {"text": "a red car", "image": encoded(OTHER)},
-        {"query": "a red car", "image": OTHER},
-        {},
-    ),
-    "a text with more weight": (
-        {"text": "a red car", "image": encoded(OTHER)},
-        {"query": "a red car", "image": OTHER},
-        {"text_weight": 0.9},
-    ),
-    "a text but not another": (
-        {"text": "a red car", "not": [{"text": "two cats"}]},
-        {"query": "a red car", "not_text": "two cats"},
-        {},
-    ),
-    "an image but not another": (
-        {"image": encoded(IMAGE), "not": [{"image": encoded(OTHER)}]},
-        {"image": IMAGE, "not_image": OTHER},
-        {"not_weight": 0.2},
-    ),
-    "words, a condition and examples": (
-        {"text": "a red car", "not": [{"text": "a bird"}, {"image": encoded(OTHER)}]},
-        {"query": "a red car", "not_text": "a bird", "not_image": OTHER},
-        {"hybrid": True, "where": "modality = 'image'"},
-    ),
-    "all at once": (
-        {"text": "a red car", "image": encoded(IMAGE), "not": [{"text": "a bird"}, {"image": encoded(OTHER)}]},
-        {"query": "a red car", "image": IMAGE, "not_text": "a bird", "not_image": OTHER},
-        {"group": False, "fold": 0.999, "min_score": -0.9},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_query_of_several_parts_finds_what_the_store_finds(server, name):
-    query, given, options = CASES[name]
-    answer = server.search(query, k=20, **options)
-    wanted = server.store.search(**given, k=20, **options)
-    found = page(answer)["hits"]
-    assert [hit["item_id"] for hit in found] == [hit.item_id for hit in wanted]
-    assert [hit["score"] for hit in found] == pytest.approx([hit.score for hit in wanted], abs=1e-5)
-    assert {hit["probability"] for hit in found} == {None}
-
-
 def test_parts_are_given_in_every_form_that_queries_have(server):
     by_bytes = {"text": "a bird", "image": encoded(OTHER), "not": [{"image": encoded(IMAGE)}]}
     by_item = {"text": "a bird", "item": "pictures/0003.png", "not": [{"item": "pictures/0000.png"}]}
@@ -134,12 +89,6 @@ def test_remembered_answers_are_those_of_the_same_parts(server):
     assert first == again
     scores = {tuple((hit["item_id"], hit["score"]) for hit in each["hits"]) for each in first}
     assert len(scores) == len(variants)
-
-
-def test_a_text_and_an_image_of_any_weight_are_ranked_between_both(server):
-    query = {"text": "two cats", "item": "pictures/0004.png"}
-    assert ids(server.search(query, k=20, text_weight=1.0)) == ids(server.search({"text": "two cats"}, k=20))
-    assert ids(server.search(query, k=20, text_weight=0.0)) == ids(server.search({"item": query["item"]}, k=20))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,16 @@ def coarse(tmp_path_factory):
     return files.address
 
 
+@pytest.fixture(scope="module")
+def servers(coarse, tmp_path_factory):
+    """Two servers over it, each with a cache of its own."""
+    with (
+        running(coarse, cache_dir=tmp_path_factory.mktemp("cache")) as one,
+        running(coarse, cache_dir=tmp_path_factory.mktemp("cache")) as other,
+    ):
+        yield [Served(url, None, None) for url in (one, other)]
+
+
 def pages(servers, **options):
     """Pages of ids from the first to the last, asked of the servers in turn."""
     found, cursor = [], None
@@ -35,11 +45,9 @@ def pages(servers, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"fold": 0.999}, {"group": False}, {"where": "item_id < '0350.jpg'"}])
-def test_pages_of_an_approximate_index_have_each_item_once(coarse, tmp_path, options):
-    with running(coarse, cache_dir=tmp_path / "1") as one, running(coarse, cache_dir=tmp_path / "2") as two:
-        servers = [Served(one, None, tmp_path), Served(two, None, tmp_path)]
-        found = pages(servers, k=K, **options)
-        whole = [hit["item_id"] for hit in servers[0].search(QUERY, k=NUM_ITEMS, **options).json["answers"][0]["hits"]]
+def test_pages_of_an_approximate_index_have_each_item_once(servers, options):
+    found = pages(servers, k=K, **options)
+    whole = [hit["item_id"] for hit in servers[0].search(QUERY, k=NUM_ITEMS, **options).json["answers"][0]["hits"]]
     ids = [each for page in found for each in page]
     assert len(ids) == len(set(ids))
     assert set(ids) == set(whole)

@@ -91,11 +91,6 @@ def test_metrics_count_requests_by_route_and_status(server):
     assert "embedder_queue_queries 0.0" in lines
 
 
-def test_probes_answer(server):
-    assert server.get("/healthz").json == {"status": "ok"}
-    assert server.get("/readyz").json == {"status": "ready"}
-
-
 def test_the_documentation_describes_bodies_and_errors(server):
     document = server.get("/openapi.json").json
     body = document["paths"]["/search"]["post"]["requestBody"]["content"]

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from page_store import FOLDERS, LONG_NAME, NUM_IN_FOLDERS, make_folder_store
+from page_store import FOLDERS, LONG_NAME, NUM_IN_FOLDERS
 from PIL import Image
 from running_server import running
 from served import Served
@@ -22,14 +22,9 @@ FIRST = f"{FOLDERS[0]}/{LONG_NAME}"
 
 
 @pytest.fixture(scope="module")
-def config(tiny_model, tmp_path_factory):
-    return make_folder_store(tmp_path_factory.mktemp("folders"), tiny_model)
-
-
-@pytest.fixture(scope="module")
-def live(config, tmp_path_factory):
-    with running(config.store, cache_dir=tmp_path_factory.mktemp("cache")) as url:
-        yield Served(url, config, None)
+def live(folder_config, tmp_path_factory):
+    with running(folder_config.store, cache_dir=tmp_path_factory.mktemp("cache")) as url:
+        yield Served(url, folder_config, None)
 
 
 def listed(live, **asked):
@@ -113,7 +108,7 @@ def exported(live, form, *item_ids, status=200):
     return answer
 
 
-def test_items_are_exported_as_tables_and_paths_without_what_nobody_may_see(live, config):
+def test_items_are_exported_as_tables_and_paths_without_what_nobody_may_see(live, folder_config):
     second = f"{FOLDERS[1]}/IMG_0001.png"
     answer = exported(live, "csv", second, FIRST)
     rows = list(csv.DictReader(io.StringIO(answer.body.decode())))
@@ -124,14 +119,14 @@ def test_items_are_exported_as_tables_and_paths_without_what_nobody_may_see(live
     table = pq.read_table(io.BytesIO(exported(live, "parquet", second).body))
     assert table["item_id"].to_pylist() == [second]
     assert exported(live, "paths", second, FIRST).body.decode() == f"{second}\n{FIRST}\n"
-    assert config.source[0].path not in exported(live, "jsonl", second).body.decode()
+    assert folder_config.source[0].path not in exported(live, "jsonl", second).body.decode()
     gone = exported(live, "csv", second, "nothing", status=404)
     assert gone.error["where"] == "item"
     assert exported(live, "tar", second, status=422).error["where"] == "body.format"
 
 
-def test_files_are_exported_as_an_archive_and_a_sheet(live, config):
-    source = config.source[0].path
+def test_files_are_exported_as_an_archive_and_a_sheet(live, folder_config):
+    source = folder_config.source[0].path
     with zipfile.ZipFile(io.BytesIO(exported(live, "zip", FIRST, f"{FOLDERS[1]}/IMG_0001.png").body)) as archive:
         assert archive.testzip() is None
         names = archive.namelist()
@@ -140,9 +135,9 @@ def test_files_are_exported_as_an_archive_and_a_sheet(live, config):
     assert Image.open(io.BytesIO(exported(live, "sheet", FIRST).body)).format == "PNG"
 
 
-def test_an_archive_says_which_file_is_another_one_since(live, config, tmp_path):
+def test_an_archive_says_which_file_is_another_one_since(live, folder_config, tmp_path):
     item_id = f"{FOLDERS[2]}/IMG_0002.png"
-    path = Path(config.source[0].path) / item_id
+    path = Path(folder_config.source[0].path) / item_id
     away = path.rename(tmp_path / "away.png")
     path.symlink_to("/etc/hostname")
     try:

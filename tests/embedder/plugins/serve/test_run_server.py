@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 import pytest
 import samples
+from command_runs import run_here
 from served import Served, make_store
 from store_samples import row
 from store_states import new_store, publish_refresh
 
 from embedder.plugins.serve.run_server import listening_problem
 
-QUERY = {"vector": [1.0, 0.0]}
 TIMEOUT_S = 60
 
 
@@ -44,9 +44,8 @@ def process(store, *options):
 
 def refusal(store, *options):
     """The last line of a command that ends at once; before it stands at most that this store's model is gone."""
-    command = [sys.executable, "-m", "embedder", "serve", "--store", str(store), *options]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert ended.returncode == 2, ended.stderr
+    ended = run_here("serve", "--store", store, *options)
+    assert ended.code == 2, ended.stderr
     *told, line = ended.stderr.splitlines()
     assert len(told) <= 2, ended.stderr
     assert "Traceback" not in ended.stderr
@@ -87,9 +86,9 @@ def test_what_can_not_be_served_is_told_in_one_line(store, tmp_path):
     assert "no store.json there" in refusal(tmp_path / "nothing")
     assert "there is no such limit" in refusal(store, "--limit", "nonsense=1")
     assert "rate_per_s" in refusal(store, "--limit", "rate_per_s=-1")
-    with process(store, "--cache-dir", str(tmp_path)) as (_, url):
-        port = url.rpartition(":")[2]
-        assert "another program listens there" in refusal(store, "--port", port)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "another program listens there" in refusal(store, "--port", port, "--cache-dir", str(tmp_path))
 
 
 def test_a_port_in_use_is_told_as_such():

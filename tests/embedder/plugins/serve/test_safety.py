@@ -14,9 +14,9 @@ import samples
 from bucket_server import KEY, SECRET, bucket_on, running_server
 from running_server import running
 from served import FOLLOW_S, Served
-from small_server import RawConnection
 from store_samples import row
 from store_states import new_store, no_index, publish_refresh
+from test_publications import wait_for
 
 from embedder.sources.uris import split_uri
 from embedder.storage import object_stores
@@ -117,15 +117,6 @@ def test_where_files_lie_is_told_to_nobody(live, tmp_path):
     assert str(tmp_path / "a.png") not in live.search(QUERY).body.decode()
 
 
-def wait_for(live, files):
-    run_id = read_current(files).run_id
-    for _ in range(1000):
-        if live.get("/status").json["publication"] == run_id:
-            return
-        time.sleep(0.02)
-    raise AssertionError("the publication is not served")
-
-
 def test_what_is_purged_is_gone_from_answers_caches_and_thumbnails(live, files, tmp_path):
     first = read_current(files).run_id
     image = live.item("a.png", "/image?size=160")
@@ -220,29 +211,6 @@ def test_logs_hold_no_tokens_queries_or_conditions(files, tmp_path, caplog):
         assert secret not in caplog.text
 
 
-def test_slow_readers_of_clips_and_slow_senders_harm_themselves_alone(server, tmp_path):
-    with running(
-        server.config.store,
-        cache_dir=tmp_path,
-        max_concurrency=4,
-        send_timeout_s=1.0,
-        body_timeout_s=1.0,
-        header_timeout_s=1.0,
-    ) as url:
-        live, port = Served(url, None, tmp_path), int(url.rpartition(":")[2])
-        slow = [RawConnection(port, receive_buffer=2048) for _ in range(30)]
-        for number, each in enumerate(slow):
-            if number % 2:
-                each.send(b"GET /items/clips%2F0.mp4/clip HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                assert each.read(1) == b"H"
-            else:
-                each.send(b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
-        answers = [live.search({"text": "a car"}, k=1).status for _ in range(20)]
-        assert answers == [200] * 20
-        for each in slow:
-            each.__exit__()
-
-
 def test_a_request_that_is_being_answered_when_the_server_ends_gets_its_answer(server, tmp_path):
     with running(server.config.store, cache_dir=tmp_path, where_timeout_s=20.0) as url:
         host = url.removeprefix("http://")
@@ -253,17 +221,3 @@ def test_a_request_that_is_being_answered_when_the_server_ends_gets_its_answer(s
     assert answer.status == 200
     assert len(json.loads(answer.read())["answers"]) == 64
     connection.close()
-
-
-def test_a_store_can_only_be_read(live, tmp_path):
-    def seen():
-        return {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
-
-    before = seen()
-    live.search(QUERY)
-    live.item("a.png", "/image")
-    live.get("/facets")
-    for path in ("/items/a.png", "/search", "/", "/page/index.html"):
-        for method in ("PUT", "DELETE", "PATCH"):
-            assert live.get(path, method=method).status == 405
-    assert seen() == before

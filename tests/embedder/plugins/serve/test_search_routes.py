@@ -51,15 +51,6 @@ def test_queries_of_all_kinds_are_answered_together(server):
     ]
 
 
-def test_options_are_those_of_the_store(server):
-    for options in ({"hybrid": True}, {"fold": 0.98}, {"group": False}, {"min_score": 0.1}, {"where": "start_s >= 0"}):
-        answer = server.search({"text": "a red car"}, k=4, **options)
-        assert answer.status == 200, answer.body
-        expected = server.store.search("a red car", k=4, **options)
-        assert ids(answer) == [hit.item_id for hit in expected], options
-        assert answer.json["answers"][0]["note"] == expected.note
-
-
 def test_an_upload_in_a_form_is_searched_with(server):
     image = (server.source / "pictures" / "0001.png").read_bytes()
     body, kind = form(request=b'{"queries": [{"upload": "photo"}], "k": 1}', photo=image)

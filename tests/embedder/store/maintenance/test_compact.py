@@ -80,42 +80,22 @@ def test_rows_stay_what_they_were_to_the_last_bit_in_fewer_files(files):
     assert (new.kind, new.num_items, new.num_vectors) == ("compaction", 12, 18)
     assert read_current(files).embeddings == versions.embeddings + 1
     assert all(run.can_be_read for run in past_runs(files)), "the version before it, too"
-
-
-def test_no_file_is_larger_than_the_target(files):
-    many_parts(files)
-    compact(files, PartTarget(num_rows=7))
-    sizes = [
-        pq.ParquetFile(files.uri(f"embeddings/{path}")).metadata.num_rows
-        for path in RecordTable(files, "embeddings").paths()
-    ]
-    assert sizes == [6, 6, 6]
-
-
-def test_a_second_compaction_finds_nothing_to_do(files):
-    many_parts(files)
-    compact(files, PartTarget(num_rows=9))
-    version = read_current(files)
-    new, _ = compact(files, PartTarget(num_rows=9))
-    assert new is None
-    assert read_current(files) == version
+    assert [each.kind for each in publications(files)] == ["embed", "compaction"]
+    parts = [files.uri(f"embeddings/{path}") for path in RecordTable(files, "embeddings").paths()]
+    assert [pq.ParquetFile(path).metadata.num_rows for path in parts] == [9, 9], "none is larger than the target"
+    current = read_current(files)
+    assert compact(files, PartTarget(num_rows=9))[0] is None, "a second one finds nothing to do"
+    assert read_current(files) == current
 
 
 def test_the_index_is_kept_and_answers_as_before(files):
     many_parts(files)
     number, _ = build_store_index(files)
-    before = [
-        (hit.item_id, hit.segment, hit.score)
-        for hit in open_store(files.address).search(np.array([0.0, 1.0], np.float32), 9)
-    ]
+    before = found(files)
     compact(files, PartTarget())
-    after = [
-        (hit.item_id, hit.segment, hit.score)
-        for hit in open_store(files.address).search(np.array([0.0, 1.0], np.float32), 9)
-    ]
     assert read_current(files).index == number
-    assert after == before
-    assert len(after) == 9
+    assert found(files) == before
+    assert len(before) == 9
 
 
 def test_a_refresh_compacts_only_where_it_pays(files):
@@ -161,13 +141,6 @@ def test_changed_rows_replace_theirs_in_a_compacted_file(files):
     assert len(rows_now(files)) == 18
 
 
-def test_other_readers_find_ids_by_their_bounds(files):
-    many_parts(files)
-    compact(files, PartTarget())
-    (action,) = DeltaTable(files.uri("embeddings")).get_add_actions(flatten=True).to_struct_array().to_pylist()
-    assert (action["num_records"], action["min.item_id"], action["max.item_id"]) == (18, "0.jpg", "5.mp4")
-
-
 def test_killed_between_any_two_steps_rows_stay_and_it_ends_when_done_again(tmp_path, monkeypatch):
     for number in count():
         files = new_store(tmp_path / str(number))
@@ -184,10 +157,3 @@ def test_killed_between_any_two_steps_rows_stay_and_it_ends_when_done_again(tmp_
         if len(made) < number:
             break
     assert len(made) >= 6
-
-
-def test_history_tells_a_compaction_from_a_refresh(files):
-    many_parts(files)
-    compact(files, PartTarget())
-    assert [each.kind for each in publications(files)] == ["embed", "compaction"]
-    assert json.loads(files.read(f"runs/{read_current(files).run_id}/run.json"))["kind"] == "compaction"

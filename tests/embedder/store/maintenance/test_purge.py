@@ -15,7 +15,6 @@ from published_rows import delta_rows
 from store_samples import begin, reject, row, table
 from store_states import (
     Killed,
-    build_store_index,
     dying,
     finished_ids,
     new_store,
@@ -29,7 +28,7 @@ from store_states import (
 
 import embedder
 from embedder.errors import RunFailedError, StoreError
-from embedder.retrieval.store_api import open_store
+from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import read_current
@@ -42,7 +41,6 @@ from embedder.store.publish.history import one_before, past_runs, publications, 
 from embedder.store.publish.publish import publish
 from embedder.store.publish.tombstones import allow_again, read_purged, without_purged
 from embedder.store.schema import TABLES
-from embedder.store_index.keep_index import index_choice
 
 GONE = "people/anna müller.jpg"
 
@@ -178,24 +176,6 @@ def test_a_file_of_json_lines_stays_one(files, three_runs):
     assert files.read("runs.jsonl") == b'{"error": "[purged]: odd"}\n'
 
 
-def test_the_index_loses_it_and_older_indexes_go(files):
-    publish_refresh(files, row("a.jpg"), row("b.jpg", image_embedding=[0.0, 1.0]), row("c.jpg"))
-    old, _ = build_store_index(files)
-    purge(files, ["b.jpg"], index_choice(files, reuse=False))
-    hits = open_store(files.address).search(np.array([0.0, 1.0], np.float32), 10)
-    assert {hit.item_id for hit in hits} == {"a.jpg", "c.jpg"}
-    assert read_current(files).index > old
-    assert not any(info.path.startswith(f"index/{old:06d}/") for info in files.list("index"))
-
-
-def test_an_index_that_never_held_it_stays(files):
-    publish_refresh(files, row("a.jpg"), reject("b.jpg"))
-    number, _ = build_store_index(files)
-    purge(files, ["b.jpg"], no_index)
-    assert read_current(files).index == number
-    assert len(open_store(files.address).search(np.array([0.0, 1.0], np.float32), 10)) == 1
-
-
 def test_a_later_listing_comes_without_it_until_it_is_allowed_again(files, three_runs):
     purge(files, [GONE], no_index)
     listing = pa.table({"item_id": ["a.jpg", GONE, "b.jpg"]})
@@ -214,14 +194,6 @@ def test_what_is_remembered_names_nobody_and_differs_from_store_to_store(files, 
     assert set(read_purged(files).hashes) != set(read_purged(other).hashes)
     assert len(read_purged(files).hashes) == 1
     assert b"a.jpg" not in files.read("purged.json")
-
-
-def test_an_empty_store_is_what_is_left_of_its_only_item(files):
-    publish_refresh(files, row("a.jpg"))
-    purge(files, ["a.jpg"], no_index)
-    assert state_now(files) == {"embeddings": {}, "items": {}}
-    publish_refresh(files, row("b.jpg"))
-    assert list(vectors_now(files)) == ["b.jpg"]
 
 
 def test_checkpoints_that_name_it_are_made_anew(files, three_runs):
@@ -268,7 +240,8 @@ def test_an_unfinished_run_goes_on_where_only_old_versions_held_the_item(files):
     run, metadata = begin(files)
     write_part(files, metadata, 0, table(row("c.jpg")))
     done = purge(files, ["old.jpg"], no_index)
-    assert (done.published, done.plan.versions) == (None, (first.run_id,))
+    assert (done.published, done.plan.num_published, done.plan.versions) == (None, 0, (first.run_id,))
+    assert traces(files, "old.jpg") == []
     assert set(rows_at(files, first)) == {("a.jpg", 0)}
     assert begin(files)[0].run_id == run.run_id > first.run_id
 
@@ -350,14 +323,6 @@ def test_an_id_that_was_purged_before_is_no_unknown_one_and_is_told_apart(files,
     allow_again(files, [GONE])
     with pytest.raises(StoreError, match="unknown"):
         purge(files, [GONE], no_index)
-
-
-def test_an_item_of_which_only_an_old_version_tells_is_known(files):
-    publish_refresh(files, row("a.jpg"), row("old.jpg"))
-    publish_refresh(files, retired=["old.jpg"])
-    done = purge(files, ["old.jpg"], no_index)
-    assert (done.plan.num_published, done.published, len(done.plan.versions)) == (0, None, 1)
-    assert traces(files, "old.jpg") == []
 
 
 def test_a_word_of_a_text_makes_no_item_of_a_misspelt_id(files, three_runs):

@@ -15,12 +15,11 @@ from store_states import (
     publish_refresh,
     rows_now,
     state_now,
-    vectors_now,
 )
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
-from embedder.store.journal.part_writer import write_part
+from embedder.store.history import publications, rollback
 from embedder.store.layout import STORE_FILE, read_current, write_record
 from embedder.store.maintenance.rollback import rollback
 from embedder.store.publish.history import past_runs, publications
@@ -29,7 +28,7 @@ from embedder.store.store_info import read_store_info
 from embedder.store.tables.tables import RecordTable
 from embedder.store_index.keep_index import index_choice
 
-UP, DOWN = [0.0, 1.0], [0.0, -1.0]
+UP = [0.0, 1.0]
 
 
 @pytest.fixture
@@ -51,21 +50,6 @@ def test_rows_are_those_of_then_and_versions_go_on_counting(files, two_nights):
     assert state_now(files) == two_nights
     assert read_current(files).embeddings == current.embeddings + 1
     assert RecordTable(files, "items").version == read_current(files).items, "other readers see the same"
-
-
-def test_the_next_run_builds_on_what_was_gone_back_to(files, two_nights):
-    rollback(files, None, no_index)
-    publish_refresh(files, row("b.jpg", image_embedding=DOWN, modified="t2"), row("d.jpg"))
-    assert vectors_now(files) == {"a.jpg": [1.0, 0.0], "b.jpg": DOWN, "d.jpg": [1.0, 0.0]}
-
-
-def test_a_rollback_is_undone_by_a_rollback(files, two_nights):
-    latest, after = read_current(files), state_now(files)
-    rollback(files, None, no_index)
-    rollback(files, latest.run_id, no_index)
-    assert state_now(files) == after
-    assert [each.kind for each in publications(files)][-2:] == ["rollback", "rollback"]
-    assert all(run.can_be_read for run in past_runs(files))
 
 
 def test_a_rollback_to_what_is_published_is_refused(files, two_nights):

@@ -195,11 +195,6 @@ def test_killed_at_any_moment_it_harms_nothing_and_ends_when_done_again(tmp_path
             break
 
 
-def test_a_store_without_publication_is_refused(files):
-    with pytest.raises(StoreError):
-        vacuum(files)
-
-
 def test_ages_are_counted_by_the_wall_clock(files, monkeypatch):
     nights(files, 3)
     set_clock(monkeypatch, lambda: datetime.now(UTC) + timedelta(days=8), files)

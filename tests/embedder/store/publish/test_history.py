@@ -5,7 +5,7 @@ import json
 import pytest
 from deltalake import DeltaTable
 from store_samples import begin, reject, row, table
-from store_states import new_store, no_index, publish_refresh, record, rows_at
+from store_states import new_store, publish_refresh, record
 
 import embedder
 from embedder.errors import StoreError
@@ -114,15 +114,6 @@ def test_versions_are_told_apart_from_those_whose_log_entries_are_gone(files):
     publish_refresh(files, row("a.jpg"))
     ahead = read_current(files).model_copy(update={"embeddings": 99})
     assert readable(files, [ahead]) == set()
-
-
-def test_the_current_publication_knows_which_one_it_restores(files):
-    first = publish_refresh(files, row("a.jpg"))
-    publish_refresh(files, row("b.jpg"))
-    back = rollback(files, None, no_index)
-    assert back.restores == first.run_id
-    assert json.loads(files.read(CURRENT_FILE))["restores"] == first.run_id
-    assert list(rows_at(files, back)) == [("a.jpg", 0)]
 
 
 def test_a_log_that_lost_its_beginning_is_judged_by_what_is_left(files):

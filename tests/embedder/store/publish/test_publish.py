@@ -13,22 +13,22 @@ from deltalake import DeltaTable
 from published_rows import delta_rows
 from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
 from store_states import Killed, dying, finished_ids
-from work_on_disk import finished_items_in  # noqa: F401 - runs each test in memory and on disk
+from work_on_disk import finished_items_in, in_memory_and_on_disk  # noqa: F401 - each test runs both ways
 
 from embedder.errors import StoreError
+from embedder.store import publication
+from embedder.store.current import PROTOCOL_FIELDS
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import write_part
 from embedder.store.journal.runs import finished_items
 from embedder.store.layout import (
     CURRENT_FILE,
     PUBLISHED_FILE,
-    STORE_FILE,
     Current,
     Published,
     read_current,
     read_record,
     run_file,
-    write_record,
 )
 from embedder.store.lock import write_lock
 from embedder.store.publish import current as swap_module
@@ -67,13 +67,6 @@ def test_published_rows_are_read_back_with_their_values(files):
     assert (embedded["state"], embedded["error"]) == ("embedded", None)
     assert (rejected["state"], rejected["step"], rejected["error_type"]) == ("rejected", "decode", "Broken")
     assert read_current(files).run_id == run.run_id
-
-
-def test_nothing_is_visible_before_the_run_is_published(files):
-    _, metadata = begin(files)
-    write_part(files, metadata, 0, table(row("a.jpg")))
-    assert RecordTable(files, "embeddings").version < 0
-    assert read_current(files) is None
 
 
 def test_a_killed_run_is_continued_under_its_own_id(files):
@@ -237,26 +230,6 @@ def test_a_publication_cut_off_between_its_commits_is_finished_as_it_was_decided
         assert [each["item_id"] for each in rows_of(files, name)] == ["a.jpg", "c.jpg"]
 
 
-def test_a_store_of_the_older_format_is_read_and_not_written(files):
-    publish_rows(files, row("a.jpg"))
-    old = INFO.model_copy(update={"format_version": 1})
-    write_record(files, STORE_FILE, old)
-    assert read_store_info(files) == old
-    with pytest.raises(StoreError, match="format version 1.*embedder migrate --store"):
-        bind_store(files, INFO)
-
-
-def test_changed_items_replace_their_old_rows_and_leave_the_others_untouched(files):
-    publish_rows(files, row("a.jpg"), row("b.jpg"), row("c.jpg"))
-    before = {each["item_id"]: each for each in rows_of(files)}
-    publish_rows(files, row("b.jpg", image_embedding=[0.0, 1.0]))
-    after = {each["item_id"]: each for each in rows_of(files)}
-    assert after["a.jpg"] == before["a.jpg"]
-    assert after["c.jpg"] == before["c.jpg"]
-    assert after["b.jpg"]["image_embedding"] == [0.0, 1.0]
-    assert len(after) == len(rows_of(files)) == 3
-
-
 def test_part_files_are_rewritten_side_by_side_and_each_keeps_its_other_rows(files, monkeypatch):
     for number in range(4):
         publish_rows(files, row(f"{number}/changes.jpg"), row(f"{number}/stays.jpg"))
@@ -299,38 +272,15 @@ def test_paths_do_not_grow_with_every_run(files):
     assert len(rows_of(files)) == 2
 
 
-def test_an_item_that_can_not_be_read_any_more_keeps_its_old_vector(files):
-    publish_rows(files, row("a.jpg"))
-    publish_rows(files, reject("a.jpg"))
-    assert [each["image_embedding"] for each in rows_of(files)] == [[1.0, 0.0]]
-    assert [each["state"] for each in rows_of(files, "items")] == ["rejected"]
-
-
-@pytest.mark.parametrize("fatal_write", ["embeddings commit", "items commit", "index", "current"])
-def test_a_run_killed_between_any_two_steps_of_publishing_ends_in_the_same_store(files, monkeypatch, fatal_write):
+def test_a_run_killed_while_its_index_is_built_ends_in_the_same_store(files):
     run, metadata = about_to_publish(files)
     published = read_current(files)
-    commit = RecordTable.commit_files
-
-    def dying_commit(self, *arguments):
-        version = commit(self, *arguments)
-        if f"{self.name} commit" == fatal_write:
-            raise Killed
-        return version
 
     def dying_build(version):
-        if fatal_write == "index":
-            raise Killed
-
-    def dying_move(files, current, doomed=()):
         raise Killed
 
-    with monkeypatch.context() as patch:
-        patch.setattr(RecordTable, "commit_files", dying_commit)
-        if fatal_write == "current":
-            patch.setattr(swap_module, "move_current", dying_move)
-        with pytest.raises(Killed):
-            publish(run, metadata, dying_build)
+    with pytest.raises(Killed):
+        publish(run, metadata, dying_build)
     assert read_current(files) == published, "readers go on with the old state"
     check_that_it_ends(files, run.run_id)
 
@@ -390,14 +340,6 @@ def test_parts_of_cut_off_tasks_are_swept_when_the_run_is_published(files):
     assert len(rows_of(files)) == 1
 
 
-def test_an_old_version_stays_readable_after_the_next_one(files):
-    publish_rows(files, row("a.jpg"))
-    old = read_current(files)
-    publish_rows(files, row("a.jpg", image_embedding=[0.0, 1.0]))
-    table_then = RecordTable(files, "embeddings", old.embeddings).read(["image_embedding"])
-    assert table_then["image_embedding"].to_pylist() == [[1.0, 0.0]]
-
-
 def test_vectors_that_are_not_finite_become_rejects_of_the_step_embed(files):
     run, metadata = begin(files)
     bad = row("bad.jpg", image_embedding=[float("nan"), 0.0])
@@ -420,19 +362,6 @@ def test_a_second_writer_is_refused_and_told_who_holds_the_store(files):
     allowed = subprocess.run(attempt, capture_output=True, text=True, check=False)
     assert "another run is writing to it" in refused.stderr
     assert allowed.stdout == "held\n"
-
-
-def test_a_store_refuses_another_model_and_names_both(files):
-    bind_store(files, INFO)
-    with pytest.raises(StoreError, match=f"is {MODEL} .*this run's is two"):
-        bind_store(files, INFO.model_copy(update={"model_fingerprint": "two"}))
-    assert read_store_info(files).model_fingerprint == MODEL
-
-
-def test_a_store_of_an_unknown_format_is_refused(files):
-    files.write("store.json", b'{"format_version": 99, "model": "m", "model_fingerprint": "x"}')
-    with pytest.raises(StoreError, match="valid|format"):
-        read_store_info(files)
 
 
 def test_a_missing_part_file_is_named(files):

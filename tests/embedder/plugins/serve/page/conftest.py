@@ -1,7 +1,6 @@
 """The search page of a really running service, in Debian's Chromium."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 from page_store import make_page_store
@@ -13,17 +12,16 @@ FOLLOW_S = 0.05
 CHROMIUM = shutil.which("chromium")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def page_config(tiny_model, tmp_path_factory):
-    """Configuration of a store of images of several shapes and a video."""
+    """Configuration of a store of images of several shapes and a video, which tests may only read or copy."""
     return make_page_store(tmp_path_factory.mktemp("page"), tiny_model)
 
 
 @pytest.fixture(scope="module")
-def url(page_config):
+def url(page_config, tmp_path_factory):
     """Address of a server over it."""
-    cache = Path(page_config.store).parent / "cache"
-    with running(page_config.store, follow_s=FOLLOW_S, cache_dir=cache) as address:
+    with running(page_config.store, follow_s=FOLLOW_S, cache_dir=tmp_path_factory.mktemp("cache")) as address:
         yield address
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import samples
 from browser_waits import wait_for_answers, wait_until
-from page_store import FOLDERS, LONG_NAME, NUM_IN_FOLDERS, make_folder_store, write_catalogue
+from page_store import FOLDERS, LONG_NAME, NUM_IN_FOLDERS, write_catalogue
 from playwright.sync_api import expect
 from running_server import running
 
@@ -24,13 +24,8 @@ LONG_ITEM = f"{FOLDERS[0]}/{LONG_NAME}"
 
 
 @pytest.fixture(scope="module")
-def config(tiny_model, tmp_path_factory):
-    return make_folder_store(tmp_path_factory.mktemp("folder"), tiny_model)
-
-
-@pytest.fixture(scope="module")
-def folder_url(config, tmp_path_factory):
-    with running(config.store, cache_dir=tmp_path_factory.mktemp("cache"), show_uris=True) as url:
+def folder_url(folder_config, tmp_path_factory):
+    with running(folder_config.store, cache_dir=tmp_path_factory.mktemp("cache"), show_uris=True) as url:
         yield url
 
 
@@ -96,10 +91,10 @@ def test_a_phone_shows_long_names_within_its_width(open_page, folder_url, width)
         assert page.evaluate(within), address
 
 
-def test_the_original_is_opened_enlarged_downloaded_and_its_path_copied(open_page, folder_url, config):
+def test_the_original_is_opened_enlarged_downloaded_and_its_path_copied(open_page, folder_url, folder_config):
     page = open_page(f"{folder_url}/?folder=2024&item={LONG_ITEM}", permissions=["clipboard-read", "clipboard-write"])
     expect(page.locator("#item .near").first).to_be_visible()
-    path = Path(config.source[0].path) / LONG_ITEM
+    path = Path(folder_config.source[0].path) / LONG_ITEM
     assert page.request.get(page.locator("#item-open").get_attribute("href")).body() == path.read_bytes()
     with page.expect_download() as download:
         page.click("#item-download")
@@ -198,9 +193,9 @@ def test_words_pictures_and_what_to_stay_away_from_go_together(open_page, folder
     assert "item" not in sent[-1]["queries"][0]
 
 
-def test_why_a_hit_was_found_stands_beside_it(open_page, folder_url, config):
+def test_why_a_hit_was_found_stands_beside_it(open_page, folder_url, folder_config):
     words = f"{samples.SENTENCES[5]} 5"
-    store = embedder.open_store(config.store)
+    store = embedder.open_store(folder_config.store)
     hit = next(each for each in store.search(words, k=24, hybrid=True) if each.words_rank == 1)
     page = open_page(f"{folder_url}/?q={words}&hybrid=1")
     first = page.locator(TILES).first
@@ -250,14 +245,14 @@ def test_a_link_to_what_is_gone_says_so_and_helps(open_page, folder_url):
     wait_for_answers(page, 1)
 
 
-def test_a_neighbour_without_its_file_is_no_broken_picture(open_page, folder_url, config, tmp_path):
+def test_a_neighbour_without_its_file_is_no_broken_picture(open_page, folder_url, folder_config, tmp_path):
     page = open_page(folder_url)
     lost = page.request.get(f"{folder_url}/items/{quote(LONG_ITEM, safe='')}").json()["neighbours"][0]["item_id"]
-    path = Path(config.source[0].path) / lost
+    path = Path(folder_config.source[0].path) / lost
     away = path.rename(tmp_path / "away.png")
     cache = tmp_path / "cache"
     try:
-        with running(config.store, cache_dir=cache) as url:
+        with running(folder_config.store, cache_dir=cache) as url:
             page = open_page(f"{url}/?item={LONG_ITEM}")
             expect(page.locator("#item .near .broken")).to_have_count(1)
             expect(page.locator("#item .near img")).to_have_count(11)
