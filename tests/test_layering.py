@@ -42,13 +42,13 @@ INTRUDERS = [
     ("shards", "import index.errors"),
     ("shards", "import embedder"),
     ("embedder/store", "import embedder.sources.uris"),
-    ("embedder/engine", "import embedder.ingest.embed"),
+    ("embedder/executors", "import embedder.ingest.embed"),
     ("embedder/steps", "from embedder.cli import main"),
     ("embedder/storage", "import embedder.store.files"),
-    ("embedder/training", "import embedder.evaluation.metrics"),
+    ("embedder/plugins/train", "import embedder.plugins.evaluate.metrics"),
     ("embedder/ingest", "from rich.table import Table"),
     ("embedder/cli", "import uvicorn"),
-    ("embedder/retrieval", "import embedder.serve.settings"),
+    ("embedder/retrieval", "import embedder.plugins.serve.settings"),
 ]
 
 

@@ -31,9 +31,9 @@ LIGHT = (
     "embedder.store_index.keep_index",
     "embedder.store_check.check",
     "embedder.retrieval.flat_index",
-    "embedder.submission.submit",
+    "embedder.plugins.deploy.submission.submit",
     "embedder.sources.listing, embedder.sources.fetch",
-    "shards.training.settings, shards.training.metrics, shards.training.batch",
+    "embedder.plugins.train.trainer.settings, embedder.retrieval.rank_metrics, embedder.plugins.train.trainer.batch",
 )
 patched = pytest.mark.skipif(
     not (DEFERRED_COMPILER.is_there() and light_transformers.QUESTIONS.is_there()),

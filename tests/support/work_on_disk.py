@@ -9,7 +9,7 @@ from embedder.store.publish import publication
 
 @pytest.fixture(params=["memory", "disk"])
 def in_memory_and_on_disk(request, monkeypatch):
-    """Where `embedder.store.finished` has what it reads; on disk in few parts, of which each takes milliseconds."""
+    """Where `embedder.store.journal.finished` has what it reads; on disk in few parts."""
     if request.param == "disk":
         monkeypatch.setattr(hashed_rows, "NUM_PARTS", 3)
         monkeypatch.setattr(finished, "MEMORY_BYTES", 0)

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from embedder.cli import app
 from embedder.config import load_config
 from embedder.errors import ConfigError, StoreError
-from embedder.store.history import rollback
 from embedder.store.layout import read_current
 from embedder.store.maintenance.rollback import rollback
 from embedder.store_index.versions import list_manifests

@@ -10,10 +10,10 @@ import samples
 from command_runs import run_here
 
 from embedder.config import load_config
-from embedder.engine import hardware
-from embedder.engine.fleet import Available
-from embedder.engine.resources import allocate
 from embedder.errors import ConfigError
+from embedder.placement import hardware
+from embedder.placement.fleet import Available
+from embedder.placement.resources import allocate
 from embedder.planning.options import parse_size
 from shards.plan import PlannedStage, ShardPlan
 

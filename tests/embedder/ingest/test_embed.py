@@ -14,7 +14,6 @@ import samples
 from embedding_runs import embedded
 
 import embedder
-from embedder.engine.model_folder import open_model
 from embedder.errors import ConfigError, SourceError
 from embedder.ingest.embed import embed
 from embedder.ingest.run_times import measured_times

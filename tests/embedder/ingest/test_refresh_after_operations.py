@@ -10,12 +10,10 @@ from embedder.errors import StoreError
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
-from embedder.store.history import publications
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.compact import PartTarget, compact
 from embedder.store.maintenance.purge.purge import purge
-from embedder.store.maintenance.rollback import release, rollback
 from embedder.store.publish.history import publications
 from embedder.store.publish.tombstones import allow_again
 from embedder.store_index.keep_index import index_choice

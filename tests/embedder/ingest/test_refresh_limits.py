@@ -14,8 +14,8 @@ import samples
 from refresh_runs import contents, items_of, refreshed, rows_of
 
 from embedder.config import load_config
-from embedder.engine.signals import stop_at
 from embedder.errors import RunFailedError, SourceError
+from embedder.executors.signals import stop_at
 from embedder.ingest import embed as embed_module
 from embedder.ingest import execute
 from embedder.ingest.embed import refresh

@@ -16,7 +16,6 @@ from store_samples import INFO, publish_rows, row
 import embedder
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
-from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
 from embedder.store.store_info import bind_store

@@ -6,9 +6,9 @@ import pytest
 from tiny_models import tiny_config
 
 from embedder.config import load_config
-from embedder.engine.allocation import StageResources
-from embedder.engine.compile_choice import COMPILE_S, GAIN, estimated_s, is_compiled
-from embedder.engine.device_settings import gpu_type
+from embedder.placement.allocation import StageResources
+from embedder.placement.compile_choice import COMPILE_S, GAIN, estimated_s, is_compiled
+from embedder.placement.device_settings import gpu_type
 from shards.plan import plan_shards
 from shards.planning.devices import DEVICES
 from shards.ranges import LayerRange

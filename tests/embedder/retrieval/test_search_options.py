@@ -10,8 +10,7 @@ from store_samples import reject
 
 from embedder.compat.locked_property import locked_cached_property
 from embedder.errors import ConfigError
-from embedder.retrieval.grouping import best_segments, fold
-from embedder.retrieval.ranking import Ranking
+from embedder.retrieval.ranking import Ranking, best_segments, fold
 from index.errors import RetrievalError
 
 

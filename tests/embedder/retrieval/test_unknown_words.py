@@ -9,8 +9,8 @@ from running_server import running
 from served import make_store
 
 import embedder
-from embedder.engine.model_folder import open_model
-from embedder.engine.query_encoder import QueryEncoder
+from embedder.encoders.query_encoder import QueryEncoder
+from embedder.models.model_folder import open_model
 from embedder.steps.captions import CaptionEncoder
 from shards.train_tokenizer import train_tokenizer
 

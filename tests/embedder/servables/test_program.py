@@ -12,8 +12,8 @@ import pytest
 import torch
 from exported_towers import SIDE_PX
 
+from embedder.entry_points import RUNNERS
 from embedder.servables import interpreter_child, make_servable, program
-from embedder.servables.base import RUNNERS
 from embedder.servables.program import as_table
 
 FILES = [program.__file__, interpreter_child.__file__, *sorted(map(str, RUNNERS.glob("*.py")))]

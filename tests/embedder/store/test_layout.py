@@ -8,10 +8,10 @@ from store_states import new_store, publish_refresh
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
-from embedder.store.history import past_runs
-from embedder.store.journal import PartFile
+from embedder.store.journal.journal import PartFile
+from embedder.store.journal.runs import RUN_FILE
 from embedder.store.layout import CURRENT_FILE, PUBLISHED_FILE, RunInfo, read_current, read_record, run_file
-from embedder.store.runs import RUN_FILE
+from embedder.store.publish.history import past_runs
 
 RUN_IDS = ("../../../etc", "/etc", "..", ".", "", ".hidden", "a/b", "a\\b", "a\nb", "a b", "r\u00e9", "a" * 129)
 NOTHING_LIKE_IT = "a run id has letters, digits, _, - and ., at most 128, the first one no point"

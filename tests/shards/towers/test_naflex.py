@@ -31,8 +31,6 @@ from shards.errors import ModelError
 from shards.ranges import LayerRange
 from shards.shard import load_shard
 from shards.shard_specs import whole_model
-from shards.training.settings import TrainSettings
-from shards.training.trainer import Trainer
 
 SMALL = {"patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "pos_embed_grid_size": (5, 5)}
 BUDGET = 36

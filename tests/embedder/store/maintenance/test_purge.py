@@ -28,7 +28,6 @@ from store_states import (
 
 import embedder
 from embedder.errors import RunFailedError, StoreError
-from embedder.store.compact import PartTarget, compact
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import read_current

@@ -19,10 +19,10 @@ from store_states import (
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
-from embedder.store.history import publications, rollback
+from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import STORE_FILE, read_current, write_record
 from embedder.store.maintenance.rollback import rollback
-from embedder.store.publish.history import past_runs, publications
+from embedder.store.publish.history import publications
 from embedder.store.publish.publish import finish_publication
 from embedder.store.store_info import read_store_info
 from embedder.store.tables.tables import RecordTable

@@ -14,7 +14,6 @@ from embedder.store.journal.part_writer import write_part
 from embedder.store.journal.runs import last_run, unfinished_runs
 from embedder.store.layout import CURRENT_FILE, read_current
 from embedder.store.maintenance.compact import compact
-from embedder.store.maintenance.rollback import rollback
 from embedder.store.publish.current import count_rows
 from embedder.store.publish.history import (
     find_publication,

@@ -16,8 +16,6 @@ from store_states import Killed, dying, finished_ids
 from work_on_disk import finished_items_in, in_memory_and_on_disk  # noqa: F401 - each test runs both ways
 
 from embedder.errors import StoreError
-from embedder.store import publication
-from embedder.store.current import PROTOCOL_FIELDS
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import write_part
 from embedder.store.journal.runs import finished_items
@@ -31,7 +29,6 @@ from embedder.store.layout import (
     run_file,
 )
 from embedder.store.lock import write_lock
-from embedder.store.publish import current as swap_module
 from embedder.store.publish import publication
 from embedder.store.publish.current import PROTOCOL_FIELDS
 from embedder.store.publish.publish import PublishIntent, finish_publication, publish
