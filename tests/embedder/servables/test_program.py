@@ -13,10 +13,12 @@ import torch
 from exported_towers import SIDE_PX
 
 from embedder.entry_points import RUNNERS
-from embedder.servables import interpreter_child, make_servable, program
+from embedder.plugins.runners import PROGRAMS
+from embedder.process import child_main
+from embedder.servables import make_servable, program
 from embedder.servables.program import as_table
 
-FILES = [program.__file__, interpreter_child.__file__, *sorted(map(str, RUNNERS.glob("*.py")))]
+FILES = [program.__file__, child_main.__file__, *sorted(map(str, PROGRAMS.glob("*.py")))]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.rpartition("/")[2])
