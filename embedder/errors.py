@@ -53,12 +53,6 @@ class HeadLostError(RunFailedError):
 def check_argument(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
     """Refuse an argument of a type that a Python function doesn't take.
 
-    Args:
-        name: of function and argument.
-        value: that was given.
-        kinds: types that are taken.
-        expected: what to give, for people.
-
     Raises:
         ArgumentTypeError: it is of none of them.
     """

@@ -89,10 +89,6 @@ def _is_there(package: str) -> bool:
 def require(extra: str, where: str) -> None:
     """Refuse before anything is begun what this installation can't do.
 
-    Args:
-        extra: the extra that is needed.
-        where: the command or function that needs it.
-
     Raises:
         InstallationError: a package of it is missing.
     """
@@ -101,12 +97,7 @@ def require(extra: str, where: str) -> None:
 
 
 def explain_missing(error: ModuleNotFoundError, where: str) -> Exception:
-    """Name the extra that brings a missing package; the error as it is where none does.
-
-    Args:
-        error: of an import.
-        where: the command or function that needs it.
-    """
+    """Name the extra that brings a missing package; the error as it is where none does."""
     name = error.name or ""
     package = name.partition(".")[0]
     extra = next((extra for extra, packages in EXTRAS.items() if {name, package} & {*packages}), None)

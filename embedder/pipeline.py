@@ -171,10 +171,6 @@ def through_models(dataset: Dataset, job: Job) -> Dataset:
     """Append one pool of actors for each group of further models; each block passes whole.
 
     They come before the stages: what they give is small, and the main model's inputs, which they may share, end there.
-
-    Args:
-        dataset: decoded rows.
-        job: its groups, and what each actor reserves.
     """
     for number, (group, num_cpus) in enumerate(zip(job.groups, job.model_cpus, strict=True)):
         dataset = map_blocks(

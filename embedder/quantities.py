@@ -27,12 +27,7 @@ def agree(num: int, singular: str, plural: str) -> str:
 
 
 def figure(value: float, digits: int = 3) -> str:
-    """Write a measured number to so many digits, whole where it has more before the point: 0.0412, 83.5, 15,460.
-
-    Args:
-        value: any finite number.
-        digits: significant digits.
-    """
+    """Write a measured number to so many digits, whole where it has more before the point: 0.0412, 83.5, 15,460."""
     if value == 0:
         return "0"
     places = max(0, digits - 1 - math.floor(math.log10(abs(value))))

@@ -67,13 +67,7 @@ def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[Design
 
 
 def judge(trials: Sequence[DesignTrial], ranked: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
-    """Set the verdict of each trial, chosen or why not, and whether another beats it in everything.
-
-    Args:
-        trials: all trials.
-        ranked: those that keep the constraints, the best first.
-        constraints: the constraints.
-    """
+    """Set the verdict of each trial, chosen or why not, and whether another beats it in everything."""
 
     def verdict(trial: DesignTrial) -> str:
         if trial == ranked[0]:
@@ -134,13 +128,7 @@ def _no_design(trials: Sequence[DesignTrial], constraints: Constraints) -> str:
 
 
 def point_keeps(point: Point, memory_bytes: int, constraints: Constraints) -> bool:
-    """Whether a whole index keeps the constraints.
-
-    Args:
-        point: the measurement at its search parameters.
-        memory_bytes: its memory.
-        constraints: the constraints.
-    """
+    """Whether a whole index keeps the constraints."""
     return (
         point.recall_at_10 >= constraints.recall
         and (constraints.latency_ms is None or point.latency_ms <= constraints.latency_ms)

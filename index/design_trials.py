@@ -118,15 +118,7 @@ class DesignTrials:
     def __init__(
         self, table: VectorTable, num_rows: int, measured: RecallQueries, projections: Projections, target: float
     ) -> None:
-        """Draw a sample, and find the exact answers in it.
-
-        Args:
-            table: the vectors.
-            num_rows: of the sample, at most.
-            measured: queries to measure with.
-            projections: of designs.
-            target: recall to reach.
-        """
+        """Draw a sample, and find the exact answers in it."""
         rows = table.sample(num_rows, _SAMPLE_SEED)
         self._sample, self._num_vectors = VectorTable(len(rows), table.dim, table.take(rows)), table.num_vectors
         asked = measured if measured.own_rows is None else sampled_queries(self._sample)

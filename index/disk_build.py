@@ -25,11 +25,6 @@ _WRITTEN_ROWS = 65_536
 def rows_per_part(design: Design, dim: int, build_bytes: int) -> int:
     """Compute how many rows a part may have, so that one fits into its share of memory.
 
-    Args:
-        design: the design, in parts.
-        dim: width of a vector, E.
-        build_bytes: memory of the whole build.
-
     Raises:
         RetrievalError: the memory is too small for a part of some thousand rows.
     """
@@ -145,12 +140,7 @@ class PartBuilder:
         self._codes[rows - self.first_row] = codes
 
     def write(self, folder: Path, number: int) -> DiskPart:
-        """Write the files of the part, all but its ids, and open it.
-
-        Args:
-            folder: folder for them.
-            number: of the part.
-        """
+        """Write the files of the part, all but its ids, and open it."""
         files = PartRecord(number=number, num_rows=self.num_rows)
         order = self._order()
         places = np.empty(self.num_rows, np.uint32)
@@ -197,12 +187,7 @@ def extend(before: DiskIndex, blocks: Iterable[Floats], num_added: int, folder: 
 
 
 def num_parts_kept(sizes: Sequence[int], num_added: int) -> int:
-    """Count the parts that stay: the last ones join what is added while they are no larger than that. Pure.
-
-    Args:
-        sizes: rows of the parts, in order.
-        num_added: rows that are added.
-    """
+    """Count the parts that stay: the last ones join what is added while they are no larger than that. Pure."""
     num_kept, joined = len(sizes), num_added
     while num_kept and sizes[num_kept - 1] <= joined:
         num_kept -= 1

@@ -25,10 +25,6 @@ _IDS_ROWS = 1 << 18  # of a batch
 def read_parts(folder: Path, manifest: Manifest) -> DiskIndex:
     """Open the index of a version; the vectors stay on the disk.
 
-    Args:
-        folder: folder of the version.
-        manifest: its manifest, which names parts.
-
     Raises:
         RetrievalError: a file is missing or altered, or does not fit the manifest.
         RuntimeError: FAISS does not know the format of a file.
@@ -72,13 +68,7 @@ def _check_size(file: BinaryIO, path: Path, expected: int) -> None:
 
 
 def write_ids(folder: Path, parts: Iterable[PartRecord], ids: pa.Table) -> None:
-    """Write the ids of the parts that have none in the folder yet.
-
-    Args:
-        folder: folder to fill.
-        parts: all parts, in order.
-        ids: of all rows.
-    """
+    """Write the ids of the parts that have none in the folder yet."""
     first_row = 0
     for part in parts:
         path = folder / part.ids

@@ -184,15 +184,7 @@ def _write_index(folder: Path, index: faiss.Index | DiskIndex, ids: pa.Table) ->
 
 
 def bind_version(previous: Path, folder: Path, before: Manifest, embeddings_version: int, timer: StepTimer) -> Manifest:
-    """Make a version for a table whose rows did not change: the same files, for another version of the table.
-
-    Args:
-        previous: folder of the version before.
-        folder: folder to fill.
-        before: manifest of the version before.
-        embeddings_version: version of the table.
-        timer: timer of the update.
-    """
+    """Make a version for a table whose rows did not change: the same files, for another version of the table."""
     link_files(previous, folder, before.sha256)
     built_at = datetime.now(UTC).isoformat(timespec="seconds")
     times = {"built_at": built_at, "build_s": timer.total_s, "steps_s": timer.steps_s}

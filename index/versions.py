@@ -26,12 +26,7 @@ def list_versions(root: str | Path) -> tuple[int, ...]:
 
 
 def next_version(root: str | Path, last: int = 0) -> int:
-    """Choose the number after the highest one, complete or not: a number is never used twice.
-
-    Args:
-        root: folder of the versions.
-        last: highest number of those that were there before.
-    """
+    """Choose the number after the highest one, complete or not: a number is never used twice."""
     return max([last, *_numbers(root)]) + 1
 
 

@@ -56,9 +56,6 @@ def keep_compiled(folder: Path) -> None:
     """Have torch keep what it compiles in a folder, and compile in this process, which leaves no other one behind.
 
     What the environment says stays. A folder that can't be made is left out: torch keeps files in a temporary one.
-
-    Args:
-        folder: for one version of torch and one kind of device.
     """
     os.environ.setdefault(THREADS_VARIABLE, "1")
     with suppress(OSError):

@@ -56,13 +56,7 @@ def tower_costs(config: ModelConfig, side: str, num_tokens: int) -> TowerCosts:
 
 
 def weight_bytes(config: ModelConfig, spec: ShardSpec, dtype: Dtype) -> int:
-    """Compute the bytes of a loaded shard's weights.
-
-    Args:
-        config: the model.
-        spec: the layers of the shard.
-        dtype: compute dtype.
-    """
+    """Compute the bytes of a loaded shard's weights."""
     return sum(
         tensor_bytes(shape, held_dtype(config, name, shape, dtype))
         for name, shape in shard_shapes(config, spec).items()
@@ -85,13 +79,6 @@ def cut_bytes(config: ModelConfig, side: str, layer: int, dtype: Dtype, num_toke
     """Compute the bytes of one input's state at a cut: the input itself, an activation, or the embedding; or nothing.
 
     The frames of a video share one embedding; here it counts once for each of them.
-
-    Args:
-        config: the model.
-        side: the tower.
-        layer: number of its layers before the cut.
-        dtype: compute dtype.
-        num_tokens: tokens of a caption.
     """
     tower = config.towers.get(side)
     if tower is None:

@@ -51,13 +51,7 @@ def init_model(
 def fresh_tensors(
     config: ModelConfig, seed: int, prefixes: str | tuple[str, ...] = ""
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Make untrained weights; each depends on the seed and its own name only.
-
-    Args:
-        config: the model.
-        seed: any integer.
-        prefixes: only weights whose names start with one of these.
-    """
+    """Make untrained weights; each depends on the seed and its own name only."""
     for name, shape in model_shapes(config).items():
         if name.startswith(prefixes):
             yield name, _fresh_tensor(config, name, shape, seed)

@@ -51,10 +51,6 @@ def build_head(config: ModelConfig, side: str) -> ProjectionHead:
 def unit_rows(projected_FE: torch.Tensor, means: RowMeans) -> torch.Tensor:
     """Average the projections of each row (the frames of a video segment), then normalise to length 1.
 
-    Args:
-        projected_FE: projections, row after row.
-        means: over those of each row.
-
     Returns:
         float32 (R, E).
     """

@@ -64,11 +64,6 @@ def measure_int8_benefit(folder: str | Path, device: str = "cpu", *, num_threads
 
     It takes about a second, so the result is not cached: the same machine may be slower tomorrow.
 
-    Args:
-        folder: a local model folder.
-        device: torch device.
-        num_threads: torch threads of a stage.
-
     Raises:
         ModelError: the folder is no model folder.
     """

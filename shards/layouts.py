@@ -258,11 +258,7 @@ class PatchGrids:
         return None if self.patches.places is None else self.patches.is_token
 
     def added_mask(self, x_FLD: torch.Tensor) -> torch.Tensor | None:
-        """Make what is added to the scores of attention, (F, 1, L, L): the least number at padding; None without any.
-
-        Args:
-            x_FLD: the tokens, whose dtype it has.
-        """
+        """Make what is added to the scores of attention, (F, 1, L, L): the least number at padding; None without."""
         if self.tokens.places is None:
             return None
         is_token_F11L = self.tokens.is_token[:, None, None]

@@ -40,12 +40,7 @@ MAX_GPU_TOKENS = 1 << 17
 
 
 def gpu_groups(layer_flops_per_token: float, device_flops: float) -> GroupCosts:
-    """Find what decides on groups on a GPU: in the time of launching one more group, so many tokens are computed.
-
-    Args:
-        layer_flops_per_token: operations of a layer for one token.
-        device_flops: operations per second that the device reaches.
-    """
+    """Find what decides on groups on a GPU: in the time of launching one more group, so many tokens are computed."""
     price_tokens = LAUNCHES_PER_LAYER * GPU_LAUNCH_S * device_flops / layer_flops_per_token
     return GroupCosts(price_tokens, max_tokens=MAX_GPU_TOKENS, max_computed=math.inf, few_tokens=0)
 
@@ -87,13 +82,7 @@ def count_computed(lengths: Lengths, costs: GroupCosts = CPU_GROUPS) -> int:
 
 
 def _cheapest_cuts(sizes: Lengths, counts: Lengths, price: float) -> list[int]:
-    """Cut different lengths, ascending, into ranges; where each ends. Dynamic programming over where the last begins.
-
-    Args:
-        sizes: the lengths.
-        counts: sequences of each.
-        price: cost of a range beside its tokens.
-    """
+    """Cut different lengths, ascending, into ranges; where each ends. Dynamic programming over the last's begin."""
     before = np.concatenate([[0], np.cumsum(counts)])
     costs, starts = np.zeros(len(sizes) + 1), np.zeros(len(sizes) + 1, np.int64)
     for stop in range(1, len(sizes) + 1):

@@ -48,13 +48,6 @@ def load_tensors(
 ) -> dict[str, torch.Tensor]:
     """Read a shard's tensors, cast or quantised and moved one by one, so that no second copy of the shard is ever held.
 
-    Args:
-        folder: the model folder.
-        config: its configuration.
-        spec: the layers.
-        dtype: name of the compute dtype.
-        device: device that the tensors are moved to.
-
     Raises:
         ModelError: a tensor is missing, unknown or of another shape, or a file is broken.
     """
@@ -128,11 +121,6 @@ def read_sigmoid(folder: Path) -> tuple[float, float] | None:
 
 def check_values(path: Path, name: str, tensor: torch.Tensor) -> None:
     """Check that a checkpoint's tensor can be stored in a model folder: floating-point numbers, all finite.
-
-    Args:
-        path: its file, for the message.
-        name: its name.
-        tensor: its values.
 
     Raises:
         ModelError: it has another dtype, or a value is NaN or infinite.

@@ -42,10 +42,6 @@ OUTPUT = "vectors"
 def export_towers(folder: Path, out: Path) -> list[str]:
     """Write `text.onnx` and `vision.onnx` of a model's towers, and `sigmoid.json`: scale and bias of logits, or null.
 
-    Args:
-        folder: the model folder.
-        out: an existing folder.
-
     Returns:
         For each tower that can't be exported, the reason.
 
@@ -68,11 +64,6 @@ class ExportError(ModelError):
 
 def export_tower(folder: Path, side: str, out: Path) -> None:
     """Write one tower in float32, as `SIDE.onnx` and `SIDE.onnx.data`.
-
-    Args:
-        folder: the model folder.
-        side: "vision" or "text".
-        out: an existing folder.
 
     Raises:
         ModelError: it is no model folder.

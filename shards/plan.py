@@ -147,13 +147,6 @@ def plan_specs(
 ) -> ShardPlan:
     """Make the plan of a given cut, with its operations and bytes.
 
-    Args:
-        config: the model.
-        specs: the layers of each stage, in order.
-        dtype: compute dtype.
-        caption_tokens: tokens of a caption.
-        model_fingerprint: fingerprint of the weights that the plan is for.
-
     Raises:
         ModelError: the specs don't cover the model in order.
     """
@@ -246,14 +239,7 @@ def check_plan(plan: ShardPlan, config: ModelConfig) -> None:
 
 
 def _bare_stage(config: ModelConfig, spec: ShardSpec, dtype: Dtype, caption_tokens: int) -> PlannedStage:
-    """Make a stage with the costs that hold on any device: operations and bytes.
-
-    Args:
-        config: the model.
-        spec: the layers of the stage.
-        dtype: compute dtype.
-        caption_tokens: length of a caption.
-    """
+    """Make a stage with the costs that hold on any device: operations and bytes."""
     return PlannedStage(
         spec=spec,
         weight_bytes=weight_bytes(config, spec, dtype),

@@ -74,11 +74,6 @@ class TimedPart:
 def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint: str | None = None) -> ModelCosts:
     """Measure the towers: embeddings, one layer of each, heads, and a copy through memory.
 
-    Args:
-        folder: a local model folder.
-        setting: dtype, device, threads and batch of the layers.
-        model_fingerprint: fingerprint to record in the result.
-
     Raises:
         ModelError: the folder is no model folder, or its weights aren't those of its configuration.
     """
@@ -189,12 +184,7 @@ def measure_copy() -> float:
 
 
 def measure_part(run: Step, setting: TimingSetting) -> TimedPart:
-    """Time one part by whole batches, and measure the memory that it allocates beside its output.
-
-    Args:
-        run: the part.
-        setting: conditions of the measurement.
-    """
+    """Time one part by whole batches, and measure the memory that it allocates beside its output."""
     clock = clock_of(setting.device, setting.num_threads)
     with torch.inference_mode():
         num_rows = _fitting_rows(run, setting)

@@ -136,13 +136,7 @@ def _raw(tensor: torch.Tensor) -> memoryview:
 def write_weights(
     folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, max_file_bytes: int = MAX_FILE_BYTES
 ) -> None:
-    """Write tensors as model.safetensors, or as several files with an index where they exceed one file's limit.
-
-    Args:
-        folder: an unpublished folder.
-        tensors: names and values, taken one by one.
-        max_file_bytes: a file is closed before it would grow beyond this.
-    """
+    """Write tensors as model.safetensors, or as several files with an index where they exceed one file's limit."""
     parts: list[list[str]] = []
     waiting: dict[str, torch.Tensor] = {}
     sizes: dict[str, int] = {}

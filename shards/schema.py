@@ -33,10 +33,6 @@ def parse_json(text: str | bytes) -> Any:
 def read_json(path: Path, cure: str) -> dict[str, object]:
     """Read one JSON object.
 
-    Args:
-        path: the file.
-        cure: advice for the message when it is missing.
-
     Raises:
         ModelError: the file is missing, is no JSON, or holds no object.
     """
@@ -70,12 +66,6 @@ def _describe_value(value: object) -> str:
 
 def require_multiple(name: str, value: int, divisor_name: str, divisor: int) -> None:
     """Check a division without remainder.
-
-    Args:
-        name: name of the number.
-        value: the number.
-        divisor_name: name of its divisor.
-        divisor: the divisor.
 
     Raises:
         ValueError: there is a remainder.

@@ -79,13 +79,7 @@ def learn_pieces(words: Mapping[str, int], num_pieces: int) -> Scores:
 
 
 def seed_pieces(words: Mapping[str, int], characters: set[str], num_seeds: int) -> Scores:
-    """Pieces to begin with: all characters, and the substrings seen at least twice that cover most text.
-
-    Args:
-        words: with their counts.
-        characters: of all words.
-        num_seeds: most substrings.
-    """
+    """Pieces to begin with: all characters, and the substrings seen at least twice that cover most text."""
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for start in range(len(word)):

@@ -134,10 +134,6 @@ def read_entries(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Tenso
 def check_present(files: Mapping[str, Path], index: Path) -> None:
     """Check that the file of each tensor is there.
 
-    Args:
-        files: the file of each tensor.
-        index: what names them, for the message.
-
     Raises:
         ModelError: one isn't.
     """
@@ -174,12 +170,6 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
 def check_names(files: Mapping[str, Path], folder: Path, owned: Iterable[str], config: ModelConfig) -> None:
     """Check that weight files hold all of `owned`, and nothing that the model doesn't have.
-
-    Args:
-        files: the file of each tensor.
-        folder: the model folder, for the message.
-        owned: names of the tensors that are needed.
-        config: the model.
 
     Raises:
         ModelError: a tensor is missing or unknown.

@@ -162,12 +162,7 @@ def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
 
 
 def blame_lines(review: Review, items_per_s: float) -> list[str]:
-    """Name the step to blame where a run has reached less than half of what was expected of it.
-
-    Args:
-        review: of the run, with what was expected.
-        items_per_s: that were reached.
-    """
+    """Name the step to blame where a run has reached less than half of what was expected of it."""
     expected = review.expected
     if expected is None or items_per_s >= expected.items_per_s / 2:
         return []
@@ -196,11 +191,7 @@ def _review_table(review: Review, expected: Expected) -> Table:
 
 
 def clip_lines(steps: Iterable[StepReport]) -> list[RenderableType]:
-    """Frames of videos that were decoded for each that is embedded, where any is.
-
-    Args:
-        steps: of a report.
-    """
+    """Frames of videos that were decoded for each that is embedded, where any is."""
     return [
         f"clips: {step.num_decoded_frames:,} frames decoded for {step.num_frames:,} that are embedded, "
         f"{step.num_decoded_frames / step.num_frames:.1f} for each"
@@ -220,13 +211,7 @@ def _gpu_lines(report: Report) -> list[RenderableType]:
 
 
 def gpu_time_lines(steps: Iterable[StepReport], places: Iterable[PlaceReport], num_items: int) -> list[str]:
-    """GPU time of a million items: held from the first call of any step to the last, and computing.
-
-    Args:
-        steps: of a report.
-        places: GPUs that each replica of a stage reserved.
-        num_items: that were embedded.
-    """
+    """GPU time of a million items: held from the first call of any step to the last, and computing."""
     num_gpus = {f"stage {place.stage}": place.num_gpus for place in places}
     times = [
         (step.wall_s / step.wall_share, step.wall_s, num_gpus.get(step.step, 0.0)) for step in steps if step.wall_share

@@ -70,11 +70,6 @@ def report(
 def _parse(files: "StoreFiles", path: str, kind: type[ParsedT]) -> ParsedT:
     """Parse a file of a run.
 
-    Args:
-        files: the store.
-        path: of the file.
-        kind: class of what it holds.
-
     Raises:
         StoreError: it is damaged.
     """

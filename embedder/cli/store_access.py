@@ -12,9 +12,6 @@ from embedder.store.files import StoreFiles
 def read_access(config: RunConfig) -> Iterator[StoreFiles]:
     """Give the files of the store to a command that only reads: it takes no lock, and works where none can be taken.
 
-    Args:
-        config: names the store.
-
     Raises:
         ConfigError: no store is named.
         StoreError: there is no store, or its format is unknown.

@@ -81,11 +81,7 @@ def actor_pool(min_size: int, max_size: int, calls_at_once: int | None = None) -
 
 
 def known_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Select the settings of Ray Data's context that the installed version has, and tell what is lost otherwise.
-
-    Args:
-        settings: by the names of the context's fields.
-    """
+    """Select the settings of Ray Data's context that the installed version has, and tell what is lost otherwise."""
     known = {field.name for field in fields(DataContext)}
     if "execution_no_progress_timeout_s" not in known:
         _log_once("no_progress_timeout_s has no effect, and a run that is stuck waits until it is stopped", "2.58")

@@ -95,13 +95,7 @@ def light_start() -> Iterator[None]:
 
 @contextmanager
 def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute for the block.
-
-    Args:
-        owner: module, class or object.
-        name: name of the attribute.
-        value: its value in the block.
-    """
+    """Replace an attribute for the block."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -211,11 +211,6 @@ def parse_setting(text: str) -> Setting:
 def _apply(tree: dict[str, Any], setting: Setting, lists: Collection[str]) -> None:
     """Set one value in the tree.
 
-    Args:
-        tree: the configuration so far.
-        setting: the value and its key.
-        lists: keys at the top that are lists of tables.
-
     Raises:
         ConfigError: the key leads through a list, or through a value that is no table.
     """

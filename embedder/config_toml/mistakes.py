@@ -114,11 +114,6 @@ class _Found:
 def mistakes_of(kind: type[BaseModel], tree: Mapping[str, Any], error: ValidationError) -> list[Mistake]:
     """Find all mistakes of a configuration.
 
-    Args:
-        kind: its class.
-        tree: its values.
-        error: what pydantic finds in it.
-
     Returns:
         The mistakes, each place once.
     """

@@ -58,9 +58,6 @@ class ConfigFile:
 def read_file(path: Path) -> ConfigFile:
     """Read a TOML file.
 
-    Args:
-        path: of the file.
-
     Raises:
         ConfigError: there is no such file, it can't be read, or it is no TOML.
     """
@@ -119,9 +116,6 @@ def explain_syntax(text: str, message: str) -> str:
 
 def line_index(text: str) -> dict[values.Path, int]:
     """Find the line of each table, key and entry of a list, which Python's parser doesn't tell.
-
-    Args:
-        text: a whole valid TOML file.
 
     Returns:
         Lines by path, from 1; a value of several lines has its first one. Paths that aren't found are left out.

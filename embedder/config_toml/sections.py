@@ -141,12 +141,7 @@ class FurtherModelConfig(ConfigSection):
 
 
 def check_models(models: tuple[FurtherModelConfig, ...], given: Collection[str]) -> None:
-    """Raise ValueError where the entries of [[model]] don't fit together.
-
-    Args:
-        models: the entries.
-        given: keys at the top that are set.
-    """
+    """Raise ValueError where the entries of [[model]] don't fit together."""
     if not models:
         raise ValueError("[[model]] has no entry; write one, or leave the key out")
     first, *further = models
@@ -239,12 +234,7 @@ class JoinConfig(ConfigSection):
 
 
 def check_joins(joins: tuple[JoinConfig, ...], sources: set[str | None]) -> None:
-    """Raise ValueError where a [[join]] names a source that isn't there, or two bring the same.
-
-    Args:
-        joins: of the configuration.
-        sources: names of the sources.
-    """
+    """Raise ValueError where a [[join]] names a source that isn't there, or two bring the same."""
     brought: dict[str, str] = {}
     for join in joins:
         if sources and join.source is not None and join.source not in sources:

@@ -52,12 +52,7 @@ class AnyQueryEncoder(Protocol):
         """Embed texts; float32 (Q, E), L2-normalised."""
 
     def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
-        """Embed images; float32 (Q, E), L2-normalised.
-
-        Args:
-            images: the images.
-            decoder: of the caller's thread, with its limits.
-        """
+        """Embed images; float32 (Q, E), L2-normalised."""
 
     def warning(self, text: str) -> str | None:
         """Line that names the words of a text that the model doesn't know, or not whole; None where it knows all."""

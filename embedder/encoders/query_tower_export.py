@@ -52,12 +52,7 @@ def keep_query_towers(files: StoreFiles, info: StoreInfo, model: Model) -> None:
 
 
 def add_query_towers(files: StoreFiles, info: StoreInfo) -> None:
-    """Write the query towers of the published vectors where they are not there yet; a failure is a line in the log.
-
-    Args:
-        files: the store, held by the write lock.
-        info: model and preprocessing of its vectors.
-    """
+    """Write the query towers of the published vectors where they are not there yet; a failure is a line in the log."""
     if not has_towers_to_export(info):
         return
     try:

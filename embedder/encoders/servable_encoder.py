@@ -67,10 +67,6 @@ class CodeSources:
     def servable(self, info: StoreInfo, model: str) -> "Servable":
         """Make the servable of a further model, of the store's section where that is data or allowed.
 
-        Args:
-            info: description of the model.
-            model: its name in the store.
-
         Raises:
             StoreError: the store's section would run code, and the reader has neither a section of its own nor leave.
         """
@@ -103,11 +99,6 @@ def _has_code(section: Mapping[str, Any]) -> bool:
 def open_servable_encoder(info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> AnyQueryEncoder:
     """Open the encoder of a further model that has no query towers in the store; loads nothing yet.
 
-    Args:
-        info: description of the model.
-        model: its name in the store.
-        code: places that code is taken from.
-
     Raises:
         StoreError: its files are now those of another model, or code that nobody allowed.
         ServableError: a file is missing, or of another framework.
@@ -122,10 +113,6 @@ def open_servable_encoder(info: StoreInfo, model: str = "", code: CodeSources = 
 def open_towers(info: StoreInfo, model: str = "") -> QueryEncoder:
     """Open the towers of a further model of that kind.
 
-    Args:
-        info: description of the model.
-        model: its name in the store.
-
     Raises:
         StoreError: its model folder is now that of another model.
         ServableError: a file is missing.
@@ -136,11 +123,6 @@ def open_towers(info: StoreInfo, model: str = "") -> QueryEncoder:
 
 def checked_servable(info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> "Servable":
     """Servable of a further model.
-
-    Args:
-        info: description of the model.
-        model: its name in the store.
-        code: places that code is taken from.
 
     Raises:
         StoreError: its files are now those of another model, or code that nobody allowed.
@@ -171,11 +153,6 @@ class ServableEncoder:
     def __init__(self, info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> None:
         """Check that the servable still is the one that made the vectors.
 
-        Args:
-            info: description of the model.
-            model: its name in the store.
-            code: places that code is taken from.
-
         Raises:
             StoreError: it is another one now, or code that nobody allowed.
             ServableError: a file is missing, or of another framework.
@@ -202,10 +179,6 @@ class ServableEncoder:
 
     def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
         """Embed images.
-
-        Args:
-            images: the images.
-            decoder: whose limits hold; by default those of runs.
 
         Returns:
             float32 (Q, E), L2-normalised.
@@ -240,11 +213,6 @@ class ServableEncoder:
     def _encode(self, side: str, values: Sequence[str | bytes], limits: DecodeLimits) -> Floats:
         """Run the servable on queries of one side.
 
-        Args:
-            side: image or text.
-            values: file contents, or texts.
-            limits: on the decoding of an image.
-
         Raises:
             ConfigError: the model has no vectors of that side of what a query has, or a query can't be encoded.
         """
@@ -273,10 +241,6 @@ class ServableEncoder:
 
 def _content(image: Path | bytes, limits: DecodeLimits) -> bytes:
     """Content of an image file.
-
-    Args:
-        image: path or content.
-        limits: on its size.
 
     Raises:
         ConfigError: it can't be read, or is too large.

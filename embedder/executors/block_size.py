@@ -59,11 +59,6 @@ def cut_listing(
     """Cut a listing into blocks: at first of `FEW_ITEMS`, then of half as many as long as their files are too large.
 
     Of files of unknown size, too, a block has `FEW_ITEMS` at most.
-
-    Args:
-        listing: listed items.
-        num_items: most of a block.
-        settings: sizes for the devices of the stages.
     """
     num_cut = 0
     for table in listing:

@@ -101,9 +101,6 @@ def num_running(stage: "OperatorState") -> int:
 def operator_uses(samples: "Sequence[Sample]") -> list[OperatorUse]:
     """Sum up samples, each of which holds until the next one.
 
-    Args:
-        samples: in the order of time.
-
     Returns:
         One use for each operator, in the order of the flow; none where there are fewer than two samples.
     """

@@ -171,12 +171,7 @@ def type_selector(device_types: frozenset[str], type_label: str) -> dict[str, st
 
 @contextmanager
 def limit_to_share(settings: ClusterConfig, available: Available) -> Iterator[None]:
-    """Let Ray Data use no more than the run's share while the block lasts, where the configuration says so.
-
-    Args:
-        settings: what the run may take of a cluster.
-        available: its share.
-    """
+    """Let Ray Data use no more than the run's share while the block lasts, where the configuration says so."""
     if settings.share == 1 and settings.max_cpus is None and settings.max_gpus is None:
         yield
         return

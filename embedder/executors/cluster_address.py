@@ -80,12 +80,7 @@ def check_answer(address: str) -> None:
 
 
 def find_problem(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """Connect to an address, and return what is wrong; None where a server of gRPC answers.
-
-    Args:
-        address: HOST:PORT.
-        timeout_s: for the connection, and for the first answer.
-    """
+    """Connect to an address, and return what is wrong; None where a server of gRPC answers."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:

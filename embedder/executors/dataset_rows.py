@@ -106,10 +106,6 @@ class _Item(NamedTuple):
 def items_in(table: pa.Table, columns: DatasetColumns) -> Iterator[_Item]:
     """Yield the items of a block; what is wrong with one is said in its row.
 
-    Args:
-        table: rows of a dataset.
-        columns: their use.
-
     Raises:
         SourceError: a column is missing or of a wrong type.
     """
@@ -171,12 +167,7 @@ def _name_of(row: Row) -> str:
 
 
 def list_block(table: pa.Table, columns: DatasetColumns) -> pa.Table:
-    """List the items of a block: `ROW_SCHEMA`, with carried columns behind.
-
-    Args:
-        table: rows of a dataset.
-        columns: their use.
-    """
+    """List the items of a block: `ROW_SCHEMA`, with carried columns behind."""
     if table.num_rows == 0:
         return table_of_rows([])
     carried = {name: table[name].cast(plain_type(table[name].type)) for name in columns.carryover}
@@ -247,12 +238,7 @@ def _parquet(contents: Sequence[bytes], places: Sequence[tuple[int, int]]) -> by
 
 
 def stream_listing(dataset: "Dataset", columns: DatasetColumns) -> Iterator[pa.Table]:
-    """Compute a dataset, and yield the listing of its blocks in any order.
-
-    Args:
-        dataset: any.
-        columns: their use.
-    """
+    """Compute a dataset, and yield the listing of its blocks in any order."""
     return _stream(dataset, partial(list_block, columns=columns))
 
 

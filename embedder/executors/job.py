@@ -271,27 +271,14 @@ def handed_on_bytes(model: Model, plan: ShardPlan, decode: DecodeSpec | None = N
 
 
 def ray_store_bytes(batch_size: int | Literal["auto"], model: Model, plan: ShardPlan, settings: DeviceSettings) -> int:
-    """Return the shared memory of a Ray that the run starts on this machine, of which it takes a quarter at most.
-
-    Args:
-        batch_size: of the configuration.
-        model: the main model.
-        plan: its cut.
-        settings: sizes for the devices of the stages.
-    """
+    """Return the shared memory of a Ray that the run starts on this machine, of which it takes a quarter at most."""
     most_bytes = min(settings.object_store_bytes, max(OBJECT_STORE_BYTES, hardware.memory_bytes() // 4))
     rows_in_flight = settings.batches_in_flight * rows_per_batch(batch_size, settings)
     return object_store_bytes(sum(handed_on_bytes(model, plan)), rows_in_flight, most_bytes)
 
 
 def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_BATCH) -> DecodeSpec:
-    """Return the settings of the decode step.
-
-    Args:
-        rows: what makes rows of items.
-        model: the opened model.
-        rows_per_batch: rows that a stage computes together.
-    """
+    """Return the settings of the decode step."""
     return DecodeSpec(
         resize=resize_spec(model, rows.decode.settled_colour) if model.config.vision is not None else None,
         limits=decode_limits(rows.decode),

@@ -22,14 +22,7 @@ MIN_GAIN = 0.05  # less is noise
 def encode_with(
     tables: Iterable[pa.Table], encode: Encode, num_workers: int, num_threads: int
 ) -> Generator[pa.Table, None, None]:
-    """Encode tables in threads and yield them in their order; at most one for each worker is taken ahead.
-
-    Args:
-        tables: decoded tables.
-        encode: thread-safe function that encodes one.
-        num_workers: Python threads.
-        num_threads: torch threads of each.
-    """
+    """Encode tables in threads and yield them in their order; at most one for each worker is taken ahead."""
 
     def work(table: pa.Table) -> pa.Table:
         if _has_torch():
@@ -57,13 +50,7 @@ def _has_torch() -> bool:
 
 
 def encode_all(tables: Iterator[pa.Table], encode: Encode, num_cpus: int) -> Iterator[pa.Table]:
-    """Encode tables in their order, with the threads that are measured to be faster on the first of them.
-
-    Args:
-        tables: decoded tables.
-        encode: thread-safe function that encodes one.
-        num_cpus: cores to use.
-    """
+    """Encode tables in their order, with the threads that are measured to be faster on the first of them."""
     single_threaded, multi_threaded = (num_cpus, 1), (1, num_cpus)  # workers, and threads of each
     if num_cpus == 1:
         yield from encode_with(tables, encode, *single_threaded)

@@ -76,12 +76,7 @@ class PeakMemory:
         self._next_s = 0.0
 
     def look(self, processes: Iterable[psutil.Process], *, now: bool = False) -> None:
-        """Read the memory, if it is time to.
-
-        Args:
-            processes: whose memory is added up.
-            now: read it in any case.
-        """
+        """Read the memory, if it is time to."""
         if not now and time.monotonic() < self._next_s:
             return
         started_s = time.thread_time()

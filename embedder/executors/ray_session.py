@@ -143,11 +143,7 @@ def as_node(entry: dict[str, Any], resources: dict[str, float], type_label: str 
 
 
 def gpu_types_of(address: str) -> list[str | None] | None:
-    """Ask a cluster for the types of its GPUs without attaching to it, see `embedder.compat.ray_gcs.gpu_types`.
-
-    Args:
-        address: of the cluster.
-    """
+    """Ask a cluster for the types of its GPUs without attaching to it, see `embedder.compat.ray_gcs.gpu_types`."""
     _set_environment(address)
     return gpu_types(address)
 

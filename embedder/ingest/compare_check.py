@@ -50,10 +50,6 @@ def lacks_group(result: RunResult, group: str | None) -> bool:
 def compare_with_published(result: RunResult, config: CompareConfig) -> list[PairedDifference]:
     """Compare what would be published with what is, over all captions of the sample and in each group.
 
-    Args:
-        result: of a run with another model.
-        config: metric, groups and confidence.
-
     Returns:
         All queries first; none where there are too few, or nothing is published.
     """

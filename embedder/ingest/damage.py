@@ -16,13 +16,6 @@ def damage_lines(
     """Lines on models whose items tell of another number of vectors than the record of the publication does.
 
     Which items these are takes a look at all rows: of `embedder store check`, or of a run that repairs.
-
-    Args:
-        files: the store.
-        current: what is published.
-        work: of the main model.
-        plans: of the further models.
-        options: of the run; one that repairs has nothing to tell.
     """
     if current is None or options.repair:
         return []

@@ -203,13 +203,7 @@ def _estimate(inputs: Inputs, num_items: int) -> RunEstimate:
 
 
 def estimate_s(files: StoreFiles, model_fingerprint: str, num_items: int) -> RunEstimate:
-    """Estimate the time to embed items.
-
-    Args:
-        files: the store.
-        model_fingerprint: only runs of this model count.
-        num_items: number of items to embed.
-    """
+    """Estimate the time to embed items."""
     if num_items == 0:
         return RunEstimate(wall_s=0.0)
     runs = reversed([run for run in all_runs(files) if run.model_fingerprint == model_fingerprint])

@@ -85,13 +85,7 @@ def judge(result: RunResult, limits: RunLimits, forced: Collection[str] = ()) ->
 
 
 def judge_listing(work: WorkPlan, max_retire_fraction: float, options: IngestOptions) -> Verdict:
-    """Judge what a listing lost, before anything is embedded.
-
-    Args:
-        work: the decision about the listing.
-        max_retire_fraction: the limit.
-        options: overridden guards.
-    """
+    """Judge what a listing lost, before anything is embedded."""
     verdict = judge_retire(work.num_published, count_by_source(work.retired), max_retire_fraction)
     return force(verdict, options.forced)
 
@@ -122,10 +116,6 @@ def judge_earlier(
 
 def refusal(verdicts: Sequence[Verdict], effect: str = "nothing is published") -> str | None:
     """Message why nothing may be published: every guard that failed, and the options that override them all.
-
-    Args:
-        verdicts: of the guards.
-        effect: what follows.
 
     Returns:
         One line; none where nothing keeps the run from publishing.
@@ -170,13 +160,7 @@ def force(verdict: Verdict, forced: Collection[str]) -> Verdict:
 
 
 def judge_hold(address: str, current: Current | None, forced: Collection[str]) -> Verdict | None:
-    """Judge whether anything may be published at all; None where no rollback holds the store.
-
-    Args:
-        address: of the store.
-        current: what is published.
-        forced: names of guards that are overridden.
-    """
+    """Judge whether anything may be published at all; None where no rollback holds the store."""
     if current is None or current.hold is None or not current.is_held:
         return None
     message = f"{describe_hold(address, current.hold)}, or once with --force hold"

@@ -129,26 +129,14 @@ def _check_resources(compute: ComputeSettings, plan: ShardPlan) -> None:
 
 
 def _with_colour(config: RunConfig, files: StoreFiles, seen: Current | None) -> RunConfig:
-    """Return the configuration with how numbers of pixels are read: of a store that exists, as it was made.
-
-    Args:
-        config: the run.
-        files: the store.
-        seen: what is published.
-    """
+    """Return the configuration with how numbers of pixels are read: of a store that exists, as it was made."""
     bound = read_record(files, STORE_FILE, StoreInfo) if config.decode.colour == "auto" else None
     colour = config.decode.settled_colour if bound is None else served_info(bound, seen).colour
     return config.model_copy(update={"decode": config.decode.model_copy(update={"colour": colour})})
 
 
 def _settled_dtype(compute: ComputeSettings, files: StoreFiles, seen: Current | None) -> DtypeChoice | None:
-    """Compute dtype where the configuration names it, or a store that exists; None where the devices decide.
-
-    Args:
-        compute: the dtype that is asked for.
-        files: the store.
-        seen: what is published.
-    """
+    """Compute dtype where the configuration names it, or a store that exists; None where the devices decide."""
     bound = read_record(files, STORE_FILE, StoreInfo) if compute.dtype == "auto" else None
     if compute.dtype == "auto" and bound is None:
         return None
@@ -163,15 +151,7 @@ def _first_dtype(
     num_items: int,
     find: Callable[[ComputeSettings], Gpus],
 ) -> DtypeChoice:
-    """Compute dtype of a store that is new: that of the plan file, or by the devices of the engine that will run.
-
-    Args:
-        compute: engine and devices that are asked for.
-        plan: its plan, of a file or made here.
-        fingerprint: of its model.
-        num_items: items to embed.
-        find: finds the GPUs.
-    """
+    """Compute dtype of a store that is new: that of the plan file, or by the devices of the engine that will run."""
 
     def gpus() -> Gpus:
         if compute.ray_address is None:
@@ -192,13 +172,7 @@ def _first_dtype(
 
 
 def with_former_columns(info: StoreInfo, files: StoreFiles, current: Current | None) -> StoreInfo:
-    """Add the columns that steps which are gone have left in the store's table: they stay, and are null in new rows.
-
-    Args:
-        info: of the run.
-        files: the store.
-        current: what is published.
-    """
+    """Add the columns that steps which are gone have left in the store's table: they stay, and are null in new rows."""
     bound = read_record(files, STORE_FILE, StoreInfo) if current is not None else None
     former = served_info(bound, current).step_columns if bound is not None else {}
     return info.model_copy(update={"step_columns": former | info.step_columns})

@@ -113,13 +113,7 @@ def check_models(inputs: Inputs) -> None:
 
 
 def plan_models(inputs: Inputs, listing: ListedItems, run: RunInfo | None) -> tuple[ModelPlan, ...]:
-    """Compare a listing with what is published of each model, and with what an unfinished run has finished.
-
-    Args:
-        inputs: configuration, store and models.
-        listing: listed items, without those that were purged.
-        run: the unfinished run that this one would go on with.
-    """
+    """Compare a listing with what is published of each model, and with what an unfinished run has finished."""
     return tuple(_plan_model(inputs, model, listing, run) for model in inputs.models)
 
 
@@ -136,12 +130,7 @@ def _plan_model(inputs: Inputs, model: FurtherModel, listing: ListedItems, run: 
 
 
 def removed_models(inputs: Inputs, current: Current | None) -> tuple[str, ...]:
-    """Names of published models that the configuration has no more; told in the log.
-
-    Args:
-        inputs: configuration and models.
-        current: what is published.
-    """
+    """Names of published models that the configuration has no more; told in the log."""
     names = {model.name for model in inputs.models}
     return tuple(sorted(current.models.keys() - names)) if current is not None else ()
 
@@ -163,14 +152,7 @@ def report_removed(removed: Sequence[str], *, may_change: bool) -> None:
 
 
 def items_of_any_model(listing: ListedItems, main: pa.Table, plans: Sequence[ModelPlan], limit: int | None) -> pa.Table:
-    """Items that any model needs, with each model's own reason, attempts and known content.
-
-    Args:
-        listing: listed items.
-        main: those that the main model needs, with its columns.
-        plans: of the further models.
-        limit: the most items; those that were rejected before come last.
-    """
+    """Items that any model needs, with each model's own reason, attempts and known content."""
     names = [plan.model.name for plan in plans]
     needed = [main, *(plan.work.difference.first(limit).to_embed for plan in plans)]
     hashed = [HashedRows([each], each.schema) for each in needed]
@@ -187,13 +169,7 @@ def items_of_any_model(listing: ListedItems, main: pa.Table, plans: Sequence[Mod
 
 
 def _union_part(listing: pa.Table, main: pa.Table, needed: Mapping[str, pa.Table]) -> pa.Table:
-    """Items of one part that any model needs.
-
-    Args:
-        listing: listed items.
-        main: those that the main model needs, with its columns.
-        needed: likewise of the further models, by name.
-    """
+    """Items of one part that any model needs."""
     parts = (main, *needed.values())
     wanted = pa.chunked_array([chunk for part in parts for chunk in part["item_id"].chunks], pa.string())
     union = listing.filter(pc.is_in(listing["item_id"], value_set=wanted.combine_chunks()))
@@ -237,13 +213,7 @@ def count_models(models: Sequence[tuple[ModelPlan, ModelRun]]) -> tuple[ModelRes
 
 
 def judge_model(result: ModelResult, limits: RunLimits, forced: Iterable[str]) -> ModelResult:
-    """Judge a model's part of a run: rejects, and of vectors all that the main model's are judged by.
-
-    Args:
-        result: what would be published.
-        limits: of the guards.
-        forced: names of guards that are overridden.
-    """
+    """Judge a model's part of a run: rejects, and of vectors all that the main model's are judged by."""
     names = tuple(forced)
     check_forced(names)
     if result.plan.model.info.has_vectors:
@@ -255,12 +225,7 @@ def judge_model(result: ModelResult, limits: RunLimits, forced: Iterable[str]) -
 
 
 def works_of(results: Sequence[ModelResult], kind: Kind) -> list[ModelWork]:
-    """Parts of a publication, one for each model.
-
-    Args:
-        results: of the models.
-        kind: of the run.
-    """
+    """Parts of a publication, one for each model."""
     return [
         ModelWork(
             each.run.run,

@@ -60,13 +60,6 @@ def end_run(
 ) -> Report:
     """Publish, keep, or refuse; the report is saved either way.
 
-    Args:
-        found: what there was to do.
-        observer: receives the report of a run that failed.
-        outcome: measurements of the engine.
-        verdicts: of the guards that judged the listing.
-        models: further models, with the run of each.
-
     Raises:
         RunFailedError: a signal came, a guard refused the publication, or another run took the store over.
     """
@@ -201,12 +194,7 @@ def _has_named_kept(left_out: LeftOut, result: RunResult) -> bool:
 
 
 def _num_json_without_caption(to_embed: pa.Table, result: RunResult) -> int:
-    """Count the items that were embedded without a caption though there is a `.json` beside them.
-
-    Args:
-        to_embed: listed items that the run was to embed.
-        result: of the run.
-    """
+    """Count the items that were embedded without a caption though there is a `.json` beside them."""
     is_json = pc.fill_null(pc.ends_with(to_embed["caption_uri"], ".json", ignore_case=True), False)
     ids = to_embed["item_id"].filter(is_json).combine_chunks()
     if not len(ids):
@@ -228,14 +216,7 @@ def _num_published_before(result: RunResult) -> int:
 def _describe_stop(
     outcome: EngineOutcome, result: RunResult, num_before: int, further: Sequence[ModelResult]
 ) -> str | None:
-    """Message why the run ended before its time; none where nobody asked it to stop.
-
-    Args:
-        outcome: of the engine.
-        result: what is finished.
-        num_before: items that are published already.
-        further: what is finished of further models.
-    """
+    """Message why the run ended before its time; none where nobody asked it to stop."""
     if not outcome.stopped and (outcome.out_of_time or not result.run.stop_requested()):
         return None
     num_items = max([result.num_items, *(each.result.num_items for each in further)])

@@ -41,11 +41,6 @@ ROWS_AT_ONCE = 8192  # 16 MiB of vectors with 512 numbers
 def compute_metrics(result: RunResult, configs: Sequence[MetricConfig], schema: pa.Schema) -> dict[str, Figures]:
     """Compute the metrics of all sessions of a run, and keep them beside its report.
 
-    Args:
-        result: what the run has finished.
-        configs: entries of [[metric]].
-        schema: columns of the embeddings table.
-
     Returns:
         Figures by the metric's name.
     """

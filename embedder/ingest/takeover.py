@@ -66,14 +66,7 @@ class RolledBackItems:
 
 
 def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_embed: pa.Table) -> RolledBackItems:
-    """Look for items in the publications that the last rollback left, the newest one first.
-
-    Args:
-        files: the store.
-        current: what is published.
-        info: the model and preprocessing of the run.
-        to_embed: listed items.
-    """
+    """Look for items in the publications that the last rollback left, the newest one first."""
     as_listed: list[RolledBackRecords] = []
     others: list[RolledBackRecords] = []
     read: set[str] = set()

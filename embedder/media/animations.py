@@ -24,12 +24,6 @@ def animation_segments(
 ) -> Iterator[PickedSegment[SizedPixels]]:
     """Decode an animated image from its first frame to its last, one segment at a time.
 
-    Args:
-        encoded: the whole file.
-        resize: rule for the frames.
-        rule: how it is cut.
-        max_pixels: pixels of one frame, at most.
-
     Yields:
         Segments, whose images are of one size.
 

@@ -20,12 +20,7 @@ def base_direction(text: str) -> Direction:
 
 
 def levels(clusters: Sequence[str], base: Direction) -> list[int]:
-    """Nesting depth of each piece of a line in stretches of the other direction; odd ones run from right to left.
-
-    Args:
-        clusters: letters, each with its marks.
-        base: direction of the paragraph.
-    """
+    """Nesting depth of each piece of a line in stretches of the other direction; odd ones run from right to left."""
     kinds = [bidirectional(cluster[0]) for cluster in clusters]
     directions = _without_neutrals(_with_numbers(kinds, base), base)
     return [_LEVELS[base][direction] for direction in directions]

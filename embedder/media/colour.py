@@ -82,12 +82,7 @@ def to_rgb(image: Image.Image, colour: Colour = "srgb") -> Image.Image:
 
 
 def note_colour(image: Image.Image, encoded: bytes) -> None:
-    """Put into an opened image's `info` what its file says about colour and Pillow leaves out.
-
-    Args:
-        image: just opened.
-        encoded: the whole file.
-    """
+    """Put into an opened image's `info` what its file says about colour and Pillow leaves out."""
     if image.format == "PNG":
         image.info[CICP] = png_cicp(encoded)
     elif image.format == "AVIF":
@@ -220,10 +215,6 @@ def may_follow_resize(image: Image.Image, profile: bytes) -> bool:
     A resize averages neighbours. That gives the same picture before and after where averages of colours become the
     averages of what they become: so of curves near sRGB's, as Display P3 and Adobe RGB have them, not of linear ones
     or PQ.
-
-    Args:
-        image: opened.
-        profile: of its numbers.
     """
     return image.mode == "RGB" and not image.has_transparency_data and _keeps_averages(profile)
 

@@ -66,10 +66,6 @@ def cicp_profile(codes: Cicp, *, is_grey: bool = False) -> bytes | None:
     applied to HLG: for a display whose 75 % is as bright as an SDR screen's white, of 100 nit, it is 1.03.
 
     Source: ITU-T H.273; ITU-R BT.2100 (PQ, HLG and its system gamma).
-
-    Args:
-        codes: of primaries and transfer.
-        is_grey: of an image without colours.
     """
     primaries, curve = PRIMARIES.get(codes[0]), _CURVES.get(codes[1])
     if curve is None and (primaries is None or is_grey):

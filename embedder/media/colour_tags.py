@@ -92,9 +92,6 @@ def heif_cicp(encoded: bytes) -> Cicp | None:
     """Codes that a HEIF or AVIF file states for its primary image.
 
     Source: ISO/IEC 14496-12 (`meta`, `pitm`, `colr` of type `nclx`), 23008-12 (`iprp`, `ipco`, `ipma`).
-
-    Args:
-        encoded: the whole file.
     """
     meta = _find(encoded, b"meta", 0, len(encoded))
     if meta is None:

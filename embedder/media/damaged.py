@@ -55,11 +55,6 @@ def salvage(encoded: bytes, load: Load, prepare: Load) -> Salvaged | None:
     A progressive JPEG that was cut off has all rows once every coefficient has been sent; what is cut off then are
     low bits of them, and it is embedded however many.
 
-    Args:
-        encoded: the whole file; a JPEG from its first marker.
-        load: opens and decodes.
-        prepare: opens, without decoding.
-
     Returns:
         The image; None for a format, or a damage, that nothing here knows.
 

@@ -43,10 +43,6 @@ def is_array(value: Any) -> bool:
 def file_or_content(image: "GivenImage", name: str = "image") -> Path | bytes:
     """Path of an image file, or the content of one: arrays and images of Pillow are written, upright and lossless.
 
-    Args:
-        image: the image.
-        name: of the argument, for messages.
-
     Raises:
         ArgumentTypeError: it is nothing that an image comes in.
         ConfigError: an array of pixels breaks the rule, or Pillow can't load its image.
@@ -93,10 +89,6 @@ def image_list(images: "Sequence[GivenImage]") -> list[Path | bytes]:
 
 def checked_pixels(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
     """Pixels as Pillow takes them, of an array that keeps the rule.
-
-    Args:
-        array: the array.
-        name: of the argument, for messages.
 
     Raises:
         ConfigError: it breaks the rule.

@@ -170,13 +170,7 @@ def _open(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Image.Image:
 
 
 def finish_image(loaded: LoadedImage, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
-    """Bring a decoded image to 8-bit sRGB, put it upright and resize it.
-
-    Args:
-        loaded: the image, of any mode and size.
-        resize: the rule.
-        max_pixels: a larger image is halved before.
-    """
+    """Bring a decoded image to 8-bit sRGB, put it upright and resize it."""
     image, orientation, note, late_profile = loaded
     if isinstance(image, Image.Image):
         profile = _profile(image, resize)
@@ -252,13 +246,7 @@ def check_pixels(size: tuple[int, int], max_pixels: int) -> None:
 
 
 def check_plausible(size: tuple[int, int], num_bytes: int, max_pixels: int) -> None:
-    """Raise DecodeError when a large JPEG is too short for its size: the decoder would invent the missing pixels.
-
-    Args:
-        size: width and height that the header declares.
-        num_bytes: size of the file.
-        max_pixels: images up to this size need no check.
-    """
+    """Raise DecodeError when a large JPEG is too short for its size: the decoder would invent the missing pixels."""
     width, height = size
     if width * height > max(max_pixels, num_bytes * MAX_PIXELS_PER_BYTE):
         raise DecodeError(

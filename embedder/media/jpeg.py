@@ -13,10 +13,6 @@ COLOURS = {"RGB": "RGB", "L": "GRAY"}
 def decode_pixels(encoded: bytes, mode: str) -> "NDArray[np.uint8] | None":
     """Decode a JPEG at its own size; uint8 [0, 255], (H, W, 3) RGB or (H, W, 1) grey.
 
-    Args:
-        encoded: the whole file.
-        mode: that Pillow finds in its header.
-
     Returns:
         None where Pillow has to decide: other colours than RGB and grey, damaged data, or no simplejpeg.
     """

@@ -44,12 +44,7 @@ class Lettering:
     """Layout and drawing of text of one size."""
 
     def __init__(self, size_px: int, fonts: Fonts | None = None) -> None:
-        """Set the size and the fonts.
-
-        Args:
-            size_px: size of the letters.
-            fonts: default: those of this machine.
-        """
+        """Set the size and the fonts."""
         self.fonts = fonts or all_fonts()
         self.size_px, self.label_px = size_px, max(6, round(LABEL_SHARE * size_px))
         self.line_px, self.baseline_px = round(1.5 * size_px), round(1.15 * size_px)
@@ -57,13 +52,7 @@ class Lettering:
         self._shapes = features.check("raqm") and self.fonts.plain.path is not None
 
     def lines(self, text: str, width_px: int, max_lines: int) -> list[Line]:
-        """Break a text into lines; one that is too long ends in an ellipsis.
-
-        Args:
-            text: in any script.
-            width_px: of a line.
-            max_lines: number of lines at most.
-        """
+        """Break a text into lines; one that is too long ends in an ellipsis."""
         cut = text[:MAX_CHARACTERS] + (ELLIPSIS if len(text) > MAX_CHARACTERS else "")
         text = normalize("NFC", printable(cut))
         direction = base_direction(text)

@@ -11,10 +11,6 @@ from embedder.media.resize import ResizeSpec
 def pixel_columns(pixels_FHWC: NDArray[np.uint8], resize: ResizeSpec) -> dict[str, NDArray[Any]]:
     """Make the columns of a row: `pixels`, and for images that keep their own proportions `image_grid`.
 
-    Args:
-        pixels_FHWC: frames of one size.
-        resize: the rule that they were resized by.
-
     Returns:
         As `pixels` the frames, or their patches one after the other, (N, 3 values for each pixel); as `image_grid`
         int32 (3,): frames, patch rows and patch columns.

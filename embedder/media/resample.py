@@ -195,13 +195,6 @@ def filter_blocks(
     Weights are integers over 2^precision, and so are their products with 8-bit values and all sums of those. Floats
     hold them exactly, in whatever order they are added, while the sum of the absolute values, times 2^precision, is
     at most 2^24 (float32: bilinear down to a quarter) or 2^53 (float64: always, being below 2^32).
-
-    Args:
-        num_in: pixels of the axis before the resize.
-        num_out: pixels after it.
-        start: first output that is needed.
-        stop: end of the outputs that are needed.
-        interpolation: name of the filter.
     """
     firsts, parts, precision = _integer_weights(num_in, num_out, interpolation)
     firsts, parts = firsts[start:stop], parts[start:stop]

@@ -67,13 +67,7 @@ class ResizeSpec:
 
     @classmethod
     def of(cls, preprocess: "PreprocessConfig", vision: "VisionTower | None" = None, colour: Colour = "srgb") -> Self:
-        """Return the rule of a model's preprocessing.
-
-        Args:
-            preprocess: the model's.
-            vision: its vision tower, which may take patches.
-            colour: how images are read.
-        """
+        """Return the rule of a model's preprocessing."""
         patch_px = vision.patch_px if vision is not None else None
         return cls(
             image_size=preprocess.image_size,
@@ -96,10 +90,6 @@ def max_bytes(resize: ResizeSpec) -> int:
 
 def scaled_size(size: Size, resize: ResizeSpec) -> Size:
     """Size of the whole image after the resize, before a crop or padding.
-
-    Args:
-        size: width and height of the image.
-        resize: the rule.
 
     Source: torchvision 0.29 `_compute_resized_output_size` for `crop`: the longer side is rounded down. open_clip 3.3
     `ResizeKeepRatio` for `pad_black`: a quotient of quotients, which rounds otherwise than `pad` in a few of 100,000.
@@ -126,11 +116,6 @@ def whole_patches_size(size: Size, patch_size: int, max_patches: int) -> Size:
 
     Source: transformers 5.23 `get_image_size_for_max_num_patches`, and timm 1.0.31 `get_image_size_for_seq`, which are
     this binary search, to the last bit.
-
-    Args:
-        size: width and height of the image.
-        patch_size: side of a patch, px.
-        max_patches: the budget.
     """
 
     def scale_sides(scale: float) -> Size:

@@ -126,10 +126,6 @@ class SandboxedDecoder:
     def image(self, source: Source, resize: ResizeSpec) -> Pixels:
         """Decode one image: upright, flattened on white, resized; of an animated one, its first frame.
 
-        Args:
-            source: encoded bytes, or the path of a local file.
-            resize: the rule.
-
         Returns:
             uint8 (H, W, 3), RGB, H = W = `resize.image_size`; of mode `patches`, multiples of `resize.patch_size`; of
             mode `fit`, the longer of the two `resize.image_size` at most.
@@ -141,11 +137,7 @@ class SandboxedDecoder:
         return self._one_image({"do": "image"}, source, resize).pixels
 
     def warm_up(self, resize: ResizeSpec) -> None:
-        """Have the child load what it would load after some hundred images: their cost is that of a long run from now.
-
-        Args:
-            resize: rule of the images that follow.
-        """
+        """Have the child load what it would load after some hundred images: then costs are those of a long run."""
         self._turn += 1
         self._end_unfinished()
         try:

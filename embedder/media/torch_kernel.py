@@ -107,11 +107,7 @@ Resize = Callable[[Pixels, Size, Box, Interpolation], Pixels]
 
 
 def load_kernel(reference: Resize) -> dict[Interpolation, TorchKernel]:
-    """Load PyTorch's C library, and return its kernel by the filters for which it gives the bits that it should.
-
-    Args:
-        reference: what resizes images to the right bits.
-    """
+    """Load PyTorch's C library, and return its kernel by the filters for which it gives the bits that it should."""
     path = _library_path()
     if path is None or not _has_room():
         return {}

@@ -192,13 +192,7 @@ def _info(rows: RowSettings, servable: Servable, fingerprint: str) -> StoreInfo:
 
 
 def further_inputs(models: Sequence[FurtherModel], main: Model, colour: Colour) -> tuple[FurtherInput, ...]:
-    """Inputs that decode makes for further models: equal ones once, in the main model's own column where that is equal.
-
-    Args:
-        models: of the run.
-        main: the main model.
-        colour: how images are read.
-    """
+    """Inputs that decode makes for further models: equal ones once, if possible in the main model's column."""
     found: dict[str, FurtherInput] = {}
     for made, rule, of_main in _inputs(models, main):
         column = of_main or made.column
@@ -211,12 +205,7 @@ def further_inputs(models: Sequence[FurtherModel], main: Model, colour: Colour) 
 
 
 def shared_columns(models: Sequence[FurtherModel], main: Model) -> dict[str, str]:
-    """Columns of the main model's inputs that further models take, too, by the names under which these look for them.
-
-    Args:
-        models: of the run.
-        main: the main model.
-    """
+    """Columns of the main model's inputs that further models take, too, by the names that these use."""
     found: dict[str, str] = {}
     for made, rule, of_main in _inputs(models, main):
         if of_main is not None:

@@ -72,21 +72,12 @@ class ModelStage(ServableStage):
     """Further models of a group: each computes the rows that need it."""
 
     def __init__(self, group: ModelGroup, limits: DecodeLimits) -> None:
-        """Keep what to load.
-
-        Args:
-            group: of the run.
-            limits: on the decoding of images that servables return.
-        """
+        """Keep what to load."""
         super().__init__(group.actor, limits, group.needed_later)
         self._models = group
 
     def process(self, table: pa.Table) -> pa.Table:
-        """Append the columns of the models; decoded inputs that nothing needs any more are dropped.
-
-        Args:
-            table: decoded rows, one at least.
-        """
+        """Append the columns of the models; decoded inputs that nothing needs any more are dropped."""
         group = self._models
         lent = {name: own for name, own in group.shared if own in table.column_names}
         for name, own in lent.items():

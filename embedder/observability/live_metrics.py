@@ -214,12 +214,7 @@ class PublishedState:
     """What readers see of a store, read again from time to time."""
 
     def __init__(self, store: str | None, read: "Callable[[str], PublishedFigures | None] | None" = None) -> None:
-        """Begin without a reading.
-
-        Args:
-            store: its address.
-            read: reads what is published; by default the store's files.
-        """
+        """Begin without a reading."""
         self._address, self._read = store, read or read_published
         self._next_s = 0.0
         self._found: PublishedFigures | None = None

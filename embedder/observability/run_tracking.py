@@ -161,23 +161,14 @@ def files_of(files: StoreFiles, run_id: str) -> dict[str, bytes]:
 
 
 def cards_of(folder: Path) -> dict[str, bytes]:
-    """Read the configuration and the card of a model folder, below `model/`.
-
-    Args:
-        folder: on this machine.
-    """
+    """Read the configuration and the card of a model folder, below `model/`."""
     found = [folder / name for name in CARDS]
     is_card = [path.is_file() and path.stat().st_size <= MAX_CARD_BYTES for path in found]
     return {f"model/{path.name}": path.read_bytes() for path, is_one in zip(found, is_card, strict=True) if is_one}
 
 
 def contact_sheet(files: StoreFiles, parts: Collection[str]) -> dict[str, bytes]:
-    """Draw some of the items that part files hold, those with the lowest hashes; nothing where that can't be done.
-
-    Args:
-        files: the store.
-        parts: of the embeddings table.
-    """
+    """Draw some of the items that part files hold, those with the lowest hashes; nothing where that can't be done."""
     try:
         return {SHEET_FILE: _draw_sheet(files, parts)} if parts else {}
     except Exception as error:  # noqa: BLE001 - whatever is wrong with an image, the run is told without the sheet

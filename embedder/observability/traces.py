@@ -67,12 +67,7 @@ class TracedRun:
     """Spans of one run, below the span of its command."""
 
     def __init__(self, tracer: "Tracer", root: "Span") -> None:
-        """Begin within the run's span.
-
-        Args:
-            tracer: makes spans.
-            root: of the command.
-        """
+        """Begin within the run's span."""
         self._tracer, self._root, self._phase = tracer, root, root
         self._num_batches: Counter[str] = Counter()
 
@@ -177,13 +172,7 @@ def _told_once(target: str) -> Iterator[None]:
 
 @contextmanager
 def export_traces(exporter: "SpanExporter", kind: str, store: str | None) -> Iterator[TracedRun]:
-    """Trace the block into an exporter, which is shut down at its end.
-
-    Args:
-        exporter: gets the spans.
-        kind: embed, refresh.
-        store: its address.
-    """
+    """Trace the block into an exporter, which is shut down at its end."""
     from opentelemetry.trace import Status, StatusCode
 
     provider = _provider(exporter)

@@ -105,12 +105,7 @@ class ThreadedTracker:
     """Tracker whose client is called by a thread of its own."""
 
     def __init__(self, client: TrackerClient, where: str) -> None:
-        """Start the thread.
-
-        Args:
-            client: of the tracker.
-            where: the tracker, for the warning.
-        """
+        """Start the thread."""
         self._client, self._where = client, where
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING)
         self._has_begun = self._is_given_up = self._has_ended = False

@@ -83,12 +83,7 @@ def task_request(allocation: Allocation) -> ReplicaRequest:
 
 
 def place_replicas(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfReplicas | None:
-    """Find a node for each replica: with room for a task on every node, else on one; none where there is no placement.
-
-    Args:
-        allocation: the replicas.
-        nodes: what may be taken of each node.
-    """
+    """Find a node for each replica: with room for a task on every node, else on one; None if there is none."""
     requests, cpus = replica_requests(allocation), allocation.task_cpus
     with_room = [replace(node, num_cpus=node.num_cpus - min(cpus, node.num_cpus / 2)) for node in nodes]
     if any(node.num_cpus >= cpus for node in nodes):

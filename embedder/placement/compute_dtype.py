@@ -142,10 +142,6 @@ def gpus_of_nodes(nodes: Iterable[Node]) -> tuple[Gpu, ...]:
 def check_dtype(choice: DtypeChoice, gpus: Gpus) -> None:
     """Refuse to go on in the dtype of a store on devices that don't compute in it; a dtype that is asked for is taken.
 
-    Args:
-        choice: the run's dtype.
-        gpus: that its stages may compute on.
-
     Raises:
         ConfigError: they don't; the message names the dtype that they compute in.
     """
@@ -166,12 +162,7 @@ def check_dtype(choice: DtypeChoice, gpus: Gpus) -> None:
 
 
 def describe_dtype(choice: DtypeChoice, gpus: Gpus) -> str:
-    """Say in a line what `auto` has chosen and why, and what would be faster.
-
-    Args:
-        choice: the run's dtype.
-        gpus: that its stages may compute on.
-    """
+    """Say in a line what `auto` has chosen and why, and what would be faster."""
     best = choose_by_gpus(gpus).dtype
     is_slow = choice.dtype == "float32" and best != "float32"
     return f"dtype {choice}" + (f"; the GPUs here are faster in {best}: --dtype {best}" if is_slow else "")

@@ -104,12 +104,7 @@ def rows_per_batch(batch_size: int | Literal["auto"], settings: DeviceSettings =
 
 
 def group_costs(config: ModelConfig, gpus: Iterable[str]) -> tuple[tuple[str, GroupCosts], ...]:
-    """Find what decides on groups of rows of similar length on GPUs, by side; the same in all stages of a run.
-
-    Args:
-        config: the model.
-        gpus: names of the GPUs' types; of several, the slowest counts.
-    """
+    """Find what decides on groups of rows of similar length on GPUs, by side; the same in all stages of a run."""
     flops = min((gpu_type(name).flops["float16"] for name in gpus), default=DEVICES[USUAL_GPU].flops["float16"])
     return tuple(
         (side, gpu_groups(tower.flops(CAPTION_TOKENS).layer / tower.tokens_in(CAPTION_TOKENS), flops))

@@ -66,11 +66,6 @@ def cpu_nodes(available: Available, num_stages: int, weight_bytes: int) -> list[
 
     A node with a replica of each stage keeps its blocks. On a cluster that is yet to grow, there is one replica.
 
-    Args:
-        available: the fleet.
-        num_stages: stages that share each node.
-        weight_bytes: weights of all stages together.
-
     Returns:
         Ray's ids of nodes, or empty strings where nodes are not known.
     """
@@ -90,10 +85,6 @@ def _replicas_on(node: Node, num_stages: int, weight_bytes: int) -> int:
 
 def threads_by_node(nodes: Sequence[Node], placed: Sequence[Sequence[int]]) -> dict[str, int]:
     """Share the CPUs of each node among the replicas that lie there.
-
-    Args:
-        nodes: the nodes.
-        placed: by stage and replica, the number of its node.
 
     Returns:
         Threads of a replica, by Ray's id of its node.

@@ -21,12 +21,6 @@ def plan_for_fleet(compute: ComputeSettings, model: Model, plan: ShardPlan, avai
     """Cut the model for the GPUs of a fleet by estimated costs, and place its stages on all of them.
 
     A single GPU, CPUs, a plan file and stages with settings of their own keep the plan that there is.
-
-    Args:
-        compute: plan file, stages, dtype and sizes that are asked for.
-        model: its model.
-        plan: a cut by operations alone, or a plan file.
-        available: the fleet.
     """
     if compute.plan is not None or compute.stage or compute.device == "cpu" or available.num_devices < 2:
         return plan
@@ -49,12 +43,7 @@ def plan_for_fleet(compute: ComputeSettings, model: Model, plan: ShardPlan, avai
 
 
 def gpus_by_type(available: Available, dtype: Dtype) -> tuple[tuple[int, DeviceType], ...]:
-    """Count the GPUs of each type that computes in a dtype, up to the run's share of all; the most frequent types.
-
-    Args:
-        available: the fleet.
-        dtype: compute dtype.
-    """
+    """Count the GPUs of each type that computes in a dtype, up to the run's share of all; the most frequent types."""
     numbers: dict[str | None, int] = {}
     for node in available.nodes:
         if node.num_gpus:

@@ -134,13 +134,7 @@ def place(nodes: Sequence[Node], requests: Sequence[ReplicaRequest], max_steps: 
 
 
 def fits(node: Node, requests: Sequence[ReplicaRequest], counts: Counts) -> bool:
-    """Say whether so many replicas of each request fit on the node together, its GPUs in whichever order.
-
-    Args:
-        node: what may be taken of it.
-        requests: what a replica of each asks for.
-        counts: replicas of each.
-    """
+    """Say whether so many replicas of each request fit on the node together, its GPUs in whichever order."""
     present = [(request, count) for request, count in zip(requests, counts, strict=True) if count]
     return (
         all(request.may_use(node) for request, _ in present)
@@ -312,12 +306,7 @@ def _one_more(counts: Counts, index: int) -> Counts:
 
 
 def explain_refusal(nodes: Sequence[Node], requests: Sequence[ReplicaRequest]) -> str:
-    """Say in a line which request finds no node, which node is nearest and what it lacks, and what would fit.
-
-    Args:
-        nodes: what may be taken of each node.
-        requests: replicas that have no placement together.
-    """
+    """Say in a line which request finds no node, which node is nearest and what it lacks, and what would fit."""
     if not nodes:
         return f"{requests[0]}: the cluster has no node"
     refused, num_placed = _first_refused(nodes, requests)

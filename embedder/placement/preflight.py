@@ -124,12 +124,7 @@ def code_problems(name: str, facts: NodeFacts, wanted: Mapping[str, str | None])
 
 
 def wanted_versions(here: NodeFacts, nodes: Iterable[NodeFacts]) -> dict[str, str | None]:
-    """Return the versions of this machine; of what it lacks, as a head may lack torch, those of the first node. Pure.
-
-    Args:
-        here: of this machine.
-        nodes: of the others.
-    """
+    """Return the versions of this machine; of what it lacks, as a head may lack torch, those of the first node."""
     libraries = [each["libraries"] for each in (here, *nodes)]
     wanted = {name: next((each[name] for each in libraries if each[name]), None) for name in here["libraries"]}
     return {"Python": here["python"], **wanted}
@@ -235,12 +230,7 @@ def _unreadable(uri: str) -> str | None:
 
 
 def read_token(files: StoreFiles, token: str) -> list[tuple[str, str, str]]:
-    """Task on a node: look for a token that another one wrote; gives the problem if it isn't seen in time.
-
-    Args:
-        files: the store.
-        token: path in it.
-    """
+    """Task on a node: look for a token that another one wrote; gives the problem if it isn't seen in time."""
     deadline_s = time.monotonic() + VISIBLE_S
     try:
         while not files.exists(token):
@@ -265,13 +255,7 @@ def model_files(uri: str) -> dict[str, int]:
 
 
 def refusal(address: str, problems: Sequence[Problem], num_nodes: int) -> ConfigError:
-    """Log the table of what is wrong where, and return the error in one line.
-
-    Args:
-        address: of the cluster.
-        problems: at least one.
-        num_nodes: nodes that were asked.
-    """
+    """Log the table of what is wrong where, and return the error in one line."""
     rows = [Problem("node", "what", "found", "cure"), *problems]
     *widths, _ = (max(len(cell) for cell in column) for column in zip(*rows, strict=True))
     for row in rows:
@@ -322,10 +306,6 @@ def _ask(
     function: Callable[..., Answer], arguments: Mapping[Node, Iterable[Any]]
 ) -> tuple[dict[Node, Answer], list[Problem]]:
     """Call a function on nodes, all at once.
-
-    Args:
-        function: sent to them.
-        arguments: for each node.
 
     Returns:
         The answers, and a problem for each node that gave none; one that has left meanwhile gives neither.

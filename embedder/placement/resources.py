@@ -42,11 +42,6 @@ MAX_NICENESS = 4  # steps; Ray's workers have 15 of the 19 that there are
 def allocate(compute: ComputeSettings, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
     """Fill in what the configuration leaves out, refuse what could not run, and lower what could not grow.
 
-    Args:
-        compute: stages, devices and CPUs that are asked for.
-        available: CPUs and GPUs of the machine or cluster.
-        planned: the plan's stages; their resources fill in first.
-
     Raises:
         ConfigError: the requests don't fit; the message says what to change.
     """
@@ -60,13 +55,7 @@ def allocate(compute: ComputeSettings, available: Available, planned: Sequence[P
 def request_resources(
     compute: ComputeSettings, available: Available, planned: Sequence[PlannedStage] = ()
 ) -> Allocation:
-    """Fill in what the configuration leaves out, without a check that it fits.
-
-    Args:
-        compute: stages, devices and CPUs that are asked for.
-        available: CPUs and GPUs of the machine or cluster.
-        planned: the plan's stages; their resources fill in first.
-    """
+    """Fill in what the configuration leaves out, without a check that it fits."""
     requests = compute.stage or (StageConfig(),) * (len(planned) or compute.num_stages)
     requests = tuple(request.model_copy(update={"device": request.device or compute.device}) for request in requests)
     if planned:
@@ -112,10 +101,6 @@ def _with_needs(
 def beside_models(available: Available, actors: Sequence[ActorGroup]) -> Available:
     """Return what the actors of further models leave to the main model's stages and to the tasks.
 
-    Args:
-        available: CPUs and GPUs of the machine or cluster.
-        actors: of the further models.
-
     Raises:
         ConfigError: they ask for more GPUs than there are.
     """
@@ -137,12 +122,7 @@ def beside_models(available: Available, actors: Sequence[ActorGroup]) -> Availab
 
 
 def model_cpus(available: Available, actors: Sequence[ActorGroup]) -> list[float]:
-    """CPUs that each actor of further models reserves: what it asks for, within a part of those that there are.
-
-    Args:
-        available: CPUs and GPUs of the machine or cluster.
-        actors: of the further models.
-    """
+    """CPUs that each actor of further models reserves: what it asks for, within a part of those that there are."""
     wanted = sum(actor.num_cpus * actor.replicas for actor in actors)
     scale = min(1.0, available.num_cpus * MODELS_SHARE_OF_CPUS / wanted) if wanted else 1.0
     cpus = (actor.num_cpus * scale for actor in actors)
@@ -384,13 +364,7 @@ def check_nodes(allocation: Allocation, available: Available) -> None:
 
 
 def object_store_bytes(bytes_per_row: int, rows_in_flight: int, most_bytes: int = OBJECT_STORE_BYTES) -> int:
-    """Return the shared memory for blocks between the steps; Ray fills all that it gets, so it gets what the run needs.
-
-    Args:
-        bytes_per_row: bytes of pixels, tokens and activations over all cuts together.
-        rows_in_flight: rows that may be on their way at once.
-        most_bytes: that it may get.
-    """
+    """Return the shared memory for blocks between the steps; Ray fills what it gets, so it gets what the run needs."""
     needed = rows_in_flight * bytes_per_row
     return max(MIN_OBJECT_STORE_BYTES, min(most_bytes, needed))
 

@@ -16,13 +16,7 @@ KeptT = TypeVar("KeptT", bound=JsonText)
 
 
 def read_or_make(kind: type[KeptT], key: Mapping[str, object], make: Callable[[], KeptT]) -> KeptT:
-    """Read the cached value of a key, or make it and cache it.
-
-    Args:
-        kind: class of the value.
-        key: all that it depends on.
-        make: measures it.
-    """
+    """Read the cached value of a key, or make it and cache it."""
     found = read_kept(kind, key)
     if found is None:
         found = make()

@@ -207,14 +207,7 @@ def measure_here(compute: ComputeSettings, rows: RowSettings, uri: str, cores: f
 
 
 def _on_node(task: Callable[..., Any], node_id: str, *arguments: object, **takes: Any) -> Any:
-    """Start a task on one node.
-
-    Args:
-        task: the function.
-        node_id: Ray's.
-        arguments: of the function.
-        takes: CPUs and GPUs.
-    """
+    """Start a task on one node."""
     import ray
 
     options = {"label_selector": {"ray.io/node-id": node_id}, "max_retries": 1, **worker_options(), **takes}

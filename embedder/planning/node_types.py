@@ -80,10 +80,6 @@ class NodeType:
 def node_types(nodes: Iterable[NodeHardware], type_label: str) -> tuple[NodeType, ...]:
     """Sort nodes by type: by label, else by type of GPU; nodes without either have to be alike.
 
-    Args:
-        nodes: of the cluster.
-        type_label: label whose value names a node's type, for messages.
-
     Raises:
         ConfigError: nodes without GPUs differ and lack the label, so no plan could name them; or there are too many
             types.

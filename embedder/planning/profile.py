@@ -82,12 +82,6 @@ def measure(
 ) -> tuple[ModelCosts, HostCosts, DataMix]:
     """Measure costs on this machine for these items, and their mix; the mix and decoding are never cached.
 
-    Args:
-        compute: its resources give the threads of a stage.
-        rows: what makes rows of items.
-        model: the model.
-        listing: items to embed.
-
     Raises:
         shards.ModelError: the weights aren't those of the model's configuration.
     """
@@ -141,13 +135,7 @@ def setting_of(compute: ComputeSettings, caption_tokens: int = DataMix.caption_t
 
 
 def model_costs(rows: RowSettings, model: Model, setting: "TimingSetting") -> ModelCosts:
-    """Measure seconds of the layers in one replica, of sending a byte and of a call.
-
-    Args:
-        rows: what makes rows of items.
-        model: the model.
-        setting: device, dtype and threads.
-    """
+    """Measure seconds of the layers in one replica, of sending a byte and of a call."""
     from shards.profile import measure_costs
 
     keep_freed_memory()  # as stages do
@@ -159,14 +147,7 @@ def model_costs(rows: RowSettings, model: Model, setting: "TimingSetting") -> Mo
 
 
 def host_costs(rows: RowSettings, model: Model, sample: ItemSample, rows_per_part: int) -> HostCosts:
-    """Measure CPU seconds of decoding, tokenising and writing, without Ray's own.
-
-    Args:
-        rows: what makes rows of items.
-        model: the model.
-        sample: decoded items.
-        rows_per_part: rows of a part file.
-    """
+    """Measure CPU seconds of decoding, tokenising and writing, without Ray's own."""
     decode_s = sample.decode_s_per_image
     if decode_s is None:  # no images among the items; the mix says so, and the number is for what-if questions
         decode_s = sample_items(rows, model).decode_s_per_image or 0.0
@@ -252,13 +233,7 @@ def measure_call(rows: RowSettings, model: Model, setting: "TimingSetting") -> f
 
 
 def measure_write(rows: pa.Table, embedding_dim: int, num_rows: int) -> float:
-    """Measure CPU seconds of writing one row, with its share of a part file's own costs.
-
-    Args:
-        rows: decoded rows, which get random embeddings.
-        embedding_dim: values of a vector.
-        num_rows: of one part file.
-    """
+    """Measure CPU seconds of writing one row, with its share of a part file's own costs."""
     from shards.profile import median_s
 
     rows = rows.drop_columns([column.name for column in rows.schema if column.type == TENSOR])

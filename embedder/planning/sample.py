@@ -96,12 +96,7 @@ def _captions_s(model: Model, tables: Sequence[pa.Table]) -> float:
 
 
 def observed_mix(calls: Sequence[Measurement], num_items: int) -> DataMix:
-    """Mix of decoded items.
-
-    Args:
-        calls: measurements of the decode step.
-        num_items: items that they finished.
-    """
+    """Mix of decoded items."""
     num_images, num_captions = sum(call.num_images for call in calls), sum(call.num_captions for call in calls)
     num_tokens = sum(call.num_tokens for call in calls)
     if num_items == 0 or num_images + num_captions == 0:

@@ -118,10 +118,6 @@ class Channel:
     def send(self, kind: bytes, content: Any) -> None:
         """Write a message.
 
-        Args:
-            kind: one byte.
-            content: a dictionary, sent as JSON, or bytes, or a buffer.
-
         Raises:
             BrokenPipeError: the parent has closed its end.
         """

@@ -53,12 +53,7 @@ def this_machine(available: Available) -> Node:
 
 
 def held_devices(samples: "Sequence[Sample]", nodes: Mapping[str, Node]) -> dict[str, float]:
-    """Count the CPUs and GPUs that the steps of a run reserved at once, at their most.
-
-    Args:
-        samples: of the operators.
-        nodes: by id; of the replicas.
-    """
+    """Count the CPUs and GPUs that the steps of a run reserved at once, at their most."""
     most: dict[str, float] = {}
     for sample in samples:
         held = {CPU: sum(state.num_cpus for state in sample.operators)}
@@ -87,11 +82,6 @@ def cost_per_million(
 
     A run that started Ray on this machine, or used no Ray, pays for all CPUs and GPUs of the machine: nobody else's job
     gets the rest. A run on a cluster pays for what its steps reserved.
-
-    Args:
-        prices: of an hour of one device, by its type.
-        devices: number of each type.
-        items_per_s: the run's rate.
 
     Returns:
         The cost, and the types that have no price, for which there is none.

@@ -102,13 +102,7 @@ def shapes_of(specs: Sequence[ShardSpec], allocation: Allocation) -> list[StageS
 
 
 def host_of(ray_address: str | None, allocation: Allocation, available: Available) -> Host:
-    """Host as the stages leave it: cores that all share, and processes left to decoding.
-
-    Args:
-        ray_address: of a cluster; its cores are not counted.
-        allocation: resources of its steps.
-        available: the machine, or the cluster.
-    """
+    """Host as the stages leave it: cores that all share, and processes left to decoding."""
     left_cpus = available.num_cpus - sum(stage.min_replicas * stage.num_cpus for stage in allocation.stages)
     return Host(
         num_cores=available.num_cpus if ray_address is None else None,

@@ -28,10 +28,6 @@ def join_measurements(calls: Calls, limit: int = MAX_CALLS) -> list[Measurement]
     """Hold measurements in bounded memory: beyond a limit, two calls of a process that follow each other are one.
 
     Sums stay as they are; a step's calls and their ends are known to the length of a few calls.
-
-    Args:
-        calls: measurements of all steps, in any order.
-        limit: the most to hold.
     """
     held: list[Measurement] = []
     for call in calls:

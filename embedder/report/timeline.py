@@ -121,14 +121,7 @@ def _until(events: tuple[list[float], list[int]], time_s: float) -> tuple[int, i
 
 
 def draw_timeline(path: Path, timeline: Timeline, events: Sequence[EventReport], title: str) -> None:
-    """Write a PNG, whole or not at all: queue, tasks and rows a second of each operator, and the events.
-
-    Args:
-        path: the file.
-        timeline: of a run.
-        events: of the same run.
-        title: above the plot.
-    """
+    """Write a PNG, whole or not at all: queue, tasks and rows a second of each operator, and the events."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE_INCH, dpi=DOTS_PER_INCH, layout="constrained")

@@ -36,10 +36,6 @@ def quoted_columns(where: str, columns: Collection[str]) -> str:
     So are columns of other models, which SQL would take for a table's: `labels.top = 'cat'` as `"labels.top" = 'cat'`.
     It comes back as it is where it can be parsed, or where not exactly one choice of words of SQL, each quoted wherever
     it stands, lets it be parsed. Literals, comments and quoted names stay as they are.
-
-    Args:
-        where: a SQL expression.
-        columns: names of the columns that it may read.
     """
     where = _with_model_columns(where, columns)
     words = column_words(where, columns)
@@ -109,12 +105,7 @@ def words_hint(where: str, columns: Collection[str]) -> str:
 
 
 def list_columns(where: str, columns: Mapping[str, str]) -> str:
-    """Columns as they are written in conditions, with their types, and an example for one that holds lists.
-
-    Args:
-        where: the condition, whose own lists are the better example.
-        columns: type of each column by its name.
-    """
+    """Columns as they are written in conditions, with their types, and an example for one that holds lists."""
     shown = [f"{_format_name(name)} {printable(kind, MAX_TYPE_CHARACTERS)}" for name, kind in columns.items()]
     more = f" and {len(shown) - MAX_LISTED:,} more" if len(shown) > MAX_LISTED else ""
     lists = [name for name, kind in columns.items() if kind.endswith("]") and not kind.startswith("STRUCT")]
@@ -126,13 +117,7 @@ def list_columns(where: str, columns: Mapping[str, str]) -> str:
 
 
 def unknown_column(name: str, where: str, columns: Mapping[str, str]) -> str:
-    """Message about a column that is not there.
-
-    Args:
-        name: of the column.
-        where: the condition.
-        columns: type of each column that there is, by its name.
-    """
+    """Message about a column that is not there."""
     near = difflib.get_close_matches(name.lower(), [column.lower() for column in columns], n=2)
     if name in VECTOR_COLUMNS:
         cure = "vectors are no part of a condition."

@@ -54,11 +54,7 @@ OF_ITEMS = {
 
 
 def file_columns(names: list[str]) -> dict[str, str]:
-    """SQL of the columns of files beside those of a table; a name that it has itself stays its own.
-
-    Args:
-        names: columns of the table.
-    """
+    """SQL of the columns of files beside those of a table; a name that it has itself stays its own."""
     taken = {name.lower() for name in names}
     file_type = {"file_type": SUFFIX.format(PLACE if "uri" in taken else ID)}
     return {name: sql for name, sql in (OF_IDS | file_type | OF_ITEMS).items() if ID in taken and name not in taken}
@@ -147,9 +143,6 @@ class RowFilter:
     def matching(self, where: str) -> Mask:
         """Mask of the rows that fulfil a condition; where it is NULL they do not.
 
-        Args:
-            where: a SQL expression of type BOOLEAN over the columns.
-
         Returns:
             bool (rows,).
 
@@ -165,9 +158,6 @@ class RowFilter:
 
     def passing(self, where: str) -> Among:
         """Rows that fulfil a condition, as numbers where they are few: then nothing is made for each row of the table.
-
-        Args:
-            where: a SQL expression of type BOOLEAN over the columns.
 
         Raises:
             ConfigError: it is no expression, names an unknown column, is not boolean, or can't be evaluated.

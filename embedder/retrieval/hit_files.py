@@ -129,10 +129,6 @@ class CopiedFiles(NamedTuple):
 def save_table(path: Path, table: pa.Table) -> None:
     """Write a table in the format that the suffix names; an older file is replaced when the new one is written.
 
-    Args:
-        path: of the file.
-        table: of hits.
-
     Raises:
         ConfigError: the suffix names no format, the folder is missing, or the file can't be written.
     """

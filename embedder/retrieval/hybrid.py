@@ -222,15 +222,7 @@ def _union(lists: Sequence[Numbers], start: int, stop: int) -> Numbers:
 
 
 def _counts_of(docs: Numbers, own: Numbers, counts: Numbers, start: int, stop: int) -> Numbers:
-    """How often captions hold a term; float64 (captions,).
-
-    Args:
-        docs: the captions, rising.
-        own: those that hold it, rising.
-        counts: how often those do.
-        start: first caption that may be among them.
-        stop: the one after the last.
-    """
+    """How often captions hold a term; float64 (captions,)."""
     if len(own) == 0 or len(docs) == 0:
         return np.zeros(len(docs))
     if len(docs) * SHARE_SCANNED < len(own):
@@ -245,10 +237,6 @@ def _counts_of(docs: Numbers, own: Numbers, counts: Numbers, start: int, stop: i
 
 def open_words(files: StoreFiles, table: RecordTable) -> CaptionWords:
     """Open the words of one version's captions: the published index, else one of the cache, else build it there.
-
-    Args:
-        files: the store, or the view of a further model.
-        table: the version.
 
     Raises:
         RetrievalError: the published index is damaged.

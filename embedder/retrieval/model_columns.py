@@ -53,13 +53,7 @@ class BesideRows:
     places: Rows
 
     def append_to(self, rows: pa.Table, start: int, end: int) -> pa.Table:
-        """Append the columns to a piece of the other model's rows.
-
-        Args:
-            rows: the piece.
-            start: number of its first row.
-            end: number of the first row after it.
-        """
+        """Append the columns to a piece of the other model's rows."""
         places = self.places[start:end]
         is_there = places >= 0
         found = self.rows.take(places[is_there])
@@ -131,11 +125,7 @@ class ModelColumns:
             yield from (name for name in own.outputs if name in names)
 
     def pieces(self, columns: Collection[str]) -> Iterator[pa.Table]:
-        """Read the rows with columns of their own and of the other models, some hundred thousand at a time.
-
-        Args:
-            columns: their names; those that no model has are left out.
-        """
+        """Read the rows with columns of their own and of the other models, some hundred thousand at a time."""
         table = self.tables[self._model]
         if self.is_alone:
             yield from table.pieces(list(columns))

@@ -155,25 +155,13 @@ def power_of(loss: float, variance: float, num_queries: int, level: float) -> fl
     """Probability that a true loss is called one.
 
     A loss adds to the variance of the differences, at most as much as if it were queries that go from 1 to 0.
-
-    Args:
-        loss: mean loss of a query.
-        variance: of the differences as they are.
-        num_queries: number of them.
-        level: of the interval.
     """
     error = math.sqrt((variance + loss) / num_queries)
     return _NORMAL.cdf(loss / error - _NORMAL.inv_cdf(1 - level / 2)) if error else level / 2
 
 
 def detectable_loss(variance: float, num_queries: int, level: float) -> float:
-    """Loss that is called one with the probability `POWER`: where `power_of` has that value; at most 1.
-
-    Args:
-        variance: of the differences as they are.
-        num_queries: number of them.
-        level: of the interval.
-    """
+    """Loss that is called one with the probability `POWER`: where `power_of` has that value; at most 1."""
     squared = (_NORMAL.inv_cdf(1 - level / 2) + _NORMAL.inv_cdf(POWER)) ** 2 / num_queries
     return min(1.0, (squared + math.sqrt(squared**2 + 4 * squared * variance)) / 2)
 
@@ -262,13 +250,7 @@ def failures(differences: list[PairedDifference], limits: Thresholds) -> list[Pa
 
 
 def describe_failures(differences: list[PairedDifference], limits: Thresholds, metric: str) -> str:
-    """Describe the groups that break the rule in one line; empty where none does.
-
-    Args:
-        differences: of all queries and of groups.
-        limits: the rule.
-        metric: that was compared.
-    """
+    """Describe the groups that break the rule in one line; empty where none does."""
     found = failures(differences, limits)
     if not found:
         return ""

@@ -18,12 +18,7 @@ Scored = tuple[Rows, Floats]
 
 
 def row_numbers(num_rows: int, num_numbered: int) -> RowNumbers:
-    """Make room for the numbers of some rows, none of them known yet.
-
-    Args:
-        num_rows: that have a number each.
-        num_numbered: rows that are numbered.
-    """
+    """Make room for the numbers of some rows, none of them known yet."""
     if num_numbered <= np.iinfo(np.int32).max:
         return np.full(num_rows, -1, np.int32)
     return np.full(num_rows, -1, np.int64)
@@ -145,12 +140,7 @@ class ItemRows:
 
 
 def best_segments(hits: Ranking, segments: list[Scored]) -> tuple[Ranking, list[Scored]]:
-    """Replace each video's row by its best segment, which an approximate search may have missed.
-
-    Args:
-        hits: one row for each video.
-        segments: for each hit, the other segments.
-    """
+    """Replace each video's row by its best segment, which an approximate search may have missed."""
     rows, scores, others = hits.rows.copy(), hits.scores.copy(), list(segments)
     for position, (other_rows, other_scores) in enumerate(segments):
         if len(other_rows) and other_scores[0] > scores[position] + ROUNDING:

@@ -177,13 +177,7 @@ class EmbeddedFiles:
         return EmbeddedFiles, (self._files, self._version)
 
     def of(self, item_id: str, uri: str, modality: str) -> EmbeddedFile | None:
-        """What the local file of an item has to be; None of the web and of object stores.
-
-        Args:
-            item_id: of the item.
-            uri: of its file.
-            modality: of its row.
-        """
+        """What the local file of an item has to be; None of the web and of object stores."""
         gathered, ids = self._items
         found = gathered.take(ids.rows(item_id)[:1]).to_pylist()
         item = found[0] if found else dict.fromkeys(ITEM_FILE) | {"item_id": item_id}

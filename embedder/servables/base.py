@@ -171,10 +171,6 @@ class Servable(ConfigSection):
     def load(self, device: str = "cpu", num_threads: int = 1) -> Computation:
         """Load it in this process, or start the interpreter that runs it.
 
-        Args:
-            device: torch's name of a device.
-            num_threads: CPU threads that it may use.
-
         Raises:
             ServableError: it can't be loaded.
         """

@@ -94,11 +94,6 @@ class DeclaredServable(Servable):
 def find_file(where: str, path: str, key: str) -> Path:
     """Find a local file.
 
-    Args:
-        where: the servable, for messages.
-        path: as the configuration names it.
-        key: its key.
-
     Raises:
         ServableError: it is missing, a folder, or not to be read.
     """
@@ -111,11 +106,6 @@ def find_file(where: str, path: str, key: str) -> Path:
 
 def find_module(where: str, name: str, instead: str) -> Path:
     """Find the source of a module that can be imported here, without importing it.
-
-    Args:
-        where: the servable or step, for messages.
-        name: dotted name.
-        instead: how a file is named in its place, for messages.
 
     Raises:
         ServableError: there is none, or it has no source.
@@ -131,10 +121,6 @@ def find_module(where: str, name: str, instead: str) -> Path:
 
 def find_tokenizer(where: str, path: str) -> Path:
     """Find a tokenizer.json, or that of a folder.
-
-    Args:
-        where: the servable, for messages.
-        path: as the configuration names it.
 
     Raises:
         ServableError: there is none.
@@ -180,11 +166,6 @@ SAID = {
 
 def check_kind(where: str, path: Path, allowed: Collection[str]) -> str:
     """Refuse a file of another kind.
-
-    Args:
-        where: the servable, for messages.
-        path: the file.
-        allowed: kinds that are taken.
 
     Returns:
         Its kind.

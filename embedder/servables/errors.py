@@ -18,12 +18,7 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 
 
 def shorten_line(text: str, limit: int = 300) -> str:
-    """Text in one line, without its middle where it is longer than the limit.
-
-    Args:
-        text: of any number of lines.
-        limit: most characters.
-    """
+    """Text in one line, without its middle where it is longer than the limit."""
     line = " ".join(text.split())
     if len(line) <= limit:
         return line

@@ -238,12 +238,7 @@ def start_program(
 
 
 def child_environment(environment: Mapping[str, str], num_threads: int) -> dict[str, str]:
-    """Return the variables that a child gets: those of the system and of devices, none with a secret's name.
-
-    Args:
-        environment: of this process.
-        num_threads: CPU threads of its libraries.
-    """
+    """Return the variables that a child gets: those of the system and of devices, none with a secret's name."""
     passed = {
         name: value
         for name, value in environment.items()

@@ -63,10 +63,6 @@ def reserved_cpus(groups: Sequence[ActorGroup], num_cpus: float) -> tuple[float,
     """CPUs that decoding reserves, and those of an actor of each group; less than asked where there are not enough.
 
     Ray starts nothing that it has no CPU for, so that all must fit at once, with one decode task at least.
-
-    Args:
-        groups: of one run.
-        num_cpus: of the machine or cluster.
     """
     wanted = sum(group.num_cpus * group.replicas for group in groups)
     decode = min(1.0, num_cpus * DECODE_PART)

@@ -121,11 +121,7 @@ class ServablePredictor:
 
 
 def item_inputs(servables: Sequence[Servable]) -> dict[str, InputColumn]:
-    """Inputs that decode makes, by the names of their columns: equal ones of several servables once.
-
-    Args:
-        servables: of one run.
-    """
+    """Inputs that decode makes, by the names of their columns: equal ones of several servables once."""
     inputs = [each for servable in servables for each in servable.input_columns().values()]
     made = [each for each in inputs if not isinstance(each, ColumnInput) and not comes_from_servable(each)]
     return {decoded_name(each): each for each in made}
@@ -152,15 +148,6 @@ def decode_rows(
     web: WebConfig = DEFAULT_WEB,
 ) -> Iterator[pa.Table]:
     """Make what the servables take of a dataset's rows, in tables of `ROWS`; the dataset's columns are carried along.
-
-    Args:
-        table: rows of the dataset.
-        servables: in their order.
-        image: column with images.
-        caption: column with captions.
-        limits: on the decoding of one image.
-        colour: how the numbers of images are read.
-        web: limits on addresses of the web.
 
     Raises:
         ServableError: a servable's output has the name of a column, or one needs a column that isn't there.
@@ -259,12 +246,7 @@ def encoded_image(fetcher: Fetcher, image: Any, max_bytes: int) -> bytes | None:
 
 
 def cells_of(table: pa.Table, name: str) -> list[Any]:
-    """Values of a column: Python objects, or arrays where it is a tensor column; None where it is missing.
-
-    Args:
-        table: rows of a dataset.
-        name: of the column.
-    """
+    """Values of a column: Python objects, or arrays where it is a tensor column; None where it is missing."""
     if name not in table.column_names:
         return [None] * table.num_rows
     column = table[name]
@@ -279,13 +261,7 @@ class ServableStage(Stage):
     """Servables of one group, which take turns."""
 
     def __init__(self, group: ActorGroup, limits: DecodeLimits, needed: frozenset[str]) -> None:
-        """Keep what to load.
-
-        Args:
-            group: servables that share memory.
-            limits: on the decoding of images that servables return.
-            needed: decoded columns that later groups need; the others end here.
-        """
+        """Keep what to load."""
         self.running: list[RunningServable] = []
         self._group, self._limits, self._needed = group, limits, needed
 
@@ -305,12 +281,7 @@ class ServableStage(Stage):
         return self.without_ended(table)
 
     def without_ended(self, table: pa.Table, lent: Collection[str] = ()) -> pa.Table:
-        """Drop decoded columns that nothing needs any more.
-
-        Args:
-            table: rows.
-            lent: columns that are there under another name, too.
-        """
+        """Drop decoded columns that nothing needs any more."""
         names = [name for name in table.column_names if name.startswith(DECODED)]
         needed = [name for name in names if name not in lent and self._needed & {name, name.removesuffix(GRID)}]
         return table.drop_columns([name for name in names if name not in needed])

@@ -50,12 +50,7 @@ class InputPreparer:
     """Maker of inputs: pixels from the sandbox, token ids from tokenisers."""
 
     def __init__(self, limits: DecodeLimits | None = None, colour: Colour = "srgb") -> None:
-        """Start nothing; the sandbox starts with the first image.
-
-        Args:
-            limits: on the decoding of one image.
-            colour: how the numbers of images are read.
-        """
+        """Start nothing; the sandbox starts with the first image."""
         self.limits, self._colour = limits or DecodeLimits(), colour
         self._captions: dict[str, CaptionEncoder] = {}
 
@@ -131,14 +126,7 @@ def _columns(declared: ResizedInput, pixels_HWC: Any) -> dict[str, Any]:
 
 
 def bind(name: str, declared: InputColumn, column: pa.Array, grid: pa.Array | None) -> dict[str, pa.Array]:
-    """Lay an input out as the servable sees it, under its own name.
-
-    Args:
-        name: of the input.
-        declared: the input.
-        column: prepared values, or a column as it is.
-        grid: the sizes, of an input that has such.
-    """
+    """Lay an input out as the servable sees it, under its own name."""
     match declared:
         case TokensInput():
             flat, sizes_bytes = unpack(column)

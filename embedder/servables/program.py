@@ -49,11 +49,6 @@ class LoadedProgram:
     def __init__(self, program: ServableProgram, device: str, num_threads: int) -> None:
         """Import the class, make an instance, and load it.
 
-        Args:
-            program: the class and its settings.
-            device: torch's name of a device.
-            num_threads: CPU threads that it may use.
-
         Raises:
             AttributeError: there is no such class or function, or the class lacks a method.
             Exception: as the class raises it.

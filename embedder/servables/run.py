@@ -48,11 +48,7 @@ class OwnThread:
     """
 
     def __init__(self, where: str) -> None:
-        """Start it.
-
-        Args:
-            where: the servable, for messages.
-        """
+        """Start it."""
         self.hung: str | None = None
         """Why it is given up."""
         self._where = where
@@ -115,12 +111,6 @@ class RunningServable:
         self, servable: Servable, device: str = "cpu", num_threads: int = 1, limits: DecodeLimits | None = None
     ) -> None:
         """Load it.
-
-        Args:
-            servable: the servable.
-            device: torch's name of a device.
-            num_threads: CPU threads that it may use.
-            limits: on the decoding of images that another servable returns.
 
         Raises:
             ServableError: it can't be loaded.

@@ -133,11 +133,7 @@ class TowersServable(Servable):
         return self.stage_program(whole_shard(self._config, self._sides()))
 
     def stage_program(self, shard: ShardSpec) -> ServableProgram:
-        """Return the program that runs some of the layers.
-
-        Args:
-            shard: the layers.
-        """
+        """Return the program that runs some of the layers."""
         settings = {"folder": str(self._folder), "shard": shard, "outputs": [*self.output_columns()]}
         return ServableProgram(__name__, "TowersProgram", settings | {"dtype": self.dtype, "rows": self.batch_size})
 
@@ -168,12 +164,7 @@ class TowersProgram:
         self.folder, self.shard, self.outputs, self.dtype, self.rows = folder, shard, outputs, dtype, rows
 
     def load(self, device: str, num_threads: int) -> None:
-        """Load the weights.
-
-        Args:
-            device: torch's name of a device.
-            num_threads: torch's threads.
-        """
+        """Load the weights."""
         from embedder.steps.stage import TowerStage
         from embedder.steps.stage_spec import StageSpec
 
@@ -194,12 +185,7 @@ class TowersProgram:
 
 
 def whole_shard(config: ModelConfig, sides: list[Side]) -> ShardSpec:
-    """Make the shard with all layers of some sides.
-
-    Args:
-        config: of the model.
-        sides: that are embedded.
-    """
+    """Make the shard with all layers of some sides."""
     if len(sides) == len(config.towers):
         return whole_model(config)
     return vision_only(config) if sides == ["image"] else text_only(config)
@@ -207,11 +193,6 @@ def whole_shard(config: ModelConfig, sides: list[Side]) -> ShardSpec:
 
 def cut_towers(whole: TowersServable, config: ModelConfig, sides: list[Side]) -> tuple[Servable, ...]:
     """Cut towers as their plan says, or into as many shards of equal work as they ask for.
-
-    Args:
-        whole: the towers.
-        config: of their model.
-        sides: that are embedded.
 
     Raises:
         ConfigError: the plan file is missing, or made for other weights.

@@ -41,10 +41,6 @@ class EmbeddedFile(NamedTuple):
     def check(self, path: str, status: os.stat_result) -> None:
         """Check that an open file is the one that was embedded.
 
-        Args:
-            path: of the file.
-            status: of what is open.
-
         Raises:
             FetchError: it is another one.
         """

@@ -26,12 +26,7 @@ def key_of(columns: Columns, name: str) -> str:
 
 
 def setting(columns: Columns, values: Mapping[str, str]) -> str:
-    """Spell a line that sets columns, to be copied.
-
-    Args:
-        columns: those of the user, for the way they were given.
-        values: names of columns by key.
-    """
+    """Spell a line that sets columns, to be copied."""
     if isinstance(columns, ColumnOptions):
         return " ".join(f"{_OPTIONS[name]} {quote(value)}" for name, value in values.items())
     inner = ", ".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items())

@@ -9,10 +9,6 @@ from embedder.config import SourceConfig
 
 @contextmanager
 def shipped_source(carryover: tuple[str, ...] = ()) -> Iterator[SourceConfig]:
-    """Open the shipped images with their captions as a source, for as long as the block runs.
-
-    Args:
-        carryover: columns copied untouched into the embeddings table.
-    """
+    """Open the shipped images with their captions as a source, for as long as the block runs."""
     with as_file(files("embedder") / "demo_data" / "noto.tar") as tar:
         yield SourceConfig(path=str(tar), kind="webdataset", carryover=carryover)

@@ -58,10 +58,6 @@ class Fetched:
 def write_temporary(pieces: Iterable[bytes], where: str) -> Fetched:
     """Write what comes piece by piece to a temporary file; nothing is left behind when that fails.
 
-    Args:
-        pieces: of the content.
-        where: what is done, for people.
-
     Raises:
         FetchError: the disk is full or can't be written, or a piece can't be read.
     """

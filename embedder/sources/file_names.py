@@ -111,11 +111,7 @@ def shown_suffix(name: str) -> str:
 
 
 def sort_of(name: str) -> Sort:
-    """Sort a file by its name.
-
-    Args:
-        name: relative to the source's root, POSIX.
-    """
+    """Sort a file by its name."""
     folder, _, base = name.rpartition("/")
     if folder and in_junk_folder(folder):
         return "junk"

@@ -22,13 +22,7 @@ class PartRanges:
     """Stretch of a file."""
 
     def __init__(self, whole: ByteRanges, start: int, size: int) -> None:
-        """Take a stretch; closing it closes the file.
-
-        Args:
-            whole: the file.
-            start: first byte.
-            size: number of bytes.
-        """
+        """Take a stretch; closing it closes the file."""
         self._whole, self._start = whole, start
         self.size, self.version = size, whole.version
 

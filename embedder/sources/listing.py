@@ -105,12 +105,6 @@ def open_source(
 ) -> Listing:
     """Detect the kind of a source, and start to list it.
 
-    Args:
-        source: its configuration.
-        own: absolute paths and URIs that the run itself writes.
-        left_out: counts the files that are no items.
-        captions: rules for the caption files of a folder.
-
     Raises:
         SourceError: it is missing, or can't be listed as configured.
     """

@@ -23,12 +23,7 @@ class ContentIds:
     """
 
     def __init__(self, left_out: LeftOut, way_out: str) -> None:
-        """Begin without any row.
-
-        Args:
-            left_out: counts the rows whose content an earlier one holds.
-            way_out: setting that keeps each row, for the message about those.
-        """
+        """Begin without any row."""
         self._left_out, self._way_out = left_out, way_out
         self._cells, self._fetcher = ParquetCells(), Fetcher()
         self._seen: set[str] = set()
@@ -37,10 +32,6 @@ class ContentIds:
         """Put the hash on a row; None where an earlier row has the same, which is counted.
 
         A row that holds nothing, or names a file that is not there, is a reject named by its place.
-
-        Args:
-            row: without an id.
-            place: of the row, unique in its source.
 
         Raises:
             SourceError: the table can't be read, or a file may be readable later: a listing without such rows would

@@ -216,10 +216,6 @@ class NamePatterns:
 def compile_patterns(patterns: Sequence[str], where: str) -> NamePatterns | None:
     """Compile patterns; None where there are none.
 
-    Args:
-        patterns: as the configuration has them.
-        where: their place, for messages.
-
     Raises:
         SourceError: one of them is empty, or can't be read.
     """

@@ -56,11 +56,7 @@ class Table:
     schema: pa.Schema | None = None
 
     def read_schema(self, text_columns: frozenset[str]) -> pa.Schema:
-        """Return names and types of the columns: the table's own, else those of its first file.
-
-        Args:
-            text_columns: names of ids, URIs and captions.
-        """
+        """Return names and types of the columns: the table's own, else those of its first file."""
         if self.schema is not None:
             return self.schema
         return FORMATS[self.suffix].schema(self.files[0].uri, text_columns)
@@ -80,24 +76,13 @@ class Table:
         return num_rows < len(seen)
 
     def chunks(self, wanted: pa.Schema, text_columns: frozenset[str]) -> Iterator[tuple[TableFile, Chunk]]:
-        """Read the wanted columns of all files in order, cast to the wanted types.
-
-        Args:
-            wanted: names and types.
-            text_columns: names of ids, URIs and captions.
-        """
+        """Read the wanted columns of all files in order, cast to the wanted types."""
         for file in self.files:
             for chunk in self.chunks_of(file, wanted, text_columns):
                 yield file, chunk
 
     def chunks_of(self, file: TableFile, wanted: pa.Schema, text_columns: frozenset[str]) -> Iterator[Chunk]:
-        """Read the wanted columns of one file.
-
-        Args:
-            file: of the table.
-            wanted: names and types.
-            text_columns: names of ids, URIs and captions.
-        """
+        """Read the wanted columns of one file."""
         stored = pa.schema(field for field in wanted if field.name not in file.constants)
         shared = [field for field in wanted if field.name in file.constants]
         for chunk in FORMATS[self.suffix].chunks(file.uri, stored, text_columns, self.schema is not None):

@@ -95,12 +95,6 @@ def _carried_columns(chunk: Chunk, plan: TablePlan) -> dict[str, pa.Array]:
 def _plain_rows(chunk: Chunk, plan: TablePlan, file: TableFile, carried: dict[str, pa.Array]) -> pa.Table | None:
     """Make the rows of `_rows` column by column, which takes a third of its time.
 
-    Args:
-        chunk: of a file.
-        plan: use of its columns.
-        file: of the table.
-        carried: columns behind the rows.
-
     Returns:
         The rows; None where one of them names a file, lacks an id, or is a reject.
     """

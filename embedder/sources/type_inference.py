@@ -85,12 +85,7 @@ def arrow_columns(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> dict[str
 
 
 def names_in(row: Mapping[str, Any], depth: int = MAX_DEPTH) -> Iterator[str]:
-    """Yield the names of a row's values, and behind an object those of its own: `image`, `image.path`.
-
-    Args:
-        row: a JSON object.
-        depth: levels of objects that are looked into.
-    """
+    """Yield the names of a row's values, and behind an object those of its own: `image`, `image.path`."""
     for name, value in row.items():
         yield name
         if depth and isinstance(value, dict):

@@ -60,13 +60,7 @@ def member_uri(path: str, name: str, offset: int, size: int) -> str:
 
 
 def cell_prefix(path: str, column: str, row_group: int) -> str:
-    """Start the uri of a Parquet cell; the row within its row group completes it.
-
-    Args:
-        path: of the Parquet file.
-        column: of the cell.
-        row_group: its number in the file.
-    """
+    """Start the uri of a Parquet cell; the row within its row group completes it."""
     return f"{path}#column={quote(column)}&row_group={row_group}&row="
 
 

@@ -132,14 +132,7 @@ class Tar:
     entry: Entry
 
     def reject(self, item_id: str, error_type: str, error: str, uri: str | None = None) -> Row:
-        """Make a row that is not fetched.
-
-        Args:
-            item_id: of the row.
-            error_type: short name that rejects are counted by.
-            error: one line for people.
-            uri: of the member; by default the tar's.
-        """
+        """Make a row that is not fetched."""
         return Row(item_id, uri or self.uri, None, self.entry.modified, error_type=error_type, error=error)
 
     def member_reject(self, problem: MemberProblem) -> Row:

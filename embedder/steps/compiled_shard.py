@@ -21,12 +21,7 @@ class CompiledShard:
     """Runner of a shard on arranged batches; threads that use it at once wait for each other, or each would compile."""
 
     def __init__(self, index: int, shard: Shard) -> None:
-        """Have the layers compiled with the first batch.
-
-        Args:
-            index: number of the stage, for the message.
-            shard: loaded, on its device.
-        """
+        """Have the layers compiled with the first batch."""
         self._index, self._shard = index, shard
         keep_compiled(cache_folder("compiled") / folder_name(shard.device))
         self._undo = compile_layers(shard)

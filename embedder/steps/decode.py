@@ -320,12 +320,7 @@ def _caption_content(item: Values, caption: str | None, problem: ItemProblem | N
 
 
 def no_media(item: Values, head: bytes) -> ItemProblem:
-    """Reason for which an item is left out or rejected whose bytes are no readable image, video or caption.
-
-    Args:
-        item: values of the listing.
-        head: first bytes of the item.
-    """
+    """Reason for which an item is left out or rejected whose bytes are no readable image, video or caption."""
     if not head:
         error_type = OTHER_FILE if item.get("is_media") is False else "EmptyFile"
         return ItemProblem("decode", error_type, "the file is empty")
@@ -349,13 +344,7 @@ def _raw_file_row(uri: str, row: Values) -> Values:
 
 
 def assemble(carried: pa.Table, rows: list[tuple[int, Values]], spec: DecodeSpec) -> pa.Table:
-    """Join the listing columns of the rows' items with the decoded values, as one contiguous table.
-
-    Args:
-        carried: the listing.
-        rows: number of the item, and values of each row.
-        spec: how they were decoded.
-    """
+    """Join the listing columns of the rows' items with the decoded values, as one contiguous table."""
     numbers = [number for number, _ in rows]
     carried = carried.take(pa.array(numbers, pa.int64())).combine_chunks()
     values = [row for _, row in rows]
@@ -368,13 +357,7 @@ def assemble(carried: pa.Table, rows: list[tuple[int, Values]], spec: DecodeSpec
 
 
 def count_inputs(measurement: Measurement, table: pa.Table, spec: DecodeSpec) -> None:
-    """Count the images, captions and tokens that the towers will compute, batch by batch, padding included.
-
-    Args:
-        measurement: receives the counts.
-        table: decoded rows.
-        spec: how they were decoded.
-    """
+    """Count the images, captions and tokens that the towers will compute, batch by batch, padding included."""
     pixels, tokens = table["pixels"], table["token_ids"]
     measurement.num_rows = table.num_rows
     if IMAGE_GRID.name in table.schema.names:

@@ -104,11 +104,7 @@ class FurtherInputs:
     """Maker of the further models' inputs in a decode task."""
 
     def __init__(self, inputs: Collection[FurtherInput]) -> None:
-        """Read the tokenisers.
-
-        Args:
-            inputs: of all further models.
-        """
+        """Read the tokenisers."""
         self.inputs = tuple(inputs)
         self._captions = {
             each: CaptionEncoder(each.tokenizer_json, each.max_tokens, each.end_id)
@@ -121,12 +117,7 @@ class FurtherInputs:
         return [each for each in self.inputs if not each.models.isdisjoint(models)]
 
     def of_caption(self, caption: str | None, models: Collection[str]) -> Values:
-        """Columns made from a caption.
-
-        Args:
-            caption: of the item.
-            models: that the item is for.
-        """
+        """Columns made from a caption."""
         if not caption:
             return {}
         return {
@@ -136,12 +127,7 @@ class FurtherInputs:
         }
 
     def of_file(self, content: bytes | Path | None, models: Collection[str]) -> Values:
-        """Columns with an image as it is stored.
-
-        Args:
-            content: of the item.
-            models: that the item is for.
-        """
+        """Columns with an image as it is stored."""
         wanted = [each for each in self.list_needed(models) if each.make == "bytes"]
         if content is None or not wanted:
             return {}
@@ -149,11 +135,7 @@ class FurtherInputs:
         return {each.column: np.frombuffer(data, np.uint8) for each in wanted}
 
     def resizes(self, models: Collection[str]) -> dict[ResizeSpec, list[FurtherInput]]:
-        """Distinct rules by which an item's image is decoded, with the inputs that are made by each.
-
-        Args:
-            models: that the item is for.
-        """
+        """Distinct rules by which an item's image is decoded, with the inputs that are made by each."""
         found: dict[ResizeSpec, list[FurtherInput]] = {}
         for each in self.list_needed(models):
             if each.resize is not None:
@@ -162,12 +144,7 @@ class FurtherInputs:
 
 
 def is_needed(rows: pa.Table, name: str) -> pa.ChunkedArray | None:
-    """Mask of the rows that are for a model; None where all are: runs of one model have no such column.
-
-    Args:
-        rows: decoded rows.
-        name: of the model.
-    """
+    """Mask of the rows that are for a model; None where all are: runs of one model have no such column."""
     column = of_model(NEEDED, name)
     if column not in rows.schema.names:
         return None

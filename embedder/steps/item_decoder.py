@@ -164,12 +164,7 @@ class ItemDecoder:
         return time.thread_time() + sum(each.child_cpu_s() for each in (self.sandbox, *self._beside))
 
     def rows(self, content: ItemContent, models: Collection[str] = MAIN_ALONE) -> Iterator[Values]:
-        """Item's rows in order; the last one has `num_vectors` and the problem, if any.
-
-        Args:
-            content: of the item.
-            models: that it is for.
-        """
+        """Item's rows in order; the last one has `num_vectors` and the problem, if any."""
         rules = self._inputs.resizes(models)
         if content.kind in ("video", "animation") and content.media is not None and rules:
             return self._video_rows(content, content.media, rules, models)
@@ -206,12 +201,7 @@ class ItemDecoder:
         return values | self._inputs.of_file(encoded, models)
 
     def of_caption(self, caption: str | None, models: Collection[str]) -> Values:
-        """Make the inputs of a caption.
-
-        Args:
-            caption: the text.
-            models: that it is for.
-        """
+        """Make the inputs of a caption."""
         return self._caption_values(caption, models)
 
     def _image_row(

@@ -28,12 +28,7 @@ class OomBackoffEncoder:
     """
 
     def __init__(self, name: str, encode: Encode) -> None:
-        """Start with whole batches.
-
-        Args:
-            name: name of the stage, for the message.
-            encode: function from one batch to one table.
-        """
+        """Start with whole batches."""
         self.max_rows: int | None = None
         self._problem = ""
         self._name, self._encode = name, encode

@@ -25,13 +25,7 @@ COMPLETE = "complete"
 
 
 def fixed_cuts(num_items: int, spec: DecodeSpec, table_bytes: int) -> list[Position]:
-    """Return where tables end whatever the items hold: after whole batches that have `table_bytes` of pixels. Pure.
-
-    Args:
-        num_items: of the listing.
-        spec: how they are decoded.
-        table_bytes: least bytes of pixels in a table of images.
-    """
+    """Return where tables end whatever the items hold: after whole batches that have `table_bytes` of pixels. Pure."""
     rules = {each.resize for each in spec.image_inputs if each.resize is not None}
     if not rules:
         return []
@@ -111,14 +105,7 @@ def _position(name: str) -> Position:
 
 
 def repeatable_tables(rows: Iterable[Row], spec: DecodeSpec, num_items: int, table_bytes: int) -> Iterator[list[Row]]:
-    """Divide the rows of a Ray task as its earlier attempts did, as far as they came.
-
-    Args:
-        rows: of the listing, in its order.
-        spec: how they are decoded.
-        num_items: of the listing.
-        table_bytes: least bytes of pixels in a table.
-    """
+    """Divide the rows of a Ray task as its earlier attempts did, as far as they came."""
     notes = CutNotes()
     may_differ = False
 

@@ -204,12 +204,7 @@ class Connections:
     """Kept connections to any servers; safe for threads."""
 
     def __init__(self, max_hosts: int = 1, max_per_host: int = 256) -> None:
-        """Open nothing yet.
-
-        Args:
-            max_hosts: servers whose idle connections are kept.
-            max_per_host: idle connections to one server that are kept.
-        """
+        """Open nothing yet."""
         self._max_hosts, self._max_per_host = max_hosts, max_per_host
         self._managers: dict[tuple[str, str | None], urllib3.PoolManager] = {}
 
@@ -225,14 +220,6 @@ class Connections:
         use_proxy: bool = False,
     ) -> Iterator[Response]:
         """Send a request, on a kept connection or on a new one where that has been closed meanwhile.
-
-        Args:
-            method: of HTTP.
-            address: what is asked for.
-            limits: of the request.
-            headers: of the request.
-            body: of the request.
-            use_proxy: connect through the proxy that the environment names.
 
         Yields:
             The answer with its head; its body is read in the block, as it comes. Redirects are not followed. Left

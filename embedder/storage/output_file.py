@@ -10,11 +10,6 @@ from embedder.errors import ConfigError
 def check_output_file(path: Path, formats: Collection[str], name: str) -> str:
     """Check that a file can be written; no folder is made for it.
 
-    Args:
-        path: of the file, which may exist: it is replaced.
-        formats: suffixes that are known, as ".png".
-        name: of the option or argument, for messages.
-
     Returns:
         The suffix, in lower case.
 
@@ -33,10 +28,6 @@ def check_output_file(path: Path, formats: Collection[str], name: str) -> str:
 
 def check_parent_folder(path: Path, name: str) -> None:
     """Check that the folder is there that a file or folder is to be written into.
-
-    Args:
-        path: of the file or folder.
-        name: of the option or argument, for messages.
 
     Raises:
         ConfigError: it is missing, or is a file.

@@ -6,11 +6,7 @@ from pathlib import Path
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder in the user's cache (`XDG_CACHE_HOME`, else `~/.cache`), which may not exist yet.
-
-    Args:
-        name: of what it holds.
-    """
+    """Return a folder in the user's cache (`XDG_CACHE_HOME`, else `~/.cache`), which may not exist yet."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "embedder" / name
 

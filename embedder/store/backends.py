@@ -170,13 +170,7 @@ class DiskBackend:
     """
 
     def __init__(self, folder: Path, disk: Disk | None = None, environment: Environment = REAL_ENVIRONMENT) -> None:
-        """Name the folder, which is made by the first write.
-
-        Args:
-            folder: absolute.
-            disk: its file system.
-            environment: gives the names of unfinished files.
-        """
+        """Name the folder, which is made by the first write."""
         self._folder, self._disk, self._environment = str(folder), disk or Disk(), environment
         self._known_folders: set[str] = set()
 
@@ -299,11 +293,7 @@ class BucketBackend:
     """
 
     def __init__(self, address: str) -> None:
-        """Name the folder.
-
-        Args:
-            address: its URI.
-        """
+        """Name the folder."""
         self._address = address
 
     @cached_property

@@ -142,26 +142,14 @@ class StoreFiles:
         return self.backend.read_table(path, columns)
 
     def each(self, read: Callable[[T], S], of: Iterable[T], num_readers: int = NUM_READERS) -> list[S]:
-        """Apply `read` to each file, in order; in a bucket many at once, since each waits for its answer.
-
-        Args:
-            read: of one file.
-            of: the files.
-            num_readers: how many are read at once.
-        """
+        """Apply `read` to each file, in order; in a bucket many at once, since each waits for its answer."""
         if self.folder is not None:
             return [read(each) for each in of]
         with ThreadPoolExecutor(num_readers) as pool:
             return list(pool.map(read, of))
 
     def stream(self, read: Callable[[T], S], of: Sequence[T], num_ahead: int = NUM_RECORD_READERS) -> Iterator[S]:
-        """Apply `read` to each file, in order, as `each`, while no more than a few results wait to be taken.
-
-        Args:
-            read: of one file.
-            of: the files.
-            num_ahead: how many are read at once, and may wait.
-        """
+        """Apply `read` to each file, in order, as `each`, while no more than a few results wait to be taken."""
         for start in range(0, len(of), num_ahead):
             yield from self.each(read, of[start : start + num_ahead], num_ahead)
 

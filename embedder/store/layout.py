@@ -225,11 +225,6 @@ def utc_now() -> datetime:
 def read_record(files: StoreFiles, path: str, kind: type[RecordT]) -> RecordT | None:
     """Read one record; None where the file does not exist.
 
-    Args:
-        files: the store.
-        path: path of the file.
-        kind: class of the record.
-
     Raises:
         StoreError: the file is damaged, or of a format that this version does not know.
     """
@@ -242,12 +237,6 @@ def read_record(files: StoreFiles, path: str, kind: type[RecordT]) -> RecordT | 
 
 def parse_record(files: StoreFiles, path: str, data: bytes, kind: type[RecordT]) -> RecordT:
     """Parse one record.
-
-    Args:
-        files: the store.
-        path: of the file that holds it.
-        data: its JSON.
-        kind: class of the record.
 
     Raises:
         StoreError: it is damaged, or of a format that this version does not know.
@@ -333,24 +322,12 @@ def swap_bytes(files: StoreFiles, path: str, change: Callable[[bytes | None], by
 
 
 def write_record(files: StoreFiles, path: str, record: Record) -> None:
-    """Write or replace one record, whatever it was, on condition that nobody else writes it meanwhile.
-
-    Args:
-        files: the store.
-        path: path of the file.
-        record: its content.
-    """
+    """Write or replace one record, whatever it was, on condition that nobody else writes it meanwhile."""
     swap_bytes(files, path, lambda before: record_bytes(record))
 
 
 def create_record(files: StoreFiles, path: str, record: Record) -> bool:
-    """Write one record unless there is one; returns whether this call wrote it.
-
-    Args:
-        files: the store.
-        path: path of the file.
-        record: its content.
-    """
+    """Write one record unless there is one; returns whether this call wrote it."""
     return files.create(path, record_bytes(record))
 
 

@@ -95,12 +95,7 @@ class DiskLease(Lease):
     """Lock file of a store on a disk, which the operating system holds for this process."""
 
     def __init__(self, files: StoreFiles, handle: FileIO) -> None:
-        """Note the lock.
-
-        Args:
-            files: the store.
-            handle: of its lock file.
-        """
+        """Note the lock."""
         super().__init__(files)
         self._handle = handle
 

@@ -66,10 +66,6 @@ class RunMetrics(Record):
 def check_columns(configs: Iterable[MetricConfig], schema: pa.Schema) -> None:
     """Check that metrics can be computed, to find mistakes before the run.
 
-    Args:
-        configs: entries of [[metric]].
-        schema: columns of the embeddings table.
-
     Raises:
         ConfigError: a column is missing or of another type, or a class can't be imported.
     """

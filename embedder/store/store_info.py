@@ -55,11 +55,6 @@ def bind_store(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) 
 def check_binding(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) -> StoreInfo | None:
     """Check what `bind_store` checks, and write nothing.
 
-    Args:
-        files: the store.
-        info: the run's model and preprocessing.
-        may_change: accept others.
-
     Returns:
         The model and preprocessing that the store serves now; None before its first run.
 

@@ -43,12 +43,7 @@ _NUMBERS = itertools.count(1)
 
 
 def trace_backend(backend: Backend, address: str) -> Backend:
-    """Backend that records what it changes, where this process is asked to; else the backend itself.
-
-    Args:
-        backend: of a store.
-        address: of the store.
-    """
+    """Backend that records what it changes, where this process is asked to; else the backend itself."""
     file = os.environ.get(STORE_TRACE_VARIABLE)
     return RecordingBackend(backend, Path(file), address) if file else backend
 
@@ -141,12 +136,7 @@ class RecordingBackend:
 
 
 def recorded_content(path: str, data: bytes) -> str | None:
-    """What is recorded of a file's content; None: nothing.
-
-    Args:
-        path: of the file, relative to the store.
-        data: its content.
-    """
+    """What is recorded of a file's content; None: nothing."""
     try:
         text = _recorded_text(path, data)
     except (ValueError, LookupError, TypeError):

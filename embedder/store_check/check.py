@@ -81,10 +81,6 @@ class StoreCheck:
 def check_store(files: StoreFiles, *, deep: bool = False) -> StoreCheck:
     """Check a store.
 
-    Args:
-        files: the store; nothing of it is changed.
-        deep: read every file of the publication whole.
-
     Raises:
         StoreError: there is no store.
         StoreUnavailableError: its server does not answer.
@@ -148,14 +144,7 @@ class _ModelLook:
 
 
 def _look_at_model(model: CheckedModel, chain: Chain, whole: set[str], *, deep: bool) -> _ModelLook:
-    """Check tables, index, word index and query towers of a model.
-
-    Args:
-        model: the model.
-        chain: all publications.
-        whole: run ids of those that can be read.
-        deep: read every file whole.
-    """
+    """Check tables, index, word index and query towers of a model."""
     logs = check_logs(model)
     earlier = [record for record in reversed(chain.records[:-1]) if record.run_id in whole][:NUM_EARLIER]
     of_this = [(record.run_id, own) for record in earlier if (own := of_model(record, model.name)) is not None]

@@ -66,9 +66,6 @@ class Unreadable:
 def attempt(read: Callable[[], Item]) -> Item | Unreadable:
     """Read something of the store; where it is missing or damaged, give the reason.
 
-    Args:
-        read: reads it.
-
     Raises:
         StoreUnavailableError: the server of the store does not answer, which says nothing about the store.
     """

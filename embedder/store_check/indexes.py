@@ -105,12 +105,7 @@ def check_words(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[F
 
 
 def check_towers(model: CheckedModel, *, deep: bool) -> list[Finding]:
-    """Check the query towers for the published vectors, where there are any.
-
-    Args:
-        model: whose queries they encode.
-        deep: read all files, and compare their hashes.
-    """
+    """Check the query towers for the published vectors, where there are any."""
     if model.info is None:
         return []
     folder = towers_path(model.info)

@@ -35,12 +35,7 @@ def check_logs(model: CheckedModel) -> dict[str, LogContent]:
 
 
 def check_log(model: CheckedModel, table: str) -> LogContent:
-    """Read the log of a table whole.
-
-    Args:
-        model: whose table it is.
-        table: its name.
-    """
+    """Read the log of a table whole."""
     folder, published = f"{table}/{LOG_FOLDER}", getattr(model.current, table)
     names = {name: found for name in model.sizes_below(folder) if (found := LOG_FILE.fullmatch(name)) is not None}
     entries = {int(found["number"]) for name, found in names.items() if name.endswith(".json")}

@@ -87,12 +87,7 @@ class WayBack:
         self._model, self._earlier = model, earlier
 
     def cure(self, table: str, paths: Sequence[str]) -> str:
-        """Cure of part files that are missing or damaged.
-
-        Args:
-            table: name of the table.
-            paths: relative to its folder.
-        """
+        """Cure of part files that are missing or damaged."""
         restore = f"restore the {'file' if len(paths) == 1 else 'files'} from a backup"
         for run_id, version in self._earlier:
             held = attempt(lambda: RecordTable(self._model.files, table, getattr(version, table)).paths())  # noqa: B023
@@ -105,15 +100,7 @@ class WayBack:
 def check_table(
     model: CheckedModel, table: str, way_back: WayBack, counted_columns: Sequence[str] = (), *, deep: bool
 ) -> TableContent:
-    """Check the part files of a published version of a table, and read the keys of its rows.
-
-    Args:
-        model: whose table it is.
-        table: its name.
-        way_back: out of damage.
-        counted_columns: those of which the rows with a value are counted.
-        deep: read all columns.
-    """
+    """Check the part files of a published version of a table, and read the keys of its rows."""
     found = TableContent(HashedRows((), KEYS[table]))
     version = getattr(model.current, table)
     parts = attempt(lambda: RecordTable(model.files, table, version).parts())
@@ -224,14 +211,7 @@ def _counts(column: pa.ChunkedArray) -> tuple[list[str], list[int]]:
 
 
 def read_part(files: StoreFiles, part: PartFile, counted_columns: Sequence[str], *, deep: bool) -> PartContent:
-    """Read the keys of a part file's rows, or all of it.
-
-    Args:
-        files: the store, or the view of a further model.
-        part: the file.
-        counted_columns: those of which the rows with a value are counted.
-        deep: read all columns, and look at the vectors.
-    """
+    """Read the keys of a part file's rows, or all of it."""
     path, schema = f"{part.table}/{part.path}", KEYS[part.table]
     content = files.read_table(path, None if deep else schema.names)
     if lacking := {"item_id"} - set(content.column_names):
@@ -267,10 +247,6 @@ def num_valid(metadata: pq.FileMetaData, column: str) -> int | None:
     """Number of rows with a value in a column, by the file's statistics; None where these don't tell.
 
     A vector that is null counts as one value that is null.
-
-    Args:
-        metadata: footer of the file.
-        column: its name; one that the file lacks has no value.
     """
     number = int(metadata.num_rows)
     for each in range(metadata.num_row_groups):

@@ -57,11 +57,6 @@ class Bindings:
 def check_bindings(files: StoreFiles, listing: Listing, current: Current | Unreadable | None) -> Bindings:
     """Check CURRENT.json and store.json, of further models too.
 
-    Args:
-        files: the store.
-        listing: all of its files.
-        current: what was read of CURRENT.json, before the files were listed.
-
     Raises:
         StoreError: there is no store, or it is of the format of a later release.
     """
@@ -148,12 +143,7 @@ class Chain:
 
 
 def check_chain(files: StoreFiles, current: Current) -> Chain:
-    """Read the records of all runs and publications.
-
-    Args:
-        files: the store.
-        current: what is published.
-    """
+    """Read the records of all runs and publications."""
     run_ids = files.folders(RUNS_FOLDER)
     read = files.each(lambda run_id: _records_of(files, run_id), run_ids, NUM_RECORD_READERS)
     published = {run_id: record for run_id, (record, _) in zip(run_ids, read, strict=True)}
@@ -199,14 +189,7 @@ def _broken_chain(
     published: Mapping[str, Published | Unreadable | None],
     infos: Mapping[str, RunInfo],
 ) -> list[Finding]:
-    """Findings on a chain that does not reach its start; pure.
-
-    Args:
-        current: what is published.
-        chain: records, oldest first.
-        published: record of each run.
-        infos: parameters of each run.
-    """
+    """Findings on a chain that does not reach its start; pure."""
     rule = "each publication has its record, which names the one before, back to the first"
     first = current.run_id if not chain else chain[0].previous
     info = None if first is None or published.get(first) is not None else infos.get(first)
@@ -320,13 +303,7 @@ def check_purges(files: StoreFiles, *, is_writing: bool) -> list[Finding]:
 
 
 def check_deletions(files: StoreFiles, current: Current, listing: Listing) -> tuple[list[Finding], frozenset[str]]:
-    """Read the lists of files that are to go; give findings, and the files of those lists that count.
-
-    Args:
-        files: the store.
-        current: what is published, which names the lists that count.
-        listing: all files of the store.
-    """
+    """Read the lists of files that are to go; give findings, and the files of those lists that count."""
     findings, doomed = list[Finding](), set[str]()
     paths = sorted(path for path in listing if path.startswith(f"{DELETIONS_FOLDER}/") and path.endswith(".json"))
     for path in paths:

@@ -61,13 +61,7 @@ _KINDS: tuple[tuple[str, Severity, str, str, str, str], ...] = (
 
 
 def check_rows(model: CheckedModel, items: TableContent, embeddings: TableContent) -> list[Finding]:
-    """Compare the published items with the published rows of embeddings, part by part.
-
-    Args:
-        model: whose tables they are.
-        items: what was read of the first.
-        embeddings: of the other.
-    """
+    """Compare the published items with the published rows of embeddings, part by part."""
     if not (items.is_whole and embeddings.is_whole):
         place = model.place("items")
         rule = "ids are compared where all part files of both tables can be read"

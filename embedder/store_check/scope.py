@@ -49,15 +49,7 @@ def checked_models(
     listing: Listing,
     doomed: frozenset[str],
 ) -> list[CheckedModel]:
-    """Models of a publication, the main one first.
-
-    Args:
-        files: the store.
-        current: the publication.
-        infos: model of the vectors of each, by name.
-        listing: all files of the store.
-        doomed: files of the store that count as deleted.
-    """
+    """Models of a publication, the main one first."""
     return [
         CheckedModel(
             name=name,

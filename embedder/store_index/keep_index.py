@@ -197,12 +197,7 @@ def index_choice(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG, 
 
 
 def same_index_and_words(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG) -> IndexChoice:
-    """Function that keeps the index of a publication whose rows are those before it, and makes its word index.
-
-    Args:
-        files: the store.
-        config: analyser of the word index.
-    """
+    """Function that keeps the index of a publication whose rows are those before it, and makes its word index."""
 
     def choose(candidate: Current, model: str = "") -> int | None:
         ensure_words(model_files(files, model), candidate.embeddings, config)

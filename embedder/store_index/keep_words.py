@@ -73,13 +73,7 @@ def has_words(files: StoreFiles, version: int) -> bool:
 
 
 def repair_words(files: StoreFiles, version: int, config: IndexConfig) -> None:
-    """Make the word index of the published version, unless it is there, unaltered, by the analyser that is asked for.
-
-    Args:
-        files: the store, held by the write lock.
-        version: of its embeddings.
-        config: the analyser.
-    """
+    """Make the word index of the published version, unless it is there, unaltered, by the configured analyser."""
     if files.model or (has_words(files, version) and _is_unaltered(files, version, config.words)):
         return
     files.confirm_lease()

@@ -45,11 +45,6 @@ class ClusterGroup:
 def cluster_filler(address: str | None, files: StoreFiles, rows: IndexRows) -> Iterator["ClusterFiller | None"]:
     """Function that fills an index on a cluster while the block runs; None without a cluster, or for few rows.
 
-    Args:
-        address: of the cluster.
-        files: the store, under an address that the cluster's nodes reach.
-        rows: to index.
-
     Raises:
         ConfigError: no cluster answers at the address.
     """
@@ -63,12 +58,7 @@ def cluster_filler(address: str | None, files: StoreFiles, rows: IndexRows) -> I
 
 
 def plan_groups(num_rows: Sequence[tuple[str, int]], rows_per_part: int) -> list[ClusterGroup]:
-    """Group part files into parts, in their order, at least one file in each. Pure.
-
-    Args:
-        num_rows: part files, with the number of indexed rows in each.
-        rows_per_part: most rows of a part of several files.
-    """
+    """Group part files into parts, in their order, at least one file in each. Pure."""
     groups: list[ClusterGroup] = []
     for path, rows in num_rows:
         if groups and groups[-1].num_rows + rows <= rows_per_part:

@@ -98,11 +98,6 @@ def version_folder(files: StoreFiles, number: int) -> Path:
 def open_version(files: StoreFiles, number: int, model_fingerprint: str) -> "Index":
     """Open a version; FAISS reads no file whose hash is not that of the manifest.
 
-    Args:
-        files: the store.
-        number: of the version.
-        model_fingerprint: of the model that encodes the queries.
-
     Raises:
         StoreError: there is no such version.
         RetrievalError: it is damaged, or of another model.

@@ -87,9 +87,6 @@ class StepCalls:
     def each(self, batch: pa.RecordBatch) -> list[Values | ItemProblem]:
         """Call a function that returns a row for each one.
 
-        Args:
-            batch: the inputs.
-
         Returns:
             Of each row, what was returned, or why nothing was.
 
@@ -105,9 +102,6 @@ class StepCalls:
 
     def many(self, batch: pa.RecordBatch) -> list[Values] | ItemProblem:
         """Call a function that returns any number of rows for one.
-
-        Args:
-            batch: the inputs of one row.
 
         Returns:
             The rows, or why there are none.

@@ -146,10 +146,6 @@ def changes_rows(step: StepConfig) -> bool:
 def digest_of(where: str, files: Iterable[str | Path]) -> str:
     """Hash the contents of files.
 
-    Args:
-        where: the step, for messages.
-        files: paths.
-
     Raises:
         StepError: one can't be read.
     """
@@ -168,10 +164,6 @@ def new_columns(steps: Iterable[StepConfig]) -> dict[str, str]:
 
 def check_columns(steps: Iterable[StepConfig], carried: Collection[str]) -> None:
     """Refuse steps whose inputs nothing gives, or whose outputs have the names of other columns.
-
-    Args:
-        steps: in the order that they run in.
-        carried: names of the carried columns.
 
     Raises:
         StepError: a column is unknown, or a name is taken.
@@ -197,13 +189,7 @@ def check_columns(steps: Iterable[StepConfig], carried: Collection[str]) -> None
 
 
 def input_types(step: UserStep, made: Mapping[str, str], carried: pa.Schema) -> dict[str, pa.DataType]:
-    """Arrow types of the columns that a step is given.
-
-    Args:
-        step: the step.
-        made: outputs of the steps before it.
-        carried: the carried columns.
-    """
+    """Arrow types of the columns that a step is given."""
     known = ROW_COLUMNS | VECTORS | {"image": IMAGE} | {column.name: column.type for column in carried}
     known |= {column.name: column.type for column in step_schema(made)}
     return {name: known[name] for name in step.takes}

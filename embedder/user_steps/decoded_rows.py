@@ -78,10 +78,6 @@ class StepRows:
     def __call__(self, listing: pa.Table, rows: Iterable[Row]) -> Iterator[Row]:
         """Apply the steps.
 
-        Args:
-            listing: the listed items.
-            rows: of theirs, in their order.
-
         Raises:
             ServableError: a function can't be called any more.
         """

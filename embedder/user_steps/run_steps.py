@@ -27,10 +27,6 @@ def decoded_steps(steps: Iterable[StepConfig]) -> DecodedSteps | None:
 def written_steps(steps: Iterable[StepConfig], columns: Mapping[str, str]) -> WrittenSteps:
     """Return the steps before writing.
 
-    Args:
-        steps: of the configuration.
-        columns: all columns that steps have added to the table.
-
     Raises:
         StepError, ServableError: as `decoded_steps`.
     """

@@ -76,15 +76,7 @@ class VectorComparison:
 
 
 def compare(side: str, found: Vectors, reference: str, expected: Vectors, limit: Limit) -> VectorComparison:
-    """Compare vectors row by row; values that are no numbers are infinitely far apart.
-
-    Args:
-        side: image or text.
-        found: the stages' vectors.
-        reference: name of the expected vectors.
-        expected: of the same rows.
-        limit: required.
-    """
+    """Compare vectors row by row; values that are no numbers are infinitely far apart."""
     if not np.array_equal(found.present, expected.present):
         return VectorComparison(side, reference, 0, 0, np.inf, -1.0, limit, passed=False)
     if not len(found.values):

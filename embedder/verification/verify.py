@@ -352,15 +352,7 @@ def _select_rows(vectors: Vectors, wanted: Mask) -> Vectors:
 def _precision(
     runner: _Runner, rows: Sequence[pa.Table], specs: Sequence[ShardSpec], dtype: Dtype, expected: Embedded
 ) -> Precision:
-    """Run the plan in a dtype, and compare its vectors with the unsplit towers'.
-
-    Args:
-        runner: of the stages.
-        rows: decoded.
-        specs: the stages' layers.
-        dtype: compute dtype.
-        expected: the unsplit towers' vectors.
-    """
+    """Run the plan in a dtype, and compare its vectors with the unsplit towers'."""
     found, row_s = runner.run(rows, specs, dtype)
     angles = {side: cosines(found[side].values, expected[side].values) for side in SIDES if len(expected[side].values)}
     return Precision(

@@ -79,12 +79,7 @@ def import_config(src: str | Path, out: str | Path, *, name: str | None = None) 
 
 
 def _has_first_temperature(folder: Path, out: Path) -> bool:
-    """Whether two towers of any families were joined, and their temperature never trained: nor were the projections.
-
-    Args:
-        folder: the checkpoint.
-        out: the model folder that was made of it.
-    """
+    """Whether two towers of any families were joined, and their temperature never trained: nor were the projections."""
     path = folder / CONFIG_FILE
     tree = read_json(path, "") if path.is_file() else {}
     entry = read_entries(out).get(LOGIT_SCALE)

@@ -79,13 +79,6 @@ def describe_model(
 ) -> ModelConfig:
     """Make our configuration of a model.
 
-    Args:
-        theirs: open_clip's.
-        images: open_clip's preprocessing.
-        sides: the towers as they were read.
-        name: of the model.
-        folder: the checkpoint, for messages.
-
     Raises:
         ModelError: the parts don't fit one another.
     """
@@ -114,12 +107,7 @@ def _prefix(folder: Path) -> str:
 
 
 def open_clip_sources(config: ModelConfig, sides: Mapping[str, Side[Tower]]) -> dict[str, Source | None]:
-    """Find the place of each of our tensors; None of the biases that a checkpoint leaves out.
-
-    Args:
-        config: our configuration.
-        sides: the towers as they were read.
-    """
+    """Find the place of each of our tensors; None of the biases that a checkpoint leaves out."""
     sources: dict[str, Source | None] = {}
     for name in model_shapes(config):
         section, _, inner = name.partition(".")
@@ -131,13 +119,7 @@ def open_clip_sources(config: ModelConfig, sides: Mapping[str, Side[Tower]]) -> 
 def _import_tensors(
     files: Mapping[str, Path], config: ModelConfig, sides: Mapping[str, Side[Tower]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of the model in their order.
-
-    Args:
-        files: the checkpoint's file of each tensor.
-        config: our configuration.
-        sides: the towers as they were read.
-    """
+    """Tensors of the model in their order."""
     sources = open_clip_sources(config, sides)
     scales = {name: shape for name, shape in OPTIONAL_SHAPES.items() if name in files}
     used = {source.name for source in sources.values() if source is not None} | scales.keys()

@@ -96,11 +96,6 @@ def read_vision(config: OpenClipConfig, folder: Path) -> Side[VisionTower]:
 def read_text(config: OpenClipConfig, names: frozenset[str], folder: Path) -> Side[TextTower]:
     """Read the text tower.
 
-    Args:
-        config: of the model.
-        names: names of the checkpoint's tensors.
-        folder: the checkpoint, for messages.
-
     Raises:
         ModelError: it can't be built here.
     """
@@ -227,11 +222,6 @@ def _linear(name: str, *, bias: bool) -> dict[str, Source]:
 
 def read_hf_text(config: OpenClipConfig, names: frozenset[str], folder: Path) -> Side[TextTower]:
     """Read a text tower of transformers.
-
-    Args:
-        config: of the model.
-        names: names of the checkpoint's tensors.
-        folder: the checkpoint, for messages.
 
     Raises:
         ModelError: it can't be built here, or its configuration isn't on this machine.

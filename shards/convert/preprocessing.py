@@ -266,13 +266,7 @@ def max_caption_tokens(folder: Path, text: TextTower) -> int:
 
 
 def export_tokenizer_config(tokenizer_json: str, text: TextTower, max_tokens: int) -> str:
-    """Make the tokenizer_config.json with which transformers loads our tokenizer.json.
-
-    Args:
-        tokenizer_json: content of tokenizer.json.
-        text: configuration of the text tower.
-        max_tokens: longest caption.
-    """
+    """Make the tokenizer_config.json with which transformers loads our tokenizer.json."""
     tokenizer = parse_tokenizer(tokenizer_json, TOKENIZER_FILE)
     empty = tokenizer.encode("").tokens
     settings = {

@@ -46,10 +46,6 @@ def is_siglip_tokenizer(folder: Path, settings: Mapping[str, object]) -> bool:
 def convert_siglip_tokenizer(folder: Path, settings: Mapping[str, Any]) -> tuple[Any, str]:
     """Convert spiece.model to a tokeniser of the library tokenizers.
 
-    Args:
-        folder: the checkpoint.
-        settings: content of its tokenizer_config.json.
-
     Returns:
         The tokeniser, and its padding token.
 

@@ -95,15 +95,7 @@ def _read_text(folder: Path, files: Mapping[str, Path]) -> tuple[TextTower, Name
 def _joined_tensors(
     config: ModelConfig, module: Any, files: Mapping[str, Path], names: Names, seed: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of the joined model in their order.
-
-    Args:
-        config: the joined model.
-        module: the timm model.
-        files: the text checkpoint's files by tensor.
-        names: its names of our tensors.
-        seed: seed of the projections.
-    """
+    """Tensors of the joined model in their order."""
     from shards.fresh import fresh_tensors
 
     fresh = dict(fresh_tensors(config, seed, ("vision_head.", "text_head.", LOGIT_SCALE)))

@@ -94,10 +94,6 @@ def _create(folder: Path, *, pretrained: bool) -> Any:
 def read_timm_tower(model: Any, folder: Path) -> TimmVisionTower:
     """Describe a timm model, and check that building from the description gives the same model.
 
-    Args:
-        model: the timm model.
-        folder: the checkpoint, for messages.
-
     Raises:
         ModelError: the model has something that we don't build.
     """

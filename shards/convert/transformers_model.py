@@ -121,13 +121,6 @@ def _import_config(
 def read_tower(model_type: str, side: str, section: Mapping[str, Any], names: frozenset[str], where: Path) -> Tower:
     """Read one tower of a checkpoint.
 
-    Args:
-        model_type: its kind, as transformers names it.
-        side: vision or text.
-        section: its part of config.json.
-        names: names of its tensors.
-        where: path of config.json, for messages.
-
     Raises:
         ModelError: no family takes it, or it has something that can't be built.
     """
@@ -193,12 +186,6 @@ def check_all_used(
     files: Mapping[str, Path], used: set[str], ignored: tuple[str, ...], types: Mapping[str, str]
 ) -> None:
     """Check that no tensor of a checkpoint is left over.
-
-    Args:
-        files: file of each tensor.
-        used: names of those that are taken.
-        ignored: prefixes of those that an encoder doesn't need.
-        types: kinds of the towers, for the message.
 
     Raises:
         ModelError: one is.

@@ -44,13 +44,7 @@ class TowerSeconds:
         return front_s + self.layer_s * len(layers) + head_s
 
     def scale(self, front: float, layer: float, head: float) -> "TowerSeconds":
-        """Multiply each part by a factor.
-
-        Args:
-            front: factor of the embeddings.
-            layer: factor of a layer.
-            head: factor of norm, pooling and projection.
-        """
+        """Multiply each part by a factor."""
         return TowerSeconds(self.front_s * front, self.layer_s * layer, self.head_s * head)
 
 
@@ -249,13 +243,6 @@ def estimate_costs(
     config: ModelConfig, device: DeviceType, dtype: Dtype, caption_tokens: int = 16, num_rows: int = GPU_ROWS
 ) -> ModelCosts:
     """Estimate costs: operations over the device's speed, bytes over its bandwidth, and on a GPU kernels and launches.
-
-    Args:
-        config: the model.
-        device: type of the device.
-        dtype: compute dtype.
-        caption_tokens: length of a caption.
-        num_rows: inputs that a GPU computes together.
 
     Raises:
         ModelError: the device doesn't compute in the dtype.

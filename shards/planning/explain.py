@@ -48,13 +48,7 @@ class Alternative:
 
 
 def find_alternative(problem: PlacementProblem, num_stages: int, items_per_s: float) -> Alternative | None:
-    """Plan another number of stages; None where a model can't be cut into that many.
-
-    Args:
-        problem: the model, the workload and the devices.
-        num_stages: the other number.
-        items_per_s: throughput that it is compared with.
-    """
+    """Plan another number of stages; None where a model can't be cut into that many."""
     if not 1 <= num_stages <= sum(problem.depths):
         return None
     placement = best_placement(problem, num_stages)

@@ -64,12 +64,6 @@ class WhatIf:
 def what_if(problem: PlacementProblem, num_stages: int, num_items: int, startup_s: float = 0.0) -> WhatIf:
     """Estimate hours, cost and bottleneck of one fleet.
 
-    Args:
-        problem: the model, the workload, the fleet and its costs.
-        num_stages: number of stages.
-        num_items: number of items to embed.
-        startup_s: wall clock before the first item.
-
     Raises:
         ModelError: the stages don't fit the fleet.
     """

@@ -354,10 +354,5 @@ def attention_flops(num_tokens: int, width: int, mlp_width: int) -> float:
 
     For L tokens of width D and an MLP of M: q, k, v take 2*L*D*3D, scores and their sum 2*L*L*D each, the output
     projection 2*L*D*D, the MLP 2*L*D*M twice.
-
-    Args:
-        num_tokens: L.
-        width: D.
-        mlp_width: M.
     """
     return 8 * num_tokens * width**2 + 4 * num_tokens**2 * width + 4 * num_tokens * width * mlp_width

@@ -41,11 +41,6 @@ def without_token_id_warnings() -> Iterator[None]:
 def parse_config(config_class: str, tree: Mapping[str, Any], where: Path) -> Any:
     """Make transformers' configuration of the content of a config.json; missing keys have its defaults.
 
-    Args:
-        config_class: name of transformers' class.
-        tree: the content.
-        where: its path, for messages.
-
     Raises:
         ModelError: a value has another type than the class wants.
     """
@@ -105,11 +100,6 @@ def vision_fields(theirs: Any, where: Path, mlp_width: int | None = None) -> dic
 
 def one_side(value: Any, key: str, where: Path) -> int:
     """Give the side of a square that is written as one number or as two equal ones.
-
-    Args:
-        value: the number or numbers.
-        key: its name, for the message.
-        where: file or folder, for the message.
 
     Raises:
         ModelError: the sides differ.

@@ -27,11 +27,6 @@ Mlp = Literal["mlp", "swiglu", "swiglu_packed"]
 def known_options(kind: type, options: dict[str, Any], unset: dict[str, Any]) -> dict[str, Any]:
     """Select the options that a class of timm takes; older versions lack some, and do what their unset values say.
 
-    Args:
-        kind: the class.
-        options: of its constructor.
-        unset: values of options that older versions lack.
-
     Raises:
         ModelError: the tower needs one that the installed version lacks.
     """

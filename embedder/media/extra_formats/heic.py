@@ -22,12 +22,6 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
 
     Source: ISO/IEC 23008-12 (HEIF): the transformative properties put an image upright; its EXIF may repeat them.
 
-    Args:
-        kind: for messages.
-        encoded: the whole file.
-        resize: unused: there is no decoding at reduced scale.
-        max_pixels: the image may have twice as many.
-
     Raises:
         DecodeError: it holds no image that libheif decodes, or one that is too large.
     """

@@ -27,12 +27,6 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
 
     Source: ISO/IEC 18181-2: the orientation of the codestream counts, not that of the Exif box.
 
-    Args:
-        kind: for messages.
-        encoded: the whole file.
-        resize: the rule that it will be resized by.
-        max_pixels: the image may have twice as many.
-
     Raises:
         DecodeError: it is broken, too large, or of a pixel format without a conversion.
     """

@@ -31,12 +31,7 @@ _BlockDumper.add_representer(str, _text)
 
 
 def manifest_text(head: Iterable[str], *documents: dict[str, Any]) -> str:
-    """Write the documents of one file.
-
-    Args:
-        head: lines of the comment at its top.
-        documents: objects of Kubernetes.
-    """
+    """Write the documents of one file."""
     top = "".join(f"# {line}".rstrip() + "\n" for line in head)
     return top + "---\n" + "---\n".join(yaml_text(each) for each in documents)
 

@@ -47,11 +47,7 @@ class Deployment:
         return sha256((self.shipped.file.text + "\0" + self.shipped.plan_text).encode()).hexdigest()[:16]
 
     def labels(self, component: str) -> dict[str, str]:
-        """Labels of an object or of its pods.
-
-        Args:
-            component: what it is for: run, notebook, refresh or service.
-        """
+        """Labels of an object or of its pods."""
         return {
             "app.kubernetes.io/name": "embedder",
             "app.kubernetes.io/instance": self.shipped.config.deploy.name,
@@ -61,12 +57,7 @@ class Deployment:
         }
 
     def metadata(self, suffix: str, component: str) -> Tree:
-        """Name, namespace and labels of an object.
-
-        Args:
-            suffix: end of its name.
-            component: what it is for.
-        """
+        """Name, namespace and labels of an object."""
         deploy = self.shipped.config.deploy
         return {"name": f"{deploy.name}-{suffix}", "namespace": deploy.namespace, "labels": self.labels(component)}
 

@@ -64,12 +64,7 @@ figcaption span { display: block; color: var(--pale); }
 
 
 def save_page(path: Path, found: Comparison) -> None:
-    """Write the report, whole or not at all; images that can't be read any more are grey.
-
-    Args:
-        path: the file; an older one is replaced.
-        found: the comparison.
-    """
+    """Write the report, whole or not at all; images that can't be read any more are grey."""
     images = thumbnails([*found.wins, *found.losses, *found.hard])
     with atomic_write(path) as file:
         file.write(page(found, images).encode("utf-8", "replace"))
@@ -91,12 +86,7 @@ def thumbnails(queries: Iterable[ComparedQuery]) -> dict[str, str]:
 
 
 def page(found: Comparison, images: dict[str, str]) -> str:
-    """Whole report as HTML.
-
-    Args:
-        found: the comparison.
-        images: addresses of the images' data, by item.
-    """
+    """Whole report as HTML."""
     before, after = _text(found.before.name), _text(found.after.name)
     verdict = "passed" if found.passed else "refused"
     parts = [
@@ -157,14 +147,7 @@ def _group_parts(found: Comparison) -> list[str]:
 
 
 def _table(name: str, note: str, heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """Table whose first column names the rows; it scrolls within itself where the page is narrow.
-
-    Args:
-        name: class of the table, and its label.
-        note: its caption.
-        heads: of the columns; text.
-        body: cells of each row; HTML.
-    """
+    """Table whose first column names the rows; it scrolls within itself where the page is narrow."""
     head = "".join(f"<th scope=col>{each}</th>" for each in heads)
     rows = "".join(
         f"<tr><th scope=row>{first}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for first, *cells in body

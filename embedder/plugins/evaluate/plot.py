@@ -10,12 +10,7 @@ TOP = 1.01  # recall ends at 1, and a point there should be seen whole
 
 
 def draw_curve(figures: IndexFigures, title: str) -> bytes:
-    """Draw a PNG.
-
-    Args:
-        figures: of an index, with its curve.
-        title: above the plot.
-    """
+    """Draw a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE_INCH, dpi=DOTS_PER_INCH, layout="constrained")

@@ -74,11 +74,6 @@ def own_captions(store: Store, num_queries: int, group: str | None = None) -> Qu
     Identical ones are one query, for which any of their images is right. Of more than `num_queries` those with the
     lowest hashes are taken: the same for every version, but for new captions.
 
-    Args:
-        store: published.
-        num_queries: most queries.
-        group: column to group by.
-
     Raises:
         ConfigError: the table has no such column to group by.
         StoreError: no image has a caption, or the model has a tower for one of the two alone.
@@ -129,13 +124,7 @@ def group_names(values: Sequence[Any]) -> list[str]:
 
 
 def item_groups(store: Store, item_ids: list[str], group: str) -> list[str]:
-    """Group of each item, from a column of the embeddings table or of another model; of a clip, its first segment's.
-
-    Args:
-        store: published.
-        item_ids: the items.
-        group: the column.
-    """
+    """Group of each item, from a column of the embeddings table or of another model; of a clip, its first segment's."""
     rows = store.to_arrow(["item_id", group])
     rows = rows.filter(pc.is_in(rows["item_id"], value_set=pa.array(item_ids, pa.string())))
     by_id = dict(zip(reversed(rows["item_id"].to_pylist()), reversed(rows[group].to_pylist()), strict=True))

@@ -50,14 +50,7 @@ def _open(address: str, code: dict[str, Any]) -> Store:
 
 
 def describe_side(name: str, store: Store, images: ImageTable, width: int) -> ComparedSide:
-    """Describe a side, by the report of the run that computed its vectors, and the manifest of its index.
-
-    Args:
-        name: as it was given.
-        store: opened.
-        images: its images.
-        width: of its vectors.
-    """
+    """Describe a side, by the report of the run that computed its vectors, and the manifest of its index."""
     run_id, report = _report(store)
     number = store.current.index
     manifest = None if number is None else manifest_of(store.files, number)

@@ -31,10 +31,6 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
 
     Several ranges, and units other than bytes, are answered with the whole file, as RFC 9110 allows.
 
-    Args:
-        header: value of the header.
-        size: bytes of the file.
-
     Raises:
         RequestError: it begins beyond the end.
     """
@@ -71,15 +67,6 @@ async def clip_response(
     with_body: bool,
 ) -> Response:
     """Answer with the bytes of an item's file, or a range of them.
-
-    Args:
-        row: of the segment.
-        headers: of the answer.
-        range_header: of the request.
-        files: what those of items have to be.
-        threads: to read in.
-        max_bytes: the most that may be held in memory.
-        with_body: false for HEAD.
 
     Raises:
         RequestError: the file is gone or another one, or the range lies beyond its end.

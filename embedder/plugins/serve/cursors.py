@@ -67,10 +67,6 @@ def make_cursor(cursor: Cursor) -> str:
 def read_cursor(text: str, max_depth: int) -> Cursor:
     """Read a cursor of a client.
 
-    Args:
-        text: as an answer gave it.
-        max_depth: most hits that it may name.
-
     Raises:
         RequestError: it is none.
     """

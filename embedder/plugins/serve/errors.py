@@ -77,24 +77,13 @@ def busy(what: str, retry_after_s: int = 1) -> RequestError:
 
 
 def mistake(error: Exception, where: str, status: int = 422) -> RequestError:
-    """Refuse with a message of the product, `what; the cure`.
-
-    Args:
-        error: with the message.
-        where: part of the request that is to blame.
-        status: of the answer.
-    """
+    """Refuse with a message of the product, `what; the cure`."""
     what, _, cure = str(error).rpartition("; ")
     return RequestError(status, where, what or cure, "what the store can answer", cure)
 
 
 def invalid(error: ValidationError | RequestValidationError, where: str) -> RequestError:
-    """Refuse a request that is not of the schema; its first mistake is told.
-
-    Args:
-        error: of pydantic.
-        where: part of the request that was read.
-    """
+    """Refuse a request that is not of the schema; its first mistake is told."""
     first = error.errors()[0]
     if first["type"] in ("json_invalid", "json_type"):
         return RequestError(400, where, first["msg"], "one JSON document in UTF-8", "send valid JSON")

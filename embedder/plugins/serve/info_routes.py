@@ -248,12 +248,7 @@ def _first_rows(publication: ServedPublication, where: str | None) -> pa.Array:
 
 
 def describe_column(name: str, column: pa.ChunkedArray) -> dict[str, Any] | None:
-    """Describe one column, a list by its elements; None of a type that no filter is made of (bytes, structs).
-
-    Args:
-        name: of the column.
-        column: its values.
-    """
+    """Describe one column, a list by its elements; None of a type that no filter is made of (bytes, structs)."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     kind = _kind(column.type)
@@ -281,11 +276,7 @@ def _kind(kind: pa.DataType) -> str | None:
 
 
 def folder_values(column: pa.ChunkedArray) -> list[dict[str, Any]]:
-    """Folders with the items that lie in each itself; where they are too many, those of fewer levels, with all below.
-
-    Args:
-        column: folder of each item, its levels divided by slashes.
-    """
+    """Folders with the items in each itself; where they are too many, those of fewer levels, with all below it."""
     names = column.cast(pa.string())
     counts = {each["values"]: each["counts"] for each in pc.value_counts(names).to_pylist()}
     depth = max((name.count("/") for name in counts), default=0)

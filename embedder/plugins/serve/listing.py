@@ -36,24 +36,13 @@ def list_items(publication: ServedPublication, where: str | None, sort: Sort, se
 
 
 def describe_items(publication: ServedPublication, rows: Rows) -> list[Hit]:
-    """Make hits of rows that were not searched for.
-
-    Args:
-        publication: whose rows.
-        rows: of the embeddings table.
-    """
+    """Make hits of rows that were not searched for."""
     described = publication.store.searcher.snapshot.metadata.describe(rows)
     return [Hit(score=float("nan"), **each) for each in described]
 
 
 def sorted_hits(publication: ServedPublication, hits: list[Hit], sort: Sort) -> list[Hit]:
-    """Put hits into another order than that of their scores.
-
-    Args:
-        publication: that they were found in.
-        hits: best first.
-        sort: their order.
-    """
+    """Put hits into another order than that of their scores."""
     rows = _order_rows(publication, sort, 0)
     numbers = {hit.item_id: int(publication.rows_of(hit.item_id)[0]) for hit in hits}
     places = np.empty(len(rows), np.int64)

@@ -71,12 +71,6 @@ class QueryContent:
 def read_content(query: Query, where: str, uploads: Uploads, service: Service) -> QueryContent:
     """Read the parts of a query.
 
-    Args:
-        query: of a request.
-        where: it stands in the request.
-        uploads: parts of the request's form.
-        service: whose limits hold.
-
     Raises:
         RequestError: an image is no base64, no part of the form, or too large.
     """
@@ -169,12 +163,6 @@ def _weights(content: QueryContent, options: SearchOptions) -> list[float]:
 
 def image_content(query: ImageQuery, where: str, uploads: Uploads, service: Service) -> bytes:
     """Bytes of an image that came with the request.
-
-    Args:
-        query: names the image, or holds it.
-        where: it stands in the request.
-        uploads: parts of the request's form.
-        service: whose limits hold.
 
     Raises:
         RequestError: they are no base64, no part of the form, or too many.

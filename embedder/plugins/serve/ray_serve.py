@@ -94,12 +94,7 @@ def application_of_manifest(arguments: dict[str, Any]) -> Any:
 
 
 async def status_of(app: ASGIApp, path: str) -> int:
-    """Ask an application for a path, without a connection; returns the status of its answer.
-
-    Args:
-        app: the application.
-        path: without a query string.
-    """
+    """Ask an application for a path, without a connection; returns the status of its answer."""
     found = 0
 
     async def receive() -> Message:

@@ -109,12 +109,7 @@ def run_server(settings: ServeSettings, when_listening: Callable[[str], object])
 
 
 def listening_problem(host: str, port: int) -> str:
-    """Say why an address can't be listened on, and the cure.
-
-    Args:
-        host: of the address.
-        port: of the address.
-    """
+    """Say why an address can't be listened on, and the cure."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as asked:
         asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -110,11 +110,6 @@ async def embed(request: Request) -> Response:
 async def _read(model: type[Body], request: Request, service: Service) -> tuple[Body, Uploads]:
     """Read a request, and the files of its form.
 
-    Args:
-        model: of its JSON.
-        request: with a body.
-        service: whose limits hold.
-
     Raises:
         RequestError: as `read_body`, or a field is wrong.
     """

@@ -30,12 +30,7 @@ class AnswerCache:
     """Answers by key within a number of bytes, the least recently used of which are forgotten; of one event loop."""
 
     def __init__(self, max_bytes: int, metrics: Metrics) -> None:
-        """Make an empty cache.
-
-        Args:
-            max_bytes: of all answers.
-            metrics: of the server.
-        """
+        """Make an empty cache."""
         self._max_bytes = max_bytes
         self._hits, self._misses = metrics.cache_hits.labels("answers"), metrics.cache_misses.labels("answers")
         self._known: OrderedDict[Hashable, bytes] = OrderedDict()
@@ -43,12 +38,7 @@ class AnswerCache:
         self._num_bytes = self._generation = 0
 
     async def get(self, key: Hashable, compute: Callable[[], "asyncio.Future[bytes]"]) -> bytes:
-        """Give the answer that is remembered, or comes already, or else is asked for.
-
-        Args:
-            key: publication, query and options.
-            compute: asks for it.
-        """
+        """Give the answer that is remembered, or comes already, or else is asked for."""
         known = self._known.get(key)
         if known is not None:
             self._known.move_to_end(key)
@@ -246,11 +236,5 @@ class Service:
 
 
 def too_large(where: str, what: str, rule: str) -> RequestError:
-    """Refuse what is larger than the limits.
-
-    Args:
-        where: part of the request.
-        what: its size.
-        rule: the limit.
-    """
+    """Refuse what is larger than the limits."""
     return RequestError(413, where, what, rule, "send less")

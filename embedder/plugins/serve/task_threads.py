@@ -22,10 +22,6 @@ class TaskThreads:
     async def run(self, task: Callable[..., T], *arguments: Any) -> T:
         """Call a function in one of the threads.
 
-        Args:
-            task: the function.
-            arguments: of the call.
-
         Raises:
             RequestError: too many wait already.
         """

@@ -49,12 +49,7 @@ class ThumbnailCache:
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Name the folder; it is made for the first thumbnail.
-
-        Args:
-            folder: of one store.
-            max_bytes: of all files.
-        """
+        """Name the folder; it is made for the first thumbnail."""
         self._folder, self._max_bytes = folder, max_bytes
         self._sizes: OrderedDict[ThumbnailKey, int] = OrderedDict()
         self._ids: IdRows | None = None
@@ -187,14 +182,7 @@ class DecoderThreads:
     """Threads with a sandbox each, and a bounded queue in front of them; used from one event loop."""
 
     def __init__(self, name: str, num_threads: int, max_waiting: int, limits: DecodeLimits) -> None:
-        """Make the threads; the sandboxes start with the first file.
-
-        Args:
-            name: of the queue, for messages and threads.
-            num_threads: files that are decoded at the same time.
-            max_waiting: files that wait or are decoded.
-            limits: of one file.
-        """
+        """Make the threads; the sandboxes start with the first file."""
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._name, self._max_waiting, self._num_waiting = name, max_waiting, 0
         self._limits = limits
@@ -232,14 +220,7 @@ class Thumbnails:
     """Thumbnails from the cache, or made anew; equal requests at the same time make one."""
 
     def __init__(self, cache: ThumbnailCache, threads: DecoderThreads, metrics: Metrics, max_bytes: int) -> None:
-        """Join cache and threads.
-
-        Args:
-            cache: on disk.
-            threads: to decode in.
-            metrics: of the server.
-            max_bytes: of an item's file that are held in memory.
-        """
+        """Join cache and threads."""
         self.cache, self._threads, self._metrics, self._max_bytes = cache, threads, metrics, max_bytes
         self._making: dict[ThumbnailKey, asyncio.Task[bytes]] = {}
 
@@ -298,12 +279,7 @@ def _decode(frame: Frame, decoder: SandboxedDecoder, fetcher: Fetcher, max_bytes
 
 
 def unreadable(item_id: str, error: ItemError) -> RequestError:
-    """Refuse because an item's file is gone or broken; where it lies is not told.
-
-    Args:
-        item_id: of the item.
-        error: of its file.
-    """
+    """Refuse because an item's file is gone or broken; where it lies is not told."""
     where = f"item {printable(item_id, 200)}"
     if error.transient:
         return RequestError(

@@ -166,13 +166,7 @@ def epoch_batches(
 
 
 def numbered_pairs(items: Items, cache: ExampleCache, counts: ExampleCounts) -> Generator[Pair, None, None]:
-    """Examples of the items with their numbers, in the items' order, each counted.
-
-    Args:
-        items: in the order wanted.
-        cache: decodes them.
-        counts: counts every example.
-    """
+    """Examples of the items with their numbers, in the items' order, each counted."""
     teacher = iter(items.teacher or ())
     with closing(cache.examples(items)) as examples:
         for example, key, concept in zip(examples, items.keys.tolist(), items.concepts.tolist(), strict=True):
@@ -196,13 +190,7 @@ def checked_pair(example: TrainExample, key: int, concept: int, teacher: Teacher
 
 
 def make_batch(pairs: Sequence[Pair], sampler: SamplerConfig, epoch: int) -> TrainBatch | None:
-    """Batch of images, and of the captions drawn for each; None of no pairs.
-
-    Args:
-        pairs: whole examples.
-        sampler: decides the captions.
-        epoch: passes over the data so far.
-    """
+    """Batch of images, and of the captions drawn for each; None of no pairs."""
     if not pairs:
         return None
     captions, taught = [], []
@@ -220,13 +208,7 @@ def make_batch(pairs: Sequence[Pair], sampler: SamplerConfig, epoch: int) -> Tra
 
 
 def pack_batch(pairs: Sequence[Pair], captions: Sequence[tuple[Tokens, int]], epoch: int = 0) -> TrainBatch:
-    """Batch of the images of some pairs, and of captions.
-
-    Args:
-        pairs: whole examples; at least one.
-        captions: token ids of each caption, and its concept.
-        epoch: passes over the data so far.
-    """
+    """Batch of the images of some pairs, and of captions."""
     return TrainBatch(
         pixels=torch.from_numpy(np.stack([pair.example.pixels for pair in pairs if pair.example.pixels is not None])),
         image_concepts=torch.tensor([pair.concept for pair in pairs]),

@@ -58,11 +58,6 @@ def choose_decode_engine(config: TrainConfig, num_items: int, num_cpus: int, *, 
 def decode_stream(config: TrainConfig, spec: ExampleSpec, choice: EngineChoice) -> Iterator[Decode]:
     """Start an engine that decodes, and stop it with the block.
 
-    Args:
-        config: the training run.
-        spec: of the decode tasks.
-        choice: the engine.
-
     Yields:
         A function that decodes a listing.
     """
@@ -95,13 +90,7 @@ def decode_on_ray(
 
 
 def share_stream(blocks: Iterable[pa.Table], spec: ExampleSpec, num_cpus: float) -> "Dataset":
-    """Dataset of `decode_share` over blocks of `cut_shares`, for `streaming_split`; lazy.
-
-    Args:
-        blocks: in the order in which the workers take them.
-        spec: of the decode tasks.
-        num_cpus: CPUs that one task reserves.
-    """
+    """Dataset of `decode_share` over blocks of `cut_shares`, for `streaming_split`; lazy."""
     stream = _map_blocks(blocks, partial(decode_share, spec=spec), num_cpus)
     # While workers measure, nothing is taken; `WorkerGroup` limits how long a step may wait for its images.
     stream.context.execution_no_progress_timeout_s = -1

@@ -77,15 +77,7 @@ def run_towers(
 def feature_batches(
     items: Items, features: Features, sampler: SamplerConfig, *, epoch: int, first: int = 0
 ) -> Generator[tuple[int, FeatureBatch | None], None, None]:
-    """Batches of `epoch_batches`, of tower outputs instead of pixels and token ids.
-
-    Args:
-        items: all that is trained on.
-        features: their tower outputs.
-        sampler: decides the batches.
-        epoch: passes over the data so far.
-        first: number of the first batch wanted.
-    """
+    """Batches of `epoch_batches`, of tower outputs instead of pixels and token ids."""
     order = epoch_order(items.keys, sampler.seed, epoch)
     for number in range(first, num_batches(len(items), sampler.batch_size)):
         positions = order[number * sampler.batch_size : (number + 1) * sampler.batch_size]

@@ -39,13 +39,7 @@ class TrainingBackend(Protocol):
         """Everything that resuming needs."""
 
     def export(self, folder: str | Path, name: str, *, replace: bool = False) -> Path:
-        """Write the averaged weights as a model folder.
-
-        Args:
-            folder: to write.
-            name: of the model.
-            replace: replace a folder that is there.
-        """
+        """Write the averaged weights as a model folder."""
 
 
 OnStep = Callable[[int, int, float, float | None], None]

@@ -20,14 +20,7 @@ FOR_ITS_OWNER = """## For its owner to write
 
 
 def model_card(report: TrainReport, config: TrainConfig, model: ModelConfig, num_parameters: int) -> str:
-    """Write the card, in Markdown.
-
-    Args:
-        report: of the training.
-        config: the run; secrets in it are masked.
-        model: the towers.
-        num_parameters: of both.
-    """
+    """Write the card, in Markdown."""
     towers = ((side, str(tower.num_layers), type(tower).__name__) for side, tower in model.towers.items())
     made_with = ", ".join(f"{name} {version(name)}" for name in ("embedder", "torch", "timm", "transformers"))
     parts = (

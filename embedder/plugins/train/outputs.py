@@ -127,13 +127,7 @@ class Outputs:
 
 
 def draw_curves(path: Path, metrics: Metrics, title: str) -> None:
-    """Write a PNG, whole or not at all.
-
-    Args:
-        path: the file.
-        metrics: lines of metrics.jsonl, of both kinds.
-        title: above the plot.
-    """
+    """Write a PNG, whole or not at all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

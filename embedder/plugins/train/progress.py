@@ -67,13 +67,7 @@ def from_plain(values: dict[str, Any]) -> TrainProgress:
 
 
 def identity_of(config: TrainConfig, train: Items, validation: Items) -> dict[str, Any]:
-    """Settings and items that a run and its resumption must have in common, as JSON values by key.
-
-    Args:
-        config: the run.
-        train: items to train on.
-        validation: items held out.
-    """
+    """Settings and items that a run and its resumption must have in common, as JSON values by key."""
     values = dict(_flat(config.model_dump(mode="json", exclude=FREE_KEYS)))
     values |= {"the items to train on": _items_hash(train), "the items held out": _items_hash(validation)}
     return values if train.teacher is None else values | {"the teacher's vectors": _teacher_hash(train, train.teacher)}
@@ -102,12 +96,7 @@ def _teacher_hash(items: Items, teacher: TeacherVectors) -> str:
 
 
 def with_warm_up_of(config: TrainConfig, state: dict[str, Any]) -> TrainConfig:
-    """Take the warm-up that a run began with where the configuration sets none: its default was another one once.
-
-    Args:
-        config: the run that goes on.
-        state: content of the checkpoint.
-    """
+    """Take the warm-up that a run began with where the configuration sets none: its default was another one once."""
     began = state.get("identity", {}).get("train.warmup_steps")
     if began is None or "warmup_steps" in config.train.model_fields_set:
         return config
@@ -116,11 +105,6 @@ def with_warm_up_of(config: TrainConfig, state: dict[str, Any]) -> TrainConfig:
 
 def check_identity(began: dict[str, Any], now: dict[str, Any], where: str) -> None:
     """Refuse to resume something else.
-
-    Args:
-        began: identity of the checkpoint.
-        now: identity of this run.
-        where: the checkpoint's path, for the message.
 
     Raises:
         ConfigError: a setting or the listed items differ from those that the run began with.

@@ -73,15 +73,7 @@ def is_held_out(concept_keys: Keys, fraction: float, seed: int) -> np.ndarray[An
 
 
 def drawn_captions(key: int, num_captions: int, num_drawn: int, seed: int, epoch: int) -> list[int]:
-    """Draw some of an item's captions, none twice.
-
-    Args:
-        key: of the item.
-        num_captions: that the item has.
-        num_drawn: wanted.
-        seed: of the run.
-        epoch: passes over the data so far.
-    """
+    """Draw some of an item's captions, none twice."""
     if num_captions <= num_drawn:
         return list(range(num_captions))
     state = _state(seed, epoch, CAPTIONS) ^ (key & _UINT64)

@@ -53,11 +53,6 @@ class TeacherReport(BaseModel):
 def teacher_store(config: TrainConfig, teacher: TeacherConfig, outputs: Outputs) -> str:
     """Address of the teacher's store; of a model, one in the run's folder, which embeds what it lacks.
 
-    Args:
-        config: the run.
-        teacher: its teacher.
-        outputs: of the run.
-
     Raises:
         RunFailedError: the embedding was stopped, or refused; the same command goes on.
     """
@@ -86,11 +81,6 @@ class Teacher:
 
 def join_teacher(items: Items, store: str, teacher: TeacherConfig) -> Teacher:
     """Join items to train on with a teacher's vectors.
-
-    Args:
-        items: to train on.
-        store: address of the teacher's store.
-        teacher: names its publication and model.
 
     Raises:
         StoreError: the store can't be read, or a vector in it is none.

@@ -109,10 +109,6 @@ class WorkerGroup:
     def steps(self, epoch: int, first: int) -> Generator[tuple[int, StepMetrics | None], None, None]:
         """Steps of an epoch, as the loop takes them; epochs must follow one another.
 
-        Args:
-            epoch: passes over the data so far.
-            first: number of the first batch wanted.
-
         Raises:
             RunFailedError: a worker died, or a step takes longer than it may.
             shards.ModelError: the loss is no finite number.
@@ -150,13 +146,7 @@ class WorkerGroup:
         return unpack_state(state)
 
     def export(self, folder: str | Path, name: str, *, replace: bool = False) -> Path:
-        """Write the averaged weights as a model folder; see `Trainer.export`.
-
-        Args:
-            folder: to write.
-            name: of the model.
-            replace: replace a folder that is there.
-        """
+        """Write the averaged weights as a model folder; see `Trainer.export`."""
         trainer = self.prepared.trainer
         trainer.load_state_dict(self.state_dict())
         return trainer.export(folder, name, replace=replace)

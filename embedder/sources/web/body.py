@@ -39,11 +39,6 @@ class SizeLimits:
 def receive(response: Response, limits: SizeLimits, where: str) -> Fetched:
     """Receive an image or a video; whatever else is sent is left after its first bytes.
 
-    Args:
-        response: whose head has been read.
-        limits: most bytes.
-        where: the address, for people.
-
     Returns:
         The bytes, or the temporary file that holds them; of an image or clip that can't be decoded the first bytes.
 

@@ -40,11 +40,6 @@ class Hosts:
     def place(self, name: str, where: str, stop: Stop) -> Iterator[None]:
         """Wait until one more request may go to a host.
 
-        Args:
-            name: of the host.
-            where: the address, for people.
-            stop: request to end.
-
         Raises:
             FetchError: the host has failed so often that it is left alone.
             StoppedError: the request to end came.

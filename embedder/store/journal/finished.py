@@ -58,13 +58,7 @@ def hash_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> HashedRows:
 
 
 def read_finished(files: StoreFiles, entries: Iterable[JournalEntry], columns: Iterable[str] = ()) -> Finished:
-    """Read the items that a run has finished.
-
-    Args:
-        files: the store.
-        entries: the run's journal.
-        columns: further columns of the item records.
-    """
+    """Read the items that a run has finished."""
     parts = tuple(part for entry in entries for part in entry.parts)
     records, vectors = (
         hash_rows(stream_keys(files, parts, table, names), key_schema(table, names))

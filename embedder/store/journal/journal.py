@@ -59,24 +59,12 @@ def read_entries(
 
 
 def stream_entries(files: StoreFiles, run_id: str, but: Collection[str] = ()) -> Iterator[JournalEntry]:
-    """Read all entries of a run, in no order; few are in memory at once.
-
-    Args:
-        files: the store.
-        run_id: id of the run.
-        but: names of entries that are left out.
-    """
+    """Read all entries of a run, in no order; few are in memory at once."""
     return (parse_record(files, path, data, JournalEntry) for _, path, data in read_lines(files, run_id, but))
 
 
 def entry_names(files: StoreFiles, run_id: str, session: str) -> set[str]:
-    """Return the names of the entries that a session of a run has written.
-
-    Args:
-        files: the store.
-        run_id: of the run.
-        session: that wrote them, as their names begin.
-    """
+    """Return the names of the entries that a session of a run has written."""
     return {name for name in names_in_journal(files, run_id) if name.startswith(f"{session}-")}
 
 

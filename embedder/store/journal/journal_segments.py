@@ -73,11 +73,6 @@ def seal(files: StoreFiles, run_id: str, names: Iterable[str]) -> None:
 def read_lines(files: StoreFiles, run_id: str, but: Collection[str] = ()) -> Iterator[tuple[str, str, bytes]]:
     """Read the entries of a run, each once, in no order; they may be sealed meanwhile.
 
-    Args:
-        files: the store.
-        run_id: of the run.
-        but: names of entries that are left out.
-
     Yields:
         Name of an entry, path of the file that holds it, and its JSON.
     """

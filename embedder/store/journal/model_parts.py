@@ -66,12 +66,7 @@ def rows_of_main(rows: pa.Table) -> pa.Table:
 
 
 def rows_of_model(rows: pa.Table, model: ModelPart) -> pa.Table:
-    """Rows of items that a further model needs, with its outputs in the place of the main model's.
-
-    Args:
-        rows: finished rows of all models.
-        model: the model.
-    """
+    """Rows of items that a further model needs, with its outputs in the place of the main model's."""
     name = model.files.model
     rows = rows.filter(pc.is_valid(rows[f"reason@{name}"]))
     own = {column: rows[f"{column}@{name}"] for column in PER_MODEL}

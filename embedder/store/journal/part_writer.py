@@ -110,15 +110,7 @@ def write_part(
 def write_copies(
     files: StoreFiles, metadata: RunMetadata, task: int, copies: Mapping[str, pa.Table], taken_from: str
 ) -> JournalEntry:
-    """Write rows and records of another publication unchanged, and journal them.
-
-    Args:
-        files: the store.
-        metadata: the run's constants.
-        task: number of the write task, different for each call.
-        copies: rows by table.
-        taken_from: run that published them.
-    """
+    """Write rows and records of another publication unchanged, and journal them."""
     name = entry_name(metadata.session, task)
     items = copies.get("items", ITEMS.empty_table())
     path = f"part-{metadata.run_id}-{name}"

@@ -91,12 +91,7 @@ def start_run(
 
 
 def _begin_session(run: Run, names: Iterable[str]) -> Run:
-    """Begin the next session of a run, and write down that it has: of an item in several sessions the last one counts.
-
-    Args:
-        run: the run.
-        names: of its journal entries.
-    """
+    """Begin the next session of a run, and write down that it has: of an item in several the last one counts."""
     number = max((int(name.partition("-")[0]) for name in names), default=0)
     token = run.files.environment.token(4)
 
@@ -111,10 +106,6 @@ def _begin_session(run: Run, names: Iterable[str]) -> Run:
 
 def withdraw_run(files: StoreFiles, run_id: str) -> bool:
     """Have no later command resume a run, so that its files may be deleted; whether no other one has resumed it.
-
-    Args:
-        files: the store, held by the write lock.
-        run_id: of a run that this command began.
 
     Raises:
         LeaseLostError: another run has taken the store over.
@@ -131,13 +122,7 @@ def withdraw_run(files: StoreFiles, run_id: str) -> bool:
 
 
 def begin_model_run(view: StoreFiles, main: RunInfo, info: StoreInfo) -> RunInfo:
-    """Write the record of a run in a further model's folder, unless it is there.
-
-    Args:
-        view: of the model.
-        main: the run of the store.
-        info: the model.
-    """
+    """Write the record of a run in a further model's folder, unless it is there."""
     own = main.model_copy(update=_row_settings(info, pa.schema([])))
     create_record(view, run_file(main.run_id, RUN_FILE), own)
     return own
@@ -229,12 +214,7 @@ def unfinished_runs(files: StoreFiles) -> list[RunInfo]:
 
 
 def all_runs(files: StoreFiles, after: str = "") -> list[RunInfo]:
-    """Read all runs of the store, oldest first.
-
-    Args:
-        files: the store.
-        after: of those alone whose id sorts after this one.
-    """
+    """Read all runs of the store, oldest first."""
     run_ids = [run_id for run_id in files.folders(RUNS_FOLDER) if run_id > after]
     infos = files.each(lambda run_id: _run_info(files, run_id), run_ids, NUM_RECORD_READERS)
     return [info for info in infos if info is not None]

@@ -70,14 +70,7 @@ def measure(step: str, cpu_clock: Callable[[], float] = time.process_time) -> It
 def trace_column(
     num_rows: int, measurement: Measurement, earlier: pa.ChunkedArray | None = None, load: Measurement | None = None
 ) -> pa.Array:
-    """Build a trace column: the first row holds the batch's measurements so far, the others null.
-
-    Args:
-        num_rows: rows of the batch.
-        measurement: measurement of the call that ends now.
-        earlier: trace column of the batch so far.
-        load: measurement of the stage's start, reported with its first batch.
-    """
+    """Build a trace column: the first row holds the batch's measurements so far, the others null."""
     steps = [step for steps in earlier.drop_null().to_pylist() for step in steps] if earlier is not None else []
     steps += [vars(each) for each in (load, measurement) if each is not None]
     first = pa.array([steps], TRACE)

@@ -56,10 +56,6 @@ def plan_groups(parts: Iterable[PartFile], target: PartTarget) -> list[list[Part
     """Groups of files to merge: neighbours by name, so by age, none of them more than half of the target; pure.
 
     Larger files stay as they are, so that a merged file is not rewritten by every compaction.
-
-    Args:
-        parts: part files of one table.
-        target: size of the new files.
     """
     groups: list[list[PartFile]] = []
     rows = size_bytes = 0
@@ -130,12 +126,7 @@ def compact(
 
 
 def same_index(candidate: Current, model: str = "") -> int | None:
-    """Choose the index that there is: it knows rows by (item_id, segment), not by file, so it stays true.
-
-    Args:
-        candidate: the publication, or a further model's part of it.
-        model: name of that model.
-    """
+    """Choose the index that there is: it knows rows by (item_id, segment), not by file, so it stays true."""
     del model
     return candidate.index
 

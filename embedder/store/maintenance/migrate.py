@@ -20,9 +20,6 @@ def migrate(files: StoreFiles) -> tuple[bool, Published | None]:
     store.json is written last, so a store whose migration was killed is still of the old format: readers read it as
     before, writers ask for the migration again.
 
-    Args:
-        files: the store, held by the write lock.
-
     Returns:
         Whether the store was of an older format, and the new publication, if any.
 

@@ -60,9 +60,6 @@ def rollback(files: StoreFiles, run_id: str | None, choose_index: IndexChoice) -
 def release(files: StoreFiles) -> Hold | None:
     """Allow `embed` and `refresh` to publish again; the rows stay as they are until then.
 
-    Args:
-        files: the store, held by the write lock.
-
     Returns:
         The hold that was released; None where there was none.
 

@@ -163,12 +163,6 @@ def kept_publications(
     A reader may have opened a version up to the moment when the next one replaced it, so the grace period starts there.
     A clock set back makes times too early, never too late: a publication counts as no older than those before it, and
     run ids keep rising whatever the clock says.
-
-    Args:
-        history: publications, oldest first.
-        now: current time.
-        grace: time for which a replaced publication stays.
-        keep_versions: number of the newest publications that stay.
     """
     kept = list(history[-max(1, keep_versions) :])
     latest = datetime.min.replace(tzinfo=now.tzinfo)
@@ -248,11 +242,6 @@ def needed_indexes(history: Sequence[Published], versions: Sequence[Current], si
     Those of the kept publications, and of each the one before, however old: a reader of the publication may be about to
     open it, and `embedder index rollback` goes back to it. Any other stays until the grace period has passed since it
     was replaced, which may be long after its publication's time.
-
-    Args:
-        history: all publications.
-        versions: those that stay readable.
-        since: an index that was replaced after that stays.
     """
     needed = {version.index for version in versions if version.index is not None}
     kept = {version.run_id for version in versions}

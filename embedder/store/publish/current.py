@@ -54,12 +54,7 @@ class IndexChoice(Protocol):
     """Function from a publication whose tables are committed, with a proposed `index`, to the number of its index."""
 
     def __call__(self, candidate: Current, model: str = "", /) -> int | None:
-        """Choose the index.
-
-        Args:
-            candidate: the publication; of a further model, its part of it.
-            model: name of that model.
-        """
+        """Choose the index."""
 
 
 def move_current(files: StoreFiles, current: Current, doomed: Sequence[str] = ()) -> None:

@@ -35,12 +35,7 @@ def list_deletion(files: StoreFiles, paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def listed_files(files: StoreFiles, current: Current | None) -> frozenset[str]:
-    """Files that are to go, by what is published: they count as deleted.
-
-    Args:
-        files: the store.
-        current: what is published.
-    """
+    """Files that are to go, by what is published: they count as deleted."""
     names = current.deleting if current is not None else ()
     return frozenset(path for name in names for path in _read_list(files, name) or ())
 
@@ -57,21 +52,12 @@ def unnamed_lists(files: StoreFiles, current: Current) -> list[FileInfo]:
 
 
 def open_lists(files: StoreFiles, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of some lists whose files are not all deleted yet.
-
-    Args:
-        files: the store.
-        names: of the lists.
-    """
+    """Those of some lists whose files are not all deleted yet."""
     return tuple(name for name in names if files.exists(_list_file(name)))
 
 
 def delete_listed(files: StoreFiles) -> None:
-    """Delete the files that are to go, by what is published.
-
-    Args:
-        files: the store; the lock on it is not needed.
-    """
+    """Delete the files that are to go, by what is published."""
     current = read_current(files.main)
     for name in current.deleting if current is not None else ():
         paths = _read_list(files.main, name)

@@ -124,13 +124,7 @@ def check_readable(files: StoreFiles, version: Current) -> None:
 
 
 def readable(files: StoreFiles, versions: Iterable[Current], without: Iterable[str] = ()) -> set[str]:
-    """Run ids of those publications whose part files, of all models, all exist.
-
-    Args:
-        files: the store.
-        versions: publications to check.
-        without: files, relative to the store, that count as deleted.
-    """
+    """Run ids of those publications whose part files, of all models, all exist."""
     asked = {version.run_id: versions_of(files, version) for version in versions}
     wanted: dict[tuple[str, str], set[int]] = {}
     views: dict[str, StoreFiles] = {}
@@ -208,9 +202,6 @@ def one_before(history: list[Published]) -> Published | None:
 
     Compactions and the like change no row, so they are skipped, as are interim publications of the run that is left. A
     rollback counts as its target: rolling back twice goes back by two.
-
-    Args:
-        history: publications, oldest first; the last is the current one.
     """
     place = {record.run_id: number for number, record in enumerate(history)}
     number = len(history) - 1

@@ -133,11 +133,6 @@ def _interim_ids(files: StoreFiles, run_id: str) -> list[str]:
 def begin_interim(files: StoreFiles, run_id: str, record: InterimRecord) -> str | None:
     """Write down what the next interim publication includes, before its first commit.
 
-    Args:
-        files: the store.
-        run_id: of the run.
-        record: of the main model's work.
-
     Returns:
         Id of the publication, which no other one has had; None where a run of an older release has none.
     """
@@ -221,12 +216,7 @@ class UnpublishedWork:
     """Finished work of a session that goes on, for one interim publication after the other."""
 
     def __init__(self, run: Run, in_work: pa.ChunkedArray) -> None:
-        """Read what earlier sessions have published.
-
-        Args:
-            run: the run and its session.
-            in_work: ids of the items that the session embeds.
-        """
+        """Read what earlier sessions have published."""
         self._run, self._in_work = run, in_work
         self._state = interim_state(run.files, run.run_id)
         self._seen: set[str] = set()

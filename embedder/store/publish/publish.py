@@ -355,9 +355,6 @@ def settle(files: StoreFiles) -> None:
     """Revert the tables' newest versions to the published rows, so that other readers of them see no half publication.
 
     An operation that was killed between its commits and CURRENT.json leaves newer versions.
-
-    Args:
-        files: the store, held by the write lock.
     """
     current = read_current(files)
     for name in TABLES:

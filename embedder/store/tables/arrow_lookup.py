@@ -26,11 +26,7 @@ class KnownIds:
     """
 
     def __init__(self, ids: pa.ChunkedArray) -> None:
-        """Sort the ids.
-
-        Args:
-            ids: of the items.
-        """
+        """Sort the ids."""
         self.ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
         self._sorted = self.ids.take(pc.array_sort_indices(self.ids))
 
@@ -47,11 +43,7 @@ class KnownIds:
         return place < len(self._sorted) and self._sorted[place].as_py() <= greatest
 
     def find_among(self, ids: pa.ChunkedArray) -> pa.Array:
-        """Find which of them are among other ids, as of the rows of a part file: their row numbers, ascending.
-
-        Args:
-            ids: the others.
-        """
+        """Find which of them are among other ids, as of the rows of a part file: their row numbers, ascending."""
         candidates = None
         if len(self.ids) > max(FEW_IDS, len(ids)):  # else a set of them all, for each part file, is most of the work
             hashes, rows = self._hashes
@@ -65,11 +57,7 @@ class KnownIds:
         return found if candidates is None else pa.array(candidates).take(found)
 
     def are_listed(self, ids: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Whether each of other ids, as of the rows of a part file, is among them.
-
-        Args:
-            ids: the others.
-        """
+        """Whether each of other ids, as of the rows of a part file, is among them."""
         return pc.is_in(ids, value_set=self.ids.take(self.find_among(ids)))
 
     @locked_cached_property

@@ -70,13 +70,7 @@ def _changes(files: StoreFiles, path: str) -> tuple[list[str], list[str]]:
 
 
 def places_of(files: StoreFiles, table: str, paths: Collection[str]) -> dict[str, set[str]]:
-    """Path of each part file -> log files that add it to the table.
-
-    Args:
-        files: the store.
-        table: name of the table.
-        paths: part files, relative to the table's folder.
-    """
+    """Path of each part file -> log files that add it to the table."""
     places: dict[str, set[str]] = {path: set() for path in paths}
     for info in files.list(f"{table}/{LOG_FOLDER}"):
         if not info.path.endswith((".json", ".parquet")):  # `_last_checkpoint` names no file
@@ -89,13 +83,7 @@ def places_of(files: StoreFiles, table: str, paths: Collection[str]) -> dict[str
 
 
 def restate_parts(files: StoreFiles, log_path: str, parts: Mapping[str, PartFile]) -> None:
-    """Write the new size and statistics of some part files into a log file.
-
-    Args:
-        files: the store.
-        log_path: path of the log file.
-        parts: new entries by path.
-    """
+    """Write the new size and statistics of some part files into a log file."""
 
     def restate(action: Action) -> Action:
         add = action.get("add")
@@ -109,13 +97,7 @@ def restate_parts(files: StoreFiles, log_path: str, parts: Mapping[str, PartFile
 
 
 def change_log(files: StoreFiles, log_path: str, change: Callable[[Action], Action]) -> None:
-    """Rewrite a log file, with each action changed.
-
-    Args:
-        files: the store.
-        log_path: path of the log file.
-        change: function from an action to its replacement.
-    """
+    """Rewrite a log file, with each action changed."""
 
     def rewrite(content: bytes | None) -> bytes | None:
         if content is None:
@@ -179,11 +161,7 @@ def commit_entry(run_id: str, session: str, now_ms: int, adds: Sequence[Action],
 
 
 def table_entry(schema: pa.Schema) -> bytes:
-    """First entry of a table's log, as deltalake writes it.
-
-    Args:
-        schema: columns of the table.
-    """
+    """First entry of a table's log, as deltalake writes it."""
     from deltalake import DeltaTable, Schema
 
     with tempfile.TemporaryDirectory() as folder:
@@ -192,14 +170,7 @@ def table_entry(schema: pa.Schema) -> bytes:
 
 
 def columns_entry(files: StoreFiles, table: str, version: int, schema: pa.Schema) -> bytes:
-    """Entry that gives a table other columns.
-
-    Args:
-        files: the store.
-        table: its name.
-        version: the newest one.
-        schema: all of its columns from then on.
-    """
+    """Entry that gives a table other columns."""
     new = {kind: action for each in parse_entry(table_entry(schema)) for kind, action in each.items()}
     with _local_log(files, table, version) as folder:
         from deltalake import DeltaTable
@@ -215,13 +186,7 @@ def columns_entry(files: StoreFiles, table: str, version: int, schema: pa.Schema
 
 
 def put_checkpoint(files: StoreFiles, table: str, version: int) -> None:
-    """Write a version whole into the log, as deltalake does.
-
-    Args:
-        files: the store.
-        table: its name.
-        version: of the table.
-    """
+    """Write a version whole into the log, as deltalake does."""
     from deltalake import DeltaTable
 
     with _local_log(files, table, version) as folder:

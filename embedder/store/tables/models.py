@@ -20,12 +20,7 @@ class ModelFiles(StoreFiles):
     """View of a further model's folder as a store's root; its publication and its lock are the store's."""
 
     def __init__(self, main: StoreFiles, model: str) -> None:
-        """Name the model; nothing is made before the first write.
-
-        Args:
-            main: the store.
-            model: name of the model.
-        """
+        """Name the model; nothing is made before the first write."""
         super().__init__(f"{main.address}/{MODELS_FOLDER}/{model}")
         self._main, self._model = main, model
         self.backend, self.environment = main.backend.below(f"{MODELS_FOLDER}/{model}"), main.environment
@@ -85,12 +80,7 @@ def model_names(current: Current | None) -> tuple[str, ...]:
 
 
 def views(files: StoreFiles, current: Current | None) -> Mapping[str, StoreFiles]:
-    """Views of all models of a publication by their names; the store itself, first, by the empty name.
-
-    Args:
-        files: the store.
-        current: a publication of it.
-    """
+    """Views of all models of a publication by their names; the store itself, first, by the empty name."""
     return {"": files.main} | {name: model_files(files, name) for name in model_names(current)}
 
 
@@ -117,10 +107,6 @@ def find_model(files: StoreFiles, current: Current, name: str) -> tuple[StoreFil
 
 def check_has_vectors(view: StoreFiles, own: Current) -> None:
     """Refuse to search by, or to index, a model that gives other outputs than vectors.
-
-    Args:
-        view: of the model.
-        own: its part of a publication.
 
     Raises:
         StoreError: it has no vectors.

@@ -109,9 +109,6 @@ class RecordTable:
     def pieces(self, columns: list[str]) -> Iterator[pa.Table]:
         """Read rows of this version, some hundred thousand at a time.
 
-        Args:
-            columns: names of columns.
-
         Raises:
             StoreError: a file of the table is missing or damaged.
         """

@@ -16,12 +16,7 @@ def words_path(version: int, name: str = "") -> str:
 
 
 def unneeded_words(files: StoreFiles, versions: Collection[int]) -> list[FileInfo]:
-    """Files of word indexes of other embeddings versions, manifests first, without which the rest is no index.
-
-    Args:
-        files: the store.
-        versions: of the embeddings, those that keep their word index.
-    """
+    """Files of word indexes of other embeddings versions, manifests first, without which the rest is no index."""
     infos = [(info, match) for info in files.list(WORDS_FOLDER) if (match := _FILE.fullmatch(info.path))]
     found = [info for info, match in infos if int(match["version"]) not in versions]
     return sorted(found, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))

@@ -174,13 +174,7 @@ class Resources:
         return np.where(np.any(parts > 1 + TIE, axis=0), np.inf, parts)
 
     def best_rate(self, stages: Stages, low: float, high: float) -> float:
-        """Find the highest throughput of these stages together, items per second.
-
-        Args:
-            stages: one path.
-            low: a feasible rate.
-            high: an infeasible one.
-        """
+        """Find the highest throughput of these stages together, items per second."""
         high = min(high, self.max_rate)
         for _ in range(NUM_ROUNDS):
             rates = np.linspace(low, high, RATES_AT_ONCE + 2)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from exported_towers import SIDE_PX
 
-from embedder.entry_points import RUNNERS
 from embedder.plugins.runners import PROGRAMS
 from embedder.process import child_main
 from embedder.servables import make_servable, program

@@ -130,11 +130,6 @@ def job_server(address: str | None) -> "JobServer":
 def check_arguments(kind: str, arguments: Sequence[str], commands: Mapping[str, Any]) -> "JobKind":
     """Check a job's command line here, where a mistake costs no job.
 
-    Args:
-        kind: the command.
-        arguments: its further options.
-        commands: of the command line, by name.
-
     Raises:
         ConfigError: it is another command.
         click.UsageError: it has no such option, or a value that breaks its rule.

@@ -14,10 +14,6 @@ BYTES_PER_S = 1 << 20  # Ray's interface gives whole logs: of a long one less of
 def follow_log(server: JobServer, job_id: str) -> Iterator[str]:
     """Give pieces of a job's log as they come, to its end.
 
-    Args:
-        server: of the cluster.
-        job_id: id of the job.
-
     Raises:
         ConfigError: there is no such job.
         RunFailedError: it failed or was stopped, or the head doesn't answer any more.
@@ -39,10 +35,6 @@ def follow_log(server: JobServer, job_id: str) -> Iterator[str]:
 
 def check_ended(info: JobInfo, log: str = "") -> None:
     """Raise where a job that has ended didn't succeed.
-
-    Args:
-        info: of the job.
-        log: its log, whose last line says what was wrong.
 
     Raises:
         RunFailedError: it failed or was stopped.

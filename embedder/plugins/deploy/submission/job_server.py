@@ -157,12 +157,6 @@ class JobServer(HttpClient):
     def _answer(self, method: str, path: str, body: bytes | None = None, allowed: tuple[int, ...] = ()) -> Response:
         """Ask until something answers, for `PATIENCE_S` at most.
 
-        Args:
-            method: of HTTP.
-            path: below the address.
-            body: JSON, or a package.
-            allowed: statuses that are no error.
-
         Raises:
             ConfigError: nothing has ever answered, it is no dashboard, or the token is not the cluster's.
             RunFailedError: what answered before doesn't any more, or it refuses the request.
@@ -212,9 +206,6 @@ class JobServer(HttpClient):
 
 def find_token(environ: Mapping[str, str] = os.environ) -> str | None:
     """Find the token that Ray's own clients would show; None where there is none.
-
-    Args:
-        environ: variables of this process.
 
     Raises:
         ConfigError: RAY_AUTH_TOKEN_PATH names a file that can't be read, or an empty one.

@@ -55,9 +55,6 @@ def code_package() -> JobPackage:
 def package_of(contents: Mapping[str, bytes]) -> JobPackage:
     """Pack files.
 
-    Args:
-        contents: by path within the package.
-
     Raises:
         ConfigError: they are too large to be sent.
     """
@@ -84,10 +81,6 @@ def package_of(contents: Mapping[str, bytes]) -> JobPackage:
 
 def read_to_send(path: str, key: str) -> bytes:
     """Read a file that a configuration names, to send it along.
-
-    Args:
-        path: of this machine.
-        key: that names it.
 
     Raises:
         ConfigError: it can't be read.

@@ -34,12 +34,7 @@ class HfModel:
         self.folder, self.settings = folder, settings
 
     def load(self, device: str, num_threads: int) -> None:
-        """Load the model and what prepares its inputs.
-
-        Args:
-            device: torch's name of a device.
-            num_threads: torch's threads.
-        """
+        """Load the model and what prepares its inputs."""
         import torch
         from transformers.utils import logging
 

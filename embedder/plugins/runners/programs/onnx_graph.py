@@ -22,13 +22,7 @@ class OnnxGraph:
     most: int | None = None
 
     def __init__(self, path: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
-        """Note what to open.
-
-        Args:
-            path: of the graph.
-            inputs: settings of each input, by the graph's names.
-            outputs: settings of each output, by the graph's names.
-        """
+        """Note what to open."""
         self.path, self.inputs, self.outputs = path, inputs, outputs
 
     def load(self, device: str, num_threads: int) -> None:

@@ -34,12 +34,7 @@ def graph_inputs(batch: pa.RecordBatch, declared: Mapping[str, Mapping[str, Any]
 
 
 def pixels(column: Any, settings: Mapping[str, Any]) -> Any:
-    """Make pixels of a tensor column, uint8 (B, H, W, 3): (B, 3, H, W) or as they lie, scaled as the settings say.
-
-    Args:
-        column: the tensors.
-        settings: of the input.
-    """
+    """Make pixels of a tensor column, uint8 (B, H, W, 3): (B, 3, H, W) or as they lie, scaled as the settings say."""
     x_BHWC = column.to_numpy_ndarray()
     preprocess = settings["preprocess"]
     if settings["values"] != "uint8":
@@ -51,13 +46,7 @@ def pixels(column: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def padded_ids(name: str, column: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Make token ids (B, T) of lists of int32, and their mask if the graph takes one.
-
-    Args:
-        name: of the input.
-        column: the lists.
-        settings: of the input.
-    """
+    """Make token ids (B, T) of lists of int32, and their mask if the graph takes one."""
     lengths = np.diff(column.offsets.to_numpy())
     width = settings["pad_to"] or int(lengths.max())
     is_token = np.arange(width) < lengths[:, None]
@@ -69,10 +58,6 @@ def padded_ids(name: str, column: Any, settings: Mapping[str, Any]) -> dict[str,
 
 def dense(column: Any, settings: Mapping[str, Any]) -> Any:
     """Make an array (B, ...) of values, or of lists of one size.
-
-    Args:
-        column: values or lists without nulls.
-        settings: of the input.
 
     Raises:
         ValueError: a graph takes no such column, or its rows have different sizes.
@@ -112,21 +97,12 @@ def in_pieces(arrays: Mapping[str, Any], least: int, most: int | None) -> list[t
 
 
 def join_outputs(pieces: list[dict[str, Any]], declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the outputs of all pieces.
-
-    Args:
-        pieces: outputs of each piece by name.
-        declared: settings of each output.
-    """
+    """Join the outputs of all pieces."""
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in declared}
 
 
 def named_outputs(found: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Name what a graph returned: one value, several in order, or several by name.
-
-    Args:
-        found: a tensor, a tuple or list, or a mapping.
-        declared: settings of each output, in their order.
 
     Raises:
         ValueError: there are fewer outputs than declared, or one of a declared name lacks.

@@ -182,10 +182,6 @@ def learning_rate_at(step: int, settings: TrainSettings) -> float:
 
     With `cooldown_steps` the rate is constant in between, so that a run can be made longer without starting again.
 
-    Args:
-        step: number of steps before this one.
-        settings: rates and lengths.
-
     Source: of the cool-down, Hu et al. 2024 (MiniCPM), "warmup-stable-decay".
     """
     if step < settings.warmup_steps:

@@ -77,11 +77,6 @@ def scan_store(files: StoreFiles, names: ItemNames) -> Scan:
 def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[str]:
     """Ids and URIs of the items that a file has rows of, or names.
 
-    Args:
-        files: the store.
-        info: the file.
-        names: the items.
-
     Raises:
         StoreError: it is no Parquet or Arrow file, though its name says so.
     """

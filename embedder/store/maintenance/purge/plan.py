@@ -138,10 +138,6 @@ class _HeldRows:
 def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
     """Search the whole store for some items, and decide what to do with each file that has them.
 
-    Args:
-        files: the store; no other process writes to it.
-        item_ids: the items.
-
     Raises:
         StoreError: there is no store, it is of an older format, a file of it can't be read, or an id is unknown: no
             table, log or index has it in any version, and it was not purged before.
@@ -354,15 +350,7 @@ def _select_changed(
 def split_segment(
     files: StoreFiles, path: str, content: bytes, names: ItemNames, parts: Collection[str]
 ) -> tuple[list[bytes], list[bytes]]:
-    """Split a segment of a journal: lines that stay, and those of entries that name an item or a part file with one.
-
-    Args:
-        files: the store.
-        path: of the segment.
-        content: of the segment.
-        names: of the items.
-        parts: paths of part files that hold one.
-    """
+    """Split a segment of a journal: lines that stay, and those of entries that name an item or a part file with one."""
     match = _RUN.fullmatch(path)
     folder = model_folder((match["model"] if match is not None else None) or "")
     stays, goes = list[bytes](), list[bytes]()

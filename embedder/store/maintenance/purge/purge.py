@@ -274,13 +274,6 @@ def _rewrite_in_place(
     """Rewrite part files of a table under their own names, without some items' rows.
 
     The log gets the new size first: after a kill in between, the file still holds the items, and is found again.
-
-    Args:
-        files: the store.
-        model: whose table it is.
-        name: of the table.
-        infos: part files of all tables.
-        ids: ids of the items.
     """
     all_places = {info: place_of(info.path) for info in infos}
     own = {info: each.path for info, each in all_places.items() if each is not None and each[:2] == (model, name)}
