@@ -120,7 +120,7 @@ def end_at_once(number: int) -> None:
 
 @contextmanager
 def delay_signals(doing: str) -> Iterator[None]:
-    """Delay signals while native code runs that must not be broken off; the first is announced, and follows after it."""
+    """Delay signals while native code runs that must not be broken off; the first is announced, and follows it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

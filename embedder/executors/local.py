@@ -11,17 +11,19 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.executors.base import Executor, OnSample
 from embedder.executors.carried import detach_carried_columns
 from embedder.executors.job import Job
 from embedder.executors.local_threads import encode_all
 from embedder.executors.signals import StopRequest
 from embedder.models.model_actor import ModelStage
 from embedder.placement import hardware
+from embedder.placement.fleet import Available
 from embedder.steps.decode import VERSIONS, decode, forget_reader
 from embedder.steps.further_inputs import MAIN_INPUTS, select_for_main_model, without_vectors
 from embedder.store.journal.model_parts import write_parts
@@ -33,6 +35,19 @@ if TYPE_CHECKING:
 BATCHES_AHEAD = 4  # decoded batches that may wait for the first stage
 POLL_S = 0.1  # between two checks whether the other side has stopped
 PATIENCE_S = 1.0  # for an item that is being decoded when a stop is requested; most take less, some never end
+
+
+class LocalExecutor(Executor):
+    """This process: all steps in threads."""
+
+    def __enter__(self) -> Self:
+        """Count the CPUs."""
+        self.available = Available(num_cpus=hardware.num_cpus())
+        return self
+
+    def run(self, listing: list[pa.Table], job: Job, stop: StopRequest, on_sample: OnSample) -> None:
+        """Run a job over a listing; there are no operators to sample."""
+        embed_locally(listing, job, stop)
 
 
 def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None = None) -> None:

@@ -1,20 +1,19 @@
 """Choose the engine, make it ready, and run the job on it."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from embedder.batch_schema import carried_schema
 from embedder.config_toml.values import toml
-from embedder.executors.bottleneck import OperatorHistory, is_up
+from embedder.executors.base import Executor, OnSample
+from embedder.executors.bottleneck import OperatorHistory
 from embedder.executors.choose_engine import EngineChoice, choose_engine
 from embedder.executors.fleet_watch import FleetWatch
-from embedder.executors.job import Job, ModelRun, plan_job, ray_store_bytes, stage_specs
+from embedder.executors.job import Job, ModelRun, plan_job, ray_store_bytes
 from embedder.executors.monitor import RunMonitor
 from embedder.executors.progress import ShowProgress, no_progress
 from embedder.executors.signals import StopRequest, stop_at, stop_on_signals
@@ -22,7 +21,7 @@ from embedder.ingest.inputs import Inputs
 from embedder.ingest.run_times import measured_times
 from embedder.placement import hardware
 from embedder.placement.device_settings import settings_of
-from embedder.placement.fleet import Available, share_of
+from embedder.placement.fleet import Available
 from embedder.placement.fleet_plan import plan_for_fleet
 from embedder.placement.resources import describe_devices, describe_limits
 from embedder.store.journal.runs import Run
@@ -30,7 +29,6 @@ from embedder.store.layout import run_file
 
 if TYPE_CHECKING:
     from embedder.compat.operator_stats import Sample
-    from embedder.executors.capacity import StartClaim
     from embedder.placement.preflight import Access
 
 LOG = logging.getLogger(__name__)
@@ -57,26 +55,6 @@ class EngineOutcome:
     """Whether a signal stopped it."""
 
 
-OnSample = Callable[["Sample"], None]
-
-
-@dataclass(frozen=True)
-class ReadyEngine:
-    """Engine that is ready.
-
-    Attributes:
-        available: CPUs and GPUs that the run may take.
-        run: runs a job over a listing; its operators are sampled on Ray.
-        place: waits for room on a cluster, and gives each replica of a job its node.
-        on_cluster: whether there are nodes that may come and go.
-    """
-
-    available: Available
-    run: Callable[[list[pa.Table], Job, StopRequest, OnSample], None]
-    place: Callable[[Job], Job] = lambda job: job
-    on_cluster: bool = False
-
-
 def execute(
     inputs: Inputs,
     run: Run,
@@ -98,11 +76,11 @@ def execute(
         further: further models, in their order, with the run of each.
     """
     choice = _choose(inputs, to_embed.num_rows)
-    with _local_engine() if choice.engine == "local" else _ray_engine(inputs, run, to_embed, before_exit) as engine:
-        operators, fleet = OperatorHistory(), FleetWatch(on_cluster=engine.on_cluster)
-        job = engine.place(_plan(inputs, engine.available, run, to_embed, further))
+    with _make_executor(choice.engine, inputs, run, to_embed, before_exit) as executor:
+        operators, fleet = OperatorHistory(), FleetWatch(on_cluster=executor.on_cluster)
+        job = executor.place(_plan(inputs, executor.available, run, to_embed, further))
         stop = StopRequest(run.request_stop, job.compute.stop_timeout_s)
-        _log_job(job, engine.available)
+        _log_job(job, executor.available)
         with (
             stop_on_signals(stop.note_signal, stop.notice, spread=stop.forward, can_break=lambda: stop.can_break),
             stop_at(stop.request_stop, stop_at_s) as time_up,
@@ -111,11 +89,11 @@ def execute(
             RunMonitor(run, on_progress, operators, fleet, [each.run for each in further]) as monitor,
         ):
             if to_embed.num_rows:
-                engine.run([to_embed], job, stop, _listener(operators, fleet))
+                executor.run([to_embed], job, stop, _listener(operators, fleet))
             if stop.is_overdue:
                 LOG.info(f"stop_timeout_s = {stop.timeout_s:g} is over: what still was inside the stages is left")
     return EngineOutcome(
-        job, engine.available, choice, monitor, operators, fleet, out_of_time=time_up.is_set(), stopped=stop.by_signal
+        job, executor.available, choice, monitor, operators, fleet, out_of_time=time_up.is_set(), stopped=stop.by_signal
     )
 
 
@@ -192,79 +170,17 @@ def access_of(ray_address: str | None, model_uri: str, run: Run, to_embed: pa.Ta
     return Access(run.files, run_file(run.run_id, PREFLIGHT_FOLDER), model_uri, tuple(uris))
 
 
-@contextmanager
-def _local_engine() -> Iterator[ReadyEngine]:
-    """Make this process the engine."""
-    from embedder.executors.local import embed_locally
+def _make_executor(
+    name: str, inputs: Inputs, run: Run, to_embed: pa.Table, before_exit: Callable[[str], None]
+) -> Executor:
+    if name == "local":
+        from embedder.executors.local import LocalExecutor
 
-    yield ReadyEngine(
-        Available(num_cpus=hardware.num_cpus()), lambda listing, job, stop, _: embed_locally(listing, job, stop)
-    )
-
-
-@contextmanager
-def _ray_engine(
-    inputs: Inputs, run: Run, to_embed: pa.Table, before_exit: Callable[[str], None]
-) -> Iterator[ReadyEngine]:
-    """Attach to the cluster, or start Ray here.
-
-    Args:
-        inputs: settings, model and cut.
-        run: where the work is journaled.
-        to_embed: listed items.
-        before_exit: see `execute`.
-    """
-    from embedder.executors.ray_session import cluster, ray_session
+        return LocalExecutor()
+    from embedder.ray_executor import RayExecutor
 
     compute = inputs.config.compute
-    access = access_of(compute.ray_address, inputs.model.uri, run, to_embed)
     settings = settings_of(["cuda" if compute.may_use_gpus and hardware.num_gpus() > 0 else "cpu"])
-    session = ray_session(
-        compute.ray_address,
-        compute.no_progress_timeout_s,
-        ray_store_bytes(compute.batch_size, inputs.model, inputs.plan, settings),
-        access=access,
-        ship_package=compute.cluster.ship_package,
-        before_exit=before_exit,
-    )
-    with session:
-        from embedder.executors.capacity import StartClaim
-
-        there = cluster(compute.cluster.type_label)
-        on_cluster = compute.ray_address is not None or len(there.nodes) > 1
-        available = share_of(there, compute.cluster, is_cluster=on_cluster)
-        with StartClaim() as claim:
-            place = partial(_place, available, claim) if on_cluster else lambda job: job
-            yield ReadyEngine(available, partial(_run_on_ray, available, claim), place, on_cluster=on_cluster)
-
-
-def _place(available: Available, claim: "StartClaim", job: Job) -> Job:
-    """Wait for room on the cluster, and give each replica its node."""
-    from embedder.executors.capacity import wait_for_capacity
-
-    compute = job.compute
-    allocation = wait_for_capacity(compute.cluster, compute.stage, job.allocation, available, claim)
-    stages = stage_specs(compute, job.model, job.plan, allocation, job.num_items)
-    return replace(job, allocation=allocation, stages=stages)
-
-
-def _run_on_ray(
-    available: Available,
-    claim: "StartClaim",
-    listing: list[pa.Table],
-    job: Job,
-    stop: StopRequest,
-    on_sample: OnSample,
-) -> None:
-    """Run a job on Ray; the claim of the cluster ends when all its replicas are up."""
-    from embedder.compat.operator_stats import sampled_to
-    from embedder.executors.capacity import limit_to_share
-    from embedder.pipeline import embed_on_ray
-
-    def watch(sample: "Sample") -> None:
-        on_sample(sample)
-        if is_up(sample) and not any(state.num_starting for state in sample.operators):
-            claim.release()
-
-    with sampled_to(watch), limit_to_share(job.compute.cluster, available):
-        embed_on_ray(listing, job, stop)
+    store_bytes = ray_store_bytes(compute.batch_size, inputs.model, inputs.plan, settings)
+    access = access_of(compute.ray_address, inputs.model.uri, run, to_embed)
+    return RayExecutor(compute, store_bytes, access, before_exit)
