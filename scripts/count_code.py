@@ -1,18 +1,13 @@
-"""How large checkouts are: lines of code by Python's tokenizer, documented public functions, the longest file.
+"""How large checkouts are, and how their parts hang together: lines of Python, of all kinds, and the longest file.
 
-    python scripts/count_code.py DIR...            # the first may be compared with others: the last column is its ratio
-    python scripts/count_code.py --structure DIR   # how its parts hang together, by what the house is judged by
-    python scripts/count_code.py --follow embedder/ingest/embed.py:ingest:config DIR    # where a parameter's value goes
-
-Comments, docstrings and blank lines do not count. Public are functions of modules and of classes without a leading
-underscore; the longest file is that with the most lines of all kinds.
+python scripts/count_code.py DIR...            # the first may be compared with others: the last column is its ratio
+python scripts/count_code.py --structure DIR   # how its parts hang together, by what the house is judged by
+python scripts/count_code.py --follow embedder/ingest/embed.py:ingest:config DIR    # where a parameter's value goes
 """
 
 import argparse
 import ast
-import io
 import re
-import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -23,18 +18,22 @@ import networkx
 
 from harness import show
 
-PACKAGES = ("embedder", "shards", "index", "scripts")
-NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+PACKAGES = ("embedder", "shards", "index", "scripts", "tests")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 PRODUCT = ("embedder", "shards", "index")
 BELOW_INGEST = (
     "observability", "report", "predictor.py", "planning", "pipeline.py", "retrieval", "store_check", "store_index",
-    "executors", "encoders", "placement", "models", "user_steps", "engine", "servables", "steps", "sources", "media",
-    "store", "storage", "compat",
+    "ray_executor.py", "executors", "encoders", "placement", "models", "user_steps", "servables", "steps", "sources",
+    "media", "store", "storage", "compat", "process",
 )  # fmt: skip
 LONG_LINES = 40
-COLUMNS = {"checkout": "{checkout}", **{name: f"{{{name}:,}}" for name in PACKAGES}, "all": "{all:,}"}
-COLUMNS |= {"documented": "{documented:.1%}", "longest file": "{longest}", "of the first": "{ratio:.3f}"}
+COLUMNS = {
+    "checkout": "{checkout}",
+    **{name: f"{{{name}:,}}" for name in PACKAGES},
+    "plug-ins": "{plug-ins:,}",
+    "all": "{all:,}",
+}
+COLUMNS |= {"longest file": "{longest}", "of the first": "{ratio:.3f}"}
 FIGURES = ("files", "in circles", "RunConfig below ingest", "functions over 40 lines", "class names twice")
 STRUCTURE = {name: f"{{{name}}}" for name in ("checkout", *FIGURES, "file names twice")}
 TRAIL = {name: f"{{{name}}}" for name in ("checkout", "files", "ways back")}
@@ -58,20 +57,13 @@ def main() -> None:
 
 
 def count(checkout: Path) -> dict:
-    lines, lengths, documented = dict.fromkeys(PACKAGES, 0), {"none": 0}, []
-    for package in PACKAGES:
-        for path in sorted((checkout / package).rglob("*.py")):
-            text = path.read_text(encoding="utf-8")
-            nodes = list(ast.walk(ast.parse(text)))
-            lines[package] += len(code_lines(text, nodes))
-            lengths[str(path.relative_to(checkout))] = text.count("\n")
-            bodies = (node.body for node in nodes if isinstance(node, ast.Module | ast.ClassDef))
-            functions = (each for body in bodies for each in body if isinstance(each, FUNCTIONS))
-            documented += [ast.get_docstring(each) is not None for each in functions if not each.name.startswith("_")]
-    longest = max(lengths, key=lengths.__getitem__)
-    share = sum(documented) / max(1, len(documented))
-    about = {"checkout": checkout.resolve().name, "documented": share, "longest": f"{longest} ({lengths[longest]})"}
-    return lines | about | {"all": sum(lines.values())}
+    """Lines of Python by package; `plug-ins` are those of `embedder`, too."""
+    lines = {path.relative_to(checkout): path.read_bytes().count(b"\n") for path in sorted(checkout.rglob("*.py"))}
+    found = {name: sum(number for path, number in lines.items() if path.parts[0] == name) for name in PACKAGES}
+    plugins = sum(number for path, number in lines.items() if path.parts[:2] == ("embedder", "plugins"))
+    longest = max((path for path in lines if path.parts[0] in PACKAGES), key=lines.__getitem__, default="none")
+    about = {"checkout": checkout.resolve().name, "longest": f"{longest} ({lines.get(longest, 0)})"}
+    return found | about | {"plug-ins": plugins, "all": sum(found.values())}
 
 
 def structure(checkout: Path) -> dict[str, int]:
@@ -242,15 +234,6 @@ def _definitions(tree: ast.Module) -> list[tuple[str, ast.AST]]:
     classes = [each for _, each in found if isinstance(each, ast.ClassDef)]
     inner = [(each.name, part) for each in classes for part in each.body if isinstance(part, FUNCTIONS)]
     return found + [(f"{name}.{part.name}", part) for name, part in inner]
-
-
-def code_lines(text: str, nodes: list[ast.AST]) -> set[int]:
-    """Numbers of the lines that hold code; texts that stand alone are documentation."""
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    code = {at for token in tokens if token.type not in NO_CODE for at in range(token.start[0], token.end[0] + 1)}
-    texts = [node for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
-    texts = [node for node in texts if isinstance(node.value.value, str)]
-    return code - {at for node in texts for at in range(node.lineno, node.end_lineno + 1)}
 
 
 if __name__ == "__main__":

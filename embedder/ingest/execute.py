@@ -181,6 +181,7 @@ def _make_executor(
 
     compute = inputs.config.compute
     settings = settings_of(["cuda" if compute.may_use_gpus and hardware.num_gpus() > 0 else "cpu"])
-    store_bytes = ray_store_bytes(compute.batch_size, inputs.model, inputs.plan, settings)
     access = access_of(compute.ray_address, inputs.model.uri, run, to_embed)
-    return RayExecutor(compute, store_bytes, access, before_exit)
+    return RayExecutor(
+        compute, ray_store_bytes(compute.batch_size, inputs.model, inputs.plan, settings), access, before_exit
+    )

@@ -1,5 +1,6 @@
 """Inputs of a run: its model, its store and its listing, all checked before anything is made."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -215,9 +216,10 @@ def _check_places(sources: Iterable[SourceConfig], files: StoreFiles) -> None:
     """Refuse a store in a source's own folder; one below it is left out of the listing."""
     for source in sources:
         if is_same_place(files, source.path):
+            address = files.address.rstrip("/") if "://" in files.address else os.path.normpath(files.address)
             raise ConfigError(
                 f"store {files.address}: this is the source, and the two would lie in one folder; put the store "
-                f"beside it, such as {files.address.rstrip('/')}-store"
+                f"beside it, such as {address}-store"
             )
 
 

@@ -2,45 +2,19 @@
 
 from script_runs import run_script
 
-MODULE = '''"""A module."""
 
-import os  # a comment
-
-# another
-TEXT = """two
-lines"""
-"""About the text."""
-
-
-def public(a, b):
-    """Documented."""
-    return (
-        a, b)
-
-
-class Thing:
-    """A class."""
-
-    def bare(self):
-        def inner(): ...
-        return inner
-
-    def _hidden(self): ...
-'''
-
-
-def test_code_lines_documented_functions_and_the_longest_file_are_counted(tmp_path):
-    for name, text in (("one", MODULE), ("two", MODULE + "x = 1\n" * 12)):
-        for package, content in (("embedder", text), ("index/deep", "x = 1\n")):
+def test_lines_are_counted_by_package_and_the_longest_file_is_named(tmp_path):
+    for name, number in (("one", 12), ("two", 24)):
+        for package, lines in (("embedder", number), ("embedder/plugins/serve", 3), ("index/deep", 1)):
             folder = tmp_path / name / package
             folder.mkdir(parents=True)
-            (folder / "module.py").write_text(content)
+            (folder / "module.py").write_text("x = 1\n" * lines)
     done = run_script("count_code.py", tmp_path / "one", tmp_path / "two", timeout_s=60)
     assert done.returncode == 0, done.stderr
     heading, one, two = (line.split() for line in done.stdout.splitlines())
-    assert heading[:6] == ["checkout", "embedder", "shards", "index", "scripts", "all"]
-    assert one == ["one", "11", "0", "1", "0", "12", "50.0%", "embedder/module.py", "(24)", "1.000"]
-    assert two == ["two", "23", "0", "1", "0", "24", "50.0%", "embedder/module.py", "(36)", "2.000"]
+    assert heading[:8] == ["checkout", "embedder", "shards", "index", "scripts", "tests", "plug-ins", "all"]
+    assert one == ["one", "15", "0", "1", "0", "0", "3", "16", "embedder/module.py", "(12)", "1.000"]
+    assert two == ["two", "27", "0", "1", "0", "0", "3", "28", "embedder/module.py", "(24)", "1.750"]
 
 
 def test_the_figures_of_the_structure_are_those_of_the_files(tmp_path):
@@ -71,11 +45,11 @@ def test_a_value_is_followed_through_what_takes_it_and_a_part_of_it_is_a_stop(tm
             "def finish(inputs: Inputs):\n    open_store(inputs.config.store)\n"
         ),
         "ingest/inputs.py": (
-            "from embedder.config import RunConfig\nfrom embedder.executors.plan import decide\n"
+            "from embedder.config import RunConfig\nfrom embedder.engine.plan import decide\n"
             "class Inputs:\n    config: RunConfig\n    files: str\n"
             "def open_inputs(config: RunConfig) -> Inputs:\n    decide(config.compute)\n    return Inputs(config, '')\n"
         ),
-        "engine/plan.py": "from embedder.plugins.serve.lost import never\ndef decide(compute):\n    never(compute)\n",
+        "engine/plan.py": "from embedder.serve.lost import never\ndef decide(compute):\n    never(compute)\n",
         "store/files.py": "def open_store(address): ...\ndef read(files): ...\n",
         "serve/lost.py": "def never(compute): ...\n",
         "config.py": "class RunConfig: ...\n",

@@ -100,7 +100,7 @@ def test_a_run_that_is_worth_its_gpu_by_its_type_alone_gets_the_dtype_of_it(make
     monkeypatch.setattr(hardware, "gpus", lambda: (gpu,))
     config = make_run(tmp_path, engine="auto")
     plan = plan_shards(MODELS["vit-b-32"](), 1)
-    choice = _first_dtype(config, plan, "of the model", 3_000, lambda config: (Gpu(*gpu),))
+    choice = _first_dtype(config.compute, plan, "of the model", 3_000, lambda compute: (Gpu(*gpu),))
     assert choice.dtype == "bfloat16"
 
 
