@@ -56,7 +56,7 @@ WAYS = {
     "Store.to_arrow": lines_of(block_with("store.to_arrow(["), "store", "vectors") + "\nvectors.num_rows",
     "Polars": block_with("polars"),
     "DuckDB": block_with("duckdb"),
-    "deltalake": "from published_rows import published_rows\ndelta_rows('runs/demo/store/embeddings').num_rows",
+    "deltalake": "from published_rows import delta_rows\ndelta_rows('runs/demo/store/embeddings').num_rows",
 }
 SHOWS = {"Store.to_arrow": "40\n", "Polars": "shape: (5, ", "DuckDB": "40", "deltalake": "40\n"}
 
