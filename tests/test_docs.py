@@ -24,6 +24,7 @@ from running_server import running
 import embedder
 from embedder.config import load_config
 from embedder.config_toml.sections import IndexConfig
+from embedder.entry_points import GROUPS
 
 ROOT = Path(__file__).parents[1]
 SERVICE = "http://127.0.0.1:8765"
@@ -46,6 +47,7 @@ NAMES = sorted(
         for page, text in PAGES.items()
         for found in re.findall(r"(?<![\w/.-])(?:embedder|shards|index)(?:\.[A-Za-z_]\w*)+", text)
         if not found.endswith((".prom", ".log", ".run_id"))  # files, and a tag of trackers
+        if found not in GROUPS
     }
 )
 READER_PAGES = ["README.md", *(page for page in PAGES if page.startswith("docs/") and page != "docs/index.md")]

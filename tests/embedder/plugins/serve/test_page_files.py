@@ -7,7 +7,7 @@ import pytest
 
 import embedder
 
-FOLDER = Path(embedder.__file__).parent / "serve" / "page"
+FOLDER = Path(embedder.__file__).parent / "plugins" / "serve" / "page"
 GZIP = {"Accept_Encoding": "deflate, gzip"}
 
 
