@@ -242,7 +242,7 @@ def count_lists(num_vectors: int) -> int:
 
 
 def count_part_lists(num_vectors: int) -> int:
-    """Compute the number of lists of a design in parts: a quarter of the others', because 32 codes are scanned at once."""
+    """Compute the number of lists of a design in parts: a quarter of the others', as 32 codes are scanned at once."""
     return max(1, count_lists(num_vectors) // 4)
 
 

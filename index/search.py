@@ -109,7 +109,7 @@ class Index:
         return faiss_search.vectors(self._index, rows)
 
     def _num_threads(self, num_searches: float) -> int:
-        """Return the threads worth using for searches as long as the manifest's: waiting FAISS threads spin on their
+        """Return how many threads pay off, by the latency in the manifest: waiting FAISS threads occupy their
         cores.
         """
         most: int = faiss.omp_get_max_threads()

@@ -61,7 +61,7 @@ class VersionContents:
 
 @dataclass(frozen=True)
 class TunedIndex:
-    """Index with all measured search parameters, the chosen ones, and the ground truth that they were measured against."""
+    """Index with all measured search parameters, the chosen ones, and the ground truth of the measurements."""
 
     meter: Meter
     curve: tuple[Point, ...]

@@ -39,7 +39,7 @@ def is_fast_start() -> bool:
 def fast_start(enabled: bool) -> Iterator[None]:
     """Switch off the patches that only save time, in the block and in the processes that it starts.
 
-    `enabled` changes nothing: what the environment has switched off stays off.
+    With `enabled` true nothing changes: what the environment has switched off stays off.
     """
     if enabled:
         yield

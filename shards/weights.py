@@ -73,7 +73,7 @@ def find_weights(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Path]
 
 
 def stored_names(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Path]:
-    """Like `find_weights`, but return nothing for a folder without weights; raises a ModelError if a header is broken."""
+    """Like `find_weights`, but return nothing for a folder without weights; a broken header raises a ModelError."""
     names = (file_name, f"{file_name}{INDEX_SUFFIX}")
     return find_weights(folder, file_name) if any((folder / name).is_file() for name in names) else {}
 

@@ -30,10 +30,10 @@ _ACTIVATION_OF_CLASS: dict[str, VisionActivation] = {
     "SiLU": "silu",
 }
 _MLPS: dict[str, Mlp] = {"Mlp": "mlp", "SwiGLU": "swiglu", "GluMlp": "swiglu_packed"}
-# A ParallelScalingBlock, a DiffAttention and the like are left out: few models have them.
+# ParallelScalingBlock, DiffAttention and the like are left out: few models have them.
 _BLOCKS = ("Block", "EvaBlock", "EvaBlockPostNorm")
 _ATTENTIONS = ("Attention", "EvaAttention", "AttentionRope")
-# Positions of RotaryEmbeddingMixed are left out: one tensor holds those of all layers, so no cut parts them.
+# RotaryEmbeddingMixed is left out: one tensor holds the positions of all layers, so it can't be cut.
 _ROPES = {"RotaryEmbeddingCat": "cat", "RotaryEmbeddingDinoV3": "dinov3"}
 _RESIZE_OF_CROP_MODE: dict[str, Resize] = {"center": "crop", "squash": "squash"}
 _INTERPOLATIONS: dict[str, Interpolation] = {"bilinear": "bilinear", "bicubic": "bicubic", "lanczos": "lanczos"}
@@ -50,8 +50,7 @@ _POSITION_SETTINGS = (
 def load_timm_model(folder: Path) -> Any:
     """Load a timm checkpoint as timm does, renamed keys included, without its classifier.
 
-    Raises:
-        ModelError: it is no timm checkpoint, its weights aren't safetensors, or timm can't load it.
+    Raises a ModelError if it is no timm checkpoint, its weights aren't safetensors, or timm can't load it.
     """
     from shards.loading import check_values
 
@@ -66,8 +65,7 @@ def load_timm_model(folder: Path) -> Any:
 def build_timm_model(folder: Path) -> Any:
     """Build the model of a timm checkpoint on torch's meta device, without its weights and classifier.
 
-    Raises:
-        ModelError: it is no timm checkpoint, or timm can't build it.
+    Raises a ModelError if it is no timm checkpoint, or timm can't build it.
     """
     import torch
 
@@ -82,7 +80,8 @@ def _create(folder: Path, *, pretrained: bool) -> Any:
     if "architecture" not in config:
         raise ModelError(f"{folder / CONFIG_FILE}: found no `architecture`; give a checkpoint that timm saved")
     try:
-        # With its own number of classes timm is strict; with another it would leave missing tensors random.
+        # timm is strict only with the checkpoint's own number of classes; with another it would leave missing tensors
+        # random.
         model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained).eval()
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -94,8 +93,7 @@ def _create(folder: Path, *, pretrained: bool) -> Any:
 def read_timm_tower(model: Any, folder: Path) -> TimmVisionTower:
     """Describe a timm model, and check that building from the description gives the same model.
 
-    Raises:
-        ModelError: the model has something that we don't build.
+    Raises a ModelError if the model has something that we don't build.
     """
     from timm.models.eva import Eva
     from timm.models.naflexvit import NaFlexVit
@@ -121,17 +119,9 @@ def read_timm_tower(model: Any, folder: Path) -> TimmVisionTower:
 def read_timm_preprocess(
     vit: Any, image_size: int, max_caption_tokens: int, folder: Path, *, patch_px: int | None = None
 ) -> PreprocessConfig:
-    """Convert timm's preprocessing of a model to ours.
+    """Convert a timm model's preprocessing to ours; raises a ModelError if timm crops or interpolates as we can't.
 
-    Args:
-        vit: the timm model.
-        image_size: side of the model's images, px.
-        max_caption_tokens: longest caption.
-        folder: the checkpoint, for messages.
-        patch_px: side of a patch, px, of a model whose images keep their own proportions.
-
-    Raises:
-        ModelError: timm crops or interpolates in a way that we don't.
+    `patch_px` is the side of a patch, px, for a model whose images keep their proportions.
     """
     from timm.data import resolve_data_config
 
@@ -150,7 +140,7 @@ def read_timm_preprocess(
         interpolation=_INTERPOLATIONS[data["interpolation"]],
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
-        reduced_decode=False,  # so that pixels equal those that the model was trained with
+        reduced_decode=False,  # so that pixels equal those of the training
         max_caption_tokens=max_caption_tokens,
     )
 
@@ -161,10 +151,9 @@ def _require_one_of(folder: Path, part: str, found: Any, known: Collection[str])
 
 
 def _describe_shared(model: Any, folder: Path) -> dict[str, Any]:
-    """Settings that both classes have, of a model and its first block; all blocks are compared afterwards.
+    """Return the settings that both classes have, of a model and its first block; all blocks are compared afterwards.
 
-    Raises:
-        ModelError: the block is built of other parts.
+    Raises a ModelError if the block consists of other parts.
     """
     from torch.nn import Identity
 
@@ -189,7 +178,7 @@ def _describe_shared(model: Any, folder: Path) -> dict[str, Any]:
 
 
 def _describe_front(model: Any, folder: Path) -> dict[str, Any]:
-    """Settings of the embeddings of a VisionTransformer or Eva."""
+    """Return the settings of the embeddings of a VisionTransformer or Eva."""
     return {
         "image_size": one_side(model.patch_embed.img_size, "img_size", folder),
         "patch_size": one_side(model.patch_embed.patch_size, "patch_size", folder),
@@ -201,10 +190,9 @@ def _describe_front(model: Any, folder: Path) -> dict[str, Any]:
 
 
 def _activation_of(model: Any, folder: Path) -> VisionActivation:
-    """Activation of the MLPs of a VisionTransformer or NaFlexVit, whose pooling takes patches alone.
+    """Return the activation of the MLPs of a VisionTransformer or NaFlexVit that pools only patches.
 
-    Raises:
-        ModelError: it is another one, or class and register tokens are pooled, too.
+    Raises a ModelError for another activation, or if class and register tokens are pooled, too.
     """
     if model.pool_include_prefix:
         raise ModelError(f"{folder}: its pooling takes class and register tokens too, which can't be imported")
@@ -298,10 +286,9 @@ def _describe_eva(eva: Any, folder: Path) -> EvaTower:
 
 
 def _check_same(model: Any, tower: TimmVisionTower, folder: Path) -> None:
-    """Compare the structure that torch prints, all shapes, and rotary positions with what the description builds.
+    """Compare a model with what its description builds: torch's printed structure, all shapes, rotary positions.
 
-    Raises:
-        ModelError: they differ.
+    Raises a ModelError if they differ.
     """
     import torch
 

@@ -34,8 +34,7 @@ class GpuFigures:
     kernel_s: float
 
     def layer_s(self, flops: float, values: int, width: int, dtype: str, num_inputs: int) -> float:
-        """Return the seconds of a transformer layer for one input of a batch: computing, or launching if that takes
-        longer.
+        """Return the seconds of a layer for one input of a batch: computing, or launching if that takes longer.
 
         `flops` and `values` (held at once; norms, additions and activations read and write them) are for one input.
         """
