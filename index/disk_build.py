@@ -1,4 +1,4 @@
-"""Build of an index larger than memory: a template trained on a sample, and parts, with one of them in memory at a time."""
+"""Build of an index larger than memory: a template trained on a sample, and parts, one in memory at a time."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -49,7 +49,7 @@ def can_be_merged(template: faiss.Index) -> bool:
 
 
 def build_part(template: Path, blocks: Iterable[Floats], out: Path) -> int:
-    """Add rows, (n, E) float32 of unit norm, to a trained, empty template, and write it as a part; returns their number."""
+    """Add rows, (n, E) float32 of unit norm, to a trained template, and write it as a part; returns their number."""
     index = faiss.read_index(str(template))
     for block in blocks:
         index.add(np.ascontiguousarray(block))

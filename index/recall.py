@@ -44,7 +44,7 @@ class GroundTruth:
 
 
 def find_ground_truth(table: VectorTable, queries: RecallQueries, num_kept: int = NUM_KEPT) -> GroundTruth:
-    """Find the exact neighbours of queries in a table, by brute force; a query from the table is not its own neighbour."""
+    """Find the exact neighbours of queries by brute force; a query from the table is not its own neighbour."""
     num_own = 0 if queries.own_rows is None else 1
     num_found = min(num_kept + num_own, table.num_vectors)
     return GroundTruth(queries, *_without_own(*nearest_in_table(table, queries.vectors, num_found), queries))

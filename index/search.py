@@ -109,9 +109,7 @@ class Index:
         return faiss_search.vectors(self._index, rows)
 
     def _num_threads(self, num_searches: float) -> int:
-        """Return how many threads pay off, by the latency in the manifest: waiting FAISS threads occupy their
-        cores.
-        """
+        """Return how many threads pay off at the manifest's latency: FAISS's waiting threads spin on their cores."""
         most: int = faiss.omp_get_max_threads()
         return max(1, min(most, int(num_searches * self.manifest.latency_ms / THREAD_MS)))
 

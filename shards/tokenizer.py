@@ -134,7 +134,7 @@ def _tokens(tokenizer: Any, text: str) -> list[tuple[str, tuple[int, int], bool]
 
 
 def knows_a_word(tokenizer: Any, text: str) -> bool:
-    """Whether a tokeniser knows any word of a text, or a piece of one: a letter, a digit or a symbol, but no punctuation.
+    """Whether a tokeniser knows any word of a text, or a piece of one (a letter, digit or symbol; not punctuation).
 
     A tokeniser that knows all bytes, such as CLIP's, knows every word.
     """

@@ -62,7 +62,7 @@ def import_config(src: str | Path, out: str | Path, *, name: str | None = None) 
 
 
 def _has_first_temperature(folder: Path, out: Path) -> bool:
-    """Whether two towers of any families were joined without training: temperature and projections have initial values."""
+    """Whether two towers of any families were joined without training, as the initial temperature shows."""
     path = folder / CONFIG_FILE
     tree = read_json(path, "") if path.is_file() else {}
     entry = read_entries(out).get(LOGIT_SCALE)

@@ -32,7 +32,7 @@ AnyTower_co = TypeVar("AnyTower_co", bound=Tower, covariant=True)
 
 @dataclass(frozen=True)
 class Source:
-    """Source of one of our tensors: the checkpoint's tensor, which of its rows (as in `TowerImport.rows`; None for all).
+    """Source of one of our tensors: the checkpoint's tensor, and its rows as in `TowerImport.rows` (None for all).
 
     `is_transposed` marks a matrix stored as (in, out).
     """

@@ -122,7 +122,7 @@ class TextEncoderTower(TextTower):
             model_class = getattr(transformers, self.library_class)
         with without_token_id_warnings():
             config = model_class.config_class(**self.library_settings(), attn_implementation="sdpa")
-        with no_init_weights():  # pointless, as all weights are loaded; on the meta device, it would import torch's compiler
+        with no_init_weights():  # all weights are loaded; on the meta device, it would import torch's compiler
             return model_class(config, **self.library_options())
 
     def prune(self, module: Any, layers: LayerRange) -> None:
