@@ -1,7 +1,7 @@
-"""Folders that appear whole or not at all: made under a hidden name in the same parent, then renamed.
+"""Folders that appear atomically: made under a hidden name in the same parent, then renamed.
 
-While a build runs it holds a lock (flock) on its folder; a killed build's lock is gone with its process. So a leftover
-is recognised by taking its lock, and a long build is never mistaken for one.
+A running build holds a lock (flock) on its folder; a killed build's lock disappears with its process. So a leftover is
+recognised by taking its lock, and a long build is never mistaken for one.
 """
 
 import fcntl
@@ -20,10 +20,9 @@ _PREFIX = ".building-"
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes `out` when the block succeeds, else it is removed.
+    """Yield an empty folder to fill; it becomes `out` when the block succeeds, and is removed otherwise.
 
-    Raises:
-        RetrievalError: `out` exists already, or another process has made it meanwhile.
+    Raises a RetrievalError if `out` already exists, even if another process made it meanwhile.
     """
     _refuse_existing(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +37,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def hash_files(paths: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 of files, hexadecimal, by name."""
+    """Return the SHA-256 of files, hexadecimal, by name."""
     hashes = {}
     for path in paths:
         with path.open("rb") as file:
@@ -65,14 +64,14 @@ def _make_locked(out: Path) -> tuple[Path, int]:
         lock = _try_lock(folder)
         if lock is None:
             continue
-        # Between mkdir and lock a sweep may have removed the folder.
+        # A sweep may have removed the folder between mkdir and lock.
         if folder.is_dir():
             return folder, lock
         os.close(lock)
 
 
 def _try_lock(folder: Path) -> int | None:
-    """Take the lock of a folder; None where another process holds it, or the folder is gone."""
+    """Take the lock of a folder; None if another process holds it, or the folder is gone."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
@@ -101,7 +100,7 @@ def _refuse_existing(out: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Sync files and names to disk before the rename makes them visible: a power cut leaves no empty version."""
+    """Sync files and names to disk before the rename makes them visible, so that a power cut leaves no empty version."""
     for path in folder.iterdir():
         _sync(path)
     _sync(folder)

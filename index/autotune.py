@@ -24,7 +24,7 @@ _NUM_TIMED_QUERIES = 50
 # Without text queries, the cheapest settings are skipped: vectors of the table find each other at settings where
 # captions do not (HNSW of 100,000, ef_search 64: 1.00 for images, 0.92 for captions).
 _NUM_SKIPPED_WITHOUT_TEXTS = 2
-# If recall is at least this high and doubling the effort adds less than this, the codes lose what is missing.
+# If doubling the effort adds less than this to a recall above this, the codes have lost what is missing.
 _AT_REST, _LEAST_AT_REST = 5e-4, 0.5
 _NUM_HALVED = 2
 CHANCE = 5e-3

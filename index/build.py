@@ -28,7 +28,7 @@ from index.version_files import TunedIndex, VersionContents, VersionOrigin, writ
 LOG = logging.getLogger(__name__)
 
 Fill = Callable[[Design, VectorTable, Floats | None], faiss.Index]
-"""Builds an index of a design with every vector of a table, in order; projects by the matrix if the design needs one."""
+"""Builds an index of a design with every vector of a table, in order, with a projection if the design has one."""
 
 _SPOOL_NAME = "vectors.f32"
 _NUM_IMAGE_QUERIES = 100

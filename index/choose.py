@@ -98,7 +98,7 @@ def _screened_cost(trial: DesignTrial, constraints: Constraints) -> tuple[bool, 
 def may_stop(
     trials: Sequence[DesignTrial], screened: dict[Design, DesignTrial], following: Design, constraints: Constraints
 ) -> bool:
-    """Whether no remaining candidate, starting with `following`, can beat those measured on the large sample (`trials`).
+    """Whether no candidate from `following` on can beat those measured on the large sample (`trials`).
 
     `screened` are the measurements on the small sample, if there is one.
     """

@@ -13,7 +13,7 @@ DEFAULT_LATENCY_MS = 10.0
 
 @dataclass(frozen=True)
 class Constraints:
-    """Limits that the chosen index must keep; a limit that is not positive, or a recall above 1, raises a RetrievalError.
+    """Limits that the chosen index must keep; non-positive limits or a recall above 1 raise a RetrievalError.
 
     Attributes:
         memory_bytes: the most memory of an index, without its ids; None for no limit.

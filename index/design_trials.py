@@ -50,9 +50,7 @@ class QueryDirections:
     """Directions in which queries vary, strongest first."""
 
     def __init__(self, queries: Floats) -> None:
-        """Find the directions of queries, (Q, E) of unit norm, like the expected ones; not those that recall is measured
-        on.
-        """
+        """Find the directions of expected queries, (Q, E) of unit norm; recall must be measured on others."""
         self._num_queries = len(queries)
         moments = queries.T.astype(np.float64) @ queries.astype(np.float64)
         strengths, directions = np.linalg.eigh(moments)

@@ -104,9 +104,7 @@ class ModelConfig(ModelSection):
         return self.model_copy(update={"vision": self.vision.at_patches(num_patches)})
 
     def check_trainable(self) -> None:
-        """Raise a ModelError for a model that can't be trained: with a single tower, or images that keep their
-        proportions.
-        """
+        """Raise a ModelError if the model can't be trained: a single tower, or images that keep their proportions."""
         if len(self.towers) < 2:
             raise ModelError(
                 f"model {self.name!r} has a {next(iter(self.towers))} tower alone; training needs two towers, "

@@ -1,4 +1,4 @@
-"""A delta, the trained layers of a model, over the model folder that it was made of."""
+"""A delta: the trained layers of a model, relative to its base's model folder."""
 
 from pathlib import Path
 
@@ -13,15 +13,9 @@ from shards.weights import WEIGHTS_FILE, find_weights, read_header
 
 
 def apply_delta(base: str | Path, delta: str | Path, folder: str | Path) -> Path:
-    """Write the model folder that a base and a delta make together.
+    """Write the model folder that results from a base and a delta; `folder` must be missing or empty.
 
-    Args:
-        base: the model folder that the delta was made over.
-        delta: folder of the delta.
-        folder: the folder to write; must not exist yet, or be empty.
-
-    Raises:
-        ModelError: the delta is of another base or broken, or the folder isn't empty.
+    Raises a ModelError if the delta is broken or has another base.
     """
     base, delta = Path(base), Path(delta)
     name, expected = read_delta(delta)

@@ -76,7 +76,7 @@ def count_computed(lengths: Lengths, costs: GroupCosts = CPU_GROUPS) -> int:
 
 
 def _cheapest_cuts(sizes: Lengths, counts: Lengths, price: float) -> list[int]:
-    """Cut distinct ascending lengths into ranges; returns their ends. Dynamic programming over the last range's start."""
+    """Cut ascending lengths into ranges; returns their ends. Dynamic programming over the last range's start."""
     before = np.concatenate([[0], np.cumsum(counts)])
     costs, starts = np.zeros(len(sizes) + 1), np.zeros(len(sizes) + 1, np.int64)
     for stop in range(1, len(sizes) + 1):

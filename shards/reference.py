@@ -45,7 +45,7 @@ class TwinTower(nn.Module):
         return self.normalise.mean.device
 
     def output_of(self, side: str) -> Output | None:
-        """Return the kind of output on one side, like a shard that holds everything; None if the model has no such tower."""
+        """Return the kind of output on one side, as for a shard of all layers; None without such a tower."""
         return "embedding" if side in self.config.towers else None
 
     def pool(

@@ -108,10 +108,9 @@ def find_weight_file(folder: Path) -> Path | None:
 
 
 def check_joined(vision_folder: Path, text_folder: Path) -> None:
-    """Raise a ModelError, with advice, unless the folders are a timm vision tower and (`--text`) a text tower of
-    transformers.
+    """Raise a ModelError with advice if a folder is recognised as anything but its side's tower.
 
-    What can't be recognised passes.
+    `vision_folder` must be a timm vision tower, `text_folder` (`--text`) a text tower of transformers.
     """
     vision, text = _kind_of(vision_folder), _kind_of(text_folder)
     if vision == "text" and text in ("timm", "vision"):
