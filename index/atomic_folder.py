@@ -100,7 +100,7 @@ def _refuse_existing(out: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Sync files and names to disk before the rename makes them visible, so that a power cut leaves no empty version."""
+    """Sync files and names to disk before the rename makes them visible: a power cut leaves no empty version."""
     for path in folder.iterdir():
         _sync(path)
     _sync(folder)

@@ -46,7 +46,7 @@ class RowScan:
 
     @cached_property
     def _projected(self) -> tuple[faiss.VectorTransform, VectorsOf] | None:
-        """Return the projection, and a function for rows' projected vectors; None if the index has none, or only codes."""
+        """Return the projection, and a function for rows' projected vectors; None without one, or with only codes."""
         if isinstance(self._index, DiskIndex):
             return None
         index = faiss.downcast_index(self._index)

@@ -52,9 +52,7 @@ def fresh_tensors(
 
 
 def _fresh_tensor(config: ModelConfig, name: str, shape: Shape, seed: int) -> torch.Tensor:
-    """Initialise norms to 1, biases to 0, tokens and tables with deviation 0.02 (timm, BERT), matrices to keep the
-    variance.
-    """
+    """Fill norms with 1, biases with 0; tokens and tables deviate by 0.02 (timm, BERT); matrices keep the variance."""
     side, _, inner = name.partition(".")
     value = config.towers[side].fresh_value(inner) if side in config.towers else None
     if value is not None:

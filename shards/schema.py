@@ -19,7 +19,7 @@ class ModelSection(BaseModel):
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse untrusted JSON; raises ValueError if it isn't JSON or UTF-8, or is nested too deeply for Python's parser."""
+    """Parse untrusted JSON; raises ValueError if it isn't JSON or UTF-8, or too deeply nested for Python's parser."""
     try:
         return json.loads(text)
     except RecursionError:

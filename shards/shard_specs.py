@@ -41,15 +41,12 @@ def whole_model(config: ModelConfig) -> ShardSpec:
 
 
 def vision_only(config: ModelConfig) -> ShardSpec:
-    """Make the spec that encodes images, without the text tower's weights; raises a ModelError without a vision tower."""
+    """Make the spec that only encodes images; raises a ModelError without a vision tower."""
     return ShardSpec(LayerRange(0, config.required_vision.num_layers), NOTHING)
 
 
 def text_only(config: ModelConfig) -> ShardSpec:
-    """Make the spec that encodes captions and queries, without the vision tower's weights.
-
-    Raises a ModelError without a text tower.
-    """
+    """Make the spec that only encodes captions and queries; raises a ModelError without a text tower."""
     return ShardSpec(NOTHING, LayerRange(0, config.required_text.num_layers))
 
 

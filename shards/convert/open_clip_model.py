@@ -42,8 +42,9 @@ _IGNORED = ("attn_mask", "text.attn_mask", "text.transformer.embeddings.position
 def import_open_clip(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
     """Convert a model saved by open_clip into a model folder.
 
-    `src` has open_clip_config.json, safetensors and the tokeniser's files. `out` must be missing or empty; `name` defaults to the name of the folder `src`. Raises a ModelError if the
-    checkpoint has something that can't be mapped, or lacks something.
+    `src` has open_clip_config.json, safetensors and the tokeniser's files. `out` must be missing or empty; `name`
+    defaults to the name of the folder `src`. Raises a ModelError if the checkpoint has something that can't be mapped,
+    or lacks something.
     """
     folder = find_model_folder(src)
     theirs, images = read_open_clip_config(folder)

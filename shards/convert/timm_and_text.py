@@ -1,4 +1,4 @@
-"""Import of a timm vision tower and a transformers text tower, trained separately, with fresh projections into one space."""
+"""Import of separately trained timm vision and transformers text towers, with fresh projections into one space."""
 
 from __future__ import annotations
 

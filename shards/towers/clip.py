@@ -192,7 +192,7 @@ _VISION_BLOCK = {
 
 
 def clip_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Return transformers' names of one of a ViT's tensors; older versions nest the tower once more in a dual encoder."""
+    """Return transformers' names of one of a ViT's tensors; older versions nest the tower in one more module."""
     nested = "vision_model." if any(each.startswith("vision_model.") for each in names) else ""
     if name == "cls_token":
         return (f"{nested}embeddings.class_embedding",)

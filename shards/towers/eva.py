@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class EvaTower(TimmVisionTower):
-    """An Eva as timm builds it. Every range of layers recomputes the rotary positions: they don't depend on the image."""
+    """An Eva as timm builds it. Every range of layers recomputes the rotary positions: they don't depend on images."""
 
     label = "EVA"
 

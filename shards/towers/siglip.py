@@ -70,9 +70,7 @@ class SiglipTextTower(PreNormTextTower):
         return torch.full((num_rows,), self.tokens_in(num_tokens))
 
     def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Raise a ModelError if an id, int32 (N,), is outside the vocabulary or captions aren't padded to one valid
-        length.
-        """
+        """Raise a ModelError for an id, int32 (N,), outside the vocabulary, or captions not padded to one valid length."""
         super().check_input(values, lengths)
         shortest, longest = int(lengths.min()), int(lengths.max())
         if shortest != longest:
