@@ -41,10 +41,8 @@ class GroundTruths:
 
 @dataclass(frozen=True)
 class Meter:
-    """Measurement of an index.
-
-    `vectors_of` returns the vectors of rows, (n, E), as exact as available; `selector` has the rows that may be found,
-    None for all.
+    """Measurement of an index; `vectors_of` returns vectors, (n, E), as exact as available; `selector` None means all
+    rows.
     """
 
     index: faiss.Index | DiskIndex
@@ -142,7 +140,6 @@ class Meter:
 
 
 def _times_s(run: Callable[[Any], object], arguments: Iterable[Any]) -> list[float]:
-    """Measure the seconds of each call, on one thread."""
     times_s = []
     with faiss_build.threads(1):
         for argument in arguments:

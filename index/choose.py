@@ -25,10 +25,7 @@ _FEW = 2  # candidates that are all measured on the large sample, as when memory
 
 @dataclass(frozen=True)
 class DesignChoice:
-    """Designs to build, best first, and all measurements behind them (none for a requested design).
-
-    `projections` are those that the designs use.
-    """
+    """Designs to build, best first, their `projections`, and all measurements (none for a requested design)."""
 
     designs: tuple[Design, ...]
     trials: tuple[DesignTrial, ...]

@@ -152,10 +152,7 @@ class Design:
 
 
 def parse_design(text: str) -> Design:
-    """Parse a design's notation; raises a RetrievalError for an unknown structure.
-
-    FAISS reports other errors when the index is made.
-    """
+    """Parse a design's notation; raises a RetrievalError for an unknown structure (other errors appear when building)."""
     rest, projection, rerank = text.strip(), None, None
     if rest.lower() in KINDS and rest not in KINDS and rest != "Flat":
         raise RetrievalError(f"index kind {text!r} is unknown; kinds are written in lower case: {rest.lower()!r}")
@@ -192,10 +189,7 @@ def _design_in_parts(text: str, factory: str, rerank: str, projection: int | Non
 
 
 def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) -> tuple[Design, ...]:
-    """List the designs to measure for a table, exact search first; `projections` are widths to project to.
-
-    The widths are `QueryDirections.useful_widths`.
-    """
+    """List the designs to measure, exact search first; `projections` are `QueryDirections.useful_widths`."""
     lists = count_lists(num_vectors)
     designs = [
         Design("Flat"),

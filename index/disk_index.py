@@ -35,10 +35,7 @@ class MappedCodes:
     """Codes of vectors in a file that stays open, (n, code size); thread-safe."""
 
     def __init__(self, file: BinaryIO, code_size: int, *, on_disk: bool) -> None:
-        """Map an open file whose hash the caller has checked.
-
-        With `on_disk`, memory does not hold the file; otherwise all of it is requested now, and nothing later.
-        """
+        """Map an open file whose hash the caller has checked; unless `on_disk`, all of it is requested now."""
         self._map, self.on_disk = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), on_disk
         # Otherwise the kernel reads ahead around each page, and evicts pages in use for it.
         self._map.madvise(mmap.MADV_RANDOM if on_disk else mmap.MADV_WILLNEED)

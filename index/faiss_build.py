@@ -58,10 +58,7 @@ def train(design: Design, table: VectorTable, projection: Floats | None = None) 
 
 
 def rerank_with(base: faiss.Index, design: Design, table: VectorTable) -> faiss.Index:
-    """Add re-ranking to an index of the same design without it; the result equals `build`'s.
-
-    `base` holds every vector of the table; several designs may share it.
-    """
+    """Add re-ranking to an index without it, as `build` does; `base` holds every vector and may serve several designs."""
     with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"):
         rerank = faiss.index_factory(table.dim, design.rerank, faiss.METRIC_INNER_PRODUCT)
         rerank.train(table.take(table.sample(design.num_training, TRAINING_SEED)))
@@ -170,16 +167,10 @@ def write(index: faiss.Index, path: Path) -> None:
 
 
 def read(file: BinaryIO) -> faiss.Index:
-    """Read an index from an open file whose hash the caller has checked (FAISS trusts index files).
-
-    Raises RuntimeError if FAISS does not know the format.
-    """
+    """Read an index from a file whose hash is checked (FAISS trusts index files); raises RuntimeError if malformed."""
     return faiss.read_index(faiss.PyCallbackIOReader(file.read, READ_BYTES))
 
 
 def map_file(path: Path) -> faiss.Index:
-    """Map an index file: vectors are read as searches touch them, once for all processes.
-
-    Raises RuntimeError if FAISS does not know the format.
-    """
+    """Map an index file, once for all processes; raises RuntimeError if FAISS does not know the format."""
     return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)

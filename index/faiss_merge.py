@@ -58,10 +58,7 @@ def build_part(template: Path, blocks: Iterable[Floats], out: Path) -> int:
 
 
 def merge_parts(template: Path, parts: Sequence[Path], out: Path) -> int:
-    """Write the index of all parts' rows, in the order of the parts; returns their number.
-
-    `can_be_merged` must hold for the trained, empty template.
-    """
+    """Write the rows of all parts in order, and return their number; `can_be_merged` must hold for the empty template."""
     shell = faiss.read_index(str(template))
     opened = [faiss.read_index(str(part), faiss.IO_FLAG_MMAP_IFC) for part in parts]
     num_rows = sum(part.ntotal for part in opened)

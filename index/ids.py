@@ -32,7 +32,6 @@ class Changes:
         return int(np.count_nonzero(self.removed))
 
     def __bool__(self) -> bool:
-        """Whether there are changes."""
         return bool(self.num_removed or len(self.added))
 
 

@@ -146,10 +146,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """Read and check a version's manifest.
-
-    Raises a RetrievalError if it is missing or broken, or a newer release wrote it.
-    """
+    """Read a version's manifest; raises a RetrievalError if it is missing, broken, or of a newer release."""
     path = Path(folder) / MANIFEST_NAME
     content = _read_json(path)
     if content.get("format_version") == 1:

@@ -190,10 +190,7 @@ def _update_ground_truth(
 
 
 def _measure(meter: Meter, ground_truths: GroundTruths, before: Manifest) -> TunedIndex:
-    """Keep the search parameters if they still find as much, else raise them.
-
-    Raises a RebuildNeededError if no search parameters find as much as after the build.
-    """
+    """Keep the search parameters if they find as much, else raise them, or raise a RebuildNeededError if none do."""
     wanted = min(before.target_recall, before.built_recall_at_10)
     curve, point = meter.tune_from(ground_truths.asked, before.parameters, wanted)
     if point.recall_at_10 < min(before.built_recall_at_10 - MAX_RECALL_LOSS, wanted - CHANCE):

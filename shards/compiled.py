@@ -23,10 +23,7 @@ THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 def compile_layers(shard: Shard) -> Callable[[], None]:
-    """Compile the layers of both towers in place when they are first called; returns what makes them eager again.
-
-    Weights and their names stay as they are.
-    """
+    """Compile the layers of both towers in place (same weights and names) on first use; returns what undoes it."""
     layers: list[Any] = []
     for side, tower in shard.config.towers.items():
         module = getattr(shard, side)

@@ -132,10 +132,7 @@ def find_model_folder(path: str | Path) -> Path:
 
 
 def load_model_config(folder: str | Path) -> ModelConfig:
-    """Read `config.json` of a model folder.
-
-    Raises a ModelError if the file is missing, not JSON, another library's, or breaks a rule.
-    """
+    """Read a model folder's `config.json`; raises a ModelError if it is missing, invalid, or another library's."""
     path = Path(folder) / CONFIG_FILE
     tree = read_json(path, _cure(Path(folder)))
     if "format_version" not in tree and {"model_type", "architecture", "architectures"} & tree.keys():

@@ -71,7 +71,6 @@ def measure_int8_benefit(folder: str | Path, device: str = "cpu", *, num_threads
 
 
 def _time_towers(folder: Path, config: ModelConfig, device: str) -> dict[str, float]:
-    """Return the seconds of all layers, by dtype."""
     seconds: dict[str, float] = dict.fromkeys(COMPARED, 0.0)
     for side, tower in config.towers.items():
         middle = tower.num_layers // 2

@@ -90,5 +90,4 @@ def _cheapest_cuts(sizes: Lengths, counts: Lengths, price: float) -> list[int]:
 
 
 def _tokens(sizes: Lengths, counts: Lengths, stops: list[int]) -> int:
-    """Count the tokens of ranges, including padding."""
     return sum(int(counts[start:stop].sum() * sizes[stop - 1]) for start, stop in pairwise([0, *stops]))

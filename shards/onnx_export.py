@@ -208,7 +208,6 @@ def _text(shard: Shard, config: ModelConfig) -> Export:
 
 
 def _vision(shard: Shard, config: ModelConfig) -> Export:
-    """Return module, example, names of the inputs and their free axes."""
     tower = config.required_vision
     if not isinstance(tower, NaFlexTower):
         pixels = torch.zeros((2, tower.side_px, tower.side_px, 3), dtype=torch.uint8)

@@ -95,10 +95,7 @@ class TwinTower(nn.Module):
 
 
 def load_towers(folder: str | Path, *, device: str = "cpu") -> TwinTower:
-    """Load the whole model in float32, in evaluation mode.
-
-    Raises a ModelError if the folder is no model folder, or its weights don't fit its configuration.
-    """
+    """Load the whole model in float32, in evaluation mode; raises a ModelError for a broken model folder."""
     config, torch_device = load_model_config(folder), torch.device(device)
     with torch.device("meta"):
         towers = TwinTower(config)

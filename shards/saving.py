@@ -29,10 +29,7 @@ MAX_FILE_BYTES = 4 << 30
 
 @contextmanager
 def staged_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary sibling folder to write into; it is renamed to `folder` when the block succeeds.
-
-    Raises a ModelError if the folder exists and isn't empty.
-    """
+    """Yield a temporary folder, renamed to `folder` on success; raises a ModelError if `folder` isn't empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ModelError(f"{folder}: there is something already; name a folder that doesn't exist yet")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +86,6 @@ def stream_weights(
 
 
 def _plan_parts(shapes: Shapes, value_bytes: int, max_file_bytes: int) -> list[list[str]]:
-    """Return the names of the tensors of each file."""
     parts: list[list[str]] = [[]]
     size_bytes = 0
     for name, shape in shapes.items():

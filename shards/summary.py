@@ -67,10 +67,7 @@ class ModelSummary:
 
 
 def describe_model(folder: str | Path) -> ModelSummary:
-    """Summarise a model folder; besides the fingerprint, only headers are read.
-
-    Raises a ModelError if it is no model folder, or its weights don't fit its configuration.
-    """
+    """Summarise a model folder, by headers and the fingerprint; raises a ModelError if it is broken."""
     folder = Path(folder)
     config = load_model_config(folder)
     entries = read_entries(folder)

@@ -90,10 +90,7 @@ def read_query(tokenizer: Any, text: str, scores: Callable[[], Mapping[str, floa
 
 
 def _knows_word(tokenizer: Any, word: str) -> bool | None:
-    """Whether a tokeniser knows a word, possibly as pieces; None if it knows only some of its letters.
-
-    A word without any letter, digit or symbol counts as known.
-    """
+    """Whether a tokeniser knows a word (also one of only marks), possibly as pieces; None if only some of its letters."""
     found = _tokens(tokenizer, word)
     contents = [
         is_known

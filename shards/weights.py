@@ -79,10 +79,7 @@ def stored_names(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Path]
 
 
 def read_index(index: Path, suffix: str) -> dict[str, str]:
-    """Read which file of its folder holds each tensor, all with the suffix (without the dot).
-
-    Raises a ModelError if the index is missing, broken, or names anything else.
-    """
+    """Read which file, all with `suffix` (without the dot), holds each tensor; raises a ModelError if it is broken."""
     weight_map = read_json(index, "fetch it again").get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{index}: found no weight_map of names to files; fetch it again")
@@ -117,10 +114,7 @@ def check_present(files: Mapping[str, Path], index: Path) -> None:
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """Read the header of one safetensors file.
-
-    Raises a ModelError if the file is missing, not safetensors, or shorter than its header says.
-    """
+    """Read the header of a safetensors file; raises a ModelError if the file is missing, malformed or truncated."""
     try:
         size_bytes = path.stat().st_size
         with path.open("rb") as file:

@@ -86,7 +86,6 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def _importer(folder: Path) -> Importer:
-    """Return the functions for what a folder holds."""
     path = folder / CONFIG_FILE
     tree = read_json(path, "") if path.is_file() else {}
     model_type = str(tree.get("model_type"))

@@ -25,10 +25,7 @@ _PREFIX = re.compile(r"^(?:module|_orig_mod|model|backbone)\.")
 
 
 def weights_hint(path: Path) -> str:
-    """Say what a file of weights is, and which file or command turns it into a checkpoint.
-
-    Only tensors and plain values of pickles are read.
-    """
+    """Say what a file of weights is, and what makes a checkpoint of it; reads only tensors and plain values of pickles."""
     if zipfile.is_zipfile(path) and _is_torchscript(path):
         return (
             "this is a TorchScript program, whose weights have no configuration; save the model that it was made of "
@@ -154,7 +151,6 @@ def _kind_of(folder: Path) -> str | None:
 
 
 def _side_of(model_type: str) -> str:
-    """Return the side of a transformers tower: `vision` or `text`."""
     for side in ("vision", "text"):
         if side in model_type:
             return side

@@ -59,10 +59,7 @@ def import_open_clip(src: str | Path, out: str | Path, *, name: str | None = Non
 
 
 def read_model_config(folder: Path, name: str) -> ModelConfig:
-    """Read the configuration of a model saved by open_clip; weights and tokeniser may be missing.
-
-    Raises a ModelError for anything that can't be mapped.
-    """
+    """Read the configuration, which needs no weights or tokeniser; raises a ModelError for what can't be mapped."""
     theirs, images = read_open_clip_config(folder)
     names = frozenset(stored_names(folder, f"{_prefix(folder)}{WEIGHTS_FILE}"))
     sides: dict[str, Side[Tower]] = {"vision": read_vision(theirs, folder), "text": read_text(theirs, names, folder)}
@@ -110,7 +107,6 @@ def open_clip_sources(config: ModelConfig, sides: Mapping[str, Side[Tower]]) -> 
 def _import_tensors(
     files: Mapping[str, Path], config: ModelConfig, sides: Mapping[str, Side[Tower]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the model's tensors in order."""
     sources = open_clip_sources(config, sides)
     scales = {name: shape for name, shape in OPTIONAL_SHAPES.items() if name in files}
     used = {source.name for source in sources.values() if source is not None} | scales.keys()

@@ -205,15 +205,11 @@ def _text_projection(config: OpenClipConfig, prefix: str) -> tuple[Projection, d
 
 
 def _linear(name: str, *, bias: bool) -> dict[str, Source]:
-    """Return the sources of a projection that is a linear layer."""
     return {f"projection.{leaf}": Source(f"{name}.{leaf}") for leaf in ("weight", "bias") if bias or leaf == "weight"}
 
 
 def read_hf_text(config: OpenClipConfig, names: frozenset[str], folder: Path) -> Side[TextTower]:
-    """Read a text tower of transformers.
-
-    Raises a ModelError if it can't be built here, or its configuration isn't on this machine.
-    """
+    """Read a text tower of transformers; raises a ModelError if unsupported, or its configuration isn't local."""
     section, prefix = config.text_cfg, "text.transformer."
     tree = _hf_config(str(section.hf_model_name), folder)
     kind = str(tree["model_type"])

@@ -82,10 +82,7 @@ def _convert(pickle: Path, folder: Path) -> dict[str, Path]:
 
 
 def load_values(pickle: Path) -> object:
-    """Load tensors and plain values of a pickle, mapped from the file if its format allows that.
-
-    Raises a ModelError if the file is damaged, not torch's, or holds anything else.
-    """
+    """Load tensors and plain values of a pickle, mapped if possible; raises a ModelError for any other content."""
     import torch
 
     with pickle.open("rb") as file:
@@ -104,7 +101,6 @@ def load_values(pickle: Path) -> object:
 
 
 def _load(pickle: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a pickle by name."""
     state = load_values(pickle)
     if not isinstance(state, dict):
         raise ModelError(f"{pickle}: found one {type(state).__name__}, expected tensors by name; save a state_dict")

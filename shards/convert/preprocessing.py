@@ -60,10 +60,7 @@ def _has_processor(folder: Path) -> bool:
 
 
 def _read_processor(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Read an image processor's settings from its own file, or from the one it shares with a tokeniser.
-
-    Raises a ModelError if the folder has neither.
-    """
+    """Read an image processor's settings from its own file or one shared with a tokeniser; raises a ModelError if none."""
     path = folder / PROCESSOR_FILE
     if path.is_file():
         return path, read_json(path, "")
@@ -265,7 +262,6 @@ def export_tokenizer_config(tokenizer_json: str, text: TextTower, max_tokens: in
 
 
 def _padding_of(token: str | None, token_id: int | None, side: str = "right") -> dict[str, Any]:
-    """Make tokenizers' padding settings."""
     return {"pad_token": token, "pad_id": token_id, "direction": side}
 
 

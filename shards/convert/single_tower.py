@@ -51,10 +51,7 @@ def import_tower(src: str | Path, out: str | Path, *, name: str | None = None) -
 
 
 def read_tower_config(folder: Path, name: str) -> ModelConfig:
-    """Read the configuration of a tower saved by transformers; weights and processors may be missing.
-
-    Raises a ModelError for anything that can't be mapped.
-    """
+    """Read the configuration, which needs no weights or processors; raises a ModelError for what can't be mapped."""
     path = folder / CONFIG_FILE
     tree = read_json(path, "give the folder of a model that transformers saved")
     names = frozenset(bare_names(stored_names(folder)))
@@ -79,10 +76,7 @@ def import_timm(src: str | Path, out: str | Path, *, name: str | None = None) ->
 
 
 def read_timm_config(folder: Path, name: str) -> ModelConfig:
-    """Read the configuration of a vision tower saved by timm, whose weights may be missing.
-
-    Raises a ModelError for anything that can't be mapped.
-    """
+    """Read the configuration, which needs no weights; raises a ModelError for what can't be mapped."""
     return _timm_config(build_timm_model(folder), folder, name)
 
 

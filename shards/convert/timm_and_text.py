@@ -88,7 +88,6 @@ def _read_text(folder: Path, files: Mapping[str, Path]) -> tuple[TextTower, Name
 def _joined_tensors(
     config: ModelConfig, module: Any, files: Mapping[str, Path], names: Names, seed: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the joined model's tensors in order."""
     from shards.fresh import fresh_tensors
 
     fresh = dict(fresh_tensors(config, seed, ("vision_head.", "text_head.", LOGIT_SCALE)))

@@ -91,10 +91,7 @@ def _create(folder: Path, *, pretrained: bool) -> Any:
 
 
 def read_timm_tower(model: Any, folder: Path) -> TimmVisionTower:
-    """Describe a timm model, and check that building from the description gives the same model.
-
-    Raises a ModelError if the model has something that we don't build.
-    """
+    """Describe a timm model; raises a ModelError unless building from the description gives the same model."""
     from timm.models.eva import Eva
     from timm.models.naflexvit import NaFlexVit
     from timm.models.vision_transformer import VisionTransformer
@@ -178,7 +175,6 @@ def _describe_shared(model: Any, folder: Path) -> dict[str, Any]:
 
 
 def _describe_front(model: Any, folder: Path) -> dict[str, Any]:
-    """Return the settings of the embeddings of a VisionTransformer or Eva."""
     return {
         "image_size": one_side(model.patch_embed.img_size, "img_size", folder),
         "patch_size": one_side(model.patch_embed.patch_size, "patch_size", folder),

@@ -45,10 +45,7 @@ def import_transformers(src: str | Path, out: str | Path, *, name: str | None = 
 
 
 def read_transformers_config(folder: Path, name: str) -> ModelConfig:
-    """Read the configuration of a saved two-tower model; weights and processors may be missing.
-
-    Raises a ModelError for anything that can't be mapped.
-    """
+    """Read the configuration, which needs no weights or processors; raises a ModelError for what can't be mapped."""
     return _import_config(folder, frozenset(stored_names(folder)), name, is_complete=False)[0]
 
 

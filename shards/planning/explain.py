@@ -116,7 +116,7 @@ def _explain_refused_search(problem: PlacementProblem) -> str:
 
 
 def _higher_caps(problem: PlacementProblem, num_stages: int) -> list[str]:
-    """Return the options that raise one cap as far as the stages need, where that is enough."""
+    """Return the options that raise one cap as far as the stages need, if that is enough."""
     least = {option: _least_cap(problem, num_stages, field) for option, field in CAPS.items()}
     return [f"{option} {_size_text(cap)}" for option, cap in least.items() if cap is not None]
 
@@ -197,10 +197,7 @@ def equal_parts(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:
 
 
 def compare_with_equal_parts(problem: PlacementProblem, num_stages: int) -> PlanComparison:
-    """Place the planned cut and equal parts on the same devices, each as well as possible.
-
-    Raises ValueError if not even the planned cut fits.
-    """
+    """Place the planned cut and equal parts as well as possible on the same devices; raises ValueError if neither fits."""
     placement = best_placement(problem, num_stages)
     if placement is None:
         raise ValueError("no cut fits; plan first")

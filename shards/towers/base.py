@@ -277,9 +277,8 @@ class Tower(ModelSection):
     def reference(
         self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute pooled features (F, D) by the library's own forward function, with the whole tower.
-
-        `values` are as for `front`, `lengths` and `grids` as for `layout`.
+        """Compute pooled features (F, D) by the library's own forward function; `values` as for `front`, others as for
+        `layout`.
         """
 
     def use_plain_attention(self, module: Any) -> None:

@@ -145,7 +145,6 @@ class ClipTextTower(PreNormTextTower):
 
 
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> ClipTextTower:
-    """Read the configuration of a text tower."""
     del names
     fields = {key: getattr(theirs, key) for key in ClipTextTower.model_fields if key != "family"}
     if fields["eos_token_id"] == 2:

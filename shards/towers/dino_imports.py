@@ -92,7 +92,6 @@ def _read_dinov2(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
 
 
 def _read_dinov3(theirs: Any, names: frozenset[str], where: Path) -> EvaTower:
-    """Read the configuration of a DINOv3."""
     del names
     biases = (theirs.query_bias, theirs.key_bias, theirs.value_bias)
     if theirs.query_bias != theirs.value_bias or (theirs.key_bias and not theirs.query_bias):
@@ -158,7 +157,6 @@ def _find(
 
 
 def _class_token(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return the class token with its position added."""
     token, positions = tensors
     return token + positions[:, :1]
 

@@ -39,10 +39,7 @@ def without_token_id_warnings() -> Iterator[None]:
 
 
 def parse_config(config_class: str, tree: Mapping[str, Any], where: Path) -> Any:
-    """Make a transformers configuration from the content of a config.json; missing keys get its defaults.
-
-    Raises a ModelError if a value has the wrong type.
-    """
+    """Parse a config.json; missing keys get transformers' defaults, a value of a wrong type raises a ModelError."""
     import transformers
     from huggingface_hub.errors import StrictDataclassError
 

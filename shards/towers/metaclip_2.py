@@ -27,7 +27,6 @@ class MetaClip2TextTower(ClipTextTower):
 
 
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> MetaClip2TextTower:
-    """Read the configuration of a text tower."""
     del names
     fields = {key: getattr(theirs, key) for key in MetaClip2TextTower.model_fields if key != "family"}
     fields["pad_token_id"] = fields["eos_token_id"]  # no token sees what follows the end

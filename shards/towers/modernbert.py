@@ -151,7 +151,6 @@ class ModernBertTower(TextEncoderTower):
 
 
 def _read(theirs: Any, names: frozenset[str], where: Path) -> ModernBertTower:
-    """Read the configuration of a checkpoint."""
     del names
     kinds, rope = theirs.layer_types, theirs.rope_parameters
     for kind, settings in rope.items():

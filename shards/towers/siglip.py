@@ -70,7 +70,7 @@ class SiglipTextTower(PreNormTextTower):
         return torch.full((num_rows,), self.tokens_in(num_tokens))
 
     def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Raise a ModelError for an id, int32 (N,), outside the vocabulary, or captions not padded to one valid length."""
+        """Raise a ModelError for ids, int32 (N,), outside the vocabulary, or captions not padded to one length."""
         super().check_input(values, lengths)
         shortest, longest = int(lengths.min()), int(lengths.max())
         if shortest != longest:
@@ -95,7 +95,6 @@ class SiglipTextTower(PreNormTextTower):
 
 
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> SiglipTextTower:
-    """Read the configuration of a text tower."""
     del names
     fields = {key: getattr(theirs, key) for key in SiglipTextTower.model_fields if key != "family"}
     fields["pad_token_id"] = fields["pad_token_id"] or 0  # the tokeniser pads, with its own id

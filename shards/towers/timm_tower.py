@@ -25,10 +25,7 @@ Mlp = Literal["mlp", "swiglu", "swiglu_packed"]
 
 
 def known_options(kind: type, options: dict[str, Any], unset: dict[str, Any]) -> dict[str, Any]:
-    """Select the options that a timm class accepts; older versions that lack one behave as its unset value says.
-
-    Raises a ModelError if the tower needs one that the installed version lacks.
-    """
+    """Drop options that an older timm lacks if their values say what it does; raises a ModelError if one is needed."""
     missing = unset.keys() - signature(kind).parameters.keys()
     for name in sorted(missing):
         if options[name] != unset[name]:
