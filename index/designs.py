@@ -152,7 +152,7 @@ class Design:
 
 
 def parse_design(text: str) -> Design:
-    """Parse a design's notation; raises a RetrievalError for an unknown structure (other errors appear when building)."""
+    """Parse a design's notation; raises a RetrievalError for an unknown structure (FAISS finds other errors)."""
     rest, projection, rerank = text.strip(), None, None
     if rest.lower() in KINDS and rest not in KINDS and rest != "Flat":
         raise RetrievalError(f"index kind {text!r} is unknown; kinds are written in lower case: {rest.lower()!r}")

@@ -58,7 +58,7 @@ def train(design: Design, table: VectorTable, projection: Floats | None = None) 
 
 
 def rerank_with(base: faiss.Index, design: Design, table: VectorTable) -> faiss.Index:
-    """Add re-ranking to an index without it, as `build` does; `base` holds every vector and may serve several designs."""
+    """Add re-ranking, as `build` does, to an index of every vector, which may serve several designs."""
     with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"):
         rerank = faiss.index_factory(table.dim, design.rerank, faiss.METRIC_INNER_PRODUCT)
         rerank.train(table.take(table.sample(design.num_training, TRAINING_SEED)))

@@ -58,7 +58,7 @@ def build_part(template: Path, blocks: Iterable[Floats], out: Path) -> int:
 
 
 def merge_parts(template: Path, parts: Sequence[Path], out: Path) -> int:
-    """Write the rows of all parts in order, and return their number; `can_be_merged` must hold for the empty template."""
+    """Write the rows of all parts in order; returns their number. `can_be_merged` must hold for the template."""
     shell = faiss.read_index(str(template))
     opened = [faiss.read_index(str(part), faiss.IO_FLAG_MMAP_IFC) for part in parts]
     num_rows = sum(part.ntotal for part in opened)

@@ -188,7 +188,7 @@ def _write_queries(path: Path, ground_truths: GroundTruths, centre: Floats) -> N
 
 
 def read_queries(folder: Path, manifest: Manifest) -> tuple[GroundTruths, Floats]:
-    """Read the queries' ground truth and the mean of the built vectors; raises a RetrievalError if missing or altered."""
+    """Read ground truth and the mean of the built vectors; raises a RetrievalError if missing or altered."""
     with np.load(io.BytesIO(_read_checked(folder / QUERIES_NAME, manifest)), allow_pickle=False) as arrays:
 
         def ground_truth(name: str) -> GroundTruth:

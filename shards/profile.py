@@ -67,7 +67,7 @@ class TimedPart:
 
 
 def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint: str | None = None) -> ModelCosts:
-    """Measure embeddings, a layer and the head of each tower, and a copy; raises a ModelError for a broken model folder."""
+    """Measure each tower's embeddings, layer and head, and a copy; raises a ModelError for a broken model folder."""
     config = load_model_config(folder)
     with torch_threads(setting.num_threads):
         vision, vision_bytes = _measure_tower(folder, config, "vision", setting)

@@ -90,7 +90,7 @@ def read_query(tokenizer: Any, text: str, scores: Callable[[], Mapping[str, floa
 
 
 def _knows_word(tokenizer: Any, word: str) -> bool | None:
-    """Whether a tokeniser knows a word (also one of only marks), possibly as pieces; None if only some of its letters."""
+    """Whether a tokeniser knows a word, as pieces or if it has only marks; None if it knows only some letters."""
     found = _tokens(tokenizer, word)
     contents = [
         is_known

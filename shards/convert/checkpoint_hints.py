@@ -25,7 +25,7 @@ _PREFIX = re.compile(r"^(?:module|_orig_mod|model|backbone)\.")
 
 
 def weights_hint(path: Path) -> str:
-    """Say what a file of weights is, and what makes a checkpoint of it; reads only tensors and plain values of pickles."""
+    """Say what a file of weights is, and what makes a checkpoint of it; pickles run no code."""
     if zipfile.is_zipfile(path) and _is_torchscript(path):
         return (
             "this is a TorchScript program, whose weights have no configuration; save the model that it was made of "

@@ -60,7 +60,7 @@ def _has_processor(folder: Path) -> bool:
 
 
 def _read_processor(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Read an image processor's settings from its own file or one shared with a tokeniser; raises a ModelError if none."""
+    """Read an image processor's settings, from its own file or one shared with a tokeniser, or raise a ModelError."""
     path = folder / PROCESSOR_FILE
     if path.is_file():
         return path, read_json(path, "")

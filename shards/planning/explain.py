@@ -197,7 +197,7 @@ def equal_parts(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:
 
 
 def compare_with_equal_parts(problem: PlacementProblem, num_stages: int) -> PlanComparison:
-    """Place the planned cut and equal parts as well as possible on the same devices; raises ValueError if neither fits."""
+    """Place the best cut and equal parts on the same devices; raises ValueError if the best cut doesn't fit."""
     placement = best_placement(problem, num_stages)
     if placement is None:
         raise ValueError("no cut fits; plan first")

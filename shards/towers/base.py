@@ -277,9 +277,7 @@ class Tower(ModelSection):
     def reference(
         self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute pooled features (F, D) by the library's own forward function; `values` as for `front`, others as for
-        `layout`.
-        """
+        """Compute pooled features (F, D) by the library's own forward function; arguments as for `front` and `layout`."""
 
     def use_plain_attention(self, module: Any) -> None:
         """Turn off fused attention."""

@@ -162,7 +162,7 @@ class EvaTower(TimmVisionTower):
         return normed
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run blocks in order with the whole grid's positions; (F, L, D) to (F, L, D). Patch dropout raises a ModelError."""
+        """Run blocks with the whole grid's positions; (F, L, D) to (F, L, D). Patch dropout raises a ModelError."""
         del layout
         if self.rope != "none" and x_FLD.shape[1] != self.num_tokens:
             raise ModelError(

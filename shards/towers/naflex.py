@@ -221,7 +221,7 @@ class NaFlexTower(TimmVisionTower):
         return torch.cat([interpolate(table_1SS2, size=(side, 2), **settings)[0, :, :, 0].T for side in sides])
 
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> PatchGrids:
-        """Lay out frames in a rectangle as wide as the longest; raises a ModelError if grids are missing or don't match."""
+        """Lay out frames in a rectangle as wide as the longest; raises a ModelError if grids don't match."""
         from shards.layouts import PatchGrids
 
         if grids is None:

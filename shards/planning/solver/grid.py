@@ -32,7 +32,7 @@ class LayerRanges:
 
     @staticmethod
     def between(cuts: Sequence[int], min_layers: int) -> "LayerRanges":
-        """Make all ranges of at least `min_layers` layers that start and stop at the cuts; the last cut is the depth."""
+        """Make all ranges of at least `min_layers` layers that start and stop at the cuts; the last is the depth."""
         found = [(start, stop) for start in cuts for stop in cuts if stop - start >= min_layers]
         starts, stops = np.array(found, dtype=np.int64).reshape(-1, 2).T
         return LayerRanges(cuts[-1], starts, stops)
@@ -56,7 +56,7 @@ class LayerRanges:
         return self.total(costs.front_s, costs.layer_s * self.num_layers, costs.head_s)
 
     def total(self, front: float, layers: NDArray[Any], head: float) -> Floats:
-        """Sum figures of each range, (V,): of the embeddings, of the layers (V,), and of what follows the last layer."""
+        """Sum figures of each range, (V,): of the embeddings, of the layers, (V,), and of what follows the last."""
         has_layers = self.num_layers > 0
         holds_front, holds_head = (self.starts == 0) & has_layers, (self.stops == self.depth) & has_layers
         total: Floats = front * holds_front + layers + head * holds_head
@@ -131,7 +131,7 @@ def _vision_weights(problem: PlacementProblem, ranges: LayerRanges) -> Floats:
 
 
 def _text_weights(problem: PlacementProblem, ranges: LayerRanges) -> Floats:
-    """Return the bytes of each text range, (T,); a group of shared weights counts once in each range that applies it."""
+    """Return the bytes of each text range, (T,); a group of shared weights counts once per range that applies it."""
     text, sizes = problem.config.text, problem.part_bytes
     if text is None:
         return np.zeros(len(ranges.starts))

@@ -76,7 +76,7 @@ class Steps:
         return least + cost <= limit
 
     def _least(self, cost: Floats, corner: int, near: Ints, far: Ints) -> Floats:
-        """Return the least cost between a corner and each cut; each step has one end near the corner and one far from it."""
+        """Return the least cost between a corner and each cut; steps have an end near the corner and a far one."""
         found = np.full((self.num_stages + 1, self.num_cuts), np.inf)
         found[0, corner] = 0.0
         for number in range(1, self.num_stages + 1):

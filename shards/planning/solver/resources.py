@@ -127,7 +127,7 @@ class Resources:
         return caps
 
     def uses(self, pool_index: int, rate: float | Floats, costs: StageCosts) -> Iterator[tuple[int, Floats]]:
-        """Yield what stages on one pool use: the resource's number and the amount; `rate` may be an array that broadcasts."""
+        """Yield the number and amount of each resource that stages on one pool use; `rate` may be an array."""
         pool = self.problem.pools[pool_index]
         cores = rate * costs.cpu_seconds
         if self.problem.num_cores is not None:
@@ -149,7 +149,7 @@ class Resources:
         return table
 
     def parts(self, stages: Stages, rate: float) -> Floats:
-        """Compute what each stage uses, as fractions of the capacities, (R, E); infinite if it exceeds one by itself."""
+        """Compute each stage's uses as fractions of the capacities, (R, E); infinite if it exceeds one by itself."""
         caps = self.capacities(np.array([rate]))
         uses = self.of(stages, rate)
         with np.errstate(divide="ignore", invalid="ignore"):
