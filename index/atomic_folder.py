@@ -20,10 +20,7 @@ _PREFIX = ".building-"
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes `out` when the block succeeds, and is removed otherwise.
-
-    Raises a RetrievalError if `out` already exists, even if another process made it meanwhile.
-    """
+    """Yield an empty folder that becomes `out` if the block succeeds; raises a RetrievalError if `out` exists by then."""
     _refuse_existing(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     folder, lock = _make_locked(out)

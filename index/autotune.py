@@ -41,9 +41,7 @@ class GroundTruths:
 
 @dataclass(frozen=True)
 class Meter:
-    """Measurement of an index; `vectors_of` returns vectors, (n, E), as exact as available; `selector` None means all
-    rows.
-    """
+    """Measurement of an index; `vectors_of` is as exact as available, (n, E); `selector` None means all rows."""
 
     index: faiss.Index | DiskIndex
     design: Design

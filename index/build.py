@@ -125,10 +125,7 @@ def _build_best(
     folder: Path,
     timer: StepTimer,
 ) -> TunedIndex:
-    """Build designs, best first, until one keeps the constraints on the whole table; a requested one always does.
-
-    Raises a RetrievalError with the figures if none keeps them.
-    """
+    """Build designs, best first, until one keeps the constraints (a requested one does), or raise a RetrievalError."""
     missed = []
     for design in choice.designs[:_MAX_BUILT]:
         LOG.info(f"building {design} of {vectors_text(table.num_vectors)}")

@@ -89,10 +89,7 @@ class Projections:
         return self._directions.useful_widths() if self._directions else ()
 
     def of(self, design: Design) -> Floats | None:
-        """Compute the matrix that a design projects with, (width, E); None if it doesn't project.
-
-        Raises a RetrievalError if there are no queries to learn the directions from.
-        """
+        """Compute a design's projection, (width, E), if any; raises a RetrievalError without queries to learn it from."""
         if design.projection is None:
             return None
         if self._directions is None:

@@ -23,10 +23,7 @@ _WRITTEN_ROWS = 65_536
 
 
 def rows_per_part(design: Design, dim: int, build_bytes: int) -> int:
-    """Compute how many rows a part may have to fit into its share of memory.
-
-    Raises a RetrievalError if the memory is too small for a part of a few thousand rows.
-    """
+    """Compute how many rows a part may have; raises a RetrievalError if memory is too small for a few thousand."""
     in_lists = _GROWN_LISTS * (design.num_code_groups // 2 + np.dtype(np.int64).itemsize)
     row_bytes = design.row_code_bytes(dim) + in_lists + np.dtype(np.uint32).itemsize
     rows = int(_PART_SHARE * build_bytes / row_bytes)
@@ -164,7 +161,7 @@ def extend(before: DiskIndex, blocks: Iterable[Floats], num_added: int, folder: 
 
 
 def num_parts_kept(sizes: Sequence[int], num_added: int) -> int:
-    """Count the parts that stay: the last ones join what is added while they are no larger than that. Pure."""
+    """Count the parts that stay: the last ones join what is added while they are no larger than that."""
     num_kept, joined = len(sizes), num_added
     while num_kept and sizes[num_kept - 1] <= joined:
         num_kept -= 1

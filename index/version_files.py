@@ -200,10 +200,7 @@ def read_queries(folder: Path, manifest: Manifest) -> tuple[GroundTruths, Floats
 
 
 def read_contents(folder: Path, manifest: Manifest) -> VersionContents:
-    """Read the ids of all rows, and which of them may be found.
-
-    Raises a RetrievalError if a file is missing, altered, or inconsistent with the manifest.
-    """
+    """Read all rows' ids, and which may be found; raises a RetrievalError for a missing, altered or unfit file."""
     if manifest.parts is None:
         ids = pq.read_table(pa.BufferReader(_read_checked(folder / IDS_NAME, manifest)))
         ids = check_ids(ids, ids.num_rows)

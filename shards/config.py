@@ -23,7 +23,7 @@ Projection = Literal["linear", "mlp", "none"]
 
 
 class ModelConfig(ModelSection):
-    """Configuration of a model with two towers, or with one alone: all but the weights and the tokeniser."""
+    """Configuration of a model with one or two towers: everything but the weights and the tokeniser."""
 
     format_version: Literal[1] = 1
     name: str = Field(min_length=1)

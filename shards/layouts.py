@@ -86,10 +86,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True)
 class Frames:
-    """Layout of images: an element is a frame with all its tokens, so nothing is padded.
-
-    `elements_per_row` is int64 (R,), on the CPU: the frames of each row.
-    """
+    """Layout of images: an element is a frame with all its tokens, so nothing is padded."""
 
     elements_per_row: torch.Tensor
     means: RowMeans
@@ -290,10 +287,7 @@ def check_pixels(pixels_FHWC: torch.Tensor, size_px: int) -> None:
 
 
 def check_tokens(ids_N: torch.Tensor, lengths: torch.Tensor, num_vocabulary: int, max_tokens: int) -> None:
-    """Raise a ModelError if an id is outside the vocabulary or a caption is too long.
-
-    `ids_N` is int32 (N,), the token ids of all captions; `lengths` is int64 (R,), the tokens of each caption.
-    """
+    """Raise a ModelError if a token id, int32 (N,), is outside the vocabulary, or a caption is too long."""
     longest = int(lengths.max())
     if longest > max_tokens:
         raise ModelError(

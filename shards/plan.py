@@ -156,10 +156,7 @@ def plan_placement(problem: PlacementProblem, num_stages: int, *, model_fingerpr
 
 
 def place(problem: PlacementProblem, num_stages: int, *, model_fingerprint: str | None = None) -> PlacedPlan:
-    """Place the stages as `plan_placement` does, and also report what one stage fewer and one more would bring.
-
-    `shards.planning.explain.find_num_stages` gives `num_stages` where it is free. Raises as `plan_placement` does.
-    """
+    """Place the stages as `plan_placement` does, and report what one stage fewer and one more would bring."""
     # The solver needs NumPy; reading plans doesn't.
     from shards.planning.explain import explain_refusal, find_alternative
     from shards.planning.solver.search import best_placement

@@ -58,10 +58,7 @@ class Shard(nn.Module):
     text_head: Any
 
     def __init__(self, config: ModelConfig, spec: ShardSpec, dtype: torch.dtype, *, is_int8: bool = False) -> None:
-        """Build the modules on torch's current default device.
-
-        `dtype` is that of activations; with `is_int8`, the layers' linear weights are int8.
-        """
+        """Build the modules on torch's current default device; `dtype` is that of activations."""
         super().__init__()
         self.config, self.spec, self.dtype = config, spec, dtype
         self.device = torch.device("meta")
@@ -116,10 +113,7 @@ class Shard(nn.Module):
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Batch:
-        """Run the layers on both sides of a batch; a side whose range is empty passes through unchanged.
-
-        Raises a ModelError if pixels or token ids don't fit the model.
-        """
+        """Run the layers on both sides of a batch that have any; raises a ModelError if the input doesn't fit the model."""
         return self.compute(self.arrange(batch).move_to(lambda values: values.to(self.device)))
 
     def arrange(self, batch: Batch, costs: Mapping[str, GroupCosts] = NO_COSTS) -> Arranged:

@@ -92,10 +92,7 @@ def describe_model(folder: str | Path) -> ModelSummary:
 
 
 def untrained_reason(folder: str | Path) -> str | None:
-    """Say why a model's vectors mean nothing yet (random towers, fresh projections); None for a trained model.
-
-    Raises a ModelError if the folder is no model folder.
-    """
+    """Say why a model's vectors mean nothing yet (random towers, fresh projections); None for a trained model."""
     sides = fresh_towers(folder)
     if sides:
         what = f"its {sides[0]} tower has" if len(sides) == 1 else f"its {' and '.join(sides)} towers have"

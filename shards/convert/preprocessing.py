@@ -36,10 +36,7 @@ _RESAMPLE: dict[int, Interpolation] = {1: "lanczos", 2: "bilinear", 3: "bicubic"
 
 
 def import_budget(folder: Path, vision: VisionTower) -> VisionTower:
-    """Give a vision tower the patch budget of the folder's image processor, where both have one.
-
-    Raises a ModelError if the processor's patches differ in size from the tower's, or its budget is invalid.
-    """
+    """Give a vision tower its image processor's patch budget, if both have one; raises a ModelError if they don't fit."""
     if vision.patch_px is None or not _has_processor(folder):
         return vision
     path, settings = _read_processor(folder)
@@ -124,10 +121,7 @@ def import_processor(
 
 
 def export_processor(preprocess: PreprocessConfig) -> dict[str, Any]:
-    """Convert our preprocessing to an image processor's settings, which have no resampler.
-
-    Raises a ModelError if no image processor of transformers does the same.
-    """
+    """Make an image processor's settings (no resampler) for ours; raises a ModelError if none does the same."""
     size, side = preprocess.resize_size or preprocess.image_size, preprocess.image_size
     shapes: dict[str, dict[str, Any]] = {
         "squash": {
@@ -152,10 +146,7 @@ def export_processor(preprocess: PreprocessConfig) -> dict[str, Any]:
 
 
 def _class_settings(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of the class that a file names, for settings that the file lacks.
-
-    Raises a ModelError if the class prepares images in its own way.
-    """
+    """Return the defaults of the class that a file names; raises a ModelError if it prepares images in its own way."""
     from transformers.image_processing_backends import TorchvisionBackend
     from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
 

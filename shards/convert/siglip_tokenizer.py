@@ -42,10 +42,7 @@ def is_siglip_tokenizer(folder: Path, settings: Mapping[str, object]) -> bool:
 
 
 def convert_siglip_tokenizer(folder: Path, settings: Mapping[str, Any]) -> tuple[Any, str]:
-    """Convert spiece.model to a tokeniser of the tokenizers library; also returns its padding token.
-
-    Raises a ModelError if spiece.model is missing, unreadable, or has something that can't be converted.
-    """
+    """Convert spiece.model to a tokeniser of tokenizers, and its padding token, or raise a ModelError."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
     path = folder / SPIECE_FILE

@@ -48,10 +48,7 @@ _POSITION_SETTINGS = (
 
 
 def load_timm_model(folder: Path) -> Any:
-    """Load a timm checkpoint as timm does, renamed keys included, without its classifier.
-
-    Raises a ModelError if it is no timm checkpoint, its weights aren't safetensors, or timm can't load it.
-    """
+    """Load a timm checkpoint (safetensors) as timm does, without classifier; raises a ModelError if timm can't."""
     from shards.loading import check_values
 
     if not (folder / WEIGHTS_FILE).is_file():
@@ -63,10 +60,7 @@ def load_timm_model(folder: Path) -> Any:
 
 
 def build_timm_model(folder: Path) -> Any:
-    """Build the model of a timm checkpoint on torch's meta device, without its weights and classifier.
-
-    Raises a ModelError if it is no timm checkpoint, or timm can't build it.
-    """
+    """Build a timm checkpoint's model on the meta device, without classifier; raises a ModelError if timm can't."""
     import torch
 
     with torch.device("meta"):
@@ -148,10 +142,7 @@ def _require_one_of(folder: Path, part: str, found: Any, known: Collection[str])
 
 
 def _describe_shared(model: Any, folder: Path) -> dict[str, Any]:
-    """Return the settings that both classes have, of a model and its first block; all blocks are compared afterwards.
-
-    Raises a ModelError if the block consists of other parts.
-    """
+    """Return the settings that both classes have, by a model's first block (a ModelError if it has other parts)."""
     from torch.nn import Identity
 
     block = model.blocks[0]
@@ -186,10 +177,7 @@ def _describe_front(model: Any, folder: Path) -> dict[str, Any]:
 
 
 def _activation_of(model: Any, folder: Path) -> VisionActivation:
-    """Return the activation of the MLPs of a VisionTransformer or NaFlexVit that pools only patches.
-
-    Raises a ModelError for another activation, or if class and register tokens are pooled, too.
-    """
+    """Return the activation of the MLPs; raises a ModelError if it is unknown, or if not only patches are pooled."""
     if model.pool_include_prefix:
         raise ModelError(f"{folder}: its pooling takes class and register tokens too, which can't be imported")
     activation = type(model.blocks[0].mlp.act).__name__
@@ -282,10 +270,7 @@ def _describe_eva(eva: Any, folder: Path) -> EvaTower:
 
 
 def _check_same(model: Any, tower: TimmVisionTower, folder: Path) -> None:
-    """Compare a model with what its description builds: torch's printed structure, all shapes, rotary positions.
-
-    Raises a ModelError if they differ.
-    """
+    """Raise a ModelError if the description builds another structure, other shapes or other rotary positions."""
     import torch
 
     with torch.device("meta"):

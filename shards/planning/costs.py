@@ -221,10 +221,7 @@ GPU_ROWS = 256
 def estimate_costs(
     config: ModelConfig, device: DeviceType, dtype: Dtype, caption_tokens: int = 16, num_rows: int = GPU_ROWS
 ) -> ModelCosts:
-    """Estimate costs from operations over speed and bytes over bandwidth; on a GPU, also kernels and launches.
-
-    Raises a ModelError if the device doesn't support the dtype.
-    """
+    """Estimate costs by speed, bandwidth and, on a GPU, launches; raises a ModelError for an unsupported dtype."""
     device.flops_in(dtype)
     link_s = 2 / device.bandwidth_bytes_per_s if device.kind == "gpu" else 0.0
     return ModelCosts(

@@ -35,7 +35,7 @@ PARTS: tuple[Part, ...] = ("front", "layers", "head")
 class TowerFlops:
     """Operations of one tower for one input; a multiply and an add count as two.
 
-    `front` (embeddings, stem) belongs to the first layer, `head` (norm, pooling) to the last. Norms, activations,
+    Embeddings and stem (`front`) belong to the first layer, norm and pooling (`head`) to the last. Norms, activations,
     biases and softmax are left out: they are a few percent of every layer.
     """
 
@@ -277,7 +277,7 @@ class Tower(ModelSection):
     def reference(
         self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute pooled features (F, D) by the library's own forward function; arguments as for `front` and `layout`."""
+        """Compute pooled features (F, D) by the library's forward function; arguments as for `front` and `layout`."""
 
     def use_plain_attention(self, module: Any) -> None:
         """Turn off fused attention."""

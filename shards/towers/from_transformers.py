@@ -51,10 +51,7 @@ def parse_config(config_class: str, tree: Mapping[str, Any], where: Path) -> Any
 
 
 def check_settings(family: type[T], where: Path, theirs: Any, expected: Mapping[str, object], **fields: Any) -> T:
-    """Make a tower from a checkpoint's settings, after checking those that have no field against `expected`.
-
-    Raises a ModelError if a setting has another value, or a field breaks a rule.
-    """
+    """Make a tower from settings; raises a ModelError if one without a field isn't as expected, or a field breaks a rule."""
     for key, value in expected.items():
         found = getattr(theirs, key, value)  # older versions of transformers lack some fields
         if found != value:

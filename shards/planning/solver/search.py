@@ -76,7 +76,7 @@ def best_placement(
 
 
 def _levels(problem: PlacementProblem, state: _State) -> Iterator[tuple[Sequence[int], Sequence[int], int]]:
-    """Yield the search's levels: cuts of both towers (every few layers, near the best so far, all), and price rounds."""
+    """Yield the search's levels: cuts of both towers (every few layers, near the best, all), and price rounds."""
     depths = problem.depths
     for parts in COARSE_CUTS:
         widths = [max(1, -(-depth // part)) for depth, part in zip(depths, parts, strict=True)]
