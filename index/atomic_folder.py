@@ -20,7 +20,7 @@ _PREFIX = ".building-"
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `out` if the block succeeds; raises a RetrievalError if `out` exists by then."""
+    """Yield an empty folder that becomes `out` if the block succeeds; raises a RetrievalError if `out` exists."""
     _refuse_existing(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     folder, lock = _make_locked(out)

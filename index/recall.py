@@ -28,7 +28,6 @@ class GroundTruth:
     """Exact nearest vectors of some queries.
 
     Attributes:
-        queries: the queries.
         scores: (Q, K) float32, best first; minus infinity where there is none.
         rows: (Q, K) int64; -1 where there is none.
     """

@@ -27,7 +27,6 @@ class Index:
     """One version of an index; `search` is thread-safe.
 
     Attributes:
-        manifest: the version's manifest.
         ids: `item_id`, `segment` and `run_id` of each row, masked ones included.
         is_live: bool (rows,), whether a row may be found; false for rows removed since the build.
     """

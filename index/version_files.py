@@ -73,14 +73,8 @@ class TunedIndex:
 class VersionOrigin:
     """Origin of a version as in its manifest: its data, its requirements, its last full build.
 
-    Attributes:
-        embeddings_version: version of the table.
-        model_fingerprint: fingerprint of the vectors' model.
-        num_built: number of vectors of the last full build.
-        built_recall_at_10: recall of the last full build.
-        target_recall: requested recall.
-        trials: measurements behind the choice of the design.
-        drift: distance between the mean of the vectors of that build and the mean of those added since.
+    `num_built` and `built_recall_at_10` are those of the last full build; `drift` is the distance between the mean of its
+    vectors and the mean of those added since.
     """
 
     embeddings_version: int

@@ -13,7 +13,7 @@ from shards.weights import WEIGHTS_FILE, find_weights, read_header
 
 
 def apply_delta(base: str | Path, delta: str | Path, folder: str | Path) -> Path:
-    """Write the model that a base and a delta result in, to a new or empty folder; raises a ModelError if they don't fit."""
+    """Write the model of a base and its delta to a new or empty folder; raises a ModelError if they don't fit."""
     base, delta = Path(base), Path(delta)
     name, expected = read_delta(delta)
     config = load_model_config(base).model_copy(update={"name": name, "trained": True})

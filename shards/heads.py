@@ -12,7 +12,7 @@ from shards.tensor_shapes import mlp_projection_width
 
 
 class ProjectionHead(nn.Module):
-    """Optional pooler (dense + tanh) and projection from the tower's width D to E; with "none", the tower's own vectors."""
+    """Optional pooler (dense + tanh) and projection from the tower's width D to E (with "none", unprojected)."""
 
     def __init__(self, width: int, embedding_dim: int, projection: Projection, *, pooler: bool, bias: bool) -> None:
         super().__init__()

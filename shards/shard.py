@@ -113,7 +113,7 @@ class Shard(nn.Module):
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Batch:
-        """Run the layers on both sides of a batch that have any; raises a ModelError if the input doesn't fit the model."""
+        """Run both sides' layers; one without layers passes through. Raises a ModelError for unfit input."""
         return self.compute(self.arrange(batch).move_to(lambda values: values.to(self.device)))
 
     def arrange(self, batch: Batch, costs: Mapping[str, GroupCosts] = NO_COSTS) -> Arranged:

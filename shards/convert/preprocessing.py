@@ -36,7 +36,7 @@ _RESAMPLE: dict[int, Interpolation] = {1: "lanczos", 2: "bilinear", 3: "bicubic"
 
 
 def import_budget(folder: Path, vision: VisionTower) -> VisionTower:
-    """Give a vision tower its image processor's patch budget, if both have one; raises a ModelError if they don't fit."""
+    """Give a vision tower its image processor's patch budget, if any; raises a ModelError if they don't fit."""
     if vision.patch_px is None or not _has_processor(folder):
         return vision
     path, settings = _read_processor(folder)

@@ -188,7 +188,7 @@ _UNITS = {"GB": GB, "GiB": GIB, "MB": 10**6, "MiB": 1 << 20}
 
 
 def parse_devices(text: str) -> Fleet:
-    """Parse `2xA100:80GB, 4xT4:16GB@0.53, 8xCPU` (number, type, memory and hourly price of each), or raise a ModelError."""
+    """Parse `2xA100:80GB, 4xT4:16GB@0.53, 8xCPU` (number, type, memory, hourly price), or raise a ModelError."""
     fleet = tuple(_parse_entry(entry.strip()) for entry in text.split(","))
     names = [device.name for _, device in fleet]
     if len(set(names)) < len(names):

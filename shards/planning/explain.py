@@ -30,7 +30,6 @@ class Alternative:
     """Another number of stages: what it would bring, or what it lacks.
 
     Attributes:
-        num_stages: the number.
         items_per_s: throughput; None if it can't run.
         change: change of the throughput from the planned number, as a fraction; None if it can't run.
         lack: why it can't run; None if it can.

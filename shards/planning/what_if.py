@@ -30,9 +30,6 @@ class WhatIf:
     """Answers about one fleet.
 
     Attributes:
-        num_items: number of items to embed.
-        items_per_s: throughput.
-        bottleneck: what limits it.
         hours: wall clock, including start-up.
         device_hours: hours by type of device, including idle ones: the whole fleet is paid for.
         used: devices of each type that the plan uses; the others would be idle.

@@ -51,7 +51,7 @@ def parse_config(config_class: str, tree: Mapping[str, Any], where: Path) -> Any
 
 
 def check_settings(family: type[T], where: Path, theirs: Any, expected: Mapping[str, object], **fields: Any) -> T:
-    """Make a tower from settings; raises a ModelError if one without a field isn't as expected, or a field breaks a rule."""
+    """Make a tower from its fields; raises a ModelError for them, or for settings that aren't as expected."""
     for key, value in expected.items():
         found = getattr(theirs, key, value)  # older versions of transformers lack some fields
         if found != value:
