@@ -46,16 +46,9 @@ def choose(
     Exact search is measured first, and chosen if it keeps the constraints, because its recall is 1. Otherwise
     candidates are built on a sample and measured with held-out queries, until no other can be better.
 
-    Args:
-        table: the vectors.
-        measured: queries to measure with.
-        learned: (L, E), queries to learn directions from; may be empty.
-        kind: `flat`, `hnsw`, `ivf` or a design's notation; `auto` to choose by measuring.
-        constraints: limits that the choice must keep.
-        measure_all: whether to measure all candidates even if exact search will do, for comparison.
-
-    Raises:
-        RetrievalError: there is no such design, or no candidate keeps the constraints; the message names the nearest.
+    `learned` (L, E) are queries to learn directions from, possibly none. `kind` is `flat`, `hnsw`, `ivf` or a design's
+    notation; `auto` chooses by measuring. With `measure_all`, all candidates are measured, even if exact search does.
+    Raises a RetrievalError if there is no such design, or none keeps the constraints; the message names the nearest.
     """
     projections = Projections(learned)
     if kind != "auto":

@@ -89,7 +89,7 @@ class Projections:
         return self._directions.useful_widths() if self._directions else ()
 
     def of(self, design: Design) -> Floats | None:
-        """Compute a design's projection, (width, E), if any; raises a RetrievalError without queries to learn."""
+        """Compute a design's projection, (width, E), if any; raises a RetrievalError without learning queries."""
         if design.projection is None:
             return None
         if self._directions is None:

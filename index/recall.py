@@ -27,9 +27,7 @@ Search = Callable[[Floats, int], tuple[Floats, Rows]]
 class GroundTruth:
     """Exact nearest vectors of some queries.
 
-    Attributes:
-        scores: (Q, K) float32, best first; minus infinity where there is none.
-        rows: (Q, K) int64; -1 where there is none.
+    `scores` are (Q, K) float32, best first; minus infinity where there is none. `rows` are (Q, K) int64; -1 likewise.
     """
 
     queries: RecallQueries

@@ -73,8 +73,8 @@ class TunedIndex:
 class VersionOrigin:
     """Origin of a version as in its manifest: its data, its requirements, its last full build.
 
-    `num_built` and `built_recall_at_10` are those of the last full build; `drift` is the distance between the mean of its
-    vectors and the mean of those added since.
+    `num_built` and `built_recall_at_10` are of that build; `drift` is the distance between the mean of its vectors and
+    the mean of those added since.
     """
 
     embeddings_version: int

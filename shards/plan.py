@@ -73,7 +73,6 @@ class ShardPlan(JsonText):
         model_fingerprint: fingerprint of the weights that the plan was made for, if known.
         mix: means over the items that were planned for.
         costs: whether seconds are "measured" or "estimated"; None where only operations were balanced.
-        items_per_s: predicted throughput.
         bottleneck: what limits it: "stage 1", "decode", "shared cores", or "cores of" a type of nodes.
         reasons: throughputs with one stage fewer and one more.
     """

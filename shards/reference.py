@@ -53,11 +53,9 @@ class TwinTower(nn.Module):
     ) -> torch.Tensor:
         """Compute pooled features by the library's own forward function; (F, width).
 
-        Args:
-            side: the tower.
-            values: uint8 images (F, H, W, 3) | patches (N, P) | token ids (N,).
-            lengths: int64 (R,), on the CPU, all at least 1: frames, patches or tokens of each row.
-            grids: int32 (R, 3), for patches: frames, patch rows and patch columns of each row.
+        `values` are uint8 images (F, H, W, 3) | patches (N, P) | token ids (N,). `lengths`, int64 (R,), on the CPU, all
+        at least 1, count frames, patches or tokens of each row. `grids`, int32 (R, 3), are for patches: frames, patch
+        rows and patch columns of each row.
         """
         values = self.normalise(values, torch.float32) if side == "vision" else values.to(self.device)
         return self.config.towers[side].reference(getattr(self, side), values, lengths, grids)

@@ -44,14 +44,8 @@ class PartSummary:
 class ModelSummary:
     """Summary of a model, as `embedder model info` shows it.
 
-    Attributes:
-        config: towers, embedding width, preprocessing.
-        parts: front, layers and head of each tower.
-        dtypes: dtypes on disk, as safetensors names them (`F32`, `BF16`), sorted.
-        num_files: number of weight files.
-        model_fingerprint: fingerprint of the weights and towers.
-        tokenizer_fingerprint: fingerprint of tokenizer.json; None where there is none.
-        untrained: why its vectors mean nothing yet; None for a trained model.
+    `parts` are front, layers and head of each tower; `dtypes` are sorted names as in safetensors (`F32`, `BF16`);
+    `tokenizer_fingerprint` is None without tokenizer.json; `untrained` says why vectors mean nothing yet, or is None.
     """
 
     folder: Path
@@ -146,12 +140,8 @@ def _summarise_parts(config: ModelConfig, entries: dict[str, TensorEntry]) -> tu
 class DeltaSummary:
     """Summary of a delta, as `embedder model info` shows it.
 
-    Attributes:
-        name: name of this version; becomes the model's name.
-        base_fingerprint: fingerprint of the base model.
-        parameters: number of parameters by part, each layer being a part.
-        dtypes: dtypes on disk, as safetensors names them, sorted.
-        size_bytes: bytes of the tensors.
+    `name` becomes the model's name; `parameters` counts by part, each layer being one; `dtypes` are sorted names as in
+    safetensors.
     """
 
     folder: Path

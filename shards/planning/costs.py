@@ -180,13 +180,8 @@ class DataMix:
 class HostCosts(JsonText):
     """CPU seconds outside the stages.
 
-    Attributes:
-        decode_s_per_image: from bytes to pixels of one image (frame).
-        tokenise_s_per_caption: tokenising one caption.
-        write_s_per_item: writing one item's rows into part files.
-        engine_s_per_item: Ray's own work.
-        startup_s: wall clock from the start to the first batch.
-        source: measured or estimated.
+    Images are decoded from bytes to pixels; an item's rows are written into part files; the engine is Ray's own work;
+    `startup_s` is wall clock from the start to the first batch.
     """
 
     __pydantic_config__ = STRICT

@@ -29,10 +29,7 @@ AS_GOOD = 0.02
 class Alternative:
     """Another number of stages: what it would bring, or what it lacks.
 
-    Attributes:
-        items_per_s: throughput; None if it can't run.
-        change: change of the throughput from the planned number, as a fraction; None if it can't run.
-        lack: why it can't run; None if it can.
+    `items_per_s`, and its `change` from the planned number as a fraction, are None if it can't run; `lack` says why.
     """
 
     num_stages: int

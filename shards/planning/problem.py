@@ -85,7 +85,6 @@ class PlacementProblem:
     """Model, workload, devices and limits.
 
     Attributes:
-        mix: means over the items.
         pools: devices that stages may use; where several are shared, each has a `core_speed`.
         host_seconds: CPU seconds of an item outside the stages: decoding, writing, the engine.
         decode_seconds: the share of them for decoding and tokenising.
@@ -220,11 +219,8 @@ class PlacedStage:
 class PlanPrediction:
     """Predicted throughput of a placement, the lowest of all limits.
 
-    Attributes:
-        bottleneck: "stage 1", "decode", "shared cores", or "cores of" a type of nodes.
-        loads: load of one replica of each stage.
-        cores_rate: items per second that the shared cores could do; None where they are unlimited.
-        cpu_seconds: CPU seconds per item, by consumer.
+    `bottleneck` is "stage 1", "decode", "shared cores", or "cores of" a type of nodes; `loads` are of a replica of each
+    stage; `cores_rate` is items per second of the shared cores, None if unlimited; `cpu_seconds` per item by consumer.
     """
 
     items_per_s: float

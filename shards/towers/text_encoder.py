@@ -209,14 +209,9 @@ def encoder_import(
 ) -> TowerImport:
     """Make the reader of a kind of encoder.
 
-    Args:
-        family: class of the tower.
-        config_class: name of transformers' configuration class.
-        pool: how the checkpoint's class pools; None for the pooler if there is one, else the token mean.
-        their_keys: transformers' names of fields, where they differ.
-        expected: required values of settings without a field.
-        ignored: name prefixes of heads that other families don't have.
-        has_pooled_output: whether the checkpoint's class pools.
+    `config_class` names transformers' configuration class; `pool` says how the checkpoint's class pools (None: by the
+    pooler if there is one, else the token mean); `their_keys` are transformers' names of fields, where they differ;
+    `expected` are required values of settings without a field; `ignored` are name prefixes of the family's own heads.
     """
 
     def read(theirs: Any, names: frozenset[str], where: Path) -> TextEncoderTower:

@@ -17,7 +17,7 @@ SLACK = 1e-12  # rounding error of sums of the same numbers in another order
 
 @dataclass(frozen=True)
 class Steps:
-    """Stages sorted by their start, as the steps of paths of `num_stages` from cut 0 to the last, reachable or not."""
+    """Stages sorted by their start, as steps of paths from cut 0 to the last; `num_cuts` counts unreached cuts, too."""
 
     stages: Stages
     num_cuts: int
