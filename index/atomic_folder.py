@@ -1,7 +1,7 @@
-"""Folders that appear whole or not at all: made under a hidden name in the same parent, then renamed.
+"""Folders that appear atomically: made under a hidden name in the same parent, then renamed.
 
-While a build runs it holds a lock (flock) on its folder; a killed build's lock is gone with its process. So a leftover
-is recognised by taking its lock, and a long build is never mistaken for one.
+A running build holds a lock (flock) on its folder; a killed build's lock disappears with its process. So a leftover is
+recognised by taking its lock, and a long build is never mistaken for one.
 """
 
 import fcntl
@@ -20,11 +20,7 @@ _PREFIX = ".building-"
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes `out` when the block succeeds, else it is removed.
-
-    Raises:
-        RetrievalError: `out` exists already, or another process has made it meanwhile.
-    """
+    """Yield an empty folder that becomes `out` if the block succeeds; raises a RetrievalError if `out` exists."""
     _refuse_existing(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     folder, lock = _make_locked(out)
@@ -38,7 +34,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def hash_files(paths: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 of files, hexadecimal, by name."""
+    """Return the SHA-256 of files, hexadecimal, by name."""
     hashes = {}
     for path in paths:
         with path.open("rb") as file:
@@ -65,14 +61,14 @@ def _make_locked(out: Path) -> tuple[Path, int]:
         lock = _try_lock(folder)
         if lock is None:
             continue
-        # Between mkdir and lock a sweep may have removed the folder.
+        # A sweep may have removed the folder between mkdir and lock.
         if folder.is_dir():
             return folder, lock
         os.close(lock)
 
 
 def _try_lock(folder: Path) -> int | None:
-    """Take the lock of a folder; None where another process holds it, or the folder is gone."""
+    """Take the lock of a folder; None if another process holds it, or the folder is gone."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):

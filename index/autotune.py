@@ -21,14 +21,14 @@ from index.vectors import Floats, Rows
 
 _NUM_TIMED_ROWS = 4096
 _NUM_TIMED_QUERIES = 50
-# Without texts as queries, the cheapest settings are skipped: vectors of the table find each other at settings where
+# Without text queries, the cheapest settings are skipped: vectors of the table find each other at settings where
 # captions do not (HNSW of 100,000, ef_search 64: 1.00 for images, 0.92 for captions).
 _NUM_SKIPPED_WITHOUT_TEXTS = 2
-# Twice the effort that finds so little more, of much, will not find the rest: what is missing is lost by the codes.
+# If doubling the effort adds less than this to a recall above this, the codes have lost what is missing.
 _AT_REST, _LEAST_AT_REST = 5e-4, 0.5
 _NUM_HALVED = 2
 CHANCE = 5e-3
-"""Error of a recall that some hundred queries measure."""
+"""Error of a recall measured with some hundred queries."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,7 @@ class GroundTruths:
 
 @dataclass(frozen=True)
 class Meter:
-    """Measurement of an index.
-
-    Attributes:
-        index: the index.
-        design: its design.
-        vectors_of: gives the vectors of rows, (n, E), as exact as they are available.
-        selector: rows that may be found; None for all.
-    """
+    """Measurement of an index; `vectors_of` is as exact as available, (n, E); `selector` None means all rows."""
 
     index: faiss.Index | DiskIndex
     design: Design
@@ -56,12 +49,10 @@ class Meter:
     selector: Selector | None = None
 
     def tune(self, ground_truth: GroundTruth, target: float) -> tuple[list[Point], Point]:
-        """Measure search parameters, the cheapest first; for each factor of re-ranking up to the target recall.
+        """Measure search parameters, cheapest first; for each re-ranking factor up to the target recall.
 
-        The largest factor comes first: where it misses the target, smaller ones do, so they begin where it reached it.
-
-        Returns:
-            All measurements, and the fastest that reaches the target, or the one with the highest recall.
+        The largest factor comes first: if it misses the target, smaller ones do too, so they begin where it reached it.
+        Returns all measurements, and the fastest that reaches the target, or the one with the highest recall.
         """
         points: list[Point] = []
         num_skipped = _NUM_SKIPPED_WITHOUT_TEXTS if ground_truth.queries.kind == SAMPLED else 0
@@ -74,19 +65,16 @@ class Meter:
             num_skipped += len(measured) - 1
         enough = [point for point in points if point.recall_at_10 >= target]
         if enough:
-            # While it is measured, what is read lies in memory; later it may not.
+            # While measuring, what is read stays in memory; later it may not.
             return points, min(enough, key=lambda point: point.latency_ms + self.design.reads_ms(point.parameters))
         return points, max(points, key=lambda point: (point.recall_at_10, -point.latency_ms))
 
     def tune_from(
         self, ground_truth: GroundTruth, before: Parameters | None, target: float
     ) -> tuple[list[Point], Point]:
-        """Keep search parameters that miss the target by chance at most, as the next may take twice as long; else tune.
+        """Keep search parameters of an earlier version that miss the target only by chance, else tune (also for None).
 
-        Args:
-            ground_truth: of the queries.
-            before: parameters of an earlier version; None where there are none.
-            target: recall@10.
+        The next parameters may take twice as long.
         """
         if before is not None:
             point = self.point(ground_truth, before)
@@ -97,9 +85,9 @@ class Meter:
     def tune_finely(self, ground_truth: GroundTruth, target: float) -> tuple[list[Point], Point]:
         """Measure as `tune` does, and then between the fastest that reaches the target and half its effort.
 
-        Efforts double, so a little less than twice the time would be lost. What finds the target by chance alone is not
-        taken: of 500 queries recall is off by `CHANCE`. Without texts nothing between is measured, as the cheapest
-        settings aren't.
+        Efforts double, so up to twice the time would be lost. Parameters that reach the target only by chance are not
+        taken: with 500 queries, recall is off by `CHANCE`. Without texts nothing in between is measured, like the
+        cheapest settings.
         """
         points, best = self.tune(ground_truth, target)
         name = next(iter(best.parameters), None)
@@ -118,7 +106,7 @@ class Meter:
         return points, best
 
     def _up_to(self, ground_truth: GroundTruth, search_params: list[Parameters], target: float) -> list[Point]:
-        """Measure search parameters until one reaches the target, or more of them bring nothing."""
+        """Measure search parameters until one reaches the target, or more effort brings nothing."""
         points: list[Point] = []
         for parameters in search_params:
             points.append(self.point(ground_truth, parameters))
@@ -140,7 +128,7 @@ class Meter:
         return Point(parameters=parameters, recall_at_10=recall, latency_ms=round(latency_ms, 5))
 
     def row_us(self, find: FindAmong) -> float:
-        """Measure the microseconds per row of a search that scores the rows of a filter alone, on one thread."""
+        """Measure the microseconds per row of a search that scores only the rows of a filter, on one thread."""
         mask = np.zeros(self.index.ntotal, dtype=bool)
         mask[:: -(-len(mask) // _NUM_TIMED_ROWS)] = True
         selector = Selector(mask)
@@ -150,7 +138,6 @@ class Meter:
 
 
 def _times_s(run: Callable[[Any], object], arguments: Iterable[Any]) -> list[float]:
-    """Measure the seconds of each call, on one thread."""
     times_s = []
     with faiss_build.threads(1):
         for argument in arguments:

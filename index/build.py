@@ -28,11 +28,11 @@ from index.version_files import TunedIndex, VersionContents, VersionOrigin, writ
 LOG = logging.getLogger(__name__)
 
 Fill = Callable[[Design, VectorTable, Floats | None], faiss.Index]
-"""Builds the index of a design with every vector of a table, in order, and the projection where the design has one."""
+"""Builds an index of a design with every vector of a table, in order, with a projection if the design has one."""
 
 _SPOOL_NAME = "vectors.f32"
 _NUM_IMAGE_QUERIES = 100
-_MAX_BUILT = 3  # designs that are built on the whole table before the build fails
+_MAX_BUILT = 3  # designs built on the whole table before the build fails
 
 
 def build_index(
@@ -51,27 +51,27 @@ def build_index(
     fill: Fill | None = None,
     build_bytes: int = disk_build.DEFAULT_BUILD_BYTES,
 ) -> Manifest:
-    """Build an index and publish it as the folder `out`, whole or not at all.
+    """Build an index and publish it as the folder `out`, atomically.
 
     Memory is bounded by the index itself (by one part of a design on disk), one block of vectors and a sample for
     training.
 
     Args:
-        vectors: (N, E) float32 of unit norm, or a stream of such blocks, read once; it is kept in a file beside `out`
-            while the build runs (N x E x 4 bytes).
+        vectors: (N, E) float32 of unit norm, or a stream of such blocks, read once; a stream is kept in a file next to
+            `out` while the build runs (N x E x 4 bytes).
         ids: `item_id` and `segment` of each vector, in the same order; `run_id` to make updates possible.
         out: the folder to make; must not exist.
         model_fingerprint: fingerprint of the vectors' model; a search with another is refused.
         embeddings_version: version of the table of the vectors.
         kind: `flat`, `hnsw`, `ivf`, a design as `index.designs` writes it, or `auto` to choose by measuring.
         constraints: limits that the choice must keep; by default a recall@10 of 0.95.
-        queries: (Q, E), expected queries: embeddings of captions. Half of them are held out, and recall is measured on
-            those alone. Without them, vectors of the table are used.
+        queries: (Q, E), expected queries: embeddings of captions. Half of them are held out to measure recall. Without
+            any, vectors of the table are used.
         query_kind: name of the queries in the manifest.
-        measure_all: whether to measure all candidates even where exact search will do.
+        measure_all: whether to measure all candidates even if exact search will do.
         num_threads: threads of FAISS; None for all cores; 1 gives the same file every time.
-        fill: trains and fills the index of a design; by default in this process, which those in parts always are.
-        build_bytes: memory that a build of a design in parts may take; it decides how many rows a part has.
+        fill: trains and fills the index of a design; by default in this process, as always for designs in parts.
+        build_bytes: memory for the build of a design in parts; it decides how many rows a part has.
 
     Returns:
         The manifest of the version.
@@ -125,11 +125,7 @@ def _build_best(
     folder: Path,
     timer: StepTimer,
 ) -> TunedIndex:
-    """Build designs, the best first, until one keeps the constraints on the whole table; a requested one always does.
-
-    Raises:
-        RetrievalError: none keeps them; the message gives the figures.
-    """
+    """Build designs, best first, until one keeps the constraints (a requested one does), or raise a RetrievalError."""
     missed = []
     for design in choice.designs[:_MAX_BUILT]:
         LOG.info(f"building {design} of {vectors_text(table.num_vectors)}")

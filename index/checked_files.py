@@ -1,4 +1,4 @@
-"""Files of a version, opened only after each is found to have the hash of the manifest."""
+"""Files of a version, opened only after their hash matches the manifest's."""
 
 import hashlib
 import io
@@ -11,15 +11,9 @@ from index.manifest import Manifest
 
 
 def open_checked(path: Path, manifest: Manifest, read_once_bytes: int) -> BinaryIO:
-    """Open a file, check its hash, and rewind it; what is read next is what was hashed.
+    """Open a file, check its hash, and rewind it, so that exactly the hashed bytes are read next.
 
-    Args:
-        path: the file.
-        manifest: manifest of its version.
-        read_once_bytes: size up to which it is read into memory and closed.
-
-    Raises:
-        RetrievalError: it is missing or altered.
+    Up to `read_once_bytes`, it is read into memory and closed. Raises a RetrievalError if it is missing or altered.
     """
     try:
         opened = path.open("rb")

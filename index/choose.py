@@ -1,8 +1,8 @@
 """Choice of the design of an index: candidates are measured on a sample of the table, with the expected queries.
 
 A graph of some ten thousand vectors takes longer to build than all of a table's lists. So candidates are measured in
-the order in which they may win, and no longer than one still may: the smallest first where a latency is asked for; else
-those that were the fastest on a small sample, on which all are measured.
+the order in which they may win, until none can win any more: the smallest first if a latency is requested, else the
+fastest on a small sample, on which all are measured.
 """
 
 from collections.abc import Sequence
@@ -15,23 +15,17 @@ from index.manifest import DesignTrial
 from index.queries import RecallQueries
 from index.vectors import Floats, VectorTable
 
-# Rows of the sample: a quarter of the table, as trials take as long as building so many, but within these bounds.
+# Rows of the sample: a quarter of the table within these bounds, because trials take as long as building so many.
 MIN_TRIED, NUM_TRIED = 20_000, 32_768
-# Rows of the small sample, a second for a graph; and how much slower than the best one a candidate may be there and
-# still win on the large one. It may miss the recall by a little, too.
+# Rows of the small sample (a second for a graph); how much slower than the best a candidate may be there and still win
+# on the large one; and by how much it may miss the recall.
 NUM_SCREENED, _SLACK, _RECALL_SLACK = 10_000, 1.5, 0.01
-_FEW = 2  # candidates, as where memory is short, that are measured on the large sample at once
+_FEW = 2  # candidates that are all measured on the large sample, as when memory is short
 
 
 @dataclass(frozen=True)
 class DesignChoice:
-    """Designs to build, the best first, and the measurements that led to them.
-
-    Attributes:
-        designs: the designs, the best first.
-        trials: all measurements; empty for a requested design.
-        projections: that designs project with.
-    """
+    """Designs to build, best first, their `projections`, and all measurements (none for a requested design)."""
 
     designs: tuple[Design, ...]
     trials: tuple[DesignTrial, ...]
@@ -49,19 +43,12 @@ def choose(
 ) -> DesignChoice:
     """Choose designs for a table.
 
-    Exact search is measured first, and taken where it keeps the constraints, because its recall is 1. Else candidates
-    are built on a sample and measured with held-out queries, until no other can be better.
+    Exact search is measured first, and chosen if it keeps the constraints, because its recall is 1. Otherwise
+    candidates are built on a sample and measured with held-out queries, until no other can be better.
 
-    Args:
-        table: the vectors.
-        measured: queries to measure with.
-        learned: (L, E), queries to learn directions from; may be empty.
-        kind: `flat`, `hnsw`, `ivf` or a design's notation; `auto` to choose by measuring.
-        constraints: limits that the choice must keep.
-        measure_all: whether to measure all candidates even where exact search will do, for comparison.
-
-    Raises:
-        RetrievalError: there is no such design, or no candidate keeps the constraints; the nearest is named.
+    `learned` (L, E) are queries to learn directions from, possibly none. `kind` is `flat`, `hnsw`, `ivf` or a design's
+    notation; `auto` chooses by measuring. With `measure_all`, all candidates are measured, even if exact search does.
+    Raises a RetrievalError if there is no such design, or none keeps the constraints; the message names the nearest.
     """
     projections = Projections(learned)
     if kind != "auto":
@@ -87,7 +74,7 @@ def choose(
             trials.append(large.measure(design))
     ranked = rank(trials, constraints)
     left = [trial for design, trial in screened.items() if str(design) not in {each.design for each in trials}]
-    # Those that were not measured follow those that were: the whole table decides.
+    # Unmeasured designs come after the measured ones: the whole table decides.
     unmeasured = [design for design in others if str(design) not in {trial.design for trial in trials}]
     chosen = (*(parse_design(trial.design) for trial in ranked), *unmeasured)
     return DesignChoice(chosen, tuple(judge([*trials, *left], ranked, constraints)), projections)
@@ -101,17 +88,13 @@ def _screened_cost(trial: DesignTrial, constraints: Constraints) -> tuple[bool, 
 def may_stop(
     trials: Sequence[DesignTrial], screened: dict[Design, DesignTrial], following: Design, constraints: Constraints
 ) -> bool:
-    """Whether no candidate from the following one on can be better than those that were measured. Pure.
+    """Whether no candidate from `following` on can beat those measured on the large sample (`trials`).
 
-    Args:
-        trials: measurements on the large sample.
-        screened: those on the small one, in any order; empty where there is none.
-        following: the next candidate in order.
-        constraints: the constraints.
+    `screened` are the measurements on the small sample, if there is one.
     """
     kept = [trial for trial in trials if keeps(trial, constraints, constraints.latency_ms)]
     if constraints.latency_ms is not None:
-        return bool(kept)  # candidates are in the order of their size
+        return bool(kept)  # candidates are in order of size
     times = {str(design): trial.expected_latency_ms for design, trial in screened.items()}
     kept = [trial for trial in kept if trial.design in times]
     if not kept:
@@ -124,12 +107,12 @@ def may_stop(
 def _candidates(
     table: VectorTable, widths: tuple[int, ...], constraints: Constraints, *, measure_all: bool
 ) -> list[Design]:
-    """List the designs to measure, exact search first: none that can't fit, and those on disk where memory is short."""
+    """List the designs to measure, exact search first; only those that can fit, on disk only if memory is short."""
     size, limit = (table.num_vectors, table.dim), constraints.memory_bytes
     designs = [*candidate_designs(*size, widths)]
     if limit is None:
         return designs
-    if not measure_all:  # exact search is measured anyway, to compare with
+    if not measure_all:  # exact search is measured anyway, for comparison
         designs = [design for design in designs if design.is_exact or design.least_bytes(*size) <= limit]
-    # Where memory holds the vectors in 16 bits each, no design needs the disk.
+    # If memory holds the vectors in 16 bits each, no design needs the disk.
     return designs + [*designs_in_parts(*size, on_disk=True)] * (Design("SQfp16").least_bytes(*size) > limit)

@@ -1,4 +1,4 @@
-"""Constraints of an index (memory, latency, recall), and the ranking of measured designs within them. Pure."""
+"""Constraints of an index (memory, latency, recall), and the ranking of measured designs within them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,22 +7,19 @@ from index.errors import RetrievalError
 from index.manifest import DesignTrial, Point
 
 DEFAULT_RECALL = 0.95
-# Latency of one query up to which exact search is taken by default: no other result is better.
+# Query latency up to which exact search is chosen by default: no other result is better.
 DEFAULT_LATENCY_MS = 10.0
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """Limits that the chosen index must keep.
+    """Limits that the chosen index must keep; non-positive limits or a recall above 1 raise a RetrievalError.
 
     Attributes:
         memory_bytes: the most memory of an index, without its ids; None for no limit.
-        latency_ms: the most milliseconds of one query on one thread, the median; where it is given, the smallest index
-            that keeps it is chosen, else the fastest one, or exact search where that keeps `DEFAULT_LATENCY_MS`.
+        latency_ms: the most milliseconds of one query on one thread (median). If given, the smallest index that keeps
+            it is chosen; else the fastest one, or exact search if it keeps `DEFAULT_LATENCY_MS`.
         recall: the share of the exact top ten to find, in (0, 1].
-
-    Raises:
-        RetrievalError: a limit is not positive, or the recall above 1.
     """
 
     memory_bytes: int | None = None
@@ -39,18 +36,14 @@ class Constraints:
 
     @property
     def exact_latency_ms(self) -> float:
-        """Latency up to which exact search is taken without measuring other designs."""
+        """Latency up to which exact search is chosen without measuring other designs."""
         return self.latency_ms if self.latency_ms is not None else DEFAULT_LATENCY_MS
 
 
 def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
-    """Order the trials that keep the constraints, the best first.
+    """Order the trials that keep the constraints, best first; raises a RetrievalError if none does.
 
-    Exact search comes first where it is fast enough. Then: where a latency is given, the smallest index, else the
-    fastest.
-
-    Raises:
-        RetrievalError: no trial keeps them.
+    Exact search comes first if it is fast enough; then the smallest index if a latency is given, else the fastest.
     """
     exact = [
         trial for trial in trials if trial.design == "Flat" and keeps(trial, constraints, constraints.exact_latency_ms)
@@ -67,7 +60,7 @@ def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[Design
 
 
 def judge(trials: Sequence[DesignTrial], ranked: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
-    """Set the verdict of each trial, chosen or why not, and whether another beats it in everything."""
+    """Set each trial's verdict (chosen or why not), and whether another beats it in everything."""
 
     def verdict(trial: DesignTrial) -> str:
         if trial == ranked[0]:
@@ -91,13 +84,7 @@ def _is_beaten(trial: DesignTrial, others: Sequence[DesignTrial]) -> bool:
 
 
 def keeps(trial: DesignTrial, constraints: Constraints, latency_ms: float | None) -> bool:
-    """Whether a trial keeps the constraints.
-
-    Args:
-        trial: the trial.
-        constraints: its memory and recall apply.
-        latency_ms: limit of the latency; None for none.
-    """
+    """Whether a trial keeps the constraints' memory and recall, and a latency limit (None for none)."""
     return not _list_broken(trial, constraints, latency_ms)
 
 

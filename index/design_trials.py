@@ -1,8 +1,8 @@
 """Trials of candidate designs: built on a sample of the table, and measured with the expected queries.
 
-Some project vectors onto the directions in which text queries vary. A caption's vector encodes the meaning of an image,
-an image's vector also its look. Directions in which no query varies do not change the order of any answer; leaving them
-out makes vectors several times shorter at the same recall, and the best few are scored again at full width.
+Some designs project vectors onto the directions in which text queries vary. A caption's vector encodes the meaning of
+an image, an image's vector also its look. Directions in which no query varies do not change the order of any answer;
+leaving them out makes vectors several times shorter at the same recall, and the best few are re-scored at full width.
 
 Source: Tepper et al. 2023, "LeanVec: Searching vectors faster by making them fit", out-of-distribution queries; here
 with one projection for both sides, the leading eigenvectors of the queries' second moments.
@@ -32,29 +32,25 @@ from index.recall import find_ground_truth
 from index.vectors import Floats, VectorTable, vectors_text
 
 _SAMPLE_SEED = 2
-# Exponent of the growth of a query's time with the size of the table, at one recall; of a scan 1. On hard vectors
+# Exponent by which a query's time grows with the table's size, at constant recall; 1 for a scan. On hard vectors
 # (`scripts/bench_retrieval.py`), between 50,000 and 1,000,000, graphs took 0.3 to 0.5 and lists 0.1.
 _GROWTH: dict[Kind, float] = {"flat": 1.0, "ivf": 0.4, "hnsw": 0.4}
 
 # Shares of the queries' second moment that a width may keep: the lowest loses a little, which re-ranking recovers.
 _KEPT_SHARES = (0.98, 0.9995)
 _WIDTH_STEP = 16  # AVX-512 compares 16 floats at a time
-# Wider than this share of E a projection saves too little to be worth its error.
+# Above this share of E, a projection saves too little to be worth its error.
 _MAX_WIDTH_SHARE = 0.6
-_QUERIES_PER_DIRECTION = 4  # the least to estimate a direction
+_QUERIES_PER_DIRECTION = 4  # minimum to estimate a direction
 
 LOG = logging.getLogger(__name__)
 
 
 class QueryDirections:
-    """Directions that queries vary in, the strongest first."""
+    """Directions in which queries vary, strongest first."""
 
     def __init__(self, queries: Floats) -> None:
-        """Find the directions.
-
-        Args:
-            queries: (Q, E) of unit norm, like those that will be asked; not those that recall is measured on.
-        """
+        """Find the directions of expected queries, (Q, E) of unit norm; recall must be measured on others."""
         self._num_queries = len(queries)
         moments = queries.T.astype(np.float64) @ queries.astype(np.float64)
         strengths, directions = np.linalg.eigh(moments)
@@ -65,7 +61,7 @@ class QueryDirections:
         return np.ascontiguousarray(self._directions[:, :width].T, dtype=np.float32)
 
     def useful_widths(self) -> tuple[int, ...]:
-        """Find the widths worth trying, ascending; none where there are too few queries, or all directions matter."""
+        """Return the widths worth trying, ascending; none if there are too few queries, or all directions matter."""
         kept: Any = np.cumsum(self._strengths) / self._strengths.sum()
         dim = len(kept)
         widths = sorted(
@@ -79,11 +75,7 @@ class QueryDirections:
 
 
 class Projections:
-    """Projections of designs onto what queries ask for.
-
-    Attributes:
-        learned: (L, E), queries to learn from; may be empty.
-    """
+    """Projections of designs onto what queries ask for, learned from queries (L, E), which may be empty."""
 
     def __init__(self, learned: Floats) -> None:
         self.learned = learned
@@ -93,15 +85,11 @@ class Projections:
         return QueryDirections(self.learned) if len(self.learned) else None
 
     def useful_widths(self) -> tuple[int, ...]:
-        """Find the widths worth trying, ascending."""
+        """Return the widths worth trying, ascending."""
         return self._directions.useful_widths() if self._directions else ()
 
     def of(self, design: Design) -> Floats | None:
-        """Compute the matrix that a design projects with, (width, E); None where it has none.
-
-        Raises:
-            RetrievalError: it projects, and there are no queries to learn the directions from.
-        """
+        """Compute a design's projection, (width, E), if any; raises a RetrievalError without learning queries."""
         if design.projection is None:
             return None
         if self._directions is None:
@@ -113,7 +101,7 @@ class Projections:
 
 
 class DesignTrials:
-    """Trials on one sample; designs that differ in re-ranking alone share what they re-rank, one after the other."""
+    """Trials on one sample; consecutive designs that differ only in re-ranking share what they re-rank."""
 
     def __init__(
         self, table: VectorTable, num_rows: int, measured: RecallQueries, projections: Projections, target: float
@@ -135,7 +123,7 @@ class DesignTrials:
 
     @contextmanager
     def _build(self, design: Design) -> Iterator[tuple[Design, faiss.Index | DiskIndex, float]]:
-        """Build a candidate: yields the design with fewer lists, the index, and the seconds that it takes."""
+        """Build a candidate; yields the design with fewer lists, the index, and the build's seconds."""
         on_sample, started = _with_fewer_lists(design, self._sample.num_vectors), time.perf_counter()
         if not design.in_parts:
             index, base_s = self._build_in_memory(on_sample)
@@ -147,7 +135,7 @@ class DesignTrials:
             yield on_sample, parts, time.perf_counter() - started
 
     def _build_in_memory(self, design: Design) -> tuple[faiss.Index, float]:
-        """Index of a design, and the seconds that its base took before, where it is that of the last one."""
+        """Return the index of a design and its build's seconds, reusing the last design's base if it is the same."""
         projection = self._projections.of(design)
         if design.rerank is None:
             return faiss_build.build(design, self._sample, projection), 0.0

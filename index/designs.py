@@ -1,17 +1,16 @@
 """Designs of an index, in the notation of FAISS's factory strings, and their search parameters.
 
-A design is a factory string, as FAISS's `index_factory` reads it, with one optional prefix of ours: `LeanVec48`
-projects vectors and queries onto the 48 directions that matter to text queries (`index.choose`).
+A design is a factory string for FAISS's `index_factory`, with one optional prefix of ours: `LeanVec48` projects vectors
+and queries onto the 48 directions that matter to text queries (`index.choose`).
 
-    Flat                                       exact search
-    HNSW32,Flat                                a graph over whole vectors
-    LeanVec48,HNSW32,Flat,Refine(SQfp16)       a graph over projections; the best are scored again at full width
-    OPQ64,IVF4096,PQ64x4fs,Refine(SQfp16)      lists of product codes, scanned 32 at a time; scored again
-    Weighted,IVF1024,PQ96x4fs,Refine(SQ8)      codes of vectors weighted by what queries ask for (`index.query_weights`)
-    IVF4096,PQ128x4fs,Disk(SQ8)                the same, the vectors for scoring again left on the disk
+Flat                                       exact search
+HNSW32,Flat                                a graph over whole vectors
+LeanVec48,HNSW32,Flat,Refine(SQfp16)       a graph over projections; the best are re-scored at full width
+OPQ64,IVF4096,PQ64x4fs,Refine(SQfp16)      lists of product codes, scanned 32 at a time; re-scored
+Weighted,IVF1024,PQ96x4fs,Refine(SQ8)      codes of vectors weighted by what queries ask for (`index.query_weights`)
+IVF4096,PQ128x4fs,Disk(SQ8)                the same, with the vectors for re-scoring left on disk
 
-`Weighted` and `Disk` are ours, too: such indexes are made of parts, which are searched side by side
-(`index.disk_index`).
+`Weighted` and `Disk` are ours, too: such indexes consist of parts that are searched in parallel (`index.disk_index`).
 
 Source: FAISS wiki, "The index factory"; Tepper et al. 2023, "LeanVec: Searching vectors faster by making them fit".
 """
@@ -29,27 +28,27 @@ KINDS: tuple[Kind, ...] = ("flat", "hnsw", "ivf")
 Parameters = dict[str, int]
 
 HNSW_EF_CONSTRUCTION = 100  # 40 builds 3 times as fast and finds 0.85 where 100 finds 0.97; 200 finds 0.98
-TRAINING_VECTORS_PER_LIST = 64  # FAISS recommends 39 at least
+TRAINING_VECTORS_PER_LIST = 64  # FAISS recommends at least 39
 MAX_TRAINING_VECTORS = 1 << 20
-MIN_PART_VECTORS = 39 * 16  # of the 16 centroids of a code of 4 bits; below 39 vectors each FAISS warns
+MIN_PART_VECTORS = 39 * 16  # 16 centroids of a 4-bit code; FAISS warns below 39 vectors each
 
 _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
 _LIST_SHARES = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # one of this many lists is read
-_PARTS_FACTORS = (4, 8, 16, 32, 64)  # each row may be a read of the disk, so no more than needed
-_EXACT_CODES_FACTORS = (1, 4)  # rows to re-rank, as a multiple of k, for codes that nearly keep the order
+_PARTS_FACTORS = (4, 8, 16, 32, 64)  # each row may be a disk read, so no more than needed
+_EXACT_CODES_FACTORS = (1, 4)  # rows to re-rank, as a multiple of k, for codes that almost preserve the order
 _SMALL_CODES_FACTORS = (4, 16, 64)  # the same for codes of a few bits per dimension
 
-# Milliseconds of one vector that is read, of some hundred that are asked for at once: 200 took 1.8 ms, 600 took 8.6 ms.
+# Milliseconds per vector read, when some hundred are requested at once: 200 took 1.8 ms, 600 took 8.6 ms.
 _DISK_READ_MS = 0.015
 
 _PROJECTED = re.compile(r"LeanVec(\d+),")
 _LISTS = re.compile(r"IVF(\d+)")
 _SMALL_CODES = re.compile(r"PQ|RaBitQ")
 _PARTS_FACTORY = re.compile(r"IVF\d+,PQ(\d+)x4fs")
-_CODE_BYTES = {"Flat": 4.0, "SQfp16": 2.0, "SQ8": 1.0}  # of one dimension
+_CODE_BYTES = {"Flat": 4.0, "SQfp16": 2.0, "SQ8": 1.0}  # per dimension
 _CODE_GROUPS = re.compile(r"PQ(\d+)x4fs")
-_BIT_BYTES, _FACTOR_BYTES = 1 / 8, 8  # of one dimension of RaBitQ's, and of the factors of a vector
-_GRAPH_BYTES, _LIST_BYTES, _PLACE_BYTES = 272, 8, 4  # of a vector: 64 links and more above, its row number, its place
+_BIT_BYTES, _FACTOR_BYTES = 1 / 8, 8  # per dimension of RaBitQ, and for the factors of a vector
+_GRAPH_BYTES, _LIST_BYTES, _PLACE_BYTES = 272, 8, 4  # per vector: 64 links and upper levels, row number, position
 _NO_COSINES = re.compile(r"PQ|RaBitQ|PCA")  # scores of projections and small codes are no cosines: re-rank
 
 
@@ -59,10 +58,10 @@ class Design:
 
     Attributes:
         factory: factory string for FAISS's `index_factory`, without the re-ranking.
-        projection: width that vectors are projected to first; None for none.
-        rerank: code of the vectors for re-ranking, such as `SQfp16` or `Flat`; None for none.
-        on_disk: whether the vectors for re-ranking stay on the disk.
-        in_parts: whether codes are of weighted vectors, and the index is made of parts; so is every one on disk.
+        projection: width that vectors are projected to first; None for no projection.
+        rerank: code of the vectors for re-ranking, such as `SQfp16` or `Flat`; None for no re-ranking.
+        on_disk: whether the vectors for re-ranking stay on disk.
+        in_parts: whether codes are of weighted vectors and the index consists of parts; always true on disk.
     """
 
     factory: str
@@ -95,23 +94,23 @@ class Design:
 
     @property
     def num_code_groups(self) -> int:
-        """Number of groups of dimensions that have a product code of their own; 0 where it isn't in parts."""
+        """Number of groups of dimensions with their own product code; 0 unless the design is in parts."""
         found = _PARTS_FACTORY.fullmatch(self.factory) if self.in_parts else None
         return int(found.group(1)) if found else 0
 
     def row_code_bytes(self, dim: int) -> int:
-        """Count the bytes of a vector for re-ranking; 0 where there is none."""
+        """Count the bytes of a vector for re-ranking; 0 without re-ranking."""
         return int(dim * _CODE_BYTES[self.rerank]) if self.rerank else 0
 
     def least_bytes(self, num_vectors: int, dim: int) -> float:
-        """Bound of the memory from below, by the vectors that it holds at full width; known before it is built."""
+        """Return a lower bound of the memory, from the full-width vectors that it holds; known before the build."""
         if self.on_disk:
             return 0.0
         code = self.rerank or self.factory.rsplit(",", maxsplit=1)[-1]
         return num_vectors * dim * _CODE_BYTES.get(code, 0.0)
 
     def estimated_bytes(self, num_vectors: int, dim: int) -> float:
-        """Estimate the memory of the index, without centroids; known before it is built."""
+        """Estimate the memory of the index, without centroids; known before the build."""
         code, width = self.factory.rsplit(",", maxsplit=1)[-1], self.projection or dim
         groups = _CODE_GROUPS.search(code)
         of_code = width * _CODE_BYTES[code] if code in _CODE_BYTES else width * _BIT_BYTES + _FACTOR_BYTES
@@ -128,11 +127,11 @@ class Design:
         return min(per_list, MAX_TRAINING_VECTORS)
 
     def reads_ms(self, parameters: Parameters) -> float:
-        """Bound the milliseconds of a query for ten rows that reads of the disk take, where none is in memory still."""
+        """Bound the milliseconds of disk reads of a query for ten rows, with nothing in memory yet."""
         return parameters["k_factor"] * 10 * _DISK_READ_MS if self.on_disk else 0.0
 
     def search_params(self) -> Iterator[list[Parameters]]:
-        """Yield the search parameters to try: for each factor of re-ranking a list, the cheapest first."""
+        """Yield the search parameters to try: a list for each re-ranking factor, cheapest first."""
         factors: tuple[int | None, ...] = (None,)
         if self.in_parts:
             factors = _PARTS_FACTORS
@@ -153,11 +152,7 @@ class Design:
 
 
 def parse_design(text: str) -> Design:
-    """Read a design's notation.
-
-    Raises:
-        RetrievalError: it names no known structure; other errors are FAISS's, when the index is made.
-    """
+    """Parse a design's notation; raises a RetrievalError for an unknown structure (FAISS finds other errors)."""
     rest, projection, rerank = text.strip(), None, None
     if rest.lower() in KINDS and rest not in KINDS and rest != "Flat":
         raise RetrievalError(f"index kind {text!r} is unknown; kinds are written in lower case: {rest.lower()!r}")
@@ -194,13 +189,7 @@ def _design_in_parts(text: str, factory: str, rerank: str, projection: int | Non
 
 
 def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) -> tuple[Design, ...]:
-    """List the designs to measure for a table, exact search first.
-
-    Args:
-        num_vectors: number of rows of the table.
-        dim: width of a vector, E.
-        projections: widths to project to (`QueryDirections.useful_widths`).
-    """
+    """List the designs to measure, exact search first; `projections` are `QueryDirections.useful_widths`."""
     lists = count_lists(num_vectors)
     designs = [
         Design("Flat"),
@@ -225,13 +214,7 @@ def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) 
 
 
 def designs_in_parts(num_vectors: int, dim: int, *, on_disk: bool) -> tuple[Design, ...]:
-    """List the designs in parts to measure for a table, the smallest first; none for few vectors.
-
-    Args:
-        num_vectors: number of rows of the table.
-        dim: width of a vector, E.
-        on_disk: whether memory does not hold the vectors.
-    """
+    """List the designs in parts to measure for a table, smallest first; none for few vectors."""
     if num_vectors < MIN_PART_VECTORS:
         return ()
     lists = count_part_lists(num_vectors)
@@ -240,7 +223,7 @@ def designs_in_parts(num_vectors: int, dim: int, *, on_disk: bool) -> tuple[Desi
 
 
 def default_design(kind: Kind, num_vectors: int) -> Design:
-    """Make the default design of a kind."""
+    """Return the default design of a kind."""
     if kind == "flat":
         return Design("Flat")
     return Design("HNSW32,Flat" if kind == "hnsw" else f"IVF{count_lists(num_vectors)},Flat")
@@ -253,12 +236,12 @@ def count_lists(num_vectors: int) -> int:
 
 
 def count_part_lists(num_vectors: int) -> int:
-    """Compute the number of lists of a design in parts: a quarter of others', as 32 codes are scanned at once."""
+    """Compute the number of lists of a design in parts: a quarter of the others', as 32 codes are scanned at once."""
     return max(1, count_lists(num_vectors) // 4)
 
 
 def _divisor_near(dim: int, wanted: int) -> int:
-    """Divisor of a width nearest to `wanted`, an even one where there is one: 4-bit codes come in pairs."""
+    """Return the divisor of a width nearest to `wanted`, preferably an even one: 4-bit codes come in pairs."""
     divisors = [value for value in range(1, dim + 1) if dim % value == 0]
     even = [value for value in divisors if value % 2 == 0]
     return min(even or divisors, key=lambda value: abs(value - wanted))

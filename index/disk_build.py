@@ -1,4 +1,4 @@
-"""Build of an index larger than memory: a template trained on a sample, and parts, one of them in memory at a time."""
+"""Build of an index larger than memory: a template trained on a sample, and parts, one in memory at a time."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from index.query_weights import query_weights
 from index.vectors import Floats, Rows, VectorTable, vectors_text
 
 DEFAULT_BUILD_BYTES = 2 << 30
-# Of the memory of a build; the rest is for the sample to train on, ids, and one block of vectors.
+# Share of a build's memory; the rest is for the training sample, ids, and one block of vectors.
 _PART_SHARE = 0.4
 _GROWN_LISTS = 2  # FAISS's lists double when they are full
 _LEAST_PART_ROWS = 4096
@@ -23,11 +23,7 @@ _WRITTEN_ROWS = 65_536
 
 
 def rows_per_part(design: Design, dim: int, build_bytes: int) -> int:
-    """Compute how many rows a part may have, so that one fits into its share of memory.
-
-    Raises:
-        RetrievalError: the memory is too small for a part of some thousand rows.
-    """
+    """Compute how many rows a part may have; raises a RetrievalError if memory is too small for a few thousand."""
     in_lists = _GROWN_LISTS * (design.num_code_groups // 2 + np.dtype(np.int64).itemsize)
     row_bytes = design.row_code_bytes(dim) + in_lists + np.dtype(np.uint32).itemsize
     rows = int(_PART_SHARE * build_bytes / row_bytes)
@@ -38,17 +34,10 @@ def rows_per_part(design: Design, dim: int, build_bytes: int) -> int:
 
 
 def build(design: Design, table: VectorTable, queries: Floats, folder: Path, build_bytes: int) -> DiskIndex:
-    """Train a template, and write and open the parts of a table.
+    """Train a template, and write and open the parts of a table; `build_bytes` is the memory of the whole build.
 
-    Args:
-        design: the design, in parts.
-        table: the vectors, (N, E).
-        queries: (Q, E), to weigh directions by; may be empty.
-        folder: folder for the files.
-        build_bytes: memory of the whole build.
-
-    Raises:
-        RetrievalError: FAISS can't make or train it for this table, or the memory is too small for a part.
+    `queries` (Q, E) weight the directions and may be empty. Raises a RetrievalError if FAISS can't make or train the
+    design for this table, or the memory is too small for a part.
     """
     capacity = rows_per_part(design, table.dim, build_bytes)
     template = train(design, table, queries)
@@ -71,15 +60,9 @@ def build(design: Design, table: VectorTable, queries: Floats, folder: Path, bui
 
 
 def train(design: Design, table: VectorTable, queries: Floats) -> faiss.IndexRefine:
-    """Train a template on a sample of a table.
+    """Train a template on a sample of a table; `queries` (Q, E) weight the directions and may be empty.
 
-    Args:
-        design: the design, in parts.
-        table: the vectors, (N, E).
-        queries: (Q, E), to weigh directions by; may be empty.
-
-    Raises:
-        RetrievalError: FAISS can't make or train it for this table.
+    Raises a RetrievalError if FAISS can't make or train it for this table.
     """
     sample = table.take(table.sample(design.num_training, faiss_build.TRAINING_SEED))
     if not design.num_code_groups or table.dim % design.num_code_groups:
@@ -92,10 +75,10 @@ def train(design: Design, table: VectorTable, queries: Floats) -> faiss.IndexRef
         lists = faiss.index_factory(table.dim, design.factory, faiss.METRIC_INNER_PRODUCT)
         coder = faiss.index_factory(table.dim, design.rerank, faiss.METRIC_INNER_PRODUCT)
         faiss_build.set_up(lists)
-        lists.pq.cp.min_points_per_centroid = 1  # no warning on standard error about few vectors
+        lists.pq.cp.min_points_per_centroid = 1  # silences the warning on standard error about few vectors
         coder.train(sample)
         lists.train(np.ascontiguousarray(sample @ weights.T))
-    # Of Python's objects each keeps alive what it is made of.
+    # Each Python object keeps alive what it is made of.
     return faiss.IndexRefine(faiss.IndexPreTransform(faiss_build.linear(weights), lists), coder)
 
 
@@ -103,13 +86,10 @@ class PartBuilder:
     """Builder of one part, in memory until it is written."""
 
     def __init__(self, template: faiss.IndexRefine, first_row: int, capacity: int, *, on_disk: bool) -> None:
-        """Begin a part.
+        """Begin a part of an empty, trained template, of at most `capacity` rows.
 
-        Args:
-            template: trained and empty.
-            first_row: number of its first row in the whole index.
-            capacity: the most rows.
-            on_disk: whether searches leave its vectors on the disk.
+        `first_row` is the number of its first row in the whole index; with `on_disk`, searches leave its vectors on
+        disk.
         """
         self.first_row, self.num_rows, self._on_disk = first_row, 0, on_disk
         self._lists = faiss.clone_index(template_lists(template))
@@ -119,7 +99,7 @@ class PartBuilder:
 
     @property
     def num_free(self) -> int:
-        """Number of rows that it still takes."""
+        """Number of rows that still fit."""
         return len(self._codes) - self.num_rows
 
     def add(self, vectors: Floats) -> None:
@@ -130,7 +110,7 @@ class PartBuilder:
         self.num_rows = stop
 
     def add_part(self, index: DiskIndex, part: DiskPart) -> None:
-        """Add all rows of a part of the same template, which follows what is here; their codes stay the same."""
+        """Append all rows of a part of the same template; their codes stay the same."""
         for rows, codes in part.blocks():
             self._put(rows, index.coder.sa_decode(codes), codes)
         self.num_rows += part.num_rows
@@ -155,7 +135,7 @@ class PartBuilder:
         return DiskPart(number, self.first_row, self._lists, codes, places)
 
     def _order(self) -> Rows:
-        """Rows of the part, list after list."""
+        """Return the rows of the part, list by list."""
         invlists = self._lists.invlists
         sizes = [(number, invlists.list_size(number)) for number in range(self._lists.nlist)]
         ids = [faiss.rev_swig_ptr(invlists.get_ids(number), size) for number, size in sizes if size]
@@ -163,16 +143,10 @@ class PartBuilder:
 
 
 def extend(before: DiskIndex, blocks: Iterable[Floats], num_added: int, folder: Path, number: int) -> DiskIndex:
-    """Write one part of new rows and of the last parts that are no larger, and open the index of all.
+    """Write one part of new rows merged with the last parts that are no larger, and open the resulting index.
 
-    So each row is written again only when a part doubles, and there are few parts: all others stay as they are.
-
-    Args:
-        before: the index; its parts that stay keep their files.
-        blocks: the new rows, (n, E) float32 of unit norm.
-        num_added: their number.
-        folder: folder for the new part.
-        number: number of the new part.
+    Each row is rewritten only when its part doubles, and there are few parts; all other parts keep their files.
+    `blocks` are the new rows, (n, E) float32 of unit norm.
     """
     num_kept = num_parts_kept([part.num_rows for part in before.parts], num_added)
     kept, joined = before.parts[:num_kept], before.parts[num_kept:]
@@ -187,7 +161,7 @@ def extend(before: DiskIndex, blocks: Iterable[Floats], num_added: int, folder: 
 
 
 def num_parts_kept(sizes: Sequence[int], num_added: int) -> int:
-    """Count the parts that stay: the last ones join what is added while they are no larger than that. Pure."""
+    """Count the parts that stay: the last ones join what is added while they are no larger than that."""
     num_kept, joined = len(sizes), num_added
     while num_kept and sizes[num_kept - 1] <= joined:
         num_kept -= 1

@@ -1,4 +1,4 @@
-"""Files of a version in parts: opened where they stand, once their hashes are checked; linked into the next version."""
+"""Files of a version in parts: opened in place after their hashes are checked; linked into the next version."""
 
 import os
 import shutil
@@ -19,15 +19,14 @@ from index.errors import RetrievalError
 from index.ids import IDS_SCHEMA
 from index.manifest import TEMPLATE_NAME, Manifest, PartRecord
 
-_IDS_ROWS = 1 << 18  # of a batch
+_IDS_ROWS = 1 << 18  # per batch
 
 
 def read_parts(folder: Path, manifest: Manifest) -> DiskIndex:
-    """Open the index of a version; the vectors stay on the disk.
+    """Open the index of a version; the vectors stay on disk.
 
-    Raises:
-        RetrievalError: a file is missing or altered, or does not fit the manifest.
-        RuntimeError: FAISS does not know the format of a file.
+    Raises a RetrievalError if a file is missing, altered or inconsistent with the manifest, and RuntimeError if FAISS
+    does not know a file's format.
     """
     with open_checked(folder / TEMPLATE_NAME, manifest, 0) as file:
         template = faiss_build.read(file)
@@ -79,16 +78,12 @@ def write_ids(folder: Path, parts: Iterable[PartRecord], ids: pa.Table) -> None:
 
 
 def read_ids(folder: Path, manifest: Manifest) -> pa.Table:
-    """Map the ids of all rows: they are read as they are asked for.
-
-    Raises:
-        RetrievalError: a file is missing or altered, or has other columns.
-    """
+    """Map the ids of all rows, read on demand; raises a RetrievalError if a file is missing, altered or malformed."""
     tables = []
     for part in manifest.parts or ():
         path = folder / part.ids
         with open_checked(path, manifest, 0) as file:
-            # The very file that was hashed; its path alone may be another's by now.
+            # The same file that was hashed; by now the path may name another one.
             mapped = f"/proc/self/fd/{file.fileno()}" if sys.platform == "linux" else str(path)
             try:
                 table = pa.ipc.open_file(pa.memory_map(mapped)).read_all()
@@ -104,7 +99,7 @@ def read_ids(folder: Path, manifest: Manifest) -> pa.Table:
 
 
 def link_files(previous: Path, folder: Path, names: Iterable[str]) -> None:
-    """Give files of a version to another one, without a copy where the file system has links."""
+    """Link files of a version into another one, or copy them if the file system has no links."""
     for name in names:
         try:
             os.link(previous / name, folder / name)
@@ -113,6 +108,6 @@ def link_files(previous: Path, folder: Path, names: Iterable[str]) -> None:
 
 
 def remove_files(index: DiskIndex, folder: Path) -> None:
-    """Remove the files of an index that is not taken."""
+    """Remove the files of an index that is discarded."""
     for name in (TEMPLATE_NAME, *(name for part in index.parts for name in part.record.names)):
         (folder / name).unlink(missing_ok=True)

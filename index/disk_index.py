@@ -1,11 +1,11 @@
-"""Index in parts that are searched side by side; it may be larger than memory, as vectors may be left on the disk.
+"""Index in parts that are searched in parallel; it may exceed memory, because vectors may stay on disk.
 
-    template   one file: weights of directions, centroids of lists, product codes and code of the vectors, all trained
-    part       a range of rows: inverted lists of product codes, which are in memory; the vectors, list after list, in
-               a mapped file; and the place of each row among them
+template   one file: direction weights, list centroids, product codes and the code of the vectors, all trained
+part       a range of rows: inverted lists of product codes, in memory; the vectors, list by list, in a mapped
+           file; and the position of each row among them
 
-A query finds its candidates by product codes, in all parts, and reads the vectors of the best. Of a design on the disk
-all their pages are asked for before the first is touched: 200 reads took 2 ms, and 15 ms one after the other.
+A query finds candidates by product codes in all parts, and then reads the vectors of the best. On disk, all their pages
+are requested before the first is touched: 200 reads took 2 ms, against 15 ms one by one.
 """
 
 import mmap
@@ -27,23 +27,17 @@ Codes = NDArray[np.uint8]
 Places = NDArray[np.uint32]
 
 _BLOCK_ROWS = 16_384  # rows that an exact search decodes together: 16 MiB at 256 dimensions
-_DENSE = 8  # rows are read together with those between them where they are at least one of so many
+_DENSE = 8  # rows are read together with the gaps between them if they are at least one in this many
 _PAGE = mmap.PAGESIZE
 
 
 class MappedCodes:
-    """Codes of vectors in a file that stays open, (n, code size); safe for several threads."""
+    """Codes of vectors in a file that stays open, (n, code size); thread-safe."""
 
     def __init__(self, file: BinaryIO, code_size: int, *, on_disk: bool) -> None:
-        """Map a file.
-
-        Args:
-            file: an open file, whose hash the caller has checked.
-            code_size: bytes of a code.
-            on_disk: whether memory does not hold it; else all of it is asked for now, and nothing later.
-        """
+        """Map an open file whose hash the caller has checked; unless `on_disk`, all of it is requested now."""
         self._map, self.on_disk = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), on_disk
-        # Without this the kernel reads whatever lies around each page, and puts it in the place of pages in use.
+        # Otherwise the kernel reads ahead around each page, and evicts pages in use for it.
         self._map.madvise(mmap.MADV_RANDOM if on_disk else mmap.MADV_WILLNEED)
         self._codes: Codes = np.frombuffer(self._map, np.uint8).reshape(-1, code_size)
 
@@ -51,20 +45,20 @@ class MappedCodes:
         return len(self._codes)
 
     def take(self, places: Rows) -> Codes:
-        """Copy the codes at some places, (n, code size)."""
+        """Copy the codes at some positions, (n, code size)."""
         if self.on_disk:
             self._fetch(places)
         return self._codes.take(places, axis=0)
 
     def slice(self, start: int, stop: int) -> Codes:
-        """Copy neighbouring codes, (stop - start, code size)."""
+        """Copy adjacent codes, (stop - start, code size)."""
         if stop > start and self.on_disk:
             size = self._codes.shape[1]
             self._want(np.array([start * size // _PAGE]), np.array([(stop * size - 1) // _PAGE]))
         return self._codes[start:stop].copy()
 
     def _fetch(self, places: Rows) -> None:
-        """Ask for the pages of some places, neighbouring ones together."""
+        """Request the pages of some positions, adjacent ones together."""
         if not len(places):
             return
         size = self._codes.shape[1]
@@ -73,7 +67,7 @@ class MappedCodes:
         self._want(pages[np.concatenate([[0], breaks])], pages[np.concatenate([breaks - 1, [len(pages) - 1]])])
 
     def _want(self, first_pages: Rows, last_pages: Rows) -> None:
-        """Ask for runs of pages; hundreds of them in each search, so the loop has nothing but the call."""
+        """Request runs of pages; each search makes hundreds, so the loop only makes the call."""
         starts = first_pages * _PAGE
         lengths = np.minimum((last_pages + 1) * _PAGE, len(self._map)) - starts
         advise, wanted = self._map.madvise, mmap.MADV_WILLNEED
@@ -83,14 +77,13 @@ class MappedCodes:
 
 @dataclass(frozen=True)
 class DiskPart:
-    """Range of rows.
+    """Range of rows, counted in the whole index from `first_row`.
 
     Attributes:
-        number: of the part, in the names of its files.
-        first_row: number of its first row in the whole index.
+        number: number of the part, in the names of its files.
         lists: inverted lists of weighted vectors; their ids are row numbers of the whole index.
-        codes: vectors, list after list.
-        places: uint32 (rows,), place of each row among the codes.
+        codes: vectors, list by list.
+        places: uint32 (rows,), position of each row among the codes.
     """
 
     number: int
@@ -110,11 +103,7 @@ class DiskPart:
         return PartRecord(number=self.number, num_rows=self.num_rows)
 
     def blocks(self, rows: Rows | None = None) -> Iterator[tuple[Rows, Codes]]:
-        """Yield rows with their codes, in the order in which they lie on the disk.
-
-        Args:
-            rows: row numbers of the whole index, all in this part; None for all of it.
-        """
+        """Yield rows with their codes in disk order; `rows` count in the whole index, None for the whole part."""
         if rows is None:
             rows = np.arange(self.first_row, self.first_row + self.num_rows)
         places = self.places[rows - self.first_row].astype(np.int64)
@@ -130,11 +119,9 @@ class DiskPart:
 
 
 class DiskIndex:
-    """Index in parts; safe for several threads.
+    """Index in parts whose rows follow each other from row 0; thread-safe.
 
-    Attributes:
-        template: trained and empty; its parts have what it was trained for.
-        parts: their rows follow each other, from row 0.
+    `template` is trained and empty; the parts hold what it was trained for.
     """
 
     def __init__(self, template: faiss.IndexRefine, parts: Sequence[DiskPart]) -> None:
@@ -148,7 +135,7 @@ class DiskIndex:
 
     @property
     def on_disk(self) -> bool:
-        """Whether vectors are left on the disk."""
+        """Whether vectors stay on disk."""
         return self.parts[0].codes.on_disk
 
     @property
@@ -171,17 +158,17 @@ class DiskIndex:
         return inverse_weights(template_weights(self.template))
 
     def num_bytes(self) -> int:
-        """Count the bytes that searches keep in memory: all but vectors on the disk."""
+        """Count the bytes that searches keep in memory: all but vectors on disk."""
         per_row: int = self._lists.code_size + np.dtype(np.int64).itemsize + np.dtype(np.uint32).itemsize
         per_row += 0 if self.on_disk else self.coder.sa_code_size()
         return len(faiss.serialize_index(self.template)) + self.ntotal * per_row
 
     def disk_bytes(self) -> int:
-        """Count the bytes of the vectors on the disk."""
+        """Count the bytes of the vectors on disk."""
         return self.ntotal * int(self.coder.sa_code_size()) if self.on_disk else 0
 
     def imbalance(self) -> float:
-        """Compute the imbalance of the lists, over all parts: the factor by which it slows a search."""
+        """Compute the imbalance of the lists over all parts: the factor by which it slows a search."""
         sizes = np.zeros(self._lists.nlist)
         for part in self.parts:
             sizes += [part.lists.invlists.list_size(number) for number in range(len(sizes))]
@@ -192,11 +179,8 @@ class DiskIndex:
     ) -> tuple[Floats, Rows]:
         """Find the k nearest rows: scores and row numbers, (Q, k), best first; row -1 where the index found none.
 
-        Args:
-            queries: (Q, E) float32, C-contiguous.
-            k: at least 1, at most the number of rows.
-            parameters: `nprobe`, and `k_factor` for re-ranking.
-            selector: rows that may be found; None for all.
+        `queries` is (Q, E) float32, C-contiguous; `parameters` are `nprobe`, and `k_factor` for re-ranking; `selector`
+        is None for all rows.
         """
         _, candidates = self._candidates(queries, min(k * parameters["k_factor"], self.ntotal), parameters, selector)
         best_scores = np.full((len(queries), k), -np.inf, np.float32)
@@ -222,15 +206,9 @@ class DiskIndex:
         return keep_best(np.hstack([scores for scores, _ in found]), np.hstack([rows for _, rows in found]), k)
 
     def search_exactly(self, queries: Floats, k: int, selector: "Selector | None" = None) -> tuple[Floats, Rows]:
-        """Find the k nearest rows by comparing each query with every vector that may be found.
+        """Find the k nearest of all selected rows by brute force: scores and rows, (Q, k), best first.
 
-        Args:
-            queries: (Q, E) float32, C-contiguous.
-            k: at least 1, at most the number of rows that may be found.
-            selector: rows that may be found; None for all.
-
-        Returns:
-            Scores and rows, (Q, k), best first.
+        `queries` is (Q, E) float32, C-contiguous; k is at most the number of selected rows.
         """
         best_scores, best_rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
         for part in self.parts:
@@ -246,7 +224,7 @@ class DiskIndex:
         return best_scores, best_rows
 
     def vectors(self, rows: Rows) -> Floats:
-        """Fetch the vectors of some rows, (n, E), rounded to their codes."""
+        """Fetch the vectors of some rows, (n, E), with the precision of their codes."""
         if len(self.parts) == 1:
             return self._decode(self.parts[0].codes.take(self.parts[0].places[rows].astype(np.int64)))
         rows = np.asarray(rows, np.int64)
@@ -263,12 +241,12 @@ class DiskIndex:
 
 
 def template_lists(template: faiss.IndexRefine) -> faiss.IndexIVF:
-    """Empty inverted lists of a template."""
+    """Return the empty inverted lists of a template."""
     return faiss.downcast_index(faiss.downcast_index(template.base_index).index)
 
 
 def template_weights(template: faiss.IndexRefine) -> Floats:
-    """Weights of a template, (E, E)."""
+    """Return the direction weights of a template, (E, E)."""
     linear = faiss.downcast_VectorTransform(faiss.downcast_index(template.base_index).chain.at(0))
     weights: Floats = faiss.vector_to_array(linear.A).reshape(linear.d_out, linear.d_in)
     return weights

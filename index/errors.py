@@ -1,4 +1,4 @@
-"""Errors that a user can repair: their root class, and two kinds that callers handle."""
+"""Errors that a user can fix: their root class, and two kinds that callers handle."""
 
 
 class RetrievalError(ValueError):
@@ -6,7 +6,7 @@ class RetrievalError(ValueError):
 
 
 class RebuildNeededError(RetrievalError):
-    """An index can't take the change, or not well; the message says why. The cure is a whole build."""
+    """An index can't take the change, or not well; the message says why. The cure is a full build."""
 
 
 class GateRefusedError(RetrievalError):

@@ -36,14 +36,9 @@ def threads(num_threads: int | None) -> Iterator[None]:
 
 
 def build(design: Design, table: VectorTable, projection: Floats | None = None) -> faiss.Index:
-    """Make an index of the design and add every vector of the table, in order.
+    """Make an index of the design and add every vector of the table, in order; `projection` is (width, E).
 
     With one thread the same table gives the same index, byte for byte; several threads link an HNSW graph in any order.
-
-    Args:
-        design: the design.
-        table: the vectors, (N, E).
-        projection: (width, E), where the design has one.
     """
     index = train(design, table, projection)
     add(index, table.blocks())
@@ -51,15 +46,9 @@ def build(design: Design, table: VectorTable, projection: Floats | None = None) 
 
 
 def train(design: Design, table: VectorTable, projection: Floats | None = None) -> faiss.Index:
-    """Make an index of the design and train it on the table; it is still empty.
+    """Make an empty index of the design and train it on a sample of the table; `projection` is (width, E).
 
-    Args:
-        design: the design.
-        table: the vectors, (N, E), of which a sample is used.
-        projection: (width, E), where the design has one.
-
-    Raises:
-        RetrievalError: FAISS can't make or train it for this table.
+    Raises a RetrievalError if FAISS can't make or train it for this table.
     """
     index = _make(design, table.dim, projection)
     if not index.is_trained:
@@ -69,13 +58,7 @@ def train(design: Design, table: VectorTable, projection: Floats | None = None) 
 
 
 def rerank_with(base: faiss.Index, design: Design, table: VectorTable) -> faiss.Index:
-    """Add re-ranking to an index of the same design without it; the same as `build` makes in one go.
-
-    Args:
-        base: holds every vector of the table; it may serve several designs.
-        design: the design, whose re-ranking is made.
-        table: the vectors, (N, E).
-    """
+    """Add re-ranking, as `build` does, to an index of every vector, which may serve several designs."""
     with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"):
         rerank = faiss.index_factory(table.dim, design.rerank, faiss.METRIC_INNER_PRODUCT)
         rerank.train(table.take(table.sample(design.num_training, TRAINING_SEED)))
@@ -113,16 +96,16 @@ def _make(design: Design, dim: int, projection: Floats | None) -> faiss.Index:
 
 
 def set_up(index: faiss.Index) -> None:
-    """Set what FAISS's notation has no word for, before an index is trained."""
+    """Set what FAISS's factory notation can't express, before an index is trained."""
     if isinstance(index, faiss.IndexPreTransform):
         rotation = faiss.downcast_VectorTransform(index.chain.at(0))
-        if isinstance(rotation, faiss.OPQMatrix):  # the defaults take minutes, and gain little
+        if isinstance(rotation, faiss.OPQMatrix):  # the defaults take minutes for little gain
             rotation.niter, rotation.max_train_points = OPQ_ROUNDS, OPQ_TRAINING_VECTORS
     inner = innermost(index)
     if isinstance(inner, faiss.IndexHNSW):
         inner.hnsw.efConstruction = HNSW_EF_CONSTRUCTION
     if isinstance(inner, faiss.IndexIVF):
-        inner.cp.min_points_per_centroid = 1  # no warning on standard error about few vectors
+        inner.cp.min_points_per_centroid = 1  # silences the warning on standard error about few vectors
 
 
 def linear(projection: Floats) -> faiss.LinearTransform:
@@ -135,7 +118,7 @@ def linear(projection: Floats) -> faiss.LinearTransform:
 
 
 def innermost(index: faiss.Index) -> faiss.Index:
-    """Find the structure inside re-ranking and projection."""
+    """Return the structure inside re-ranking and projection."""
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexRefine):
         return innermost(index.base_index)
@@ -145,15 +128,9 @@ def innermost(index: faiss.Index) -> faiss.Index:
 
 
 def nearest_in_table(table: VectorTable, queries: Floats, k: int) -> tuple[Floats, Rows]:
-    """Find the k nearest rows of a table by brute force, block by block.
+    """Find the k nearest rows of a table by brute force, block by block: scores and rows, (Q, k), best first.
 
-    Args:
-        table: the vectors, (N, E).
-        queries: (Q, E) float32, C-contiguous.
-        k: at least 1, at most N.
-
-    Returns:
-        Scores and rows, (Q, k), best first.
+    `queries` is (Q, E) float32, C-contiguous; k is at most N.
     """
     best_scores = np.empty((len(queries), 0), dtype=np.float32)
     best_rows = np.empty((len(queries), 0), dtype=np.int64)
@@ -175,7 +152,7 @@ def imbalance(index: faiss.Index | DiskIndex) -> float:
 
 
 def num_bytes(index: faiss.Index | DiskIndex) -> int:
-    """Count the bytes that an index takes in memory; they are those of its file, where all of it is in memory."""
+    """Count the bytes that an index takes in memory: the size of its file, if all of it is in memory."""
     if isinstance(index, DiskIndex):
         return index.num_bytes()
     return len(faiss.serialize_index(index))
@@ -184,24 +161,16 @@ def num_bytes(index: faiss.Index | DiskIndex) -> int:
 def write(index: faiss.Index, path: Path) -> None:
     """Write the index file."""
     inner = innermost(index)
-    if isinstance(inner, faiss.IndexIVF):  # the map from rows to entries is built again when the index is read
+    if isinstance(inner, faiss.IndexIVF):  # the map from rows to entries is rebuilt when the index is read
         inner.set_direct_map_type(faiss.DirectMap.NoMap)
     faiss.write_index(index, str(path))
 
 
 def read(file: BinaryIO) -> faiss.Index:
-    """Read an index from an open file, whose hash the caller has checked: FAISS trusts index files.
-
-    Raises:
-        RuntimeError: FAISS does not know the format.
-    """
+    """Read an index from a file whose hash is checked (FAISS trusts index files); raises RuntimeError if malformed."""
     return faiss.read_index(faiss.PyCallbackIOReader(file.read, READ_BYTES))
 
 
 def map_file(path: Path) -> faiss.Index:
-    """Map an index file, so that its vectors are read as searches touch them, and once for all processes.
-
-    Raises:
-        RuntimeError: FAISS does not know the format.
-    """
+    """Map an index file, once for all processes; raises RuntimeError if FAISS does not know the format."""
     return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)

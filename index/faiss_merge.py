@@ -1,16 +1,16 @@
-"""Parallel build of inverted lists: parts are built by several processes and merged on disk into one index file.
+"""Parallel build of inverted lists: several processes build parts, which are merged on disk into one index file.
 
-    template    trained and empty; a process that has its file can build a part
-    part        the template with some of the rows, in order
-    merged      all parts in order: byte for byte the template after all rows are added at once (but for projections,
-                which BLAS rounds differently in blocks of another size)
+template    trained and empty; a process that has its file can build a part
+part        the template with some of the rows, in order
+merged      all parts in order: byte for byte the template after all rows are added at once (except projections, which
+            BLAS rounds differently in blocks of another size)
 
-Merging reads the parts from disk, one list at a time, so memory is bounded by the largest list. The file is an ordinary
-index file, which `index.faiss_build` reads or maps. The bytes that FAISS writes for an empty index are split where its
-lists (and the codes of a re-ranking) would be; if they are not as expected, parts are not used.
+Merging reads one list at a time from disk, so memory is bounded by the largest list. The result is an ordinary index
+file, which `index.faiss_build` reads or maps. The bytes that FAISS writes for an empty index are split where its lists
+(and re-ranking codes) would be; if they are not as expected, parts are not used.
 
-FAISS trusts index files, and these have no manifest with a hash yet: the caller must have written them, to a folder of
-its own.
+FAISS trusts index files, and these have no manifest with a hash yet: the caller must have written them itself, to its
+own folder.
 
 Source: faiss-cpu 1.15, faiss/impl/index_write.cpp, `write_InvertedLists` and `write_index`.
 """
@@ -49,16 +49,7 @@ def can_be_merged(template: faiss.Index) -> bool:
 
 
 def build_part(template: Path, blocks: Iterable[Floats], out: Path) -> int:
-    """Add rows to the template, and write it as a part.
-
-    Args:
-        template: file of a trained, empty index.
-        blocks: the rows, (n, E) float32 of unit norm.
-        out: the file to make.
-
-    Returns:
-        Number of rows.
-    """
+    """Add rows, (n, E) float32 of unit norm, to a trained template, and write it as a part; returns their number."""
     index = faiss.read_index(str(template))
     for block in blocks:
         index.add(np.ascontiguousarray(block))
@@ -67,16 +58,7 @@ def build_part(template: Path, blocks: Iterable[Floats], out: Path) -> int:
 
 
 def merge_parts(template: Path, parts: Sequence[Path], out: Path) -> int:
-    """Write the index of all parts' rows, in the order of the parts.
-
-    Args:
-        template: file of the trained, empty index of the parts; `can_be_merged` must hold.
-        parts: files of the parts.
-        out: the file to make.
-
-    Returns:
-        Number of rows.
-    """
+    """Write the rows of all parts in order; returns their number. `can_be_merged` must hold for the template."""
     shell = faiss.read_index(str(template))
     opened = [faiss.read_index(str(part), faiss.IO_FLAG_MMAP_IFC) for part in parts]
     num_rows = sum(part.ntotal for part in opened)
@@ -100,7 +82,7 @@ def map_merged(path: Path) -> faiss.Index:
 
 
 def _lists(index: faiss.Index) -> Any:
-    """Inverted lists inside re-ranking and projection; None where there are none."""
+    """Return the inverted lists inside re-ranking and projection; None if there are none."""
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexRefine):
         return _lists(index.base_index)
@@ -110,7 +92,7 @@ def _lists(index: faiss.Index) -> Any:
 
 
 def _count(index: faiss.Index, num_rows: int) -> None:
-    """Set the number of rows of an index and of all its parts."""
+    """Set the number of rows of an index and of everything inside it."""
     index = faiss.downcast_index(index)
     index.ntotal = num_rows
     if isinstance(index, faiss.IndexRefine):
@@ -121,7 +103,7 @@ def _count(index: faiss.Index, num_rows: int) -> None:
 
 
 def _frame(index: faiss.Index) -> _Frame | None:
-    """Split the bytes that FAISS writes for an index without rows; None where the layout is another."""
+    """Split the bytes that FAISS writes for an index without rows; None if the layout differs."""
     lists = _lists(index)
     empty = struct.pack("<4sQQ4sQ", b"ilar", lists.nlist, lists.code_size, b"sprs", 0)
     if not isinstance(index, faiss.IndexRefine):
@@ -160,13 +142,13 @@ def _write_lists(file: BinaryIO, parts: Sequence[Any]) -> None:
 
 
 def _codes(index: faiss.Index) -> NDArray[np.uint8]:
-    """Codes for re-ranking, row after row, (bytes,); not copied."""
+    """Return the re-ranking codes, row by row, (bytes,), without a copy."""
     flat = faiss.downcast_index(index.refine_index)
     return faiss.rev_swig_ptr(flat.codes.data(), flat.codes.size())  # type: ignore[no-any-return]
 
 
 def _code_unit(index: faiss.Index) -> int:
-    """Unit in which FAISS counts those codes: 4 bytes for floats, else 1."""
+    """Return the unit in which FAISS counts those codes: 4 bytes for floats, else 1."""
     return 4 if isinstance(faiss.downcast_index(index.refine_index), faiss.IndexFlat) else 1
 
 

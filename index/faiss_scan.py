@@ -1,4 +1,4 @@
-"""Scan of the rows that a filter leaves by their projections, a fraction of a vector each, for text queries."""
+"""Scan of the rows that pass a filter by their projections, a fraction of a vector each, for text queries."""
 
 import ctypes
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from index.faiss_search import decode, search_exactly, search_rows, vectors
 from index.selector import Selector
 from index.vectors import Floats, Rows
 
-# Rows to re-rank at full width, as a multiple of k: it costs little, and the order of projections is a rough one.
+# Rows to re-rank at full width, as a multiple of k: it costs little, and projections order only roughly.
 _SCORED_AGAIN = 16
 
 VectorsOf = Callable[[Rows], Floats]
@@ -27,14 +27,11 @@ class RowScan:
         self._index = index
 
     def find(self, queries: Floats, k: int, selector: Selector) -> tuple[Floats, Rows]:
-        """Find the k nearest of some rows: scores and rows, (Q, k), best first.
+        """Find the k nearest of the selected rows: scores and rows, (Q, k), best first.
 
-        By projections where the index stores them by row, and exactly where it doesn't, or where few rows are left.
-
-        Args:
-            queries: (Q, E) float32, of texts: projections keep the directions in which those vary.
-            k: at most the number of rows that may be found.
-            selector: rows that may be found.
+        Uses projections if the index stores them by row, and exact search otherwise or if few rows are left. `queries`
+        (Q, E) float32 must be of texts: projections keep the directions in which those vary. k is at most the number of
+        selected rows.
         """
         if self._projected is None or k * _SCORED_AGAIN >= selector.num_rows:
             return search_exactly(self._index, queries, k, selector)
@@ -49,7 +46,7 @@ class RowScan:
 
     @cached_property
     def _projected(self) -> tuple[faiss.VectorTransform, VectorsOf] | None:
-        """Projection, and a function for projected vectors of rows; None where the index has none, or only codes."""
+        """Return the projection, and a function for rows' projected vectors; None without one, or with only codes."""
         if isinstance(self._index, DiskIndex):
             return None
         index = faiss.downcast_index(self._index)
@@ -67,13 +64,13 @@ class RowScan:
 
 
 class _ListedVectors:
-    """Vectors of inverted lists by row, read in place; FAISS gives one per call, a microsecond each.
+    """Vectors of inverted lists by row, read in place; FAISS returns one per call, a microsecond each.
 
     The addresses take twelve bytes per row. Lists that grow are moved, so the index must not change.
     """
 
     def __init__(self, index: faiss.IndexIVF) -> None:
-        self._index = index  # whose memory is read
+        self._index = index  # keeps alive the memory that is read
         self._addresses: Rows = np.empty(index.ntotal, np.int64)
         self._lists = np.empty(index.ntotal, np.dtype("<i4"))
         for number in range(index.nlist):
@@ -91,7 +88,7 @@ class _ListedVectors:
         codes = self._codes(self._addresses[rows])
         if isinstance(self._index, faiss.IndexIVFFlat):
             return codes.view(np.float32)
-        # FAISS decodes codes that follow the number of their list, from whose centroid they are measured.
+        # FAISS decodes codes that follow the number of their list, whose centroid they are relative to.
         numbers = self._lists[rows].view(np.uint8).reshape(len(rows), -1)[:, : self._index.coarse_code_size()]
         decoded: Floats = self._index.sa_decode(np.hstack([numbers, codes]))
         return decoded

@@ -1,4 +1,4 @@
-"""FAISS: search an index, whole or through a filter, approximately or exactly.
+"""FAISS: search an index, unfiltered or filtered, approximately or exactly.
 
 Search parameters are passed with each call, so several threads can use one index.
 """
@@ -18,7 +18,7 @@ from index.vectors import Floats, Rows, keep_best
 # Rows that a filtered exact search decodes together: 16 MiB at 256 dimensions.
 _BLOCK_ROWS = 16_384
 _FEW_QUERIES = 8
-# Rows that are skipped (1 ns each) in the time in which one is fetched and decoded (250 ns at 256 dimensions).
+# Rows skipped (1 ns each) in the time that fetching and decoding one takes (250 ns at 256 dimensions).
 _SKIPPED_PER_FETCHED = 250
 
 
@@ -35,12 +35,8 @@ def search(
 ) -> tuple[Floats, Rows]:
     """Find the k nearest rows: scores and row numbers, (Q, k), best first; row -1 where the index found none.
 
-    Args:
-        index: any index that `faiss_build.build` makes.
-        queries: (Q, E) float32, C-contiguous.
-        k: at least 1, at most the number of rows.
-        parameters: `ef_search` (HNSW), `nprobe` (IVF), `k_factor` (re-ranking).
-        selector: rows that may be found; None for all.
+    `queries` is (Q, E) float32, C-contiguous; `parameters` are `ef_search` (HNSW), `nprobe` (IVF) and `k_factor`
+    (re-ranking); `selector` is None for all rows.
     """
     if isinstance(index, DiskIndex):
         return index.search(queries, k, parameters, selector)
@@ -69,16 +65,9 @@ def _parameters(index: faiss.Index, wanted: Mapping[str, int], selector: Selecto
 def search_exactly(
     index: faiss.Index | DiskIndex, queries: Floats, k: int, selector: Selector | None = None
 ) -> tuple[Floats, Rows]:
-    """Find the k nearest rows by comparing each query with every vector that may be found, at full width.
+    """Find the k nearest rows by brute force at full width: scores and rows, (Q, k), best first.
 
-    Args:
-        index: any index that `faiss_build.build` makes.
-        queries: (Q, E) float32, C-contiguous.
-        k: at least 1, at most the number of rows that may be found.
-        selector: rows that may be found; None for all.
-
-    Returns:
-        Scores and rows, (Q, k), best first.
+    `queries` is (Q, E) float32, C-contiguous; k is at most the number of selected rows.
     """
     if isinstance(index, DiskIndex):
         return index.search_exactly(queries, k, selector)
@@ -95,7 +84,7 @@ def search_exactly(
 
 
 def _is_full_scan_cheaper(store: faiss.Index, num_queries: int, selector: Selector) -> bool:
-    """Whether to scan all rows and skip those outside the filter, instead of fetching and scoring the others alone.
+    """Whether scanning all rows and skipping those outside the filter beats fetching and scoring only the others.
 
     Fetching pays off for many queries, which share it, and for few rows; float vectors are scored in place.
     """
@@ -105,14 +94,14 @@ def _is_full_scan_cheaper(store: faiss.Index, num_queries: int, selector: Select
 
 
 def vectors(index: faiss.Index | DiskIndex, rows: Rows) -> Floats:
-    """Fetch the vectors of some rows, (n, E), as the index stores them."""
+    """Fetch the vectors of some rows, (n, E), with the precision of the index's codes."""
     if isinstance(index, DiskIndex):
         return index.vectors(rows)
     return decode(_full_width(index), rows)
 
 
 def decode(store: faiss.Index, rows: Rows) -> Floats:
-    """Fetch and decode the vectors of some rows, (n, E), of an index that stores them by row."""
+    """Fetch and decode the vectors of some rows, (n, E), from an index that stores them by row."""
     if not isinstance(store, faiss.IndexFlatCodes):
         found: Floats = store.reconstruct_batch(np.ascontiguousarray(rows, dtype=np.int64))
         return found
@@ -124,16 +113,9 @@ def decode(store: faiss.Index, rows: Rows) -> Floats:
 
 
 def search_rows(vectors_of: Callable[[Rows], Floats], queries: Floats, k: int, rows: Rows) -> tuple[Floats, Rows]:
-    """Fetch some rows and score them alone.
+    """Fetch and score only some rows, (n,): scores and rows, (Q, min(k, n)), best first.
 
-    Args:
-        vectors_of: gives the vectors of some rows, (n, E).
-        queries: (Q, E) float32, C-contiguous.
-        k: at least 1.
-        rows: (n,), rows that may be found.
-
-    Returns:
-        Scores and rows, (Q, min(k, n)), best first.
+    `vectors_of` returns the vectors of rows, (n, E); `queries` is (Q, E) float32, C-contiguous.
     """
     best_scores, best_rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
     for start in range(0, len(rows), _BLOCK_ROWS):
@@ -146,7 +128,7 @@ def search_rows(vectors_of: Callable[[Rows], Floats], queries: Floats, k: int, r
 
 
 def _full_width(index: faiss.Index) -> faiss.Index:
-    """Part of an index that stores whole vectors, by row."""
+    """Return the part of an index that stores whole vectors, by row."""
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexRefine):
         return faiss.downcast_index(index.refine_index)
@@ -157,7 +139,7 @@ def _full_width(index: faiss.Index) -> faiss.Index:
 
 
 def prepare(index: faiss.Index | DiskIndex) -> None:
-    """Build the map from rows to entries of inverted lists; to be called once, before the first search."""
+    """Build the map from rows to entries of inverted lists; call once, before the first search."""
     store = None if isinstance(index, DiskIndex) else _full_width(index)
     if isinstance(store, faiss.IndexIVF):
         store.make_direct_map()

@@ -1,4 +1,4 @@
-"""Check that a version is good enough to be published, on two manifests."""
+"""Check by manifests that a version is good enough to be published."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,9 @@ _ROUNDING = 1e-9  # 0.92 - 0.9 is a little more than 0.02
 
 @dataclass(frozen=True)
 class Gate:
-    """Recall that a version must reach.
+    """Recall@10 that a version must reach on its own queries, and the largest drop from the previous version's.
 
-    Attributes:
-        min_recall: the least recall@10 on the version's own queries, in [0, 1].
-        max_drop: the largest drop from the recall of the version before.
-
-    Raises:
-        RetrievalError: a value is not in [0, 1].
+    A value outside [0, 1] raises a RetrievalError.
     """
 
     min_recall: float = 0.9
@@ -30,18 +25,10 @@ class Gate:
 
 
 def check_gate(manifest: Manifest, previous: Manifest | None, gate: Gate, where: str) -> None:
-    """Refuse a version that finds too little.
+    """Raise a GateRefusedError if a version's recall is below the floor, or too far below the published one's.
 
-    The drop is checked only between versions whose recall was measured on the same kind of queries, of one model.
-
-    Args:
-        manifest: manifest of the version to publish.
-        previous: manifest of the published one; None where there is none.
-        gate: the limits.
-        where: the store, for the message.
-
-    Raises:
-        GateRefusedError: the recall is below the floor, or too far below the last one.
+    The drop is only checked between versions of one model whose recall was measured on the same kind of queries;
+    `previous` is None if none is published. `where` names the store in the message.
     """
     found = f"{where}: the new index ({manifest.design}) has recall@10 {manifest.recall_at_10:.3f}"
     cure = "build another with `embedder index build`, or lower the limit in the configuration"

@@ -1,4 +1,4 @@
-"""Ids of an index's rows: the item and segment of each vector, and the run that made it; and their changes."""
+"""Ids of an index's rows (item, segment, and the run that made the vector), and their changes."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from index.errors import RetrievalError
 from index.vectors import Mask, Rows, vectors_text
 
 KEY_NAMES = ("item_id", "segment")
-# Equal key and run mean an equal vector. Null where the caller has no runs; such rows never count as equal.
+# Equal keys and runs mean equal vectors. Null if the caller has no runs; such rows never count as equal.
 IDS_SCHEMA = pa.schema([("item_id", pa.string()), ("segment", pa.int32()), ("run_id", pa.string())])
 
 
@@ -19,7 +19,7 @@ class Changes:
     """Changes that an update has to apply.
 
     Attributes:
-        removed: bool (rows of the index,), whether a row can be found and is no longer in the table.
+        removed: bool (rows of the index,), whether a row can be found but is no longer in the table.
         added: int64 (n,), rows of the table that are not in the index, ascending.
     """
 
@@ -32,19 +32,14 @@ class Changes:
         return int(np.count_nonzero(self.removed))
 
     def __bool__(self) -> bool:
-        """Whether there are changes."""
         return bool(self.num_removed or len(self.added))
 
 
 def check_ids(ids: pa.Table, num_vectors: int) -> pa.Table:
-    """Select and cast the columns, one row per vector.
+    """Select and cast the columns (`item_id`, `segment`, and `run_id` if present), one row per vector.
 
-    Args:
-        ids: a table with at least `item_id` (any string type) and `segment` (any integer type); may have `run_id`.
-        num_vectors: number of rows it must have.
-
-    Raises:
-        RetrievalError: a column is missing or of another type, a value is null, or the number of rows differs.
+    Any string and integer types are accepted. Raises a RetrievalError if a column is missing or of another type, a
+    value is null, or the number of rows differs.
     """
     missing = [name for name in KEY_NAMES if name not in ids.column_names]
     if missing:
@@ -66,12 +61,9 @@ def check_ids(ids: pa.Table, num_vectors: int) -> pa.Table:
 
 
 def compare_ids(before: pa.Table, is_live: Mask, now: pa.Table) -> Changes:
-    """Compare an index with a table; a row is the same where item, segment and run are.
+    """Compare an index (masked rows included) with a table; a row is the same if item, segment and run are.
 
-    Args:
-        before: `item_id`, `segment`, `run_id` of each row of the index, masked ones included.
-        is_live: bool (rows of the index,), whether a row can be found.
-        now: the same columns of each row of the table.
+    `is_live` is bool (rows of the index,), whether a row can be found.
     """
     live = np.flatnonzero(is_live)
     old = before.select(IDS_SCHEMA.names).take(pa.array(live)).append_column("old_row", pa.array(live))

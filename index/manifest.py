@@ -67,12 +67,12 @@ class PartRecord(BaseModel):
 
     @property
     def codes(self) -> str:
-        """Codes of the vectors, list after list."""
+        """Codes of the vectors, list by list."""
         return f"vectors-{self.number:06d}.codes"
 
     @property
     def places(self) -> str:
-        """Place of each row among the codes, uint32."""
+        """Position of each row among the codes, uint32."""
         return f"places-{self.number:06d}.u32"
 
     @property
@@ -141,16 +141,12 @@ class Manifest(BaseModel):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest; this makes the folder a version, so it comes last."""
+    """Write the manifest last: this makes the folder a version."""
     (folder / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """Read and check the manifest of one version.
-
-    Raises:
-        RetrievalError: it is missing or broken, or a newer release wrote it.
-    """
+    """Read a version's manifest; raises a RetrievalError if it is missing, broken, or of a newer release."""
     path = Path(folder) / MANIFEST_NAME
     content = _read_json(path)
     if content.get("format_version") == 1:

@@ -1,7 +1,7 @@
-"""Queries that an index is tuned and measured with: held-out captions, or a substitute where there are none.
+"""Queries that tune and measure an index: held-out captions, or a substitute if there are none.
 
-An index must be tuned on queries like those it will get: vectors of the table find each other with a tenth of the
-search parameters that captions need, because captions lie off the images' distribution.
+An index must be tuned on queries like the real ones: vectors of the table find each other with a tenth of the search
+parameters that captions need, because captions lie off the images' distribution.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class RecallQueries:
     Attributes:
         vectors: (Q, E).
         kind: `sampled`, `text-like`, or the caller's name for them.
-        own_rows: (Q,), row of each query in the table, which is not its own neighbour; None for queries from outside.
+        own_rows: (Q,), row of each query in the table, which is not its own neighbour; None for external queries.
     """
 
     vectors: Floats
@@ -34,18 +34,10 @@ class RecallQueries:
 
 
 def split_queries(table: VectorTable, given: Floats | None, kind: str) -> tuple[RecallQueries, Floats]:
-    """Split the given queries in halves, to measure and to learn from; without any, measure on vectors of the table.
+    """Split the given queries in halves: to measure recall, and (L, E) to learn projections from, possibly empty.
 
-    Args:
-        table: the vectors, (N, E).
-        given: (Q, E); may be None or empty.
-        kind: name of the given queries.
-
-    Returns:
-        Queries that recall is measured on; and others, (L, E), that projections are learned from, which may be empty.
-
-    Raises:
-        RetrievalError: the given queries have another width, or are not finite or not of unit norm.
+    Without given queries (None or empty), vectors of the table are used for measuring. Raises a RetrievalError if the
+    given queries have another width, or are not finite or not of unit norm.
     """
     if given is None or len(given) == 0:
         return sampled_queries(table), np.empty((0, table.dim), np.float32)
@@ -61,17 +53,11 @@ def sampled_queries(table: VectorTable, num_queries: int = MAX_MEASURED) -> Reca
 
 
 def text_like_queries(images: Floats, texts: Floats) -> Floats:
-    """Make queries distributed like captions, from images and any texts (words of the model's vocabulary will do).
+    """Make queries distributed like captions, from image vectors (N, E) and any text vectors (T, E).
 
-    A caption differs from its image in two ways that can be measured without captions: it lies across the gap between
-    the modalities (the difference of the two means), and it varies only in the directions in which texts vary.
-
-    Args:
-        images: (N, E), vectors of the table.
-        texts: (T, E), vectors of texts, related to the images or not.
-
-    Returns:
-        (N, E) float32 of unit norm.
+    The result is (N, E) float32 of unit norm; words of the model's vocabulary will do as texts. A caption differs from
+    its image in two ways that can be measured without captions: it lies across the gap between the modalities (the
+    difference of the two means), and it varies only in the directions in which texts vary.
 
     Source: Liang et al. 2022, "Mind the gap: understanding the modality gap in multi-modal contrastive learning".
     """

@@ -1,7 +1,7 @@
 """Recall of an index against exact search.
 
-recall@10: the share of the ten exact nearest vectors that the index found. Another one counts when its score is that of
-the tenth, so that any of equal vectors will do.
+recall@10 is the share of the ten exact nearest vectors that the index found. A different vector counts if its score
+equals the tenth's, so that any of several equal vectors will do.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from index.queries import RecallQueries
 from index.vectors import Floats, Mask, Rows, VectorTable, keep_best
 
 NUM_NEIGHBOURS = 10
-# Exact neighbours that are kept of each query, so that ten are left after an update.
+# Exact neighbours kept per query, so that ten are left after an update.
 NUM_KEPT = 40
 # float32 products of the same two vectors, summed in another order, differ by a few units of 6e-8.
 SCORE_TOLERANCE = 1e-6
@@ -27,10 +27,7 @@ Search = Callable[[Floats, int], tuple[Floats, Rows]]
 class GroundTruth:
     """Exact nearest vectors of some queries.
 
-    Attributes:
-        queries: the queries.
-        scores: (Q, K) float32, best first; minus infinity where there is none.
-        rows: (Q, K) int64; -1 where there is none.
+    `scores` are (Q, K) float32, best first; minus infinity where there is none. `rows` are (Q, K) int64; -1 likewise.
     """
 
     queries: RecallQueries
@@ -39,31 +36,22 @@ class GroundTruth:
 
     @property
     def num_wanted(self) -> int:
-        """Number of neighbours that every query has, ten at most."""
+        """Number of neighbours that every query has, at most ten."""
         return min(NUM_NEIGHBOURS, int((self.rows >= 0).sum(axis=1).min(initial=NUM_NEIGHBOURS)))
 
 
 def find_ground_truth(table: VectorTable, queries: RecallQueries, num_kept: int = NUM_KEPT) -> GroundTruth:
-    """Find the exact neighbours of the queries in a table, by brute force; a query from it is not its own neighbour.
-
-    Args:
-        table: the vectors, (N, E).
-        queries: the queries, (Q, E).
-        num_kept: neighbours of each query.
-    """
+    """Find the exact neighbours of queries by brute force; a query from the table is not its own neighbour."""
     num_own = 0 if queries.own_rows is None else 1
     num_found = min(num_kept + num_own, table.num_vectors)
     return GroundTruth(queries, *_without_own(*nearest_in_table(table, queries.vectors, num_found), queries))
 
 
 def measure_recall(ground_truth: GroundTruth, search: Search, vectors_of: Callable[[Rows], Floats]) -> float:
-    """Compute the share of the exact neighbours that a search finds, in [0, 1].
+    """Compute the share of the exact neighbours that a search finds, in [0, 1]; row -1 means nothing found.
 
-    Args:
-        ground_truth: the exact neighbours.
-        search: the search to measure; it gives row -1 where it found none.
-        vectors_of: gives the vectors of some rows, (n, E), to check whether another row is as near as an exact one;
-            where they are rounded, equal ones are rounded alike.
+    `vectors_of` returns the vectors of some rows, (n, E), to check if another row is as near as an exact one; if they
+    are rounded, equal ones must be rounded alike.
     """
     wanted = ground_truth.num_wanted
     if wanted == 0 or not len(ground_truth.rows):  # a single vector has no neighbours to miss
@@ -75,7 +63,8 @@ def measure_recall(ground_truth: GroundTruth, search: Search, vectors_of: Callab
         places = np.flatnonzero(~is_right[query] & (found[query] >= 0))
         rows = np.append(found[query, places], ground_truth.rows[query, wanted - 1])
         scores = vectors_of(rows) @ ground_truth.queries.vectors[query]
-        # Not those above it: by exact vectors there are none, and by rounded ones all that an index finds may be.
+        # Not the rows above it: with exact vectors there are none, and with rounded ones they may be all that an index
+        # finds.
         is_right[query, places] = np.abs(scores[:-1] - scores[-1]) <= SCORE_TOLERANCE
     return float(np.mean(is_right))
 
@@ -83,20 +72,14 @@ def measure_recall(ground_truth: GroundTruth, search: Search, vectors_of: Callab
 def update_ground_truth(
     ground_truth: GroundTruth, is_live: Mask, added: GroundTruth | None
 ) -> tuple[GroundTruth, Rows]:
-    """Update the ground truth after rows were removed and added.
+    """Update the ground truth after rows were removed (`is_live`, bool (rows before,)) and added.
 
-    Args:
-        ground_truth: of the table before.
-        is_live: bool (rows before,), whether a row is still there.
-        added: ground truth of the new rows alone, numbered as in the new table; None without new rows.
-
-    Returns:
-        The new ground truth, and the numbers of the queries of which fewer than ten neighbours are still known: these
-        must be searched again.
+    `added` is the ground truth of only the new rows, numbered as in the new table; None without new rows. Also returns
+    the numbers of the queries with fewer than ten known neighbours, which must be searched again.
     """
     stays = (ground_truth.rows >= 0) & is_live[ground_truth.rows]
     was_full = (ground_truth.rows >= 0).all(axis=1)
-    # Nothing is known after the last neighbour of a full list: a new vector that scores lower may not be the next.
+    # Nothing is known beyond the last neighbour of a full list: a new vector with a lower score may not be the next.
     worst_known = np.where(was_full, ground_truth.scores.min(axis=1, initial=np.inf), -np.inf)
     scores, rows = np.where(stays, ground_truth.scores, -np.inf), np.where(stays, ground_truth.rows, -1)
     if added is not None:
@@ -110,14 +93,7 @@ def update_ground_truth(
 
 
 def replace_answers(ground_truth: GroundTruth, numbers: Rows, scores: Floats, rows: Rows) -> GroundTruth:
-    """Replace the neighbours of some queries; there may be fewer or more of them than were kept.
-
-    Args:
-        ground_truth: the ground truth.
-        numbers: (n,), numbers of the queries.
-        scores: (n, K), best first.
-        rows: (n, K).
-    """
+    """Replace the neighbours of some queries, numbered (n,), by scores and rows (n, K), best first; K may change."""
     wider = [(0, 0), (0, max(0, scores.shape[1] - ground_truth.scores.shape[1]))]  # a table of few rows has grown
     new_scores = np.pad(ground_truth.scores, wider, constant_values=-np.inf)
     new_rows = np.pad(ground_truth.rows, wider, constant_values=-1)

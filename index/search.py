@@ -1,4 +1,4 @@
-"""Search of one version of an index, checked when it is opened."""
+"""Search of one version of an index, which is checked when opened."""
 
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,27 +20,19 @@ from index.version_files import read_contents, read_index
 
 # An approximate search for more than a tenth of the table reads nearly all of it, and is slower than the exact one.
 EXACT_SHARE = 10
-THREAD_MS = 2.0  # of a search for each thread
+THREAD_MS = 2.0  # of search per thread
 
 
 class Index:
-    """One version of an index; `search` may be called from several threads.
+    """One version of an index; `search` is thread-safe.
 
     Attributes:
-        manifest: the version's manifest.
         ids: `item_id`, `segment` and `run_id` of each row, masked ones included.
-        is_live: bool (rows,), whether a row may be found; rows that were removed since the build may not.
+        is_live: bool (rows,), whether a row may be found; false for rows removed since the build.
     """
 
     def __init__(self, manifest: Manifest, ids: pa.Table, index: faiss.Index | DiskIndex, is_live: Mask) -> None:
-        """Make an index of its parts, as `open_index` reads them.
-
-        Args:
-            manifest: the version's manifest.
-            ids: `item_id`, `segment` and `run_id` of each row.
-            index: the FAISS index.
-            is_live: bool (rows,), whether a row may be found.
-        """
+        """Make an index from its parts, as `open_index` reads them; `is_live` is bool (rows,)."""
         self.manifest = manifest
         self.ids = ids
         self.is_live = is_live
@@ -62,19 +54,19 @@ class Index:
         parameters: dict[str, int] | None = None,
         num_threads: int | None = None,
     ) -> Neighbours:
-        """Find the k nearest vectors of each query; where fewer may be found, all of them.
+        """Find the k nearest vectors of each query; if fewer may be found, all of them.
 
-        With a filter that leaves few rows, those are scored alone; with one that leaves many, the index is searched
-        with parameters that grow as the share of the rows that pass shrinks.
+        With a filter that few rows pass, only those are scored; otherwise the index is searched with parameters that
+        grow as the share of passing rows shrinks.
 
         Args:
             queries: (Q, E) of unit norm, float32 or another float type, from the model whose fingerprint the index has.
             k: number of neighbours, at least 1.
-            among: bool (rows,), whether a row may be found; or int64 (n,), the rows that may be, ascending, which costs
-                nothing for all others; None for all.
+            among: bool (rows,), whether a row may be found; or int64 (n,), the ascending rows that may be, which costs
+                nothing for the others; None for all.
             profile: kind of the queries; texts and images need different search parameters.
             parameters: search parameters instead of the manifest's.
-            num_threads: threads of FAISS; None for as many as pay, up to all cores.
+            num_threads: threads of FAISS; None for as many as are worthwhile, up to all cores.
 
         Returns:
             Neighbours of width min(k, rows that may be found).
@@ -105,18 +97,18 @@ class Index:
             with faiss_build.threads(num_threads or self._num_threads(len(queries_QE) / share)):
                 scores, rows = faiss_search.search(self._index, queries_QE, k, search_params, selector)
             is_short = (rows < 0).any(axis=1)
-            if is_short.any():  # k results come back whenever k exist
+            if is_short.any():  # return k results whenever k exist
                 scores[is_short], rows[is_short] = faiss_search.search_exactly(
                     self._index, queries_QE[is_short], k, selector
                 )
         return _order(scores, rows)
 
     def vectors(self, rows: Rows) -> Floats:
-        """Fetch the vectors of some rows, (n, E) float32, as the index stores them: rounded to its codes."""
+        """Fetch the vectors of some rows, (n, E) float32, with the precision of the index's codes."""
         return faiss_search.vectors(self._index, rows)
 
     def _num_threads(self, num_searches: float) -> int:
-        """Threads that pay for searches as long as the manifest's: FAISS's spin while they wait, and so take cores."""
+        """Return how many threads pay off at the manifest's latency: FAISS's waiting threads spin on their cores."""
         most: int = faiss.omp_get_max_threads()
         return max(1, min(most, int(num_searches * self.manifest.latency_ms / THREAD_MS)))
 
@@ -154,7 +146,7 @@ class Index:
         return Selector(self.is_live)
 
     def _scan(self, profile: Profile) -> tuple[FindAmong, float]:
-        """Cheapest way to score the rows that pass a filter, and its measured microseconds per row."""
+        """Return the cheapest way to score the rows that pass a filter, and its measured microseconds per row."""
         if profile == "text" and self.manifest.scan_row_us < self.manifest.exact_row_us:
             return self._row_scan.find, self.manifest.scan_row_us
         return partial(faiss_search.search_exactly, self._index), self.manifest.exact_row_us
@@ -165,9 +157,9 @@ class Index:
 
 
 def widen_search_params(parameters: dict[str, int], share: float) -> dict[str, int]:
-    """Raise search parameters so that, among a share of the rows, they find as much as `parameters` find among all.
+    """Raise search parameters so that a search among a share of the rows finds as much as one among all.
 
-    A search of a graph or of lists visits a fixed number of rows, whether they pass the filter or not; so that number
+    A search of a graph or of lists visits a fixed number of rows, whether or not they pass the filter; so that number
     is divided by the share that passes.
     """
     raised = {name: -(-value // share) for name, value in parameters.items() if name != "k_factor"}
@@ -180,7 +172,7 @@ def _order(scores: Floats, rows: Rows) -> Neighbours:
 
 
 def open_index(folder: str | Path, *, model_fingerprint: str | None = None) -> Index:
-    """Open a version; FAISS reads no byte before the file's hash is checked, because FAISS trusts index files.
+    """Open one numbered version; each file's hash is checked before FAISS reads it, because FAISS trusts index files.
 
     A large index file is mapped: its vectors are read as searches touch them, once for all processes.
 

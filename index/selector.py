@@ -1,4 +1,4 @@
-"""Rows that a search may find, for FAISS and for searches of our own."""
+"""Rows that a search may find, for FAISS and for our own searches."""
 
 from functools import cached_property
 
@@ -12,11 +12,9 @@ class Selector:
     """Rows that a search may find."""
 
     def __init__(self, among: Among, num_total: int | None = None) -> None:
-        """Make a selector.
+        """Take bool (rows,), whether each row may be found, or int64 (n,), the ascending rows that may be.
 
-        Args:
-            among: bool (rows,), whether a row may be found; or int64 (n,), the rows that may be, ascending.
-            num_total: number of all rows; needed with row numbers.
+        Row numbers also need `num_total`, the number of all rows.
         """
         self.num_total = len(among) if num_total is None else num_total
         self.num_rows = count_among(among)

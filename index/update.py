@@ -1,4 +1,4 @@
-"""Update of an index without a whole build: add new rows, mask removed ones, and measure the recall again."""
+"""Update of an index without a full build: add new rows, mask removed ones, and measure the recall again."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -32,10 +32,10 @@ from index.version_files import (
     write_version,
 )
 
-MAX_MASKED_SHARE = 0.25  # a search visits masked rows, too, so it takes longer by their share
+MAX_MASKED_SHARE = 0.25  # searches visit masked rows, too, so they take longer by their share
 MAX_GROWTH = 2.0  # times the vectors that the structure was built for
 MAX_IMBALANCE_GROWTH = 1.5
-MAX_RECALL_LOSS = 0.01  # against the last whole build
+MAX_RECALL_LOSS = 0.01  # compared to the last full build
 
 _SPOOL_NAME = "added.f32"
 
@@ -50,17 +50,17 @@ def update_index(
     embeddings_version: int,
     num_threads: int | None = None,
 ) -> Manifest:
-    """Make the next version of an index from the last one, as the folder `out`, whole or not at all.
+    """Make the next version of an index from the previous one, as the folder `out`, atomically.
 
-    Recall is measured on the queries of the last build. The version has their ground truth, from which removed rows are
-    taken out and to which added ones are compared.
+    Recall is measured on the queries of the last build. The version contains their ground truth, from which removed
+    rows are deleted and to which added ones are compared.
 
     Args:
-        previous: folder of the version before.
+        previous: folder of the previous version.
         out: the folder to make; must not exist.
         added: (n, E) float32 of unit norm, or a stream of such blocks.
         added_ids: `item_id`, `segment`, `run_id` of each.
-        removed: bool (rows of the version before,), whether a row must not be found any more.
+        removed: bool (rows of the previous version,), whether a row must no longer be found.
         embeddings_version: version of the table that the index is now for.
         num_threads: threads of FAISS; None for all cores.
 
@@ -68,7 +68,7 @@ def update_index(
         The manifest of the new version.
 
     Raises:
-        RebuildNeededError: too many rows are masked or were added since the build, or recall is too low.
+        RebuildNeededError: too many rows were masked or added since the build, or recall is too low.
         RetrievalError: the version is damaged, vectors or ids break a rule, or `out` exists.
     """
     timer = StepTimer()
@@ -106,11 +106,7 @@ def update_index(
 
 
 def _check_limits(contents: VersionContents, before: Manifest) -> None:
-    """Refuse an update after which searches would be slow.
-
-    Raises:
-        RebuildNeededError: too many rows are masked, or were added since the build.
-    """
+    """Raise a RebuildNeededError if too many rows were masked or added since the build: searches would be slow."""
     num_rows, num_live = contents.ids.num_rows, contents.num_live
     if num_live < (1 - MAX_MASKED_SHARE) * num_rows:
         raise RebuildNeededError(
@@ -125,7 +121,7 @@ def _check_limits(contents: VersionContents, before: Manifest) -> None:
 
 
 def _link_kept(previous: Path, before: Manifest, index: faiss.Index | DiskIndex, folder: Path) -> dict[str, str]:
-    """Link the files of the version before that are this one's, too; returns their hashes."""
+    """Link the files that stay the same since the previous version; returns their hashes."""
     if not isinstance(index, DiskIndex):
         return {}
     names = [TEMPLATE_NAME, *(name for part in index.parts for name in part.record.names)]
@@ -135,7 +131,7 @@ def _link_kept(previous: Path, before: Manifest, index: faiss.Index | DiskIndex,
 
 
 def _add(index: faiss.Index | DiskIndex, table: VectorTable, folder: Path) -> faiss.Index | DiskIndex:
-    """Add vectors to an index; to one on the disk as a part of its own."""
+    """Add vectors to an index; an index in parts gets a new part."""
     if not isinstance(index, DiskIndex):
         faiss_build.add(index, table.blocks())
         return index
@@ -154,7 +150,7 @@ def _change_index(
     timer: StepTimer,
 ) -> tuple[TunedIndex, Floats]:
     """Add the vectors and measure; also returns the mean of the built vectors, (E,)."""
-    # Into memory: vectors can't be added to a mapped index.
+    # Read into memory: vectors can't be added to a mapped index.
     with timer.step("read"):
         index = read_index(previous, before, map_large=False)
     imbalance = faiss_build.imbalance(index)
@@ -179,7 +175,7 @@ def _change_index(
 def _update_ground_truth(
     ground_truth: GroundTruth, meter: Meter, table: VectorTable, contents: VersionContents
 ) -> GroundTruth:
-    """Update the ground truth: search the added vectors alone, and the whole index where too many were removed."""
+    """Update the ground truth: search the added vectors, and the whole index if too many were removed."""
     num_before = contents.ids.num_rows - table.num_vectors
     added = None
     if table.num_vectors:
@@ -194,11 +190,7 @@ def _update_ground_truth(
 
 
 def _measure(meter: Meter, ground_truths: GroundTruths, before: Manifest) -> TunedIndex:
-    """Keep the search parameters where they still find as much; else raise them.
-
-    Raises:
-        RebuildNeededError: no search parameters find as much as after the build.
-    """
+    """Keep the search parameters if they find as much, else raise them, or raise a RebuildNeededError if none do."""
     wanted = min(before.target_recall, before.built_recall_at_10)
     curve, point = meter.tune_from(ground_truths.asked, before.parameters, wanted)
     if point.recall_at_10 < min(before.built_recall_at_10 - MAX_RECALL_LOSS, wanted - CHANCE):

@@ -1,4 +1,4 @@
-"""Vectors of one build: checked as they are streamed, kept on disk, and read as often as the build needs them.
+"""Vectors of one build: checked while streamed, kept on disk, and read as often as the build needs.
 
 Shapes: `N` vectors, `E` embedding size, `Q` queries; all float32 with unit L2 norm, so an inner product is a cosine.
 """
@@ -17,29 +17,23 @@ Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Among = Mask | Rows
-"""Rows that a search may find: bool (rows,), whether each may be; or int64 (n,), those that may be, ascending."""
+"""Rows that a search may find: a bool mask (rows,), or the ascending row numbers, int64 (n,)."""
 Profile = Literal["text", "image"]
 """Kind of a query: texts and images need different search parameters."""
 
 BLOCK_ROWS = 65_536  # 64 MiB at 256 dimensions
-# float32 arithmetic is off by 1e-6 at most; vectors rounded to bfloat16 (8 bits) by 4e-3.
+# float32 arithmetic is off by at most 1e-6, vectors rounded to bfloat16 (8 bits) by 4e-3.
 NORM_TOLERANCE = 5e-3
 
 
 def vectors_text(num: int) -> str:
-    """Write a number of vectors for a message."""
+    """Format a number of vectors for a message."""
     return "1 vector" if num == 1 else f"{num:,} vectors"
 
 
 @dataclass(frozen=True)
 class VectorTable:
-    """Vectors of a build, in the caller's array or in a file of raw float32 rows.
-
-    Attributes:
-        num_vectors: number of rows, N.
-        dim: width of a vector, E.
-        source: (N, E), or the path of the file.
-    """
+    """Vectors of a build, (N, E), in the caller's array or in a file of raw float32 rows (`source`)."""
 
     num_vectors: int
     dim: int
@@ -67,7 +61,7 @@ class VectorTable:
         return (total / max(1, self.num_vectors)).astype(np.float32)
 
     def sample(self, num_rows: int, seed: int) -> Rows:
-        """Draw row numbers without repetition, sorted; the same for the same seed."""
+        """Draw sorted row numbers without repetition; deterministic for a seed."""
         num_rows = min(num_rows, self.num_vectors)
         return np.sort(np.random.default_rng(seed).choice(self.num_vectors, num_rows, replace=False)).astype(np.int64)
 
@@ -91,18 +85,11 @@ class Neighbours:
 
 
 def collect_vectors(vectors: Iterable[Floats] | Floats, spool: Path, dim: int | None = None) -> VectorTable:
-    """Check all vectors, and make them readable more than once.
+    """Check vectors, (N, E) float32 of unit norm, and make them readable more than once.
 
-    An array stays in memory. A stream is written to `spool`, so memory is bounded by its blocks: training, adding and
-    measuring each read it again.
-
-    Args:
-        vectors: (N, E) float32 of unit norm, or a stream of such blocks.
-        spool: file for a stream.
-        dim: width that the vectors must have; None for any.
-
-    Raises:
-        RetrievalError: there are none, a block has the wrong shape or type, or a row is not finite or not of unit norm.
+    An array stays in memory. A stream of such blocks is written to `spool`, because training, adding and measuring each
+    read it again; memory is bounded by its blocks. Raises a RetrievalError if there are none, a block has the wrong
+    shape or type (`dim` None allows any width), or a row is not finite or not of unit norm.
     """
     if isinstance(vectors, np.ndarray):
         check_vectors(vectors, "vectors", dim=dim)
@@ -119,7 +106,7 @@ def _spool_blocks(blocks: Iterable[Floats], spool: Path, dim: int | None) -> Vec
     with spool.open("wb") as file:
         for block in blocks:
             check_vectors(block, "vectors", dim=dim, first_row=num_vectors)
-            file.write(np.ascontiguousarray(block).data)  # not `tofile`, which loses the error of a full disk
+            file.write(np.ascontiguousarray(block).data)  # not `tofile`, which swallows the error of a full disk
             num_vectors, dim = num_vectors + len(block), block.shape[1]
     return VectorTable(num_vectors, dim or 0, spool)
 
@@ -141,7 +128,7 @@ def is_among(among: Among, rows: NDArray[np.signedinteger[Any]]) -> Mask:
 
 
 def distinct(numbers: NDArray[Any]) -> NDArray[Any]:
-    """Sort numbers, each once: `np.unique` of NumPy 2.3 and later hashes them first, which takes ten times longer."""
+    """Sort and deduplicate numbers; `np.unique` of NumPy 2.3 and later hashes them first, which is ten times slower."""
     numbers = np.sort(numbers)
     is_first = np.ones(len(numbers), np.bool_)
     is_first[1:] = numbers[1:] != numbers[:-1]
@@ -149,31 +136,15 @@ def distinct(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def keep_best(scores: Floats, rows: Rows, k: int) -> tuple[Floats, Rows]:
-    """Keep the k best columns of each query, best first; equal scores keep their order.
-
-    Args:
-        scores: (Q, n).
-        rows: (Q, n), the row of each score.
-        k: at least 1.
-
-    Returns:
-        Scores and rows, (Q, min(k, n)).
-    """
+    """Keep the k best columns of each query: (Q, n) to (Q, min(k, n)), best first; equal scores keep their order."""
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
 
 def check_vectors(vectors: Any, where: str, *, dim: int | None = None, first_row: int = 0) -> None:
-    """Refuse vectors that would make a wrong index or a wrong answer.
+    """Raise a RetrievalError that names the row unless vectors are (N, E) float32, finite and of unit norm.
 
-    Args:
-        vectors: must be (N, E) float32 with finite rows of unit norm.
-        where: name of the vectors in a message.
-        dim: E; None for any.
-        first_row: number of the first row, for messages about a stream.
-
-    Raises:
-        RetrievalError: a rule is broken; the message names the row.
+    `dim` None allows any width; `first_row` is the number of the first row, for messages about a stream.
     """
     if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype != np.float32 or not vectors.shape[1]:
         found = (

@@ -1,4 +1,4 @@
-"""Files of one version: written with their hashes, and read only after each is found to have that of the manifest."""
+"""Files of one version: written with their hashes, and read only after each hash matches the manifest's."""
 
 import io
 import sys
@@ -41,19 +41,14 @@ from index.recall import GroundTruth
 from index.step_timer import StepTimer
 from index.vectors import Floats, Mask
 
-# A file up to this size is read once, hashed and parsed in memory; a larger one is hashed and then mapped, or read from
-# the same open file, so that the index is not in memory twice.
+# A file up to this size is read once, then hashed and parsed in memory. A larger one is hashed and then mapped, or read
+# from the same open file, so that the index is not in memory twice.
 READ_ONCE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class VersionContents:
-    """Ids of the rows, and which rows may be found.
-
-    Attributes:
-        ids: `item_id`, `segment` and `run_id` of each row.
-        is_live: bool (rows,), whether a row may be found.
-    """
+    """Row ids (`item_id`, `segment`, `run_id`), and bool (rows,), whether each row may be found."""
 
     ids: pa.Table
     is_live: Mask
@@ -66,14 +61,7 @@ class VersionContents:
 
 @dataclass(frozen=True)
 class TunedIndex:
-    """Index with its measurements.
-
-    Attributes:
-        meter: the index and its design.
-        curve: all measured search parameters.
-        point: the chosen ones.
-        ground_truths: the ground truth that they were measured against.
-    """
+    """Index with all measured search parameters, the chosen ones, and the ground truth of the measurements."""
 
     meter: Meter
     curve: tuple[Point, ...]
@@ -83,16 +71,10 @@ class TunedIndex:
 
 @dataclass(frozen=True)
 class VersionOrigin:
-    """Origin of a version, as its manifest has it: its data, its requirements, its last whole build.
+    """Origin of a version as in its manifest: its data, its requirements, its last full build.
 
-    Attributes:
-        embeddings_version: version of the table.
-        model_fingerprint: fingerprint of the vectors' model.
-        num_built: number of vectors of the last whole build.
-        built_recall_at_10: recall of the last whole build.
-        target_recall: recall that was asked for.
-        trials: measurements for the choice of the design.
-        drift: distance from the mean of the vectors of that build to the mean of those added since.
+    `num_built` and `built_recall_at_10` are of that build; `drift` is the distance between the mean of its vectors and
+    the mean of those added since.
     """
 
     embeddings_version: int
@@ -114,17 +96,11 @@ def write_version(
     known_hashes: Mapping[str, str] | None = None,
     image_parameters_before: Parameters | None = None,
 ) -> Manifest:
-    """Write index, ids, queries with their ground truth, mask, and last the manifest.
+    """Write the index, ids, queries with their ground truth, the mask, and finally the manifest.
 
-    Args:
-        folder: folder to fill.
-        measured: the index with its measurements.
-        contents: ids and mask of its rows.
-        origin: origin of the version.
-        centre: (E,), mean of the vectors of the last whole build.
-        timer: timer of the whole build or update.
-        known_hashes: hashes of files that are those of the version before, by name.
-        image_parameters_before: of that version, for searches by image; None where there are none.
+    `centre` is (E,), the mean of the vectors of the last full build. `timer` covers the whole build or update.
+    `known_hashes` are those of files shared with the previous version, by name; `image_parameters_before` are that
+    version's parameters for searches by image, None where there are none.
     """
     meter, ground_truths = measured.meter, measured.ground_truths
     with timer.step("write"):
@@ -173,7 +149,7 @@ def write_version(
 
 
 def _write_index(folder: Path, index: faiss.Index | DiskIndex, ids: pa.Table) -> list[str]:
-    """Write the index, where it is not written yet, and the ids of its rows; returns the names of the files."""
+    """Write the index unless it is written already, and the row ids; returns the file names."""
     if not isinstance(index, DiskIndex):
         faiss_build.write(index, folder / INDEX_NAME)
         pq.write_table(ids, folder / IDS_NAME)
@@ -184,7 +160,7 @@ def _write_index(folder: Path, index: faiss.Index | DiskIndex, ids: pa.Table) ->
 
 
 def bind_version(previous: Path, folder: Path, before: Manifest, embeddings_version: int, timer: StepTimer) -> Manifest:
-    """Make a version for a table whose rows did not change: the same files, for another version of the table."""
+    """Make a version with the same files for a newer table whose rows did not change."""
     link_files(previous, folder, before.sha256)
     built_at = datetime.now(UTC).isoformat(timespec="seconds")
     times = {"built_at": built_at, "build_s": timer.total_s, "steps_s": timer.steps_s}
@@ -206,11 +182,7 @@ def _write_queries(path: Path, ground_truths: GroundTruths, centre: Floats) -> N
 
 
 def read_queries(folder: Path, manifest: Manifest) -> tuple[GroundTruths, Floats]:
-    """Read the queries with their ground truth, and the mean of the built vectors.
-
-    Raises:
-        RetrievalError: their file is missing or altered.
-    """
+    """Read ground truth and the mean of the built vectors; raises a RetrievalError if missing or altered."""
     with np.load(io.BytesIO(_read_checked(folder / QUERIES_NAME, manifest)), allow_pickle=False) as arrays:
 
         def ground_truth(name: str) -> GroundTruth:
@@ -222,11 +194,7 @@ def read_queries(folder: Path, manifest: Manifest) -> tuple[GroundTruths, Floats
 
 
 def read_contents(folder: Path, manifest: Manifest) -> VersionContents:
-    """Read the ids of all rows, and which of them may be found.
-
-    Raises:
-        RetrievalError: a file is missing or altered, or does not fit the manifest.
-    """
+    """Read all rows' ids, and which may be found; raises a RetrievalError for a missing, altered or unfit file."""
     if manifest.parts is None:
         ids = pq.read_table(pa.BufferReader(_read_checked(folder / IDS_NAME, manifest)))
         ids = check_ids(ids, ids.num_rows)
@@ -248,15 +216,10 @@ def read_contents(folder: Path, manifest: Manifest) -> VersionContents:
 
 
 def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> faiss.Index | DiskIndex:
-    """Read the FAISS file of a version, or map it where it is large, after its hash is checked; or open its parts.
+    """Read a version's FAISS file after checking its hash, or map it if it is large, or open the parts.
 
-    Args:
-        folder: folder of the version.
-        manifest: its manifest.
-        map_large: whether to map a large file; a mapped index takes no more vectors.
-
-    Raises:
-        RetrievalError: it is missing or altered, FAISS does not know its format, or it does not fit the manifest.
+    A mapped index takes no more vectors. Raises a RetrievalError if the file is missing, altered, in a format unknown
+    to FAISS, or inconsistent with the manifest.
     """
     path = folder / (INDEX_NAME if manifest.parts is None else "")
     index: faiss.Index | DiskIndex
@@ -283,16 +246,12 @@ def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> faiss.In
 def _read_file(path: Path, manifest: Manifest, *, map_large: bool) -> faiss.Index:
     with _open_checked(path, manifest) as file:
         if map_large and not isinstance(file, io.BytesIO) and sys.platform == "linux":
-            return faiss_build.map_file(Path(f"/proc/self/fd/{file.fileno()}"))  # the very file that was hashed
+            return faiss_build.map_file(Path(f"/proc/self/fd/{file.fileno()}"))  # the same file that was hashed
         return faiss_build.read(file)
 
 
 def _read_checked(path: Path, manifest: Manifest) -> bytes:
-    """Read a small file of a version and check its hash.
-
-    Raises:
-        RetrievalError: it is missing or altered.
-    """
+    """Read a small file of a version; raises a RetrievalError if it is missing or its hash differs."""
     with _open_checked(path, manifest) as file:
         return file.read()
 

@@ -1,4 +1,4 @@
-"""Versions of an index in a store: folders `000001`, `000002`, ... that only appear whole."""
+"""Versions of an index in a store: folders `000001`, `000002`, ... that only appear complete."""
 
 import re
 from pathlib import Path
@@ -10,11 +10,7 @@ _VERSION_NAME = re.compile(r"[0-9]{6,}")
 
 
 def version_path(root: str | Path, version: int) -> Path:
-    """Make the path of a version; zero-padded to six digits, so that names sort as numbers do.
-
-    Raises:
-        RetrievalError: versions count from 1.
-    """
+    """Return the path of a version, zero-padded so that names sort like numbers; raises a RetrievalError below 1."""
     if version < 1:
         raise RetrievalError(f"{root}: there is no index version {version}; versions count from 1")
     return Path(root) / f"{version:06d}"
@@ -26,7 +22,7 @@ def list_versions(root: str | Path) -> tuple[int, ...]:
 
 
 def next_version(root: str | Path, last: int = 0) -> int:
-    """Choose the number after the highest one, complete or not: a number is never used twice."""
+    """Return the number after the highest one, complete or not: a number is never reused."""
     return max([last, *_numbers(root)]) + 1
 
 

@@ -1,7 +1,7 @@
-"""States that pass between shards: values packed over the rows of a batch, and their number in each row.
+"""States that pass between shards: values packed over the rows of a batch, and the number of elements in each row.
 
-Legend: `B` rows, `F` frames of all rows, `T` tokens of all rows, `L` tokens of one image, `D` width, `R` rows that
-have the side, `E` embedding size.
+Legend: `B` rows, `F` frames of all rows, `T` tokens of all rows, `L` tokens of one image, `D` width, `R` rows that have
+the side, `E` embedding size.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class TowerState:
     Attributes:
         values: pixels uint8 (F, H, W, 3) | token ids int32 (T,) | activation (F, L, D) or (T, D) in the compute dtype |
             embedding float32 (R, E).
-        lengths: int64 (B,), on the CPU: frames or tokens of each row, 0 where the row lacks this side; for the
-            embedding 0 or 1. They sum to the first dimension of `values`.
+        lengths: int64 (B,), on the CPU: frames or tokens of each row, 0 where the row lacks this side; 0 or 1 for
+            embeddings. They sum to the first dimension of `values`.
         grids: int32 (B, 3), on the CPU: frames, patch rows and patch columns of each row, zeros where the row lacks
-            this side; None for a tower whose inputs need none.
+            this side; None for a tower without grids.
     """
 
     values: torch.Tensor
@@ -46,7 +46,7 @@ class TowerState:
         return TowerState(self.values[places], self.lengths[rows], grids)
 
     def groups(self, tower: Tower, costs: GroupCosts = CPU_GROUPS) -> list[torch.Tensor]:
-        """Find the groups of rows that a tower computes together, int64; all rows have this side."""
+        """Return the groups of rows that a tower computes together, int64; all rows must have this side."""
         import torch
 
         tokens = tower.tokens_per_sequence(self.lengths, self.grids)
@@ -56,17 +56,12 @@ class TowerState:
 
 
 def element_places(lengths: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Find the places of the elements of some rows among those of all rows; int64.
-
-    Args:
-        lengths: int64 (B,): elements of each row.
-        rows: int64 (R,): their numbers.
-    """
+    """Return the positions (int64) of some rows' elements among those of all rows, given lengths (B,) and rows (R,)."""
     import torch
 
     own = lengths[rows]
     starts = lengths.cumsum(0)[rows] - own
-    # Element n of the result is its row's first element, and as many on as n is behind the row's first place.
+    # Element n of the result lies as far behind its row's first element as n lies behind the row's first position.
     moves = starts - (own.cumsum(0) - own)
     return torch.arange(int(own.sum())) + moves.repeat_interleave(own)
 
@@ -75,12 +70,12 @@ def element_places(lengths: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 class Arrangement:
     """How a tower computes one side of a batch: which rows in which rectangle, and where the results go.
 
-    It is made on the host, of lengths alone, and moved to the device at once: what follows waits for neither.
+    It is made on the host from lengths only, and moved to the device at once, so that the layers never synchronise.
 
     Attributes:
-        groups: of each, the places of its elements in the state, int64, None where they are all of it; its layout; and
-            its lengths and grids, on the CPU.
-        order: int64, places of the result's elements in the groups' results one after the other; None for one group.
+        groups: for each group, the positions of its elements in the state, int64 (None for all of them); its layout;
+            and its lengths and grids, on the CPU.
+        order: int64, positions of the result's elements in the concatenated results; None for one group.
         lengths: int64 (B,), on the CPU: elements of each row of the result.
     """
 
@@ -90,13 +85,9 @@ class Arrangement:
 
     @staticmethod
     def of(state: TowerState, tower: Tower, output: Output, costs: GroupCosts = CPU_GROUPS) -> Arrangement:
-        """Arrange a state.
+        """Arrange a state of which at least one row has this side; its values don't matter.
 
-        Args:
-            state: at least one of its rows has this side; its values don't matter.
-            tower: groups by the tokens that it counts; without a count, all rows are one group.
-            output: kind of the result.
-            costs: of groups on the device.
+        Rows are grouped by the tokens that the tower counts; without a count, all rows are one group.
         """
         import torch
 
@@ -125,11 +116,9 @@ class Arrangement:
         return Arrangement(groups, None if self.order is None else move(self.order), self.lengths)
 
     def run(self, state: TowerState, compute: Callable[[torch.Tensor, Layout, TowerState], torch.Tensor]) -> TowerState:
-        """Compute all groups, and put the results in place.
+        """Compute all groups and put the results in place; the state is on the arrangement's device.
 
-        Args:
-            state: on the device of the arrangement.
-            compute: function from the values of a group, its layout, and its lengths and grids, to its result.
+        `compute` maps the values of a group, its layout, and its lengths and grids to the result.
         """
         import torch
 

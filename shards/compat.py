@@ -1,9 +1,9 @@
-"""Private names of torch, timm and transformers; the switch and the probe of all patches of this project.
+"""Private names of torch, timm and transformers; the switch and the check for all patches of this project.
 
-A patch names what it reaches into (`Private`). Where the installed library has no such name, the patch is left out, its
-fallback does the work, and one line of the log says what that costs. Patches that only save time are switched off
-together: `fast_start = false` in a configuration, or EMBEDDER_FAST_START=0 in the environment, which also holds before
-a configuration is read.
+A patch names what it reaches into (`Private`). If the installed library lacks such a name, the patch is left out, its
+fallback does the work, and one log line says what that costs. Patches that only save time are switched off together: by
+`fast_start = false` in a configuration, or by EMBEDDER_FAST_START=0 in the environment, which also applies before a
+configuration is read.
 """
 
 import logging
@@ -37,10 +37,9 @@ def is_fast_start() -> bool:
 
 @contextmanager
 def fast_start(enabled: bool) -> Iterator[None]:
-    """Switch the patches that only save time off in the block, also in the processes that it starts.
+    """Switch off the patches that only save time, in the block and in the processes that it starts.
 
-    Args:
-        enabled: leaves everything as it is: what the environment has switched off stays off.
+    With `enabled` true nothing changes: what the environment has switched off stays off.
     """
     if enabled:
         yield
@@ -61,11 +60,11 @@ class Private:
     """Private names of a library that one patch reaches into, and what is lost without them.
 
     Attributes:
-        purpose: of the patch, as the log names it.
+        purpose: of the patch, for the log.
         names: `module:attribute.attribute`, `module:function(parameter, parameter)`, or `package/file.py:text`,
-            which is looked for in the file, as importing it would cost what the patch saves.
-        seen_in: versions in which the names meant what the patch takes them for. It decides nothing.
-        loss: what the user loses where one is missing, and how much; empty: only time.
+            which is searched in the file, because importing it would cost what the patch saves.
+        seen_in: versions in which the names have the assumed meaning; only informative.
+        loss: what the user loses without the patch, and how much; empty: only time.
     """
 
     purpose: str
@@ -74,14 +73,14 @@ class Private:
     loss: str = ""
 
     def is_there(self) -> bool:
-        """Whether the installed libraries have all names; logs one line in a process where one is missing."""
+        """Whether the installed libraries have all names; logs a missing one once per process."""
         fallback = self.describe_fallback()
         if fallback is not None:
             _log_once(self, fallback)
         return fallback is None
 
     def describe_fallback(self) -> str | None:
-        """Name what the installed library lacks, and what that costs; None where all names are there."""
+        """Name what the installed library lacks, and what that costs; None if nothing is missing."""
         missing = next((name for name in self.names if not has_name(name)), None)
         if missing is None:
             return None
@@ -93,7 +92,7 @@ class Private:
         return f"{self.purpose}: off, as {package} {installed} has no {missing}; {self.loss or 'it only saves time'}"
 
     def saves_time(self) -> bool:
-        """Whether to apply a patch that only saves time: it is switched on, and its names are there."""
+        """Whether to apply a patch that only saves time: it is switched on, and its names exist."""
         return is_fast_start() and self.is_there()
 
 
@@ -128,7 +127,7 @@ def _has_text(place: str, text: str) -> bool:
 
 
 def _names_in(kind: type) -> set[str]:
-    """Names that the methods of a class use, among them the attributes that they set."""
+    """Return the names that the methods of a class use, including the attributes that they set."""
     methods = [each for base in kind.__mro__ for each in vars(base).values() if isinstance(each, FunctionType)]
     annotated = {name for base in kind.__mro__ for name in vars(base).get("__annotations__", {})}
     return annotated.union(*(method.__code__.co_names for method in methods))
@@ -153,12 +152,12 @@ DEFERRED_COMPILER = Private(
 
 @contextmanager
 def deferred_compiler() -> Iterator[None]:
-    """Import timm and transformers in the block without torch's compiler, which is imported when something asks it.
+    """Import timm and transformers in the block without torch's compiler, which is imported on first use.
 
-    They import it to mark functions that it must leave alone and to ask it later, timm through torchvision: 1 to 1.5 s
-    of the 5 s of CPU that a stage's start takes, and few stages compile anything. During the block, other modules stand
-    in its place. Their names look up the real ones when they are called, and any other name imports the real compiler
-    at once. Nothing is replaced where the compiler is imported already.
+    They import it to mark functions that it must skip and to query it later, timm through torchvision: 1 to 1.5 s of
+    the 5 s of CPU that a stage's start takes, and few stages compile anything. During the block, stand-in modules
+    replace it: their names look up the real ones when called, and any other name imports the real compiler at once.
+    Nothing is replaced if the compiler is already imported.
 
     Source: torch 2.15 `compiler.disable`, torchvision 0.29 `ops/roi_align.py`, transformers 5.23 `masking_utils.py`.
     """
@@ -173,7 +172,7 @@ def deferred_compiler() -> Iterator[None]:
 
 
 class _StandIn(ModuleType):
-    """Module in `sys.modules` under a compiler module's name; names that it doesn't hold are the real module's."""
+    """Module in `sys.modules` under a compiler module's name; names that it lacks are looked up in the real module."""
 
     def __getattr__(self, name: str) -> Any:
         is_package = self.__name__ == COMPILER
@@ -184,7 +183,7 @@ class _StandIn(ModuleType):
 
 def _stand_ins() -> dict[str, ModuleType]:
     compiler = _StandIn(COMPILER)
-    # What may be taken into a graph whole is left alone instead: transformers marks FP8 kernels so.
+    # What may be put whole into a graph is skipped instead: transformers marks FP8 kernels so.
     marks = {"disable": _disable, "allow_in_graph": _disable, "assume_constant_result": _assume_constant_result}
     vars(compiler).update(marks)
     found: dict[str, ModuleType] = {COMPILER: compiler}
@@ -214,7 +213,7 @@ def _later(module: str, name: str) -> Callable[..., Any]:
 
 
 def _disable(fn: Any = None, recursive: bool = True, **_: Any) -> Any:
-    """Mark a function as torch itself does for a compiler that is not imported yet."""
+    """Mark a function as torch itself does before its compiler is imported."""
     from torch._compile import _disable_dynamo
 
     return _disable_dynamo(fn, recursive)
@@ -227,7 +226,7 @@ def _assume_constant_result(fn: Any) -> Any:
 
 
 def num_graphs() -> int:
-    """Count the graphs that torch's compiler has made in this process; 0 where it is not imported."""
+    """Count the graphs that torch's compiler has made in this process; 0 if it is not imported."""
     counters = getattr(sys.modules.get(f"{COMPILER}.utils"), "counters", {})
     return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
 
@@ -276,7 +275,7 @@ def _sum_positions(tower: Any, x_FLD: "torch.Tensor") -> "torch.Tensor":
 
 
 def replace_naflex_positions(embeds: Any, learned: Callable[..., None], factorized: Callable[..., None]) -> bool:
-    """Let a NaFlexVit of timm add its positions by other functions; False where it has no such places.
+    """Make timm's NaFlexVit add its positions by other functions; False if it has no such hooks.
 
     Seen in timm 1.0.22 to 1.0.31. The fallback is the caller's: the tower isn't exported, and torch encodes queries.
     """
@@ -289,9 +288,9 @@ def replace_naflex_positions(embeds: Any, learned: Callable[..., None], factoriz
 
 
 def silence_onnx_graphs() -> None:
-    """Keep torch's tracing exporter from printing the whole graph where it doesn't know an operator.
+    """Keep torch's tracing exporter from printing the whole graph when it doesn't know an operator.
 
-    Seen in torch 2.8.0 to 2.15.0. Without the name the graph is printed, and the export ends as it would have.
+    Seen in torch 2.8.0 to 2.15.0. Without the name, the graph is printed; the export ends the same way.
     """
     import torch
 
@@ -302,7 +301,7 @@ def silence_onnx_graphs() -> None:
 
 @contextmanager
 def silent_stderr() -> Iterator[None]:
-    """Keep what native code prints from the terminal; Python's exceptions pass."""
+    """Hide what native code prints to the terminal; Python's exceptions pass."""
     sys.stderr.flush()
     terminal = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

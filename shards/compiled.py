@@ -1,8 +1,8 @@
 """Layers of a shard compiled by torch: the same kernels for every number of rows and tokens.
 
-Each layer is compiled alone. Those of a tower share their code, so it is compiled once, in one form for each kind of
-layer and with and without a mask. Sizes are unknown to the compiler from the first batch on, but for a size of one, for
-which it makes other kernels: such a group is launched eagerly, as the last row of a block isn't worth compiling for.
+Each layer is compiled separately. Those of a tower share their code, so it is compiled once for each kind of layer,
+with and without a mask. Sizes are dynamic from the first batch on, except a size of one, which would need other
+kernels: such a group runs eagerly, because the last row of a block isn't worth compiling for.
 
 Legend: `F` frames or captions, `L` tokens of one of them, `D` width.
 """
@@ -23,14 +23,7 @@ THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 def compile_layers(shard: Shard) -> Callable[[], None]:
-    """Compile the layers of both towers when they are first called.
-
-    Args:
-        shard: changed in place; its weights and their names stay as they are.
-
-    Returns:
-        What makes the layers eager again.
-    """
+    """Compile the layers of both towers in place (same weights and names) on first use; returns what undoes it."""
     layers: list[Any] = []
     for side, tower in shard.config.towers.items():
         module = getattr(shard, side)
@@ -53,9 +46,9 @@ def _run(
 
 
 def keep_compiled(folder: Path) -> None:
-    """Have torch keep what it compiles in a folder, and compile in this process, which leaves no other one behind.
+    """Let torch keep what it compiles in a folder, and compile in this process, leaving no child processes behind.
 
-    What the environment says stays. A folder that can't be made is left out: torch keeps files in a temporary one.
+    The environment takes precedence. If the folder can't be made, torch keeps files in a temporary one.
     """
     os.environ.setdefault(THREADS_VARIABLE, "1")
     with suppress(OSError):

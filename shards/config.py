@@ -17,13 +17,13 @@ from shards.towers.registry import AnyTextTower, AnyVisionTower
 
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
-SIGMOID_FILE = "sigmoid.json"  # beside exported towers: scale and bias of the logits, or null
+SIGMOID_FILE = "sigmoid.json"  # next to exported towers: scale and bias of the logits, or null
 
 Projection = Literal["linear", "mlp", "none"]
 
 
 class ModelConfig(ModelSection):
-    """Configuration of a model with two towers, or with one alone: all but the weights and the tokeniser."""
+    """Configuration of a model with one or two towers: everything but the weights and the tokeniser."""
 
     format_version: Literal[1] = 1
     name: str = Field(min_length=1)
@@ -80,43 +80,31 @@ class ModelConfig(ModelSection):
 
     @property
     def num_layers(self) -> dict[str, int]:
-        """Number of layers by side; 0 of a tower that the model lacks."""
+        """Number of layers by side; 0 for a missing tower."""
         return {"vision": 0, "text": 0} | {side: tower.num_layers for side, tower in self.towers.items()}
 
     @property
     def required_vision(self) -> VisionTower:
-        """The vision tower.
-
-        Raises:
-            ModelError: the model has none.
-        """
+        """The vision tower; raises a ModelError if the model has none."""
         if self.vision is None:
             raise ModelError(f"model {self.name!r} has no vision tower: it embeds captions alone; give it texts")
         return self.vision
 
     @property
     def required_text(self) -> TextTower:
-        """The text tower.
-
-        Raises:
-            ModelError: the model has none.
-        """
+        """The text tower; raises a ModelError if the model has none."""
         if self.text is None:
             raise ModelError(f"model {self.name!r} has no text tower: it embeds images alone; give it images")
         return self.text
 
     def at_patches(self, num_patches: int | None) -> Self:
-        """Make the configuration for images of so many patches, where the tower takes such; None changes nothing."""
+        """Copy the configuration for images of so many patches, where the tower allows that; None changes nothing."""
         if self.vision is None or num_patches is None:
             return self
         return self.model_copy(update={"vision": self.vision.at_patches(num_patches)})
 
     def check_trainable(self) -> None:
-        """Check that training takes the model.
-
-        Raises:
-            ModelError: it has one tower alone, or its images keep their own proportions.
-        """
+        """Raise a ModelError if the model can't be trained: a single tower, or images that keep their proportions."""
         if len(self.towers) < 2:
             raise ModelError(
                 f"model {self.name!r} has a {next(iter(self.towers))} tower alone; training needs two towers, "
@@ -129,16 +117,12 @@ class ModelConfig(ModelSection):
             )
 
     def to_json(self) -> str:
-        """Write the text of config.json."""
+        """Return the text of config.json."""
         return self.model_dump_json(indent=2) + "\n"
 
 
 def find_model_folder(path: str | Path) -> Path:
-    """Find a local model folder; its content is not checked.
-
-    Raises:
-        ModelError: there is no such folder.
-    """
+    """Return a local model folder, without checking its content; raises a ModelError if it doesn't exist."""
     folder = Path(path).expanduser()
     if str(path) and folder.is_dir():
         return folder
@@ -148,11 +132,7 @@ def find_model_folder(path: str | Path) -> Path:
 
 
 def load_model_config(folder: str | Path) -> ModelConfig:
-    """Read `config.json` of a model folder.
-
-    Raises:
-        ModelError: the file is missing, is no JSON, is another library's, or breaks a rule.
-    """
+    """Read a model folder's `config.json`; raises a ModelError if it is missing, invalid, or another library's."""
     path = Path(folder) / CONFIG_FILE
     tree = read_json(path, _cure(Path(folder)))
     if "format_version" not in tree and {"model_type", "architecture", "architectures"} & tree.keys():

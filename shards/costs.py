@@ -12,7 +12,7 @@ from shards.towers.base import Shape, Shapes
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 
-# Bytes of an activation's value by compute dtype; `held_dtype` gives the dtype of a weight.
+# Bytes of an activation's value by compute dtype; for weights, see `held_dtype`.
 BYTES_PER_VALUE: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
 
 
@@ -20,11 +20,7 @@ BYTES_PER_VALUE: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "i
 class TowerCosts:
     """Operations of one tower, with its projection, for one input.
 
-    Attributes:
-        front: operations of the embeddings (and stem), which belong to the first layer.
-        layer: operations of one layer.
-        head: operations of pooling and projection, which belong to the last layer.
-        depth: number of layers.
+    `front` (embeddings, stem) belongs to the first layer, `head` (pooling, projection) to the last.
     """
 
     front: float
@@ -33,20 +29,14 @@ class TowerCosts:
     depth: int
 
     def of(self, layers: LayerRange) -> float:
-        """Operations of a range of layers, with the front and the head where it holds them."""
+        """Return the operations of a range of layers, including front and head where the range holds them."""
         front = self.front if layers.holds_front() else 0.0
         head = self.head if layers.holds_head(self.depth) else 0.0
         return front + self.layer * len(layers) + head
 
 
 def tower_costs(config: ModelConfig, side: str, num_tokens: int) -> TowerCosts:
-    """Count the operations for one input: an image (one frame), or a caption of `num_tokens`; none without a tower.
-
-    Args:
-        config: the model.
-        side: `vision` or `text`.
-        num_tokens: length of a caption, in tokens; of no account for images.
-    """
+    """Count the operations for one input: an image (one frame), or a caption of `num_tokens`; none without a tower."""
     tower = config.towers.get(side)
     if tower is None:
         return TowerCosts(0.0, 0.0, 0.0, 0)
@@ -56,7 +46,7 @@ def tower_costs(config: ModelConfig, side: str, num_tokens: int) -> TowerCosts:
 
 
 def weight_bytes(config: ModelConfig, spec: ShardSpec, dtype: Dtype) -> int:
-    """Compute the bytes of a loaded shard's weights."""
+    """Return the bytes of a loaded shard's weights."""
     return sum(
         tensor_bytes(shape, held_dtype(config, name, shape, dtype))
         for name, shape in shard_shapes(config, spec).items()
@@ -64,7 +54,7 @@ def weight_bytes(config: ModelConfig, spec: ShardSpec, dtype: Dtype) -> int:
 
 
 def tensor_bytes(shape: Shape, held: str) -> int:
-    """Compute the bytes of one tensor; in int8 one byte per value, and a float32 scale per output channel."""
+    """Return the bytes of one tensor; in int8 one per value, plus a float32 scale per output channel."""
     if held == "int8":
         return prod(shape) + shape[0] * BYTES_PER_VALUE["float32"]
     return prod(shape) * BYTES_PER_VALUE[held]
@@ -76,9 +66,9 @@ def count_parameters(shapes: Shapes) -> int:
 
 
 def cut_bytes(config: ModelConfig, side: str, layer: int, dtype: Dtype, num_tokens: int) -> int:
-    """Compute the bytes of one input's state at a cut: the input itself, an activation, or the embedding; or nothing.
+    """Return the bytes of one input's state at a cut: the input itself, an activation, the embedding, or nothing.
 
-    The frames of a video share one embedding; here it counts once for each of them.
+    The frames of a video share one embedding, but here it counts once per frame.
     """
     tower = config.towers.get(side)
     if tower is None:

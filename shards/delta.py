@@ -1,4 +1,4 @@
-"""A delta, the trained layers of a model, over the model folder that it was made of."""
+"""A delta: the trained layers of a model, relative to its base's model folder."""
 
 from pathlib import Path
 
@@ -13,16 +13,7 @@ from shards.weights import WEIGHTS_FILE, find_weights, read_header
 
 
 def apply_delta(base: str | Path, delta: str | Path, folder: str | Path) -> Path:
-    """Write the model folder that a base and a delta make together.
-
-    Args:
-        base: the model folder that the delta was made over.
-        delta: folder of the delta.
-        folder: the folder to write; must not exist yet, or be empty.
-
-    Raises:
-        ModelError: the delta is of another base or broken, or the folder isn't empty.
-    """
+    """Write the model of a base and its delta to a new or empty folder; raises a ModelError if they don't fit."""
     base, delta = Path(base), Path(delta)
     name, expected = read_delta(delta)
     config = load_model_config(base).model_copy(update={"name": name, "trained": True})

@@ -1,4 +1,4 @@
-"""Errors of the user about models and cuts."""
+"""User errors about models and cuts."""
 
 
 class ModelError(ValueError):

@@ -1,4 +1,4 @@
-"""Fingerprints: 16 hexadecimal digits, equal where two models, or two preprocessings, give the same vectors."""
+"""Fingerprints: 16 hexadecimal digits, equal if two models, or two preprocessings, give the same vectors."""
 
 import hashlib
 import json
@@ -18,13 +18,10 @@ RAW = "raw"
 
 
 def model_fingerprint(folder: str | Path) -> str:
-    """Hash a model's weights and towers; equal however the weights are spread over files.
+    """Hash a model's weights and towers, regardless of how weights are split into files; may raise a ModelError.
 
     Names, training state and preprocessing don't count. Weights are read through a buffer of 8 MiB; a second call in
-    the same process reads them again only if a file's size or time has changed.
-
-    Raises:
-        ModelError: the folder is no model folder.
+    the same process rereads them only if a file's size or time has changed.
     """
     folder = Path(folder)
     config = load_model_config(folder)
@@ -39,12 +36,8 @@ def preprocess_fingerprint(
 ) -> str:
     """Hash the whole preprocessing, from an input's bytes to the model.
 
-    Args:
-        preprocess: resolution, resizing, normalisation, caption limit.
-        tokenizer: content of tokenizer.json.
-        segment_s: length of one video segment, seconds.
-        frames_per_segment: number of frames embedded of each segment.
-        colour: how numbers of pixels are read; "raw", of which stores made before there was a choice are, adds nothing.
+    `tokenizer` is the content of tokenizer.json, `segment_s` the length of a video segment in seconds, and `colour`
+    says how pixel values are read; "raw" adds nothing, because older stores were made before there was a choice.
     """
     video = {"segment_s": float(segment_s), "frames_per_segment": frames_per_segment}
     parts = [_canonical(_settings(preprocess)), tokenizer, _canonical(video)]
@@ -57,7 +50,7 @@ def tokenizer_fingerprint(tokenizer: bytes) -> str:
 
 
 def _settings(section: BaseModel) -> dict[str, object]:
-    """A section without its defaults: a key added later, with a default that keeps the meaning, changes no hash."""
+    """Dump a section without its defaults: a new key whose default keeps the meaning changes no hash."""
     return section.model_dump(mode="json", exclude_defaults=True)
 
 
@@ -83,7 +76,7 @@ def _hash_tensor(hasher: "hashlib._Hash", entry: TensorEntry) -> None:
 
 
 def short_hash(parts: Iterable[bytes]) -> str:
-    """Hash parts to a fingerprint, so that no two sequences of parts run together to the same bytes."""
+    """Hash parts to a fingerprint; different sequences of parts never hash the same bytes."""
     hasher = hashlib.sha256()
     for part in parts:
         hasher.update(hashlib.sha256(part).digest())

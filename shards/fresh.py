@@ -26,18 +26,10 @@ def init_model(
     dtype: str = "float32",
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> Path:
-    """Write a model folder with fresh weights, one tensor in memory at a time; the same seed gives the same bytes.
+    """Write an untrained model, one tensor in memory at a time; the same seed gives the same bytes.
 
-    Args:
-        config: the model; it is written as untrained, whatever it says.
-        folder: the folder to write; must not exist yet, or be empty.
-        seed: any integer.
-        tokenizer_json: content of tokenizer.json; None writes none.
-        dtype: name of the stored dtype.
-        max_file_bytes: weights larger than this are split into several files.
-
-    Raises:
-        ModelError: the folder isn't empty, or the tokeniser doesn't fit the text tower.
+    `folder` must be missing or empty. `tokenizer_json` is the content of the file, None for no file. Weights larger
+    than `max_file_bytes` are split into several files. Raises a ModelError if the tokeniser doesn't fit the text tower.
     """
     folder, config = Path(folder), config.model_copy(update={"trained": False})
     if tokenizer_json is not None:
@@ -51,7 +43,7 @@ def init_model(
 def fresh_tensors(
     config: ModelConfig, seed: int, prefixes: str | tuple[str, ...] = ""
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Make untrained weights; each depends on the seed and its own name only."""
+    """Make untrained weights; each depends only on the seed and its own name."""
     for name, shape in model_shapes(config).items():
         if name.startswith(prefixes):
             yield name, _fresh_tensor(config, name, shape, seed)
@@ -60,7 +52,7 @@ def fresh_tensors(
 
 
 def _fresh_tensor(config: ModelConfig, name: str, shape: Shape, seed: int) -> torch.Tensor:
-    """Norms are 1, biases 0, tokens and tables of deviation 0.02 as in timm and BERT; matrices keep the variance."""
+    """Fill norms with 1, biases with 0; tokens and tables deviate by 0.02 (timm, BERT); matrices keep the variance."""
     side, _, inner = name.partition(".")
     value = config.towers[side].fresh_value(inner) if side in config.towers else None
     if value is not None:

@@ -1,4 +1,4 @@
-"""Projection heads: from a tower's pooled tokens to one unit vector per row of the common space. All in float32.
+"""Projection heads: from a tower's pooled tokens to one unit vector per row of the common space, in float32.
 
 Legend: `F` frames or captions, `R` rows, `D` width of the tower, `E` embedding size.
 """
@@ -12,15 +12,7 @@ from shards.tensor_shapes import mlp_projection_width
 
 
 class ProjectionHead(nn.Module):
-    """Optional pooler (dense + tanh) and optional projection into the common space.
-
-    Args:
-        width: width of the tower, D.
-        embedding_dim: size of the common space, E.
-        projection: its kind; with "none" the tower's own vectors are in the space.
-        pooler: whether there is one.
-        bias: whether a linear projection has one.
-    """
+    """Optional pooler (dense + tanh) and projection from the tower's width D to E (with "none", unprojected)."""
 
     def __init__(self, width: int, embedding_dim: int, projection: Projection, *, pooler: bool, bias: bool) -> None:
         super().__init__()
@@ -49,9 +41,5 @@ def build_head(config: ModelConfig, side: str) -> ProjectionHead:
 
 
 def unit_rows(projected_FE: torch.Tensor, means: RowMeans) -> torch.Tensor:
-    """Average the projections of each row (the frames of a video segment), then normalise to length 1.
-
-    Returns:
-        float32 (R, E).
-    """
+    """Average the projections of each row (the frames of a video segment), then normalise: float32 (R, E)."""
     return nn.functional.normalize(means(projected_FE.float()), dim=-1)

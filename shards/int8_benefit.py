@@ -1,7 +1,7 @@
 """Benefit of int8 on a device: the same layers timed in int8 and in the float dtypes, and the weights' bytes.
 
-It needs to be measured: int8 saves time in the products and loses time in quantising the activations. Wide layers gain,
-narrow ones lose, and by how much depends on the processor's instructions.
+It must be measured: int8 saves time in the products and loses time in quantising the activations. Wide layers gain,
+narrow ones lose; by how much depends on the processor's instructions.
 """
 
 from collections.abc import Callable
@@ -20,17 +20,15 @@ from shards.shard_specs import ShardSpec, one_tower, whole_model
 COMPARED: tuple[Dtype, ...] = ("float32", "bfloat16", "int8")
 TOKENS = 512  # enough to fill the cores: more take as long per token
 CAPTION_TOKENS = 16
-NUM_ROUNDS = 4  # the first warms up; of the others the fastest counts, since other processes only ever slow one down
+NUM_ROUNDS = 4  # the first warms up; the fastest of the others counts, since other processes only slow one down
 
 
 @dataclass(frozen=True)
 class Int8Benefit:
     """Costs of the dtypes on one device.
 
-    Attributes:
-        device: device that was measured.
-        seconds: by dtype, seconds of all layers of both towers for one image with a caption.
-        weight_bytes: by dtype, bytes of the whole model.
+    `seconds`, by dtype, are for all layers of both towers and one image with a caption; `weight_bytes`, by dtype, for
+    the whole model.
     """
 
     device: str
@@ -39,11 +37,11 @@ class Int8Benefit:
 
     @property
     def best_float(self) -> str:
-        """The fastest of the other dtypes."""
+        """The fastest float dtype."""
         return min((dtype for dtype in self.seconds if dtype != "int8"), key=self.seconds.__getitem__)
 
     def refusal(self) -> str | None:
-        """Explain why int8 doesn't help, with the figures; None where it is faster and smaller than every other."""
+        """Explain with figures why int8 doesn't help; None if it is faster and smaller than all others."""
         is_faster = self.seconds["int8"] < self.seconds[self.best_float]
         is_smaller = self.weight_bytes["int8"] < min(size for name, size in self.weight_bytes.items() if name != "int8")
         if is_faster and is_smaller:
@@ -60,12 +58,10 @@ class Int8Benefit:
 
 
 def measure_int8_benefit(folder: str | Path, device: str = "cpu", *, num_threads: int = 1) -> Int8Benefit:
-    """Time one layer of each tower in each dtype, in turns, with its own weights; only those are read.
+    """Time one layer of each tower in each dtype, in turns, with its own weights, the only ones read.
 
-    It takes about a second, so the result is not cached: the same machine may be slower tomorrow.
-
-    Raises:
-        ModelError: the folder is no model folder.
+    It takes about a second, so the result is not cached: the same machine may be slower tomorrow. Raises a ModelError
+    if the folder is no model folder.
     """
     config = load_model_config(folder)
     with torch_threads(num_threads):
@@ -75,7 +71,6 @@ def measure_int8_benefit(folder: str | Path, device: str = "cpu", *, num_threads
 
 
 def _time_towers(folder: Path, config: ModelConfig, device: str) -> dict[str, float]:
-    """Seconds of all layers, by dtype."""
     seconds: dict[str, float] = dict.fromkeys(COMPARED, 0.0)
     for side, tower in config.towers.items():
         middle = tower.num_layers // 2
@@ -87,7 +82,7 @@ def _time_towers(folder: Path, config: ModelConfig, device: str) -> dict[str, fl
 
 @torch.inference_mode()
 def _time_layer(folder: Path, config: ModelConfig, spec: ShardSpec, side: str, device: str) -> dict[str, float]:
-    """Seconds of one layer for one input, by dtype."""
+    """Return the seconds of one layer for one input, by dtype."""
     shards = {dtype: load_shard(folder, spec, dtype=dtype, device=device) for dtype in COMPARED}
     seconds: dict[str, list[float]] = {dtype: [] for dtype in COMPARED}
     num_inputs = max(1, TOKENS // config.towers[side].tokens_in(CAPTION_TOKENS))
@@ -99,7 +94,7 @@ def _time_layer(folder: Path, config: ModelConfig, spec: ShardSpec, side: str, d
 
 
 def _layer_of(shard: Shard, side: str, num_inputs: int) -> Callable[[], torch.Tensor]:
-    """A run of the shard's one layer over random activations."""
+    """Return a function that runs the shard's one layer over random activations."""
     tower, layers = shard.config.towers[side], shard.spec.layers_of(side)
     lengths = tower.sample_lengths(1, CAPTION_TOKENS).expand(num_inputs)
     layout = tower.layout(lengths, tower.sample_grids(lengths)).move_to(lambda values: values.to(shard.device))

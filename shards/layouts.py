@@ -1,4 +1,4 @@
-"""Layouts of a batch's inputs inside a tower's layers, and the checks of what enters.
+"""Layouts of a batch's inputs inside a tower's layers, and checks of the inputs.
 
 Legend: `F` frames, `H, W` sides in px, `R` captions, `T` tokens of the longest one, `N` tokens of all captions.
 """
@@ -14,7 +14,7 @@ from shards.errors import ModelError
 from shards.preprocess import PreprocessConfig
 
 Move = Callable[[torch.Tensor], torch.Tensor]
-"""Moves a tensor that was made on the host to the device of the layers."""
+"""Moves a tensor from the host to the device of the layers."""
 
 
 def _move(values: torch.Tensor | None, move: Move) -> torch.Tensor | None:
@@ -25,10 +25,8 @@ def _move(values: torch.Tensor | None, move: Move) -> torch.Tensor | None:
 class RowMeans:
     """Means over the vectors of each row, such as those of a video's frames.
 
-    Attributes:
-        num_rows: rows.
-        parts: of the rows with as many vectors each: that number, the places of their vectors, and their own; the
-            places are None where all rows have as many.
+    `parts` groups rows that have the same number of vectors: that number, the positions of their vectors, and the
+    positions of the rows; both positions are None where all rows have the same number.
     """
 
     num_rows: int
@@ -36,11 +34,7 @@ class RowMeans:
 
     @staticmethod
     def of(lengths: torch.Tensor) -> "RowMeans":
-        """Find rows of as many vectors.
-
-        Args:
-            lengths: int64 (R,), on the CPU: vectors of each row, 1 or more.
-        """
+        """Group rows by their number of vectors, int64 (R,), on the CPU, each at least 1."""
         numbers = sorted(set(lengths.tolist()))
         if len(numbers) == 1:
             return RowMeans(len(lengths), ((numbers[0], None, None),))
@@ -51,7 +45,7 @@ class RowMeans:
         return RowMeans(len(lengths), tuple(parts))
 
     def move_to(self, move: Move) -> "RowMeans":
-        """Move what is on the device."""
+        """Move tensors to the device."""
         parts = tuple((number, _move(places, move), _move(rows, move)) for number, places, rows in self.parts)
         return RowMeans(self.num_rows, parts)
 
@@ -68,8 +62,8 @@ class RowMeans:
 class Layout(Protocol):
     """How the elements of a batch's rows lie in the tensors that layers work on.
 
-    It is made of lengths on the host, and `moved` to the device of the layers before these run: nothing that they do
-    waits for the host or for the device.
+    It is made from lengths on the host and moved to the device before the layers run, so that the layers never
+    synchronise host and device.
     """
 
     @property
@@ -78,33 +72,28 @@ class Layout(Protocol):
 
     @property
     def elements_per_row(self) -> torch.Tensor:
-        """Number of elements of an activation of each row, int64 (R,), on the CPU."""
+        """Number of activation elements of each row, int64 (R,), on the CPU."""
 
     def move_to(self, move: Move) -> "Layout":
         """Move what the layers need to their device."""
 
     def pad(self, values: torch.Tensor) -> torch.Tensor:
-        """Convert elements one after the other, (N, ...), to what layers work on."""
+        """Convert packed elements, (N, ...), to what layers work on."""
 
     def pack(self, x: torch.Tensor) -> torch.Tensor:
-        """Convert back."""
+        """Convert back to packed elements."""
 
 
 @dataclass(frozen=True)
 class Frames:
-    """Layout of images: an element is a frame with all its tokens, so nothing is padded.
-
-    Attributes:
-        elements_per_row: int64 (R,), on the CPU: frames of each row.
-        means: over them.
-    """
+    """Layout of images: an element is a frame with all its tokens, so nothing is padded."""
 
     elements_per_row: torch.Tensor
     means: RowMeans
 
     @staticmethod
     def of(lengths: torch.Tensor) -> "Frames":
-        """Lay out rows of so many frames, int64 (R,), on the CPU."""
+        """Lay out rows by their number of frames, int64 (R,), on the CPU."""
         return Frames(lengths, RowMeans.of(lengths))
 
     def move_to(self, move: Move) -> "Frames":
@@ -112,24 +101,24 @@ class Frames:
         return replace(self, means=self.means.move_to(move))
 
     def pad(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the frames as they are."""
+        """Return the frames unchanged."""
         return values
 
     def pack(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the frames as they are."""
+        """Return the frames unchanged."""
         return x
 
 
 @dataclass(frozen=True)
 class Padding:
-    """Layout of captions that are computed together, in a rectangle of the longest one's width.
+    """Layout of captions computed together, in a rectangle as wide as the longest.
 
     Attributes:
         lengths: int64 (R,), on the CPU: tokens of each caption.
-        shape: number of captions, tokens of the longest: (R, T).
+        shape: (R, T).
         num_tokens: `lengths` on the device.
-        is_token: bool (R, T), whether a place of the rectangle holds a token.
-        places: int64 (N,), position of each token in the flattened rectangle; None without any padding.
+        is_token: bool (R, T), whether a position of the rectangle holds a token.
+        places: int64 (N,), position of each token in the flattened rectangle; None without padding.
         mask: bool (R, 1, T, T), whether a token may be attended to; None where all may.
     """
 
@@ -142,7 +131,7 @@ class Padding:
 
     @staticmethod
     def of(lengths: torch.Tensor) -> "Padding":
-        """Lay out captions of these lengths, int64 (R,), on the CPU, all 1 or more."""
+        """Lay out captions of these lengths, int64 (R,), on the CPU, all at least 1."""
         longest = int(lengths.max())
         shape, is_token = (len(lengths), longest), torch.arange(longest) < lengths[:, None]
         if int(lengths.min()) == longest:
@@ -164,12 +153,12 @@ class Padding:
 
     @property
     def means(self) -> RowMeans:
-        """One vector for each caption."""
+        """One vector per caption."""
         return RowMeans(self.shape[0], ((1, None, None),))
 
     @property
     def elements_per_row(self) -> torch.Tensor:
-        """One element for each token."""
+        """One element per token."""
         return self.lengths
 
     def pad(self, values: torch.Tensor, fill: int = 0) -> torch.Tensor:
@@ -187,19 +176,19 @@ class Padding:
 
 
 def _attention_mask(is_token: torch.Tensor) -> torch.Tensor:
-    """Mask by which every token attends to all of its caption, (R, 1, T, T)."""
+    """Make the mask by which every token attends to all of its caption, (R, 1, T, T)."""
     return is_token[:, None, None, :].expand(-1, 1, is_token.shape[1], -1)
 
 
 @dataclass(frozen=True)
 class PatchGrids:
-    """Layout of images that keep their own proportions, in a rectangle of the longest one's width.
+    """Layout of images that keep their proportions, in a rectangle as wide as the longest.
 
     Attributes:
         grids: int64 (R, 3), on the CPU: frames, patch rows and patch columns of each row.
         means: over the frames of each row.
         patches: layout of the frames' patches, without class and register tokens.
-        tokens: layout of all of the frames' tokens.
+        tokens: layout of all tokens of the frames.
     """
 
     grids: torch.Tensor
@@ -209,12 +198,7 @@ class PatchGrids:
 
     @staticmethod
     def of(grids: torch.Tensor, num_prefix_tokens: int) -> "PatchGrids":
-        """Lay out the frames of these grids.
-
-        Args:
-            grids: integers (R, 3), on the CPU.
-            num_prefix_tokens: class and register tokens of a frame.
-        """
+        """Lay out frames by their grids, (R, 3), on the CPU, with so many class and register tokens per frame."""
         grids = grids.long()
         lengths = grids[:, 1:].prod(1).repeat_interleave(grids[:, 0])
         patches = Padding.of(lengths)
@@ -246,7 +230,7 @@ class PatchGrids:
         return self.tokens.pack(x)
 
     def coordinates(self) -> torch.Tensor:
-        """Compute row and column of each patch, int64 (F, N, 2), on the CPU; those of padding are 0."""
+        """Compute row and column of each patch, int64 (F, N, 2), on the CPU; 0 for padding."""
         frames = self.grids[:, 1:].repeat_interleave(self.grids[:, 0], 0)
         number, columns = torch.arange(self.patches.shape[1]), frames[:, 1:]
         places = torch.stack([number // columns, number % columns], -1)
@@ -254,11 +238,11 @@ class PatchGrids:
 
     @property
     def is_patch(self) -> torch.Tensor | None:
-        """Whether a place holds a patch; bool (F, N). None where all do."""
+        """Whether each position holds a patch, bool (F, N); None where all do."""
         return None if self.patches.places is None else self.patches.is_token
 
     def added_mask(self, x_FLD: torch.Tensor) -> torch.Tensor | None:
-        """Make what is added to the scores of attention, (F, 1, L, L): the least number at padding; None without."""
+        """Make the term added to attention scores, (F, 1, L, L): the lowest number at padding; None without."""
         if self.tokens.places is None:
             return None
         is_token_F11L = self.tokens.is_token[:, None, None]
@@ -268,14 +252,14 @@ class PatchGrids:
 
 
 class Normalise(nn.Module):
-    """Normalisation of uint8 [0, 255] pixels, channels first, in float32 before the cast to the compute dtype."""
+    """Normalises uint8 [0, 255] pixels, channels first, in float32 before the cast to the compute dtype."""
 
     mean: torch.Tensor
     std: torch.Tensor
 
     def __init__(self, preprocess: PreprocessConfig) -> None:
         super().__init__()
-        # Made on the CPU even while all else is built on the meta device: they aren't in the weight files.
+        # Made on the CPU even while everything else is built on the meta device: the weight files don't hold them.
         shape = (1, 3, 1, 1)
         self.register_buffer("mean", torch.tensor(preprocess.mean, device="cpu").view(shape), persistent=False)
         self.register_buffer("std", torch.tensor(preprocess.std, device="cpu").view(shape), persistent=False)
@@ -294,11 +278,7 @@ class Normalise(nn.Module):
 
 
 def check_pixels(pixels_FHWC: torch.Tensor, size_px: int) -> None:
-    """Check the pixels, uint8 (F, H, W, 3).
-
-    Raises:
-        ModelError: this is no uint8 tensor of square RGB images of the model's size.
-    """
+    """Raise a ModelError unless the pixels are uint8 (F, H, W, 3): square RGB images of the model's size."""
     if pixels_FHWC.dtype != torch.uint8 or tuple(pixels_FHWC.shape[1:]) != (size_px, size_px, 3):
         raise ModelError(
             f"pixels: found {pixels_FHWC.dtype} {list(pixels_FHWC.shape)}, the model takes torch.uint8 "
@@ -307,17 +287,7 @@ def check_pixels(pixels_FHWC: torch.Tensor, size_px: int) -> None:
 
 
 def check_tokens(ids_N: torch.Tensor, lengths: torch.Tensor, num_vocabulary: int, max_tokens: int) -> None:
-    """Check token ids.
-
-    Args:
-        ids_N: int32 (N,), token ids of all captions.
-        lengths: int64 (R,), tokens of each caption.
-        num_vocabulary: size of the embedding table.
-        max_tokens: longest caption that the tower takes.
-
-    Raises:
-        ModelError: an id is outside the vocabulary, or a caption is too long.
-    """
+    """Raise a ModelError if a token id, int32 (N,), is outside the vocabulary, or a caption is too long."""
     longest = int(lengths.max())
     if longest > max_tokens:
         raise ModelError(

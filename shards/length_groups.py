@@ -1,6 +1,6 @@
-"""Groups of sequences of similar length, each computed in one rectangle of its longest one's width.
+"""Groups of sequences of similar length, each computed in a rectangle as wide as its longest. Without torch.
 
-Pure, and without torch: stages compute by these groups, the decode step and the planner count by them.
+Stages compute by these groups; the decode step and the planner count by them.
 """
 
 import math
@@ -18,10 +18,10 @@ class GroupCosts:
     """What decides on groups, by the device that computes them.
 
     Attributes:
-        price_tokens: what a group costs beside its tokens, in tokens: calls of kernels, and all weights read once more.
-        max_tokens: of one group; what layers hold at once grows with it.
-        max_computed: tokens computed, padding included, over tokens present.
-        few_tokens: in a batch of so few, `max_computed` doesn't count.
+        price_tokens: cost of a group besides its tokens, in tokens: kernel calls, and reading all weights once more.
+        max_tokens: limit for one group; the layers' memory grows with it.
+        max_computed: tokens computed, including padding, over tokens present.
+        few_tokens: in a batch of at most so many, `max_computed` doesn't apply.
     """
 
     price_tokens: float
@@ -30,17 +30,17 @@ class GroupCosts:
     few_tokens: int
 
 
-# Measured on two cores: beyond the caches, layers are slower, and a call of a kernel is cheap.
+# Measured on two cores: layers are slower beyond the caches, and a kernel call is cheap.
 CPU_GROUPS = GroupCosts(price_tokens=32, max_tokens=4096, max_computed=1.1, few_tokens=256)
 
 GPU_LAUNCH_S = 30e-6
-"""Seconds of the interpreter for an operation with a kernel, its module included; measured with an H100's host."""
+"""Interpreter seconds for an operation with a kernel, including its module; measured with an H100's host."""
 LAUNCHES_PER_LAYER = 15
 MAX_GPU_TOKENS = 1 << 17
 
 
 def gpu_groups(layer_flops_per_token: float, device_flops: float) -> GroupCosts:
-    """Find what decides on groups on a GPU: in the time of launching one more group, so many tokens are computed."""
+    """Compute the group costs of a GPU: launching one more group takes the time of computing so many tokens."""
     price_tokens = LAUNCHES_PER_LAYER * GPU_LAUNCH_S * device_flops / layer_flops_per_token
     return GroupCosts(price_tokens, max_tokens=MAX_GPU_TOKENS, max_computed=math.inf, few_tokens=0)
 
@@ -48,15 +48,9 @@ def gpu_groups(layer_flops_per_token: float, device_flops: float) -> GroupCosts:
 def group_by_length(lengths: Lengths, costs: GroupCosts = CPU_GROUPS) -> list[Lengths]:
     """Find the groups with the least cost: tokens computed, and a price for each group.
 
-    Where that computes more than `max_computed`, and there are more than `few_tokens`, the price is lowered. The groups
-    depend on nothing but the lengths and these costs, so all stages of a run compute a batch in the same ones.
-
-    Args:
-        lengths: tokens of each sequence, all 1 or more.
-        costs: of the device that computes them.
-
-    Returns:
-        Numbers of the sequences of each group, ascending; the groups in order of length.
+    If that computes more than `max_computed`, and there are more than `few_tokens`, the price is lowered. Groups depend
+    only on lengths (at least 1) and costs, so all stages of a run form the same ones. Returns the sequence numbers of
+    each group, ascending; groups are in order of length.
     """
     if not len(lengths):
         return []
@@ -77,12 +71,12 @@ def group_by_length(lengths: Lengths, costs: GroupCosts = CPU_GROUPS) -> list[Le
 
 
 def count_computed(lengths: Lengths, costs: GroupCosts = CPU_GROUPS) -> int:
-    """Count the tokens that are computed for sequences of these lengths, padding included."""
+    """Count the tokens that are computed for sequences of these lengths, including padding."""
     return sum(len(group) * int(lengths[group].max()) for group in group_by_length(lengths, costs))
 
 
 def _cheapest_cuts(sizes: Lengths, counts: Lengths, price: float) -> list[int]:
-    """Cut different lengths, ascending, into ranges; where each ends. Dynamic programming over the last's begin."""
+    """Cut ascending lengths into ranges; returns their ends. Dynamic programming over the last range's start."""
     before = np.concatenate([[0], np.cumsum(counts)])
     costs, starts = np.zeros(len(sizes) + 1), np.zeros(len(sizes) + 1, np.int64)
     for stop in range(1, len(sizes) + 1):
@@ -96,5 +90,4 @@ def _cheapest_cuts(sizes: Lengths, counts: Lengths, price: float) -> list[int]:
 
 
 def _tokens(sizes: Lengths, counts: Lengths, stops: list[int]) -> int:
-    """Count the tokens of ranges, padding included."""
     return sum(int(counts[start:stop].sum() * sizes[stop - 1]) for start, stop in pairwise([0, *stops]))

@@ -1,4 +1,4 @@
-"""Read the tensors that a shard owns, and only those, from a model folder's safetensors files."""
+"""Read only the tensors that a shard owns from a model folder's safetensors files."""
 
 import math
 from collections.abc import Mapping
@@ -15,25 +15,17 @@ from shards.towers.base import Shape
 from shards.weights import CHECKPOINT_CURE, check_names, check_shape, find_weights, read_header
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Dtypes of activations by compute dtype; int8 is a dtype of weights alone.
+# Dtypes of activations by compute dtype; int8 applies only to weights.
 ACTIVATION_DTYPES = TORCH_DTYPES | {"int8": torch.float32}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Find torch's dtype by the name of a stored dtype.
-
-    Raises:
-        ModelError: the name is unknown.
-    """
+    """Return torch's dtype for the name of a stored dtype; raises a ModelError if it is unknown."""
     return _find_dtype(name, TORCH_DTYPES)
 
 
 def activation_dtype(name: str) -> torch.dtype:
-    """Find the dtype of activations by the name of the compute dtype.
-
-    Raises:
-        ModelError: the name is unknown.
-    """
+    """Return the dtype of activations for a compute dtype; raises a ModelError if it is unknown."""
     return _find_dtype(name, ACTIVATION_DTYPES)
 
 
@@ -46,10 +38,9 @@ def _find_dtype(name: str, known: Mapping[str, torch.dtype]) -> torch.dtype:
 def load_tensors(
     folder: Path, config: ModelConfig, spec: ShardSpec, dtype: str, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Read a shard's tensors, cast or quantised and moved one by one, so that no second copy of the shard is ever held.
+    """Read a shard's tensors, cast or quantised and moved one by one, so that the shard is never in memory twice.
 
-    Raises:
-        ModelError: a tensor is missing, unknown or of another shape, or a file is broken.
+    Raises a ModelError if a tensor is missing, unknown or of another shape, or a file is broken.
     """
     activation_dtype(dtype)
     shapes = shard_shapes(config, spec)
@@ -69,7 +60,7 @@ def load_tensors(
 
 
 def stored_shape(files: Mapping[str, Path], name: str) -> Shape | None:
-    """Read the shape of a tensor in its file; None where there is none of that name, or the file is broken."""
+    """Return the shape of a tensor in its file; None if no file has it or the file is broken."""
     try:
         return read_header(files[name])[name].shape
     except (KeyError, ModelError):
@@ -77,18 +68,11 @@ def stored_shape(files: Mapping[str, Path], name: str) -> Shape | None:
 
 
 def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Tensor:
-    """Read one tensor from the file that holds it; no other file is opened.
+    """Read one tensor of a given shape from its file; no other file is opened.
 
-    The tensor is mapped from the file. The file is opened again for each (70 microseconds), because what has been read
-    through one mapping counts as memory of the process until that mapping is closed: a shard would be held twice.
-
-    Args:
-        files: the file of each tensor.
-        name: name of the tensor.
-        shape: shape that it must have.
-
-    Raises:
-        ModelError: no file has it, the file is missing or broken, or the tensor has another shape.
+    The tensor is mapped. The file is opened again for each tensor (70 microseconds), because what was read through one
+    mapping counts as memory of the process until the mapping is closed: a shard would be held twice. Raises a
+    ModelError if no file has the tensor, the file is missing or broken, or the shape differs.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -110,7 +94,7 @@ def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Ten
 def read_sigmoid(folder: Path) -> tuple[float, float] | None:
     """Read scale and bias of the logits whose sigmoid is the probability that a caption fits an image, as in SigLIP.
 
-    None of a model without a bias: CLIP's softmax compares candidates, and says nothing of one pair.
+    None for a model without a bias: CLIP's softmax compares candidates, and says nothing about one pair.
     """
     files = find_weights(folder)
     if LOGIT_SCALE not in files or LOGIT_BIAS not in files:
@@ -120,11 +104,7 @@ def read_sigmoid(folder: Path) -> tuple[float, float] | None:
 
 
 def check_values(path: Path, name: str, tensor: torch.Tensor) -> None:
-    """Check that a checkpoint's tensor can be stored in a model folder: floating-point numbers, all finite.
-
-    Raises:
-        ModelError: it has another dtype, or a value is NaN or infinite.
-    """
+    """Raise a ModelError unless a tensor can be stored in a model folder: floating-point, all values finite."""
     if tensor.dtype not in TORCH_DTYPES.values():
         raise ModelError(
             f"{path}: the tensor {name} has dtype {str(tensor.dtype).removeprefix('torch.')}, expected one of "

@@ -1,10 +1,10 @@
 """Export of a tower to ONNX, so that queries are encoded without torch: pooling, projection and norm included.
 
-Inputs are padded to a rectangle by whoever runs the file; the graph masks the padding. Weights lie in a file of their
-own beside the graph, which ONNX Runtime maps into memory instead of reading it.
+The caller pads inputs to a rectangle; the graph masks the padding. Weights lie in a separate file next to the graph,
+which ONNX Runtime maps into memory instead of reading it.
 
-As a program it exports in a process of its own, and its last line is a JSON list of why towers can't be exported:
-`python -m shards.onnx_export MODEL_FOLDER OUT_FOLDER`.
+`python -m shards.onnx_export MODEL_FOLDER OUT_FOLDER` exports in a separate process; its last output line is a JSON
+list of the reasons why towers can't be exported.
 
 Legend: `R` captions, `T` tokens of the longest one, `F` images, `N` patches of one image, `P` values of one patch, `E`
 embedding size.
@@ -34,19 +34,15 @@ if TYPE_CHECKING:
 
 OPSET = 18
 MAX_BYTES = 2**31 - 1
-"""Most bytes of a tower's weights: a graph of the exporter is one protocol buffer, which can't be larger."""
+"""Most bytes of a tower's weights: the exporter's graph is one protocol buffer, which can't be larger."""
 INPUTS = {"text": ("ids", "lengths"), "vision": ("pixels",), "patches": ("pixels", "places")}
 OUTPUT = "vectors"
 
 
 def export_towers(folder: Path, out: Path) -> list[str]:
-    """Write `text.onnx` and `vision.onnx` of a model's towers, and `sigmoid.json`: scale and bias of logits, or null.
+    """Write a model's `text.onnx` and `vision.onnx`, and `sigmoid.json` (scale and bias of logits, or null).
 
-    Returns:
-        For each tower that can't be exported, the reason.
-
-    Raises:
-        ModelError: it is no model folder.
+    Returns the reason for each tower that can't be exported. Raises a ModelError if it is no model folder.
     """
     failures = []
     for side in load_model_config(folder).towers:
@@ -59,15 +55,14 @@ def export_towers(folder: Path, out: Path) -> list[str]:
 
 
 class ExportError(ModelError):
-    """Tower that can't be exported; torch runs it."""
+    """A tower can't be exported; torch runs it instead."""
 
 
 def export_tower(folder: Path, side: str, out: Path) -> None:
     """Write one tower in float32, as `SIDE.onnx` and `SIDE.onnx.data`.
 
-    Raises:
-        ModelError: it is no model folder.
-        ExportError: its weights are too large, or the exporter knows no operator for one of its steps.
+    Raises a ModelError if it is no model folder, or an ExportError if its weights are too large or the exporter lacks
+    an operator for one of its steps.
     """
     config = load_model_config(folder)
     shard = load_shard(folder, one_tower(side, LayerRange(0, config.num_layers[side])))
@@ -79,11 +74,11 @@ def export_tower(folder: Path, side: str, out: Path) -> None:
     module, inputs, names, axes = _text(shard, config) if side == "text" else _vision(shard, config)
     with tempfile.TemporaryDirectory(dir=out) as stage:
         whole, reasons = Path(stage) / "whole.onnx", []
-        # By tracing in a tenth of the other exporter's time, and as a smaller graph; which knows more operators.
+        # Tracing takes a tenth of the other exporter's time and makes a smaller graph; the other knows more operators.
         for export in (_trace, _capture):
             try:
                 with torch.no_grad(), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of shapes that are fixed, and of the tracer's age
+                    warnings.simplefilter("ignore")  # about fixed shapes and the tracer's age
                     export(module.eval(), inputs, names, axes, whole)
             except Exception as error:  # noqa: BLE001  # exporters fail in many ways, and torch remains
                 reasons.append(" ".join(str(error).split())[:150])
@@ -126,7 +121,7 @@ def _capture(module: nn.Module, inputs: Any, names: Any, axes: Any, path: Path) 
 
 
 def _save(whole: Path, path: Path) -> None:
-    """Write the graph again, with its weights in a file beside it."""
+    """Rewrite the graph with its weights in a separate file next to it."""
     import onnx
 
     data = path.with_name(f"{path.name}.data")
@@ -137,7 +132,7 @@ def _save(whole: Path, path: Path) -> None:
 
 
 class _Captions:
-    """Layout of captions that are padded already; the counterpart of `shards.layouts.Padding` in a graph."""
+    """Layout of captions that are already padded; the counterpart of `shards.layouts.Padding` in a graph."""
 
     def __init__(self, lengths: torch.Tensor, num_tokens: Any) -> None:
         self.num_tokens = lengths
@@ -150,7 +145,7 @@ class _Captions:
 
 
 class _Patches:
-    """Layout of images of one grid, so that none is padded; the counterpart of `shards.layouts.PatchGrids`."""
+    """Layout of images of one grid, without padding; the counterpart of `shards.layouts.PatchGrids`."""
 
     def __init__(self, places_N2: torch.Tensor) -> None:
         self.patches, self.is_patch = self, None
@@ -203,7 +198,7 @@ Export = tuple[_WholeTower, tuple[torch.Tensor, ...], tuple[str, ...], dict[str,
 
 
 def _text(shard: Shard, config: ModelConfig) -> Export:
-    """Give module, example, names of the inputs and their free axes; captions of one length keep it."""
+    """Return module, example, names of the inputs and their free axes; captions of fixed length keep it."""
     tower = config.required_text
     num_tokens = config.preprocess.max_caption_tokens
     ids, lengths = torch.ones((3, num_tokens), dtype=torch.int32), torch.tensor([num_tokens, num_tokens - 1, 1])
@@ -213,7 +208,6 @@ def _text(shard: Shard, config: ModelConfig) -> Export:
 
 
 def _vision(shard: Shard, config: ModelConfig) -> Export:
-    """Give module, example, names of the inputs and their free axes."""
     tower = config.required_vision
     if not isinstance(tower, NaFlexTower):
         pixels = torch.zeros((2, tower.side_px, tower.side_px, 3), dtype=torch.uint8)
@@ -226,7 +220,7 @@ def _vision(shard: Shard, config: ModelConfig) -> Export:
 
 
 def main() -> None:
-    """Export a model's towers, as the module's docstring says."""
+    """Export a model's towers, as described in the module's docstring."""
     parser = argparse.ArgumentParser(description="Export a model's towers to ONNX.")
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)

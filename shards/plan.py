@@ -1,6 +1,6 @@
-"""Plan: the cut of one model into stages, their devices, and the prediction; a file that people read. Pure; no torch.
+"""Plan: the cut of one model into stages, their devices, and the predicted throughput, in a readable file. No torch.
 
-`plan_shards` balances estimated operations; `plan_placement` places stages on devices whose costs are known.
+`plan_shards` balances estimated operations; `plan_placement` places stages on devices of known cost.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shards.planning.explain import Alternative
 
 # A cut whose stages all hold both towers may be slower than the best by this factor: it stays balanced when a batch has
-# more images or more captions than planned for, and operations are no better an estimate than this.
+# more images or captions than planned for, and estimates by operations are no more precise than this.
 MIXED_SLACK = 1.05
 
 # Items of one image and one caption each.
@@ -31,23 +31,21 @@ ONE_OF_EACH = DataMix()
 class PlannedStage:
     """One stage: its layers, their costs, and its devices.
 
-    On a cluster `device` is the name of a type of nodes, and a run places the stage's replicas on its nodes. Of nodes
-    with GPUs it is the value of their label `cluster.type_label` where they have it, else Ray's type of the GPU ("L4",
-    as in the resource `accelerator_type:L4`). Of nodes without GPUs it is the value of that label, or "CPU" where no
-    two kinds of them need to be told apart: such a stage may run on any node. `num_gpus` is 0 on nodes without GPUs.
+    On a cluster `device` names a type of nodes, on which a run places the stage's replicas. For nodes with GPUs it is
+    the value of their label `cluster.type_label` if they have it, else Ray's GPU type ("L4", as in the resource
+    `accelerator_type:L4`). For nodes without GPUs it is the value of that label, or "CPU" where there is only one kind
+    of them: such a stage may run on any node.
 
     Attributes:
-        spec: the layers of both towers.
-        weight_bytes: bytes of the loaded weights.
         flops_per_image: operations for one image (one frame of a video).
         flops_per_caption: operations for one caption of the planned length.
         cut_bytes_per_image: bytes of one image's state that leave the stage.
         cut_bytes_per_caption: bytes of one caption's state that leave the stage.
         device: type of the devices, see above; None without a fleet.
-        num_replicas: replicas that reach the predicted throughput.
-        num_gpus: GPUs of each replica, or the part of one; 0 on CPUs; None without a fleet.
+        num_replicas: replicas needed for the predicted throughput.
+        num_gpus: GPUs (or the part of one) of each replica; 0 on CPUs; None without a fleet.
         num_threads: torch threads of each replica on CPUs.
-        seconds_per_item: seconds of one replica per item, its share of the transfers included.
+        seconds_per_item: seconds of one replica per item, including its share of the transfers.
         memory_bytes: memory of one replica: weights, activations of a batch, workspace.
     """
 
@@ -72,14 +70,11 @@ class ShardPlan(JsonText):
     """A cut of one model into stages, in order, with the prediction.
 
     Attributes:
-        model_fingerprint: fingerprint of the weights that it was made for, if known.
-        stages: the stages.
+        model_fingerprint: fingerprint of the weights that the plan was made for, if known.
         mix: means over the items that were planned for.
-        dtype: compute dtype.
-        costs: "measured" or "estimated" seconds; None where only operations were balanced.
-        items_per_s: predicted throughput.
-        bottleneck: its limit: "stage 1", "decode", "shared cores", or "cores of" a type of nodes.
-        reasons: throughputs of one stage less and one more.
+        costs: whether seconds are "measured" or "estimated"; None where only operations were balanced.
+        bottleneck: what limits it: "stage 1", "decode", "shared cores", or "cores of" a type of nodes.
+        reasons: throughputs with one stage fewer and one more.
     """
 
     __pydantic_config__ = STRICT
@@ -104,21 +99,11 @@ def plan_shards(
     mix: DataMix = ONE_OF_EACH,
     model_fingerprint: str | None = None,
 ) -> ShardPlan:
-    """Cut the model so that the slowest stage does as few operations as possible, for equal devices, one per stage.
+    """Cut the model so that the slowest stage does as few operations as possible, on equal devices, one per stage.
 
-    Exact, with one preference: the best cut in which every stage holds layers of both towers is taken when it's within
-    `MIXED_SLACK` of the best of all. Among equals, the one with more stages that hold both towers, then the one that
-    sends fewer bytes, then the one with the most even stages.
-
-    Args:
-        config: the model.
-        num_stages: number of stages, from 1 to the layers of both towers together.
-        dtype: compute dtype.
-        mix: means over the items.
-        model_fingerprint: fingerprint of the weights that the plan is for.
-
-    Raises:
-        ModelError: there are more stages than layers, or fewer than one.
+    The result is exact, with one preference: the best cut in which every stage holds layers of both towers wins if it's
+    within `MIXED_SLACK` of the best of all. Ties go to more stages that hold both towers, then to fewer bytes sent,
+    then to more even stages. Raises a ModelError for fewer stages than one or more than layers of both towers together.
     """
     from shards.planning.solver.search import best_placement
 
@@ -145,11 +130,7 @@ def plan_specs(
     caption_tokens: int = 16,
     model_fingerprint: str | None = None,
 ) -> ShardPlan:
-    """Make the plan of a given cut, with its operations and bytes.
-
-    Raises:
-        ModelError: the specs don't cover the model in order.
-    """
+    """Make the plan of a given cut, with its operations and bytes; raises a ModelError if it isn't the whole model."""
     stages = tuple(_bare_stage(config, spec, dtype, caption_tokens) for spec in specs)
     plan = ShardPlan(model_fingerprint, stages, dtype=dtype)
     check_plan(plan, config)
@@ -158,12 +139,7 @@ def plan_specs(
 
 @dataclass(frozen=True)
 class PlacedPlan:
-    """A placed plan, and the numbers of stages beside its own.
-
-    Attributes:
-        plan: the plan.
-        alternatives: one stage less and one more, as far as the model can be cut so.
-    """
+    """A placed plan, and the plans with one stage fewer and one more, as far as the model can be cut so."""
 
     plan: ShardPlan
     alternatives: "tuple[Alternative, ...]"
@@ -172,31 +148,15 @@ class PlacedPlan:
 def plan_placement(problem: PlacementProblem, num_stages: int, *, model_fingerprint: str | None = None) -> ShardPlan:
     """Cut the model and place its stages for the highest throughput.
 
-    Ties go to more stages that hold both towers, then fewer bytes over the cuts, then more even stages.
-
-    Args:
-        problem: the model, the workload, the devices and their costs.
-        num_stages: number of stages, from 1 to the layers of both towers together.
-        model_fingerprint: fingerprint of the weights that the plan is for.
-
-    Raises:
-        ModelError: no placement can run; the message names the nearest that can.
+    Ties go to more stages that hold both towers, then to fewer bytes over the cuts, then to more even stages. Raises a
+    ModelError if no placement can run; the message names the nearest that can.
     """
     return place(problem, num_stages, model_fingerprint=model_fingerprint).plan
 
 
 def place(problem: PlacementProblem, num_stages: int, *, model_fingerprint: str | None = None) -> PlacedPlan:
-    """Cut the model and place its stages as `plan_placement` does, and tell what one stage less and one more bring.
-
-    Args:
-        problem: the model, the workload, the devices and their costs.
-        num_stages: number of stages, as `shards.planning.explain.find_num_stages` gives it where it is free.
-        model_fingerprint: fingerprint of the weights that the plan is for.
-
-    Raises:
-        ModelError: no placement can run; the message names the nearest that can.
-    """
-    # The solver needs NumPy; plans are read without it.
+    """Place the stages as `plan_placement` does, and report what one stage fewer and one more would bring."""
+    # The solver needs NumPy; reading plans doesn't.
     from shards.planning.explain import explain_refusal, find_alternative
     from shards.planning.solver.search import best_placement
 
@@ -223,11 +183,7 @@ def place(problem: PlacementProblem, num_stages: int, *, model_fingerprint: str 
 
 
 def check_plan(plan: ShardPlan, config: ModelConfig) -> None:
-    """Check that the stages hold each layer of both towers once, in order, and at least one each.
-
-    Raises:
-        ModelError: they don't.
-    """
+    """Raise a ModelError unless the stages hold each layer of both towers once, in order, each at least one."""
     specs = [stage.spec for stage in plan.stages]
     for spec in specs:
         check_spec(spec, config)
@@ -239,7 +195,7 @@ def check_plan(plan: ShardPlan, config: ModelConfig) -> None:
 
 
 def _bare_stage(config: ModelConfig, spec: ShardSpec, dtype: Dtype, caption_tokens: int) -> PlannedStage:
-    """Make a stage with the costs that hold on any device: operations and bytes."""
+    """Make a stage with only the costs that hold on any device: operations and bytes."""
     return PlannedStage(
         spec=spec,
         weight_bytes=weight_bytes(config, spec, dtype),
@@ -251,11 +207,7 @@ def _bare_stage(config: ModelConfig, spec: ShardSpec, dtype: Dtype, caption_toke
 
 
 def _check_num_stages(config: ModelConfig, num_stages: int) -> None:
-    """Check that each stage can hold at least one layer.
-
-    Raises:
-        ModelError: there are more stages than layers, or fewer than one.
-    """
+    """Raise a ModelError unless each stage can hold at least one layer."""
     num_layers = sum(config.num_layers.values())
     if not 1 <= num_stages <= num_layers:
         raise ModelError(
@@ -277,7 +229,7 @@ def _plan_stage(problem: PlacementProblem, stage: PlacedStage, load: StageLoad) 
 
 
 def _equal_devices(config: ModelConfig, num: int, dtype: Dtype, caption_tokens: int) -> Pool:
-    """Pool of whole devices that do one operation per second and transfer at no cost."""
+    """Make a pool of whole devices that do one operation per second and transfer at no cost."""
     device = DeviceType("any", "gpu", {dtype: 1.0}, BOUNDLESS, 1.0)
     costs = replace(
         estimate_costs(config, device, dtype, caption_tokens),

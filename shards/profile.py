@@ -1,7 +1,7 @@
 """Measured costs of layers on this machine's device: seconds and workspace bytes for one input; torch, no Ray.
 
 One block of each tower is loaded at a time, so that a model larger than memory can be measured; all blocks of a tower
-have the same shape. A replica of one thread is measured by its own CPU clock, which other processes hardly affect.
+have the same shape. A single-threaded replica is measured by its own CPU clock, which other processes hardly affect.
 
 Legend: `F` frames, `L` tokens of one image, `R` captions, `T` tokens of one caption, `D` width.
 """
@@ -27,12 +27,12 @@ from shards.ranges import LayerRange
 from shards.shard import Shard, load_shard
 from shards.shard_specs import ShardSpec, one_tower
 
-# Calls and seconds per part (a tower's embeddings, one of its layers, its head); their median counts.
+# Calls and seconds per part (a tower's embeddings, one of its layers, its head), of which the median is used.
 MAX_CALLS, MIN_CALLS = 15, 5
 PART_S = 0.5
 # A batch that takes longer than this is measured with fewer inputs, which use the device as well.
 LONG_CALL_S = 0.1
-COPY_BYTES = 16 << 20  # beyond the caches, as activations in the object store are
+COPY_BYTES = 16 << 20  # larger than the caches, like activations in the object store
 
 # Runs a part on the first n inputs of a batch.
 Step = Callable[[int], torch.Tensor]
@@ -41,14 +41,9 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class TimingSetting:
-    """Conditions of a measurement.
+    """Conditions of a measurement: one batch of `num_rows` inputs in one replica with `num_threads` torch threads.
 
-    Attributes:
-        dtype: compute dtype of embeddings and layers.
-        device: torch device.
-        num_threads: torch threads of one replica.
-        num_rows: inputs of one batch.
-        caption_tokens: mean tokens of a caption.
+    `dtype` is that of embeddings and layers; `caption_tokens` is the mean of a caption.
     """
 
     dtype: str = "float32"
@@ -72,11 +67,7 @@ class TimedPart:
 
 
 def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint: str | None = None) -> ModelCosts:
-    """Measure the towers: embeddings, one layer of each, heads, and a copy through memory.
-
-    Raises:
-        ModelError: the folder is no model folder, or its weights aren't those of its configuration.
-    """
+    """Measure each tower's embeddings, layer and head, and a copy; raises a ModelError for a broken model folder."""
     config = load_model_config(folder)
     with torch_threads(setting.num_threads):
         vision, vision_bytes = _measure_tower(folder, config, "vision", setting)
@@ -100,7 +91,7 @@ def measure_costs(folder: str | Path, setting: TimingSetting, model_fingerprint:
 def _measure_tower(
     folder: str | Path, config: ModelConfig, side: str, setting: TimingSetting
 ) -> tuple[TowerSeconds, int]:
-    """Seconds and workspace bytes; one layer is in memory at a time: embeddings and a layer, then the head."""
+    """Return seconds and workspace bytes; one layer is in memory at a time: embeddings and a layer, then the head."""
     tower = config.towers.get(side)
     if tower is None:
         return TowerSeconds(0.0, 0.0, 0.0), 0
@@ -133,7 +124,7 @@ def _measure_tower(
 
     @cache
     def groups(num_rows: int) -> list[tuple[torch.Tensor, Layout, torch.Tensor]]:
-        """Input, layout and activation of each group that the first rows are computed in."""
+        """Return input, layout and activation of each group in which the first rows are computed."""
         some = batch.take(torch.arange(num_rows))
         parts = [some.take(group) for group in some.groups(tower)]
         layouts = [tower.layout(part.lengths, part.grids).move_to(lambda values: values.to(device)) for part in parts]
@@ -148,7 +139,7 @@ def _measure_tower(
 
 
 def _join(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Join the results of groups; of one group there is nothing to copy."""
+    """Join the results of groups, without a copy for a single one."""
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
@@ -161,13 +152,7 @@ def _measure_parts(
 
 
 def random_activation(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """Make random values of the scale that norms produce; some kernels are faster with zeros.
-
-    Args:
-        shape: shape of the activation.
-        dtype: its dtype.
-        device: its device.
-    """
+    """Make random values of the scale that norms produce; some kernels are faster with zeros."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
 
 
@@ -177,14 +162,14 @@ def _tower(front: TimedPart, layer: TimedPart, head: TimedPart) -> tuple[TowerSe
 
 
 def measure_copy() -> float:
-    """Measure the seconds per byte of a copy in memory: the least that a transfer between processes takes."""
+    """Measure the seconds per byte of a copy in memory: the minimum of a transfer between processes."""
     source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
     target = torch.ones(COPY_BYTES, dtype=torch.uint8)
     return median_s(lambda: target.copy_(source), "cpu") / COPY_BYTES
 
 
 def measure_part(run: Step, setting: TimingSetting) -> TimedPart:
-    """Time one part by whole batches, and measure the memory that it allocates beside its output."""
+    """Time one part by whole batches, and measure the memory that it allocates besides its output."""
     clock = clock_of(setting.device, setting.num_threads)
     with torch.inference_mode():
         num_rows = _fitting_rows(run, setting)
@@ -195,7 +180,7 @@ def measure_part(run: Step, setting: TimingSetting) -> TimedPart:
 
 @contextmanager
 def torch_threads(num: int) -> Iterator[None]:
-    """Let torch compute with this number of threads in the block."""
+    """Set torch's number of threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     try:
@@ -215,9 +200,9 @@ def clock_of(device: str, num_threads: int) -> Clock:
 
 
 def _fitting_rows(run: Step, setting: TimingSetting) -> int:
-    """Number of inputs whose batch takes about `LONG_CALL_S`: with whole batches a large model would take minutes."""
+    """Return the inputs whose batch takes about `LONG_CALL_S`: whole batches of a large model would take minutes."""
     num_rows = 1
-    run(num_rows)  # the first call of all loads kernels
+    run(num_rows)  # the very first call loads kernels
     while True:
         seconds = measure_call(partial(run, num_rows), setting.device)
         if num_rows == setting.num_rows or seconds > LONG_CALL_S / 2:
@@ -226,13 +211,7 @@ def _fitting_rows(run: Step, setting: TimingSetting) -> int:
 
 
 def measure_call(call: Callable[[], object], device: str, clock: Clock = time.perf_counter) -> float:
-    """Measure the seconds of a call, until the device has finished.
-
-    Args:
-        call: the computation.
-        device: torch device.
-        clock: gives seconds.
-    """
+    """Measure the seconds of a call, until the device has finished."""
     _wait(device)
     started_s = clock()
     call()
@@ -246,13 +225,7 @@ def _wait(device: str) -> None:
 
 
 def median_s(call: Callable[[], object], device: str, clock: Clock = time.perf_counter) -> float:
-    """Median seconds of a call, the first one left out.
-
-    Args:
-        call: the computation.
-        device: torch device.
-        clock: gives seconds.
-    """
+    """Measure the median seconds of a call, without the first one."""
     call()
     seconds: list[float] = []
     ends_s = time.perf_counter() + PART_S
@@ -262,7 +235,7 @@ def median_s(call: Callable[[], object], device: str, clock: Clock = time.perf_c
 
 
 def _workspace_bytes(run: Step, num_rows: int, device: str) -> int:
-    """Peak memory of a call, without its output, which is counted as the activation that leaves."""
+    """Measure the peak memory of a call without its output, which counts as the activation that is sent."""
     if device != "cpu":
         _wait(device)
         before = torch.cuda.memory_allocated(device)

@@ -1,15 +1,15 @@
-"""Linear layers with int8 weights: a quarter of float32's bytes, and integer products where the processor has them.
+"""Linear layers with int8 weights: a quarter of float32's bytes, and integer products if the processor has them.
 
 Weights have one scale per output channel; activations are quantised on the fly, with one scale per token, so that no
 token depends on its neighbours or on the batch. Both are symmetric. Integer sums are exact in any order.
 
 Why torch's own integer product (`int8_product`, on CPUs and CUDA) and nothing more: `torch.ao.quantization` is
-deprecated, and its dynamic layers have one scale for a whole batch. torchao 0.18 installs beside torch 2.15 and
-calls the same product, but took 1.2 to 2.2 times as long as `Int8Linear` where nothing is compiled (one core with
-AVX512-VNNI, widths 192 to 4096), and its tensor subclass would have to pass through our loading.
+deprecated, and its dynamic layers have one scale for a whole batch. torchao 0.18 installs next to torch 2.15 and calls
+the same product, but took 1.2 to 2.2 times as long as `Int8Linear` without compilation (one core with AVX512-VNNI,
+widths 192 to 4096), and our loading would have to support its tensor subclass.
 
-Source: Dettmers et al. 2022, "LLM.int8()", section 2.1: row-wise times column-wise absmax quantisation.
-Legend: `R` rows (tokens), `I` and `O` input and output channels.
+Source: Dettmers et al. 2022, "LLM.int8()", section 2.1: row-wise times column-wise absmax quantisation. Legend: `R`
+rows (tokens), `I` and `O` input and output channels.
 """
 
 import torch
@@ -21,9 +21,9 @@ from shards.tensor_shapes import SCALE_SUFFIX
 MAX_INT8 = 127  # -128 stays unused, so that the range is symmetric
 # A block of rows stays in the cache between quantising, product and scaling: 2 to 3 times faster than all rows at once.
 BLOCK_ROWS = 256
-# cuBLAS takes no fewer.
+# cuBLAS doesn't accept fewer.
 MIN_CUDA_ROWS = 17
-TINY = 1e-12  # of a row of zeros
+TINY = 1e-12  # for a row of zeros
 
 
 class Int8Linear(nn.Module):
@@ -62,11 +62,7 @@ class Int8Linear(nn.Module):
 
 
 def quantise_rows(x_RI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise each row by its largest value.
-
-    Returns:
-        int8 (R, I) in [-127, 127], and float32 (R, 1), the scales: their product approximates the input.
-    """
+    """Quantise each row by its largest value: int8 (R, I) in [-127, 127], and float32 (R, 1), the scales."""
     scale_R1 = x_RI.abs().amax(dim=1, keepdim=True).clamp_(min=TINY).div_(MAX_INT8)
     return (x_RI / scale_R1).round_().to(torch.int8), scale_R1
 
@@ -74,8 +70,8 @@ def quantise_rows(x_RI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def quantise_weight(name: str, weight_OI: torch.Tensor) -> dict[str, torch.Tensor]:
     """Quantise one layer's weight, (O, I): int8 values under its name, float32 scales (O,) under that of the scale.
 
-    By blocks of rows: copies as large as the weight fragment the allocator's memory, and the process was seen to hold
-    three times its shard.
+    Works by blocks of rows: copies as large as the weight fragment the allocator's memory, and the process was seen to
+    hold three times its shard.
     """
     values_OI = torch.empty(weight_OI.shape, dtype=torch.int8, device=weight_OI.device)
     scale_O1 = torch.empty((len(weight_OI), 1), device=weight_OI.device)

@@ -14,7 +14,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
 @dataclass(frozen=True)
 class LayerRange:
-    """Layers `start` up to, not including, `stop` of one tower; empty where the two are equal."""
+    """Layers `start` up to, not including, `stop` of one tower; empty if the two are equal."""
 
     __pydantic_config__ = STRICT
 
@@ -31,9 +31,9 @@ class LayerRange:
         return self.stop - self.start
 
     def holds_front(self) -> bool:
-        """Whether the range holds the embeddings: it has layers, the first among them."""
+        """Whether the range holds the embeddings, because it includes the first layer."""
         return len(self) > 0 and self.start == 0
 
     def holds_head(self, depth: int) -> bool:
-        """Whether the range holds norm, pooling and projection: it has layers, the last among them."""
+        """Whether the range holds norm, pooling and projection, because it includes the last layer."""
         return len(self) > 0 and self.stop == depth

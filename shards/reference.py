@@ -1,7 +1,7 @@
-"""Whole model, unsplit: the reference that shards are compared with.
+"""Whole, unsplit model: the reference for shards.
 
 `TwinTower` runs the libraries' own forward functions, not the shards' loops over layers, so that it doesn't share their
-mistakes.
+bugs.
 
 Legend: `F` frames, `N` tokens of all captions, `R` captions, `E` embedding size.
 """
@@ -24,7 +24,7 @@ from shards.shard_specs import whole_model
 class TwinTower(nn.Module):
     """The towers with their projections, in float32; its state dict has the model folder's names."""
 
-    # Modules of the libraries, by side; those of a side without a tower are not there.
+    # Modules of the libraries, by side; missing for a side without a tower.
     vision: Any
     vision_head: Any
     text: Any
@@ -45,7 +45,7 @@ class TwinTower(nn.Module):
         return self.normalise.mean.device
 
     def output_of(self, side: str) -> Output | None:
-        """Kind of output on one side, as of a shard that holds everything; None where the model has no tower."""
+        """Return the kind of output on one side, as for a shard of all layers; None without such a tower."""
         return "embedding" if side in self.config.towers else None
 
     def pool(
@@ -53,11 +53,9 @@ class TwinTower(nn.Module):
     ) -> torch.Tensor:
         """Compute pooled features by the library's own forward function; (F, width).
 
-        Args:
-            side: the tower.
-            values: uint8 images (F, H, W, 3) | patches (N, P) | token ids (N,).
-            lengths: int64 (R,), on the CPU, all 1 or more: frames, patches or tokens of each row.
-            grids: int32 (R, 3), of patches: frames, patch rows and patch columns of each row.
+        `values` are uint8 images (F, H, W, 3) | patches (N, P) | token ids (N,). `lengths`, int64 (R,), on the CPU, all
+        at least 1, count frames, patches or tokens of each row. `grids`, int32 (R, 3), are for patches: frames, patch
+        rows and patch columns of each row.
         """
         values = self.normalise(values, torch.float32) if side == "vision" else values.to(self.device)
         return self.config.towers[side].reference(getattr(self, side), values, lengths, grids)
@@ -65,14 +63,7 @@ class TwinTower(nn.Module):
     def project(
         self, side: str, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Project the pooled features; float32 (F, E), not normalised.
-
-        Args:
-            side: the tower.
-            values: as for `pooled`.
-            lengths: as for `pooled`.
-            grids: as for `pooled`.
-        """
+        """Project the pooled features; float32 (F, E), not normalised; arguments as for `pool`."""
         projected: torch.Tensor = getattr(self, f"{side}_head")(self.pool(side, values, lengths, grids))
         return projected
 
@@ -82,7 +73,7 @@ class TwinTower(nn.Module):
         return Arranged(batch, {})
 
     def compute(self, arranged: Arranged) -> Batch:
-        """Embed a batch that was arranged."""
+        """Embed an arranged batch."""
         return self.forward(arranged.batch)
 
     def forward(self, batch: Batch) -> Batch:
@@ -102,11 +93,7 @@ class TwinTower(nn.Module):
 
 
 def load_towers(folder: str | Path, *, device: str = "cpu") -> TwinTower:
-    """Load the whole model in float32, in evaluation mode.
-
-    Raises:
-        ModelError: the folder is no model folder, or its weights aren't those of its configuration.
-    """
+    """Load the whole model in float32, in evaluation mode; raises a ModelError for a broken model folder."""
     config, torch_device = load_model_config(folder), torch.device(device)
     with torch.device("meta"):
         towers = TwinTower(config)

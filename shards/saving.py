@@ -1,4 +1,4 @@
-"""Write model folders: whole or not at all, and never over existing files."""
+"""Write model folders: atomically, and never over existing files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shards.weights import WEIGHTS_FILE, WEIGHTS_INDEX_FILE
 if TYPE_CHECKING:
     import torch
 
-# safetensors' names of the dtypes that are stored.
+# safetensors' names of the stored dtypes.
 _STORED_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 # A writer holds one file's tensors in memory; and stages that read one tower each open fewer files.
@@ -29,11 +29,7 @@ MAX_FILE_BYTES = 4 << 30
 
 @contextmanager
 def staged_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary sibling folder to write into; it is renamed to `folder` when the block succeeds.
-
-    Raises:
-        ModelError: the folder exists and isn't empty.
-    """
+    """Yield a temporary folder, renamed to `folder` on success; raises a ModelError if `folder` isn't empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ModelError(f"{folder}: there is something already; name a folder that doesn't exist yet")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +38,7 @@ def staged_folder(folder: Path) -> Iterator[Path]:
     stage.mkdir()
     try:
         yield stage
-        stage.rename(folder)  # over an empty folder this is allowed
+        stage.rename(folder)  # allowed over an empty folder
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -51,13 +47,7 @@ def staged_folder(folder: Path) -> Iterator[Path]:
 def staged_model(folder: Path, config: ModelConfig, tokenizer_json: str | None) -> Iterator[Path]:
     """Yield a temporary folder to write a model's weights into; its other files are added when the block succeeds.
 
-    Args:
-        folder: the model folder to write; must not exist yet, or be empty.
-        config: configuration of the model.
-        tokenizer_json: content of tokenizer.json; None writes none.
-
-    Raises:
-        ModelError: the folder isn't empty.
+    With `tokenizer_json` None, no tokenizer.json is written. Raises a ModelError if the folder exists and isn't empty.
     """
     with staged_folder(folder) as stage:
         yield stage
@@ -74,17 +64,10 @@ def stream_weights(
     dtype: str,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Write tensors as `write_weights` does, but hold one at a time: their shapes are known in advance.
+    """Write tensors as `write_weights` does, but hold only one at a time: their shapes are known in advance.
 
-    Args:
-        folder: an unpublished folder.
-        shapes: shapes of all tensors, in their order.
-        tensors: names and values, taken one by one; they are cast.
-        dtype: name of the stored dtype.
-        max_file_bytes: a file holds no more, unless a single tensor is larger.
-
-    Raises:
-        ModelError: a tensor is not the next one of `shapes`.
+    Tensors come in the order of `shapes`, else a ModelError is raised, and are cast to the stored dtype. A file exceeds
+    `max_file_bytes` only if a single tensor does. The folder must be unpublished.
     """
     from shards.loading import torch_dtype
 
@@ -103,7 +86,6 @@ def stream_weights(
 
 
 def _plan_parts(shapes: Shapes, value_bytes: int, max_file_bytes: int) -> list[list[str]]:
-    """Names of the tensors of each file."""
     parts: list[list[str]] = [[]]
     size_bytes = 0
     for name, shape in shapes.items():
@@ -116,7 +98,7 @@ def _plan_parts(shapes: Shapes, value_bytes: int, max_file_bytes: int) -> list[l
 
 
 def _header(shapes: Shapes, stored_name: str, value_bytes: int) -> bytes:
-    """Header of a safetensors file, padded with spaces to a multiple of 8 bytes."""
+    """Make the header of a safetensors file, padded with spaces to a multiple of 8 bytes."""
     items: dict[str, object] = {"__metadata__": {"format": "pt"}}
     stop = 0
     for name, shape in shapes.items():
@@ -136,7 +118,7 @@ def _raw(tensor: torch.Tensor) -> memoryview:
 def write_weights(
     folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, max_file_bytes: int = MAX_FILE_BYTES
 ) -> None:
-    """Write tensors as model.safetensors, or as several files with an index where they exceed one file's limit."""
+    """Write tensors as model.safetensors, or as several files with an index if they exceed one file's limit."""
     parts: list[list[str]] = []
     waiting: dict[str, torch.Tensor] = {}
     sizes: dict[str, int] = {}
@@ -157,7 +139,7 @@ def _write_part(folder: Path, number: int, tensors: dict[str, torch.Tensor]) -> 
     path.touch()
     mode = path.stat().st_mode
     save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(mode)  # safetensors makes a file for its owner alone; here, too, the umask decides about the others
+    path.chmod(mode)  # safetensors makes a file only its owner can read; apply the umask instead
     return list(tensors)
 
 

@@ -1,4 +1,4 @@
-"""Sections of JSON files: read strictly, their broken rules described in one line each."""
+"""Sections of JSON files: read strictly, with one line for each broken rule."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from shards.errors import ModelError
 
 FAMILY_TAG = "family "
-"""Beginning of the tags of a union's members, which messages leave out."""
+"""Prefix of the tags of a union's members, which messages leave out."""
 
 
 class ModelSection(BaseModel):
@@ -19,11 +19,7 @@ class ModelSection(BaseModel):
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON of any origin, in which a list of a list of ... is damage as any other.
-
-    Raises:
-        ValueError: it is no JSON, no UTF-8, or nested more deeply than Python's parser follows.
-    """
+    """Parse untrusted JSON; raises ValueError if it isn't JSON or UTF-8, or too deeply nested for Python's parser."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -31,11 +27,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path, cure: str) -> dict[str, object]:
-    """Read one JSON object.
-
-    Raises:
-        ModelError: the file is missing, is no JSON, or holds no object.
-    """
+    """Read one JSON object; raises a ModelError if the file is missing, not JSON, or no object."""
     try:
         tree = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -60,15 +52,11 @@ def _key(location: tuple[int | str, ...]) -> str:
 
 
 def _describe_value(value: object) -> str:
-    """The offending value, unless it is a whole section."""
+    """Describe the offending value, unless it is a whole section."""
     return "" if isinstance(value, BaseModel | dict) else f" (found {value!r:.60})"
 
 
 def require_multiple(name: str, value: int, divisor_name: str, divisor: int) -> None:
-    """Check a division without remainder.
-
-    Raises:
-        ValueError: there is a remainder.
-    """
+    """Raise ValueError unless the division leaves no remainder."""
     if value % divisor:
         raise ValueError(f"{name} ({value}) is no multiple of {divisor_name} ({divisor})")

@@ -1,4 +1,4 @@
-"""Shard: a contiguous range of layers of both towers, loaded with its own weights alone.
+"""Shard: a contiguous range of layers of both towers, loaded with only its own weights.
 
 Legend: `F` frames or captions, `L` tokens of one of them, `D` width, `E` embedding size.
 """
@@ -24,22 +24,16 @@ from shards.towers.base import Tower
 from shards.towers.kinds import VisionTower
 
 NO_COSTS: Mapping[str, GroupCosts] = {}
-# BatchNorm counts batches while it trains; nothing that is embedded depends on it.
+# BatchNorm counts batches in training; embeddings don't depend on it.
 BATCH_COUNTER = ".num_batches_tracked"
 
 
 def load_shard(folder: str | Path, spec: ShardSpec, *, dtype: str = "float32", device: str = "cpu") -> "Shard":
     """Build a shard on the meta device, then load the tensors that it owns.
 
-    Args:
-        folder: a local model folder.
-        spec: the layers of both towers; a whole tower and an empty one encode queries.
-        dtype: compute dtype of embeddings and layers; the heads and a conv stem stay in float32. With "int8", the
-            weights of linear layers are int8, and all else, activations too, float32.
-        device: torch device.
-
-    Raises:
-        ModelError: the folder or the spec doesn't fit, or a tensor is missing, unknown or of another shape.
+    The heads and a conv stem stay in float32, whatever `dtype`. With "int8", the weights of linear layers are int8, and
+    everything else, activations included, is float32. A spec of one whole tower encodes queries. Raises a ModelError if
+    the folder or the spec doesn't fit, or a tensor is missing, unknown or of another shape.
     """
     config = load_model_config(folder)
     check_spec(spec, config)
@@ -53,10 +47,10 @@ def load_shard(folder: str | Path, spec: ShardSpec, *, dtype: str = "float32", d
 class Shard(nn.Module):
     """Modules of one shard, under the names that their tensors have in the model folder.
 
-    A shard imports the libraries of the towers that it has layers of, and no other.
+    A shard imports only the libraries of the towers that it has layers of.
     """
 
-    # None where the shard doesn't own it; precise types would import libraries that this shard may not need.
+    # None if the shard doesn't own it; precise types would import libraries that this shard may not need.
     vision: Any
     vision_head: Any
     normalise: Normalise | None
@@ -64,14 +58,7 @@ class Shard(nn.Module):
     text_head: Any
 
     def __init__(self, config: ModelConfig, spec: ShardSpec, dtype: torch.dtype, *, is_int8: bool = False) -> None:
-        """Build the modules on torch's current default device.
-
-        Args:
-            config: the model.
-            spec: the layers.
-            dtype: dtype of activations.
-            is_int8: whether the layers' linear weights are int8.
-        """
+        """Build the modules on torch's current default device; `dtype` is that of activations."""
         super().__init__()
         self.config, self.spec, self.dtype = config, spec, dtype
         self.device = torch.device("meta")
@@ -94,7 +81,7 @@ class Shard(nn.Module):
             setattr(self, f"{side}_head", build_head(self.config, side))
 
     def finish(self, device: torch.device) -> "Shard":
-        """Move buffers that are in no weight file to the device, and freeze the weights."""
+        """Move buffers that no weight file holds to the device, and freeze the weights."""
         self.device = device
         if self.normalise is not None:
             self.normalise.to(device)
@@ -104,7 +91,7 @@ class Shard(nn.Module):
         return self.eval().requires_grad_(False)
 
     def output_of(self, side: str) -> Output | None:
-        """Kind of output on one side; None where the side passes through."""
+        """Return the kind of output on one side; None if the side passes through."""
         layers = self.spec.layers_of(side)
         if not len(layers):
             return None
@@ -112,7 +99,7 @@ class Shard(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Number of values of all weights; scales of int8 weights are no parameters."""
+        """Number of values of all weights; scales of int8 weights don't count."""
         return sum(tensor.numel() for name, tensor in self._weights().items() if not name.endswith(SCALE_SUFFIX))
 
     @property
@@ -121,27 +108,19 @@ class Shard(nn.Module):
         return sum(tensor.nbytes for tensor in self._weights().values())
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        """Parameters and running statistics of BatchNorm, without its batch counter, which is in no file."""
+        """Return parameters and BatchNorm's running statistics, without its batch counter, which no file holds."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.endswith(BATCH_COUNTER)}
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Batch:
-        """Run the layers on both sides of a batch; a side whose range is empty passes through untouched.
-
-        Raises:
-            ModelError: pixels or token ids don't fit the model.
-        """
+        """Run both sides' layers; one without layers passes through. Raises a ModelError for unfit input."""
         return self.compute(self.arrange(batch).move_to(lambda values: values.to(self.device)))
 
     def arrange(self, batch: Batch, costs: Mapping[str, GroupCosts] = NO_COSTS) -> Arranged:
-        """Check a batch, and decide on the host how it is computed.
+        """Check a batch on the CPU, and decide there how it is computed.
 
-        Args:
-            batch: on the CPU, where its values are checked without waiting for a device.
-            costs: what decides on groups of rows, by side; a CPU's where they are missing.
-
-        Raises:
-            ModelError: pixels or token ids don't fit the model.
+        `costs` governs the grouping of rows, by side; a missing side uses a CPU's. Raises a ModelError if pixels or
+        token ids don't fit the model.
         """
         states = {"vision": batch.vision, "text": batch.text}
         arrangements = {}
@@ -157,7 +136,7 @@ class Shard(nn.Module):
 
     @torch.inference_mode()
     def compute(self, arranged: Arranged) -> Batch:
-        """Run the layers on an arranged batch, on the shard's device; nothing here waits for it."""
+        """Run the layers on an arranged batch, on the shard's device; nothing here waits for the device."""
         return Batch(self._run("vision", arranged), self._run("text", arranged))
 
     def _run(self, side: str, arranged: Arranged) -> TowerState | None:
@@ -169,7 +148,7 @@ class Shard(nn.Module):
         return arranged.arrangements[side].run(state, partial(self._run_group, side))
 
     def _run_group(self, side: str, values: torch.Tensor, layout: Layout, own: TowerState) -> torch.Tensor:
-        """Run the layers on rows that are computed in one rectangle, and that all have this side."""
+        """Run the layers on rows that share one rectangle, and that all have this side."""
         del own
         tower, module, layers = self.config.towers[side], getattr(self, side), self.spec.layers_of(side)
         if layers.holds_front():
@@ -183,7 +162,7 @@ class Shard(nn.Module):
         return unit_rows(head(tower.pool_tokens(module, x_FLD, layout)), layout.means)
 
     def front_input(self, side: str, values: torch.Tensor) -> torch.Tensor:
-        """Give what a tower's front takes: pixels normalised, token ids as they are; on the shard's device."""
+        """Return what a tower's front takes, on the shard's device: normalised pixels, or token ids unchanged."""
         tower = self.config.towers[side]
         if isinstance(tower, VisionTower) and self.normalise is not None:
             pixels: torch.Tensor = self.normalise(values, tower.pixel_dtype(self.dtype))
@@ -191,7 +170,7 @@ class Shard(nn.Module):
         return values.to(self.device)
 
     def _empty(self, side: str, state: TowerState) -> TowerState:
-        """State of a batch in which no row has this side."""
+        """Return the state of a batch in which no row has this side."""
         if self.output_of(side) == "embedding":
             values = torch.empty((0, self.config.embedding_dim), device=self.device)
         else:

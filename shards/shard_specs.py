@@ -26,7 +26,7 @@ class ShardSpec:
     text: LayerRange
 
     def layers_of(self, side: str) -> LayerRange:
-        """Give the layers of one side."""
+        """Return the layers of one side."""
         return self.vision if side == "vision" else self.text
 
 
@@ -41,34 +41,22 @@ def whole_model(config: ModelConfig) -> ShardSpec:
 
 
 def vision_only(config: ModelConfig) -> ShardSpec:
-    """Make the spec that encodes images; the text tower's weights are not read.
-
-    Raises:
-        ModelError: the model has no vision tower.
-    """
+    """Make the spec that only encodes images; raises a ModelError without a vision tower."""
     return ShardSpec(LayerRange(0, config.required_vision.num_layers), NOTHING)
 
 
 def text_only(config: ModelConfig) -> ShardSpec:
-    """Make the spec that encodes captions and queries; the vision tower's weights are not read.
-
-    Raises:
-        ModelError: the model has no text tower.
-    """
+    """Make the spec that only encodes captions and queries; raises a ModelError without a text tower."""
     return ShardSpec(NOTHING, LayerRange(0, config.required_text.num_layers))
 
 
 def specs_between(cuts: Sequence[tuple[int, int]]) -> list[ShardSpec]:
-    """Make the specs of the layers between each cut (vision layers, text layers in front of it) and the next."""
+    """Make the specs of the layers between consecutive cuts (vision layers, text layers before the cut)."""
     return [ShardSpec(LayerRange(start[0], stop[0]), LayerRange(start[1], stop[1])) for start, stop in pairwise(cuts)]
 
 
 def check_spec(spec: ShardSpec, config: ModelConfig) -> None:
-    """Check that the ranges end within the towers.
-
-    Raises:
-        ModelError: one of them doesn't.
-    """
+    """Raise a ModelError unless the ranges end within the towers."""
     for side, depth in config.num_layers.items():
         layers = spec.layers_of(side)
         if layers.stop > depth:

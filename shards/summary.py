@@ -1,9 +1,9 @@
 """Summaries of model folders and of deltas, from their JSON and the headers of their weight files; no torch.
 
-A delta has the layers of a model that were trained over a base:
+A delta holds the layers of a model that were trained over a base:
 
-    delta.json           format version, name, the base's fingerprint
-    model.safetensors    the trained tensors, under their names in the base
+delta.json           format version, name, the base's fingerprint
+model.safetensors    the trained tensors, under their names in the base
 
 `embedder train` writes it with what = "layers"; `shards.delta.apply_delta` merges it with its base.
 """
@@ -24,7 +24,7 @@ from shards.weights import TensorEntry, check_names, check_shape, read_entries
 DELTA_FILE = "delta.json"
 DELTA_FORMAT = 1
 
-# Layers are what is numbered first in the name of a tensor, whatever the family of its tower.
+# The first number in a tensor's name is the layer, for every family of towers.
 _LAYER = re.compile(r"(vision|text)\.\D*\.(\d+)\.")
 
 _ONES = {"F64": b"\0\0\0\0\0\0\xf0\x3f", "F32": b"\0\0\x80\x3f", "F16": b"\0\x3c", "BF16": b"\x80\x3f"}
@@ -44,17 +44,8 @@ class PartSummary:
 class ModelSummary:
     """Summary of a model, as `embedder model info` shows it.
 
-    Attributes:
-        folder: the model folder.
-        config: towers, embedding width, preprocessing.
-        parts: front, layers and head of each tower.
-        dtypes: dtypes on disk, as safetensors names them (`F32`, `BF16`), sorted.
-        num_files: number of weight files.
-        num_parameters: number of parameters of all parts.
-        size_bytes: bytes of all weights on disk.
-        model_fingerprint: fingerprint of the weights and towers.
-        tokenizer_fingerprint: fingerprint of tokenizer.json; None where there is none.
-        untrained: reason why its vectors mean nothing yet; None of a trained model.
+    `parts` are front, layers and head of each tower; `dtypes` are sorted names as in safetensors (`F32`, `BF16`);
+    `tokenizer_fingerprint` is None without tokenizer.json; `untrained` says why vectors mean nothing yet, or is None.
     """
 
     folder: Path
@@ -70,11 +61,7 @@ class ModelSummary:
 
 
 def describe_model(folder: str | Path) -> ModelSummary:
-    """Summarise a model folder; apart from the fingerprint, only headers are read.
-
-    Raises:
-        ModelError: the folder is no model folder, or its weights aren't those of its configuration.
-    """
+    """Summarise a model folder, by headers and the fingerprint; raises a ModelError if it is broken."""
     folder = Path(folder)
     config = load_model_config(folder)
     entries = read_entries(folder)
@@ -99,11 +86,7 @@ def describe_model(folder: str | Path) -> ModelSummary:
 
 
 def untrained_reason(folder: str | Path) -> str | None:
-    """Say why a model's vectors mean nothing yet: random towers, or fresh projections; None of a trained model.
-
-    Raises:
-        ModelError: the folder is no model folder.
-    """
+    """Say why a model's vectors mean nothing yet (random towers, fresh projections); None for a trained model."""
     sides = fresh_towers(folder)
     if sides:
         what = f"its {sides[0]} tower has" if len(sides) == 1 else f"its {' and '.join(sides)} towers have"
@@ -112,19 +95,17 @@ def untrained_reason(folder: str | Path) -> str | None:
 
 
 def fresh_towers(folder: str | Path) -> tuple[str, ...]:
-    """Find the towers that no training has touched, by their norms: libraries begin with scales of 1 and shifts of 0.
+    """Find untrained towers by their norms: libraries initialise scales to 1 and shifts to 0.
 
-    Of a trained tower one norm is read; a tower without norms counts as trained.
-
-    Raises:
-        ModelError: there are no weights, or they are broken.
+    One norm of a trained tower is read; a tower without norms counts as trained. Raises a ModelError if weights are
+    missing or broken.
     """
     entries = read_entries(Path(folder))
     return tuple(side for side in ("vision", "text") if _is_fresh(entries, f"{side}."))
 
 
 def _is_fresh(entries: dict[str, TensorEntry], prefix: str) -> bool:
-    """Whether all norms of a tower are as they began; only they have weights of one dimension."""
+    """Whether all norms of a tower have their initial values; only norms have one-dimensional weights."""
     names = [name for name, entry in entries.items() if name.startswith(prefix) and len(entry.shape) == 1]
     norms = [name for name in names if name.endswith(".weight")]
     shifts = [f"{name.removesuffix('weight')}bias" for name in norms]
@@ -159,13 +140,8 @@ def _summarise_parts(config: ModelConfig, entries: dict[str, TensorEntry]) -> tu
 class DeltaSummary:
     """Summary of a delta, as `embedder model info` shows it.
 
-    Attributes:
-        folder: folder of the delta.
-        name: name of this version; becomes the model's name.
-        base_fingerprint: fingerprint of the base model.
-        parameters: number of parameters by part, each layer a part.
-        dtypes: dtypes on disk, as safetensors names them, sorted.
-        size_bytes: bytes of the tensors.
+    `name` becomes the model's name; `parameters` counts by part, each layer being one; `dtypes` are sorted names as in
+    safetensors.
     """
 
     folder: Path
@@ -187,11 +163,7 @@ def is_delta(folder: str | Path) -> bool:
 
 
 def describe_delta(folder: str | Path) -> DeltaSummary:
-    """Summarise a delta.
-
-    Raises:
-        ModelError: it is no delta, of an unknown format, or broken.
-    """
+    """Summarise a delta; raises a ModelError if it is no delta, of an unknown format, or broken."""
     folder = Path(folder)
     name, base_fingerprint = read_delta(folder)
     entries = read_entries(folder)
@@ -209,11 +181,7 @@ def describe_delta(folder: str | Path) -> DeltaSummary:
 
 
 def read_delta(folder: Path) -> tuple[str, str]:
-    """Read a delta's name and the fingerprint of its base.
-
-    Raises:
-        ModelError: it is no delta, or of an unknown format.
-    """
+    """Read a delta's name and its base's fingerprint; raises a ModelError if it is no delta or of an unknown format."""
     about = read_json(folder / DELTA_FILE, 'name a delta that `embedder train` wrote with what = "layers"')
     if about.get("format_version") != DELTA_FORMAT:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Checks of a tokenizer.json: that it fits a text tower, and which words of a text it knows."""
+"""Checks of a tokenizer.json: whether it fits a text tower, and which words of a text it knows."""
 
 import math
 import unicodedata
@@ -10,20 +10,17 @@ from shards.errors import ModelError
 from shards.towers.kinds import TextTower
 
 END_MARKS = ".!?,;:\u2026\u3002\uff01\uff0c\uff1a\uff1b\uff1f"
-"""Marks that end a sentence or a part of one, and those of Chinese and Japanese."""
+"""Marks that end a sentence or a part of one, including Chinese and Japanese ones."""
 RARE = math.log(1e-4)
-"""Log probability of a piece of a Unigram below which the captions that it was trained on hardly had it. In the shipped
-model's, `.` has -9.6 and `cat` -6.5; one trained on sentences gives the full stop more than -5."""
+"""Log probability below which a Unigram's piece hardly occurred in its training captions. In the shipped model, `.` has
+-9.6 and `cat` -6.5; a model trained on sentences gives the full stop more than -5.
+"""
 WORD_MARKS = "\u2581\u0120#"
-"""Marks by which tokens tell that a word begins (SentencePiece, byte-level BPE) or goes on (WordPiece)."""
+"""Marks of tokens that begin a word (SentencePiece, byte-level BPE) or continue one (WordPiece)."""
 
 
 def parse_tokenizer(content: str, where: str) -> Any:
-    """Read the content of a tokenizer.json.
-
-    Raises:
-        ModelError: it is no JSON object, or one of something else.
-    """
+    """Parse the content of a tokenizer.json; raises a ModelError if it isn't one."""
     from tokenizers import Tokenizer
 
     try:
@@ -34,17 +31,8 @@ def parse_tokenizer(content: str, where: str) -> Any:
 
 
 def check_tokenizer(tokenizer: Any, text: TextTower, where: str) -> None:
-    """Check that a tokeniser's ids fit the text tower, and that it begins captions with [CLS].
-
-    Args:
-        tokenizer: as `parse_tokenizer` gives it.
-        text: configuration of the text tower.
-        where: file or folder, for the message.
-
-    Raises:
-        ModelError: they don't, or it doesn't.
-    """
-    # Ids may have gaps, so their number is not enough; a table of more rows than tokens is padded, and fine.
+    """Raise a ModelError unless the tokeniser's ids fit the text tower and it begins captions with [CLS]."""
+    # Ids may have gaps, so their number is not enough; a table with more rows than tokens is padded, and fine.
     num_tokens = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
     if num_tokens > text.num_vocabulary:
         raise ModelError(
@@ -72,9 +60,9 @@ class QueryText(NamedTuple):
     """Text of a query, by the words that a tokeniser knows.
 
     Attributes:
-        text: that is embedded; the whole text where the tokeniser knows no word of it.
-        unknown: words of which it knows nothing: they are no part of `text`, unless all are.
-        partly_known: words of which it knows some letters; they are a part.
+        text: the text to embed; all of it if the tokeniser knows no word.
+        unknown: completely unknown words; not part of `text`, unless all words are unknown.
+        partly_known: words of which only some letters are known; part of `text`.
     """
 
     text: str
@@ -83,16 +71,11 @@ class QueryText(NamedTuple):
 
 
 def read_query(tokenizer: Any, text: str, scores: Callable[[], Mapping[str, float]]) -> QueryText:
-    """Sort the words of a query by whether a tokeniser knows them, and drop marks at its end that say nothing.
+    """Sort a query's words by whether a tokeniser knows them, and drop meaningless marks at its end.
 
-    An unknown token, and a mark that the training had hardly any of, move the vector as much as a word does. Marks that
-    captions had (CLIP's, BERT's), and signs of punctuation elsewhere, stay.
-
-    Args:
-        tokenizer: as `parse_tokenizer` gives it.
-        text: anything.
-        scores: gives the log probabilities of the pieces of a Unigram, of other tokenisers none; called where the
-            text ends in a mark.
+    An unknown token, or a mark that hardly occurred in training, moves the vector as much as a word does. Marks that
+    captions had (CLIP's, BERT's), and punctuation elsewhere, stay. `scores` returns the log probabilities of a
+    Unigram's pieces, and nothing for other tokenisers; it is only called if the text ends in a mark.
     """
     sorted_words: dict[bool | None, list[str]] = {True: [], False: [], None: []}
     kept = []
@@ -107,10 +90,7 @@ def read_query(tokenizer: Any, text: str, scores: Callable[[], Mapping[str, floa
 
 
 def _knows_word(tokenizer: Any, word: str) -> bool | None:
-    """Whether a tokeniser knows a word, also as pieces; None where it knows some of its letters alone.
-
-    A word without any letter, digit or symbol counts as known.
-    """
+    """Whether a tokeniser knows a word, as pieces or if it has only marks; None if it knows only some letters."""
     found = _tokens(tokenizer, word)
     contents = [
         is_known
@@ -121,7 +101,7 @@ def _knows_word(tokenizer: Any, word: str) -> bool | None:
 
 
 def _without_end_marks(tokenizer: Any, text: str, scores: Callable[[], Mapping[str, float]]) -> str:
-    """Text without those marks at its end that the tokeniser doesn't know, or that are rare pieces of a Unigram."""
+    """Strip end marks that the tokeniser doesn't know, or that are rare pieces of a Unigram."""
     kept = text.rstrip()
     if kept[-1:] not in END_MARKS:
         return text
@@ -132,15 +112,15 @@ def _without_end_marks(tokenizer: Any, text: str, scores: Callable[[], Mapping[s
         is_rare = not is_known or scores().get(piece, 0.0) < RARE
         if piece.strip(WORD_MARKS) and not (marks and set(marks) <= set(END_MARKS) and is_rare):
             return kept[:stop].rstrip() or text
-    return text  # it is nothing but marks
+    return text  # it consists only of marks
 
 
 def _tokens(tokenizer: Any, text: str) -> list[tuple[str, tuple[int, int], bool]]:
-    """Tokens of a text but the special ones: the piece, its characters in the text, and whether it is known."""
+    """Return all but the special tokens: the piece, its characters in the text, and whether it is known."""
     found = tokenizer.encode(text, add_special_tokens=False)
     name = getattr(tokenizer.model, "unk_token", None)
     unknown_id = tokenizer.token_to_id(name) if name is not None else None
-    # Unigrams tell the text itself where they know nothing of it, and have no name for it.
+    # For unknown text, Unigrams return the text itself instead of a token for it.
     return [
         (token, offsets, number != unknown_id and tokenizer.id_to_token(number) == token)
         for number, token, offsets, is_used in zip(
@@ -151,13 +131,9 @@ def _tokens(tokenizer: Any, text: str) -> list[tuple[str, tuple[int, int], bool]
 
 
 def knows_a_word(tokenizer: Any, text: str) -> bool:
-    """Whether a tokeniser knows a word of a text, or a piece of one: a letter, a digit or a symbol.
+    """Whether a tokeniser knows any word of a text, or a piece of one (a letter, digit or symbol; not punctuation).
 
-    Signs of punctuation are none. One that knows all bytes, as CLIP's, knows every word.
-
-    Args:
-        tokenizer: as `parse_tokenizer` gives it.
-        text: anything.
+    A tokeniser that knows all bytes, such as CLIP's, knows every word.
     """
     tokens = _tokens(tokenizer, text)
     known = [token for token, _, is_known in tokens if is_known]

@@ -1,7 +1,7 @@
 """Make a Unigram tokeniser with [CLS] and [SEP] from captions; the same captions give the same bytes.
 
 The trainer of the `tokenizers` library sums in the order of a hash table, so its scores, and which of equal pieces it
-keeps, change from run to run. This one is the same algorithm in a fixed order; `tokenizers` only runs the result.
+keeps, change from run to run. This is the same algorithm in a fixed order; `tokenizers` only runs the result.
 
 Source: Kudo 2018, "Subword Regularization", section 3.2, and SentencePiece 0.2 `unigram_model_trainer.cc`.
 """
@@ -15,27 +15,22 @@ from typing import Any
 SPECIAL_TOKENS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 VOCABULARY = 1000
 MAX_PIECE_CHARS = 16
-MAX_WORD_CHARS = 48  # longer ones are addresses and noise; their characters are learnt all the same
-MAX_WORDS = 100_000  # the most frequent; 100 us each and pass
-SEEDS_PER_PIECE = 10  # candidates that the first pass weighs, for each piece wanted
+MAX_WORD_CHARS = 48  # longer ones are addresses and noise; their characters are still learnt
+MAX_WORDS = 100_000  # the most frequent; each takes 100 us per pass
+SEEDS_PER_PIECE = 10  # candidates in the first pass for each wanted piece
 NUM_EM_PASSES = 2  # between two prunings, as in SentencePiece
 KEPT_BY_PRUNING = 0.75
-# A piece that a corpus is expected to use less than once in two is no piece. Source: SentencePiece, `RunMStep`.
+# A piece with a lower expected count in the corpus is dropped. Source: SentencePiece, `RunMStep`.
 MIN_EXPECTED_COUNT = 0.5
 
 Scores = dict[str, float]
 
 
 def train_tokenizer(captions: Iterable[str], vocab_size: int = VOCABULARY) -> str:
-    """Train a tokeniser on captions.
+    """Train a tokeniser on captions, in any order; returns the content of a tokenizer.json.
 
-    Args:
-        captions: any order; order does not change the result.
-        vocab_size: the most tokens, the special ones included; all characters are kept, so a corpus of very
-            many characters may need more.
-
-    Returns:
-        The content of a tokenizer.json.
+    `vocab_size` limits the tokens, including special ones; all characters are kept, so a corpus of very many characters
+    may exceed it.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -56,7 +51,7 @@ def train_tokenizer(captions: Iterable[str], vocab_size: int = VOCABULARY) -> st
 
 
 def count_words(tokenizer: Any, captions: Iterable[str]) -> dict[str, int]:
-    """Words of the captions as the tokeniser cuts them, each with its leading space mark, most frequent first."""
+    """Count the captions' words as the tokeniser cuts them, each with its leading space mark, most frequent first."""
     counts: Counter[str] = Counter()
     for caption in captions:
         normal = tokenizer.normalizer.normalize_str(caption)
@@ -65,7 +60,7 @@ def count_words(tokenizer: Any, captions: Iterable[str]) -> dict[str, int]:
 
 
 def learn_pieces(words: Mapping[str, int], num_pieces: int) -> Scores:
-    """Choose pieces and their log probabilities: begin with too many, drop those that are missed least."""
+    """Choose pieces and their log probabilities: start with too many, drop those that are missed least."""
     characters = {character for word in words for character in word}
     words = {word: count for word, count in words.items() if len(word) <= MAX_WORD_CHARS}
     scores = seed_pieces(words, characters, SEEDS_PER_PIECE * num_pieces)
@@ -79,7 +74,7 @@ def learn_pieces(words: Mapping[str, int], num_pieces: int) -> Scores:
 
 
 def seed_pieces(words: Mapping[str, int], characters: set[str], num_seeds: int) -> Scores:
-    """Pieces to begin with: all characters, and the substrings seen at least twice that cover most text."""
+    """Return the initial pieces: all characters, and the substrings seen at least twice that cover most text."""
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for start in range(len(word)):
@@ -93,7 +88,7 @@ def seed_pieces(words: Mapping[str, int], characters: set[str], num_seeds: int) 
 
 
 def expected_counts(words: Mapping[str, int], scores: Scores) -> dict[str, float]:
-    """Expected uses of each piece, over all segmentations of all words by their probability (forward-backward)."""
+    """Return each piece's expected uses over all segmentations of all words, by probability (forward-backward)."""
     probabilities = {piece: math.exp(score) for piece, score in scores.items()}
     expected = dict.fromkeys(scores, 0.0)
     for word, count in words.items():
@@ -114,13 +109,13 @@ def _add_expected(word: str, count: int, probabilities: Mapping[str, float], exp
         forward[stop] += forward[start] * probability
     for start, stop, _, probability in reversed(spans):
         backward[start] += backward[stop] * probability
-    if forward[size] > 0:  # else its probability is below what a float holds
+    if forward[size] > 0:  # otherwise its probability underflows
         for start, stop, piece, probability in spans:
             expected[piece] += count * forward[start] * probability * backward[stop] / forward[size]
 
 
 def _reestimate(scores: Scores, expected: Mapping[str, float], characters: set[str]) -> Scores:
-    """New scores; the digamma of a count, not its logarithm, takes from the rare and gives to the frequent."""
+    """Return new scores; the digamma of a count, instead of its logarithm, favours frequent pieces over rare ones."""
     counts = {
         piece: max(expected[piece], MIN_EXPECTED_COUNT)
         for piece in scores
@@ -131,7 +126,7 @@ def _reestimate(scores: Scores, expected: Mapping[str, float], characters: set[s
 
 
 def _prune(scores: Scores, expected: Mapping[str, float], characters: set[str], wanted: int) -> Scores:
-    """Drop up to a quarter of the pieces: those whose text the others would write at the least loss."""
+    """Drop up to a quarter of the pieces: those that the others can replace at the least loss."""
     removable = [piece for piece in scores if piece not in characters]
     num_kept = max(wanted, int(len(scores) * KEPT_BY_PRUNING)) - (len(scores) - len(removable))
     losses = ((-expected[piece] * (scores[piece] - _best_without(piece, scores)), piece) for piece in removable)
@@ -140,7 +135,7 @@ def _prune(scores: Scores, expected: Mapping[str, float], characters: set[str], 
 
 
 def _best_without(piece: str, scores: Scores) -> float:
-    """Log probability of the best way to write a piece with the others (Viterbi)."""
+    """Return the log probability of the best way to write a piece with the others (Viterbi)."""
     size = len(piece)
     best = [0.0] + [-math.inf] * size
     for start in range(size):
@@ -152,7 +147,7 @@ def _best_without(piece: str, scores: Scores) -> float:
 
 
 def _digamma(x: float) -> float:
-    """Derivative of log gamma; recurrence up to 7, then the asymptotic series (error below 1e-9)."""
+    """Compute the derivative of log gamma: recurrence up to 7, then the asymptotic series (error below 1e-9)."""
     result = 0.0
     while x < 7:
         result -= 1 / x

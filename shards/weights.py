@@ -1,7 +1,7 @@
-"""Locations of tensors in weight files: file, dtype, shape and byte range; from headers alone, without torch.
+"""Locations of tensors in weight files (file, dtype, shape, byte range), from headers only, without torch.
 
 Source: the safetensors format (8 bytes little-endian header length, a JSON header, then the tensors), and the
-`model.safetensors.index.json` that transformers writes beside several files.
+`model.safetensors.index.json` that transformers writes next to several files.
 """
 
 import re
@@ -56,14 +56,10 @@ _HEADER = TypeAdapter(dict[str, _HeaderItem])
 
 
 def find_weights(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Path]:
-    """Find the file of each tensor of a folder; with an index, the files themselves are not opened.
+    """Find the file of each tensor of a model folder or checkpoint; with an index, weight files are not opened.
 
-    Args:
-        folder: a model folder, or a checkpoint.
-        file_name: name of the weights where one file holds them all; that of an index begins with it.
-
-    Raises:
-        ModelError: there are no weights, or the index is broken.
+    `file_name` is that of a single weight file; the index's name begins with it. Raises a ModelError if there are no
+    weights or the index is broken.
     """
     if (folder / file_name).is_file():
         return dict.fromkeys(read_header(folder / file_name), folder / file_name)
@@ -77,34 +73,18 @@ def find_weights(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Path]
 
 
 def stored_names(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Path]:
-    """Find the same where there are weights; of a folder that holds its configuration alone, nothing.
-
-    Args:
-        folder: a model folder, or a checkpoint.
-        file_name: as `find_weights` takes it.
-
-    Raises:
-        ModelError: a header or the index is broken.
-    """
+    """Like `find_weights`, but return nothing for a folder without weights; a broken header raises a ModelError."""
     names = (file_name, f"{file_name}{INDEX_SUFFIX}")
     return find_weights(folder, file_name) if any((folder / name).is_file() for name in names) else {}
 
 
 def read_index(index: Path, suffix: str) -> dict[str, str]:
-    """Read which file of its folder holds each tensor.
-
-    Args:
-        index: the file of the index.
-        suffix: that all named files must have, without the dot.
-
-    Raises:
-        ModelError: the index is missing or broken, or names something else than such a file.
-    """
+    """Read which file, all with `suffix` (without the dot), holds each tensor; raises a ModelError if it is broken."""
     weight_map = read_json(index, "fetch it again").get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{index}: found no weight_map of names to files; fetch it again")
     for file_name in sorted(set(weight_map.values())):
-        # A name that leaves the folder would read any file of this machine.
+        # A name that leaves the folder could read any file on this machine.
         if not re.fullmatch(rf"[\w.-]+\.{suffix}", file_name):
             raise ModelError(
                 f"{index}: names the file {file_name!r}; expected the plain name of a .{suffix} file, fetch it again"
@@ -113,14 +93,9 @@ def read_index(index: Path, suffix: str) -> dict[str, str]:
 
 
 def read_entries(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, TensorEntry]:
-    """Read the headers of all weight files of a folder.
+    """Read the headers of all weight files of a folder; `file_name` is as for `find_weights`.
 
-    Args:
-        folder: a model folder, or a checkpoint.
-        file_name: as `find_weights` takes it.
-
-    Raises:
-        ModelError: there are no weights, a header is broken, or a file lacks a tensor that the index puts there.
+    Raises a ModelError if there are no weights, a header is broken, or a file lacks a tensor that the index puts there.
     """
     files = find_weights(folder, file_name)
     check_present(files, folder / f"{file_name}{INDEX_SUFFIX}")
@@ -132,22 +107,14 @@ def read_entries(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Tenso
 
 
 def check_present(files: Mapping[str, Path], index: Path) -> None:
-    """Check that the file of each tensor is there.
-
-    Raises:
-        ModelError: one isn't.
-    """
+    """Raise a ModelError unless the file of each tensor exists."""
     for path in sorted(set(files.values())):
         if not path.is_file():
             raise ModelError(f"{path}: there is no such file, but {index.name} puts tensors there; fetch it, too")
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """Read the header of one safetensors file.
-
-    Raises:
-        ModelError: the file is missing, no safetensors file, or shorter than its header says.
-    """
+    """Read the header of a safetensors file; raises a ModelError if the file is missing, malformed or truncated."""
     try:
         size_bytes = path.stat().st_size
         with path.open("rb") as file:
@@ -169,11 +136,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
 
 def check_names(files: Mapping[str, Path], folder: Path, owned: Iterable[str], config: ModelConfig) -> None:
-    """Check that weight files hold all of `owned`, and nothing that the model doesn't have.
-
-    Raises:
-        ModelError: a tensor is missing or unknown.
-    """
+    """Raise a ModelError unless the weight files hold all of `owned`, and nothing that the model doesn't have."""
     known = model_shapes(config)
     for name, path in files.items():
         if name not in known and name not in OPTIONAL_SHAPES:
@@ -184,18 +147,7 @@ def check_names(files: Mapping[str, Path], folder: Path, owned: Iterable[str], c
 
 
 def check_shape(path: Path, name: str, found: Sequence[int], expected: Shape, cure: str = CURE) -> None:
-    """Check one tensor's shape.
-
-    Args:
-        path: its file, for the message.
-        name: its name.
-        found: the shape in the file.
-        expected: the shape by the configuration.
-        cure: advice for the message.
-
-    Raises:
-        ModelError: it isn't the expected one.
-    """
+    """Raise a ModelError unless a tensor has the configured shape; `cure` is advice for the message."""
     if tuple(found) != expected:
         raise ModelError(f"{path}: the tensor {name} has shape {list(found)}, expected {list(expected)}; {cure}")
 

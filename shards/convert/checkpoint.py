@@ -1,4 +1,4 @@
-"""Import of a checkpoint of any kind: its content tells which."""
+"""Import of a checkpoint of any kind, recognised by its content."""
 
 import struct
 from collections.abc import Callable
@@ -25,11 +25,9 @@ FIRST_LOGIT_SCALE = 2.6592  # transformers' default of `logit_scale_init_value`
 
 @dataclass(frozen=True)
 class Importer:
-    """Functions for one kind of checkpoint.
+    """Functions for one kind of checkpoint: `convert` makes a model folder of it.
 
-    Attributes:
-        convert: turns a checkpoint into a model folder.
-        read_config: reads what its config.json would be, of a folder and the model's name; the weights may lack.
+    `read_config` returns what config.json would be, given the folder and the model's name; the weights may be missing.
     """
 
     convert: Callable[..., ModelConfig]
@@ -37,21 +35,14 @@ class Importer:
 
 
 def import_checkpoint(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
-    """Turn a checkpoint into a model folder.
+    """Convert a checkpoint into a model folder.
 
-    Taken are, of transformers, models of two towers and towers alone; models of open_clip; vision towers of timm.
-
-    Args:
-        src: its folder.
-        out: the model folder to write; must not exist yet, or be empty.
-        name: of the model; by default that of the folder `src`.
-
-    Raises:
-        ModelError: the folder holds none of these, something else than its configuration says, or something that can't
-            be mapped; or it is a file.
+    Supported are two-tower models and single towers of transformers, models of open_clip, and vision towers of timm.
+    `out` must be missing or empty; `name` defaults to the name of the folder `src`. Raises a ModelError if the folder
+    is a file or none of these, contradicts its configuration, or has something that can't be mapped.
     """
     config = _importer(find_checkpoint(src)).convert(src, out, name=name)
-    # A library saves the random weights of a new model as it does any others.
+    # A library saves the random weights of a new model like any others.
     if config.trained and (fresh_towers(out) or _has_first_temperature(find_model_folder(src), Path(out))):
         config = config.model_copy(update={"trained": False})
         (Path(out) / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
@@ -59,18 +50,10 @@ def import_checkpoint(src: str | Path, out: str | Path, *, name: str | None = No
 
 
 def import_config(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
-    """Write a model folder that holds the config.json of a checkpoint alone: enough to plan with.
+    """Write a model folder that holds only a checkpoint's config.json: enough for planning.
 
-    Nothing but the checkpoint's own configuration is needed. Weights are not read; where there are some, the names of
-    their tensors tell details that the configuration doesn't.
-
-    Args:
-        src: folder of the checkpoint, as `import_checkpoint` takes it.
-        out: the folder to write; must not exist yet, or be empty.
-        name: of the model; by default that of the folder `src`.
-
-    Raises:
-        ModelError: the folder holds none of these checkpoints, or something that can't be mapped.
+    Only the checkpoint's own configuration is needed. Weights are not read; if there are any, the names of their
+    tensors supply details that the configuration lacks. Arguments and errors are those of `import_checkpoint`.
     """
     folder = find_checkpoint(src)
     config = _importer(folder).read_config(folder, name or Path(src).name)
@@ -79,7 +62,7 @@ def import_config(src: str | Path, out: str | Path, *, name: str | None = None) 
 
 
 def _has_first_temperature(folder: Path, out: Path) -> bool:
-    """Whether two towers of any families were joined, and their temperature never trained: nor were the projections."""
+    """Whether two towers of any families were joined without training, as the initial temperature shows."""
     path = folder / CONFIG_FILE
     tree = read_json(path, "") if path.is_file() else {}
     entry = read_entries(out).get(LOGIT_SCALE)
@@ -92,10 +75,9 @@ def _has_first_temperature(folder: Path, out: Path) -> bool:
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """Find the local folder of a checkpoint; its content is not checked.
+    """Return the local folder of a checkpoint, without checking its content.
 
-    Raises:
-        ModelError: there is none; of a file of weights, the message says what is missing beside it.
+    Raises a ModelError if there is none; for a file of weights, the message says what is missing next to it.
     """
     file = Path(path).expanduser()
     if file.is_file() and file.name.lower().endswith(WEIGHT_SUFFIXES):
@@ -104,7 +86,6 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def _importer(folder: Path) -> Importer:
-    """Functions for what a folder holds."""
     path = folder / CONFIG_FILE
     tree = read_json(path, "") if path.is_file() else {}
     model_type = str(tree.get("model_type"))
@@ -122,7 +103,7 @@ def _importer(folder: Path) -> Importer:
 
 
 def _is_of_transformers(folder: Path) -> bool:
-    """Whether the weights have transformers' names; hubs keep a model in both forms, some with one of them."""
+    """Whether the weights have transformers' names; hubs keep a model in both forms, or in one of them."""
     try:
         return any(name.startswith("vision_model.") for name in find_weights(folder))
     except ModelError:

@@ -1,4 +1,4 @@
-"""Hints for what no import takes: weights without their configuration, and towers on the wrong side of `--text`."""
+"""Hints for what can't be imported: weights without their configuration, and towers on the wrong side of `--text`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,13 @@ WEIGHT_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".safetensors", ".pth.tar")
 OPEN_CLIP_FILE = "open_clip_config.json"
 MAX_SHOWN = 3
 
-# Keys under which training scripts keep a state dict beside optimiser and epoch, the likeliest first.
+# Keys under which training scripts keep a state dict next to optimiser and epoch, likeliest first.
 _KEYS = ("state_dict", "model_state_dict", "model", "model_ema", "state_dict_ema", "teacher", "module", "net")
 _PREFIX = re.compile(r"^(?:module|_orig_mod|model|backbone)\.")
 
 
 def weights_hint(path: Path) -> str:
-    """Say what a file of weights is, and which file or command makes a checkpoint of it.
-
-    Args:
-        path: of the file; of pickles only tensors and plain values are read.
-    """
+    """Say what a file of weights is, and what makes a checkpoint of it; pickles run no code."""
     if zipfile.is_zipfile(path) and _is_torchscript(path):
         return (
             "this is a TorchScript program, whose weights have no configuration; save the model that it was made of "
@@ -51,7 +47,7 @@ def _is_torchscript(path: Path) -> bool:
 
 
 def _names_in(path: Path) -> tuple[list[str], str]:
-    """Names of the tensors of a file, and the key of a pickle under which they are."""
+    """Return the names of a file's tensors, and the key under which a pickle has them."""
     if path.suffix == ".safetensors":
         return list(read_header(path)), ""
     from shards.convert.pickled_weights import load_values
@@ -75,13 +71,7 @@ def _tensor_names(tree: Any) -> list[str]:
 
 
 def _cure(path: Path, names: Collection[str], *, is_bare: bool) -> str:
-    """What makes a checkpoint of a state dict.
-
-    Args:
-        path: of its file.
-        names: of its tensors.
-        is_bare: whether the file holds nothing else.
-    """
+    """Say what turns a state dict into a checkpoint; `is_bare` means that its file holds nothing else."""
     plain = {_PREFIX.sub("", name, count=1) for name in names}
     suffix = "model.safetensors" if path.suffix == ".safetensors" else "pytorch_model.bin"
     save = "" if is_bare else "its state dict alone "
@@ -109,20 +99,15 @@ def _cure(path: Path, names: Collection[str], *, is_bare: bool) -> str:
 
 
 def find_weight_file(folder: Path) -> Path | None:
-    """Find the file of weights in a folder that has no configuration; the first by name of several."""
+    """Return the file of weights in a folder without a configuration; the first by name."""
     found = sorted(each for each in folder.iterdir() if each.name.lower().endswith(WEIGHT_SUFFIXES) and each.is_file())
     return found[0] if found else None
 
 
 def check_joined(vision_folder: Path, text_folder: Path) -> None:
-    """Refuse to join what is no timm vision tower and no text tower of transformers, with the way that leads on.
+    """Raise a ModelError with advice if a folder is recognised as anything but its side's tower.
 
-    Args:
-        vision_folder: what is imported.
-        text_folder: what `--text` names.
-
-    Raises:
-        ModelError: one of them is something else that can be told.
+    `vision_folder` must be a timm vision tower, `text_folder` (`--text`) a text tower of transformers.
     """
     vision, text = _kind_of(vision_folder), _kind_of(text_folder)
     if vision == "text" and text in ("timm", "vision"):
@@ -154,7 +139,7 @@ def check_joined(vision_folder: Path, text_folder: Path) -> None:
 
 
 def _kind_of(folder: Path) -> str | None:
-    """`timm`, `vision`, `text` or `both` towers of transformers or open_clip; None of what can't be told."""
+    """Return `timm`; `vision`, `text` or `both` for towers of transformers or open_clip; None if unrecognised."""
     path = folder / CONFIG_FILE
     tree = read_json(path, "") if path.is_file() else {}
     model_type = str(tree.get("model_type"))
@@ -166,7 +151,6 @@ def _kind_of(folder: Path) -> str | None:
 
 
 def _side_of(model_type: str) -> str:
-    """Side of a tower of transformers: `vision` or `text`."""
     for side in ("vision", "text"):
         if side in model_type:
             return side

@@ -31,15 +31,7 @@ _THEIR_ACTIVATION = {"gelu_tanh": "gelu_pytorch_tanh"}
 
 
 def export_vision_text_dual_encoder(folder: str | Path, out: str | Path) -> None:
-    """Write a model folder as `VisionTextDualEncoderModel.from_pretrained` reads it.
-
-    Args:
-        folder: a model folder that transformers' classes can represent.
-        out: the folder to write; must not exist yet, or be empty.
-
-    Raises:
-        ModelError: transformers' classes can't represent the model.
-    """
+    """Write a new or empty folder for `VisionTextDualEncoderModel.from_pretrained`; raises a ModelError if it can't."""
     folder = Path(folder)
     config = load_model_config(folder)
     tree = _export_config(config, folder)

@@ -1,7 +1,7 @@
-"""open_clip's configuration of a model, as `open_clip_config.json` has it: its keys, and those that can be imported.
+"""open_clip's configuration of a model, `open_clip_config.json`: its keys, restricted to what can be imported.
 
-Source: open_clip 3.3, `CLIPVisionCfg`, `CLIPTextCfg`, `CLIP`, `PreprocessCfg`. A key that asks for something that can't
-be imported has the other value as its only one, so that the message names it.
+Source: open_clip 3.3, `CLIPVisionCfg`, `CLIPTextCfg`, `CLIP`, `PreprocessCfg`. A key that could ask for something that
+can't be imported only accepts its other value, so that the message names the key.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ OPEN_CLIP_CONFIG_FILE = "open_clip_config.json"
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
 _RESIZE: dict[str, Resize] = {"shortest": "crop", "squash": "squash", "longest": "pad_black"}
-# Without a choice by chance, which is one of training.
+# Without the random choice, which is for training.
 _INTERPOLATION: dict[str, Interpolation] = {"bicubic": "bicubic", "bilinear": "bilinear", "random": "bicubic"}
 
 
@@ -72,7 +72,7 @@ class VisionSection(_Blocks):
     attn_pooler_queries: int = 256
     attn_pooler_heads: int = 8
     no_ln_pre: bool = False
-    pos_embed_type: Literal["learnable", "sin_cos_2d"] = "learnable"  # either way a table of the checkpoint
+    pos_embed_type: Literal["learnable", "sin_cos_2d"] = "learnable"  # either way a table in the checkpoint
     final_ln_after_pool: bool = False
     pool_type: Literal["tok", "avg"] = "tok"
     timm_model_name: str | None = None
@@ -99,7 +99,7 @@ class TextSection(_Blocks):
     pad_id: int = 0
     eos_id: int = 2
     no_causal_mask: bool = False
-    final_ln_after_pool: bool = False  # open_clip's text transformer has the key, and doesn't read it
+    final_ln_after_pool: bool = False  # open_clip's text transformer has the key but ignores it
     pool_type: Literal["argmax", "eos", "last"] = "argmax"
     proj_bias: bool = False
     proj_type: Literal["linear", "none"] = "linear"
@@ -127,7 +127,7 @@ class OpenClipConfig(ModelSection):
 class PreprocessSection(ModelSection):
     """`preprocess_cfg`: how open_clip prepares an image."""
 
-    size: int | tuple[int, int] | list[int] | None = None  # open_clip takes that of the vision tower
+    size: int | tuple[int, int] | list[int] | None = None  # open_clip uses that of the vision tower
     mode: Literal["RGB"] = "RGB"
     mean: tuple[float, float, float] = _MEAN
     std: tuple[float, float, float] = _STD
@@ -137,11 +137,7 @@ class PreprocessSection(ModelSection):
 
 
 def read_open_clip_config(folder: Path) -> tuple[OpenClipConfig, PreprocessSection]:
-    """Read a folder's `open_clip_config.json`.
-
-    Raises:
-        ModelError: it is missing, or asks for something that can't be imported.
-    """
+    """Read a folder's `open_clip_config.json`; raises a ModelError if it is missing or can't be imported."""
     path = folder / OPEN_CLIP_CONFIG_FILE
     tree = read_json(path, "give the folder of a model that open_clip saved")
     sections: dict[str, dict[str, Any]] = {}
@@ -161,13 +157,7 @@ def read_open_clip_config(folder: Path) -> tuple[OpenClipConfig, PreprocessSecti
 
 
 def read_open_clip_preprocess(section: PreprocessSection, image_size: int, max_caption_tokens: int) -> PreprocessConfig:
-    """Convert open_clip's preprocessing to ours; its images are PIL images, so Pillow resizes them.
-
-    Args:
-        section: `preprocess_cfg`.
-        image_size: side of the model's images, px.
-        max_caption_tokens: longest caption.
-    """
+    """Convert open_clip's preprocessing to ours; its images are PIL images, so Pillow resizes them."""
     return PreprocessConfig(
         image_size=image_size,
         resize=_RESIZE[section.resize_mode],
@@ -175,11 +165,11 @@ def read_open_clip_preprocess(section: PreprocessSection, image_size: int, max_c
         resampler="pillow",
         mean=section.mean,
         std=section.std,
-        reduced_decode=False,  # so that pixels equal those that the model was trained with
+        reduced_decode=False,  # so that pixels equal those of the training
         max_caption_tokens=max_caption_tokens,
     )
 
 
 def _without_none(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out keys without a value, as open_clip does when it lays them over its defaults."""
+    """Drop keys without a value, as open_clip does when it merges them with its defaults."""
     return {key: value for key, value in tree.items() if value is not None}

@@ -1,6 +1,6 @@
-"""Import of open_clip's checkpoints: `open_clip_config.json` with safetensors, as its folders on the hub have them.
+"""Import of open_clip's checkpoints: `open_clip_config.json` with safetensors, like open_clip's folders on the hub.
 
-open_clip itself is needed only where a folder has no tokeniser: then its own vocabulary is read.
+open_clip itself is needed only if a folder has no tokeniser: then its own vocabulary is read.
 """
 
 from __future__ import annotations
@@ -33,22 +33,18 @@ from shards.weights import INDEX_SUFFIX, WEIGHTS_FILE, stored_names
 if TYPE_CHECKING:
     import torch
 
-# Of the names of open_clip's weight files, beside which a folder may hold the same model for transformers.
+# Prefix of open_clip's weight files; a folder may also hold the same model for transformers.
 PREFIX = "open_clip_"
 
 _IGNORED = ("attn_mask", "text.attn_mask", "text.transformer.embeddings.position_ids")
 
 
 def import_open_clip(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
-    """Turn a model that open_clip saved into a model folder.
+    """Convert a model saved by open_clip into a model folder.
 
-    Args:
-        src: its folder: open_clip_config.json, weights as safetensors, the tokeniser's files.
-        out: the model folder to write; must not exist yet, or be empty.
-        name: of the model; by default that of the folder `src`.
-
-    Raises:
-        ModelError: the checkpoint has something that can't be mapped, or lacks something.
+    `src` has open_clip_config.json, safetensors and the tokeniser's files. `out` must be missing or empty; `name`
+    defaults to the name of the folder `src`. Raises a ModelError if the checkpoint has something that can't be mapped,
+    or lacks something.
     """
     folder = find_model_folder(src)
     theirs, images = read_open_clip_config(folder)
@@ -63,11 +59,7 @@ def import_open_clip(src: str | Path, out: str | Path, *, name: str | None = Non
 
 
 def read_model_config(folder: Path, name: str) -> ModelConfig:
-    """Read the configuration of a model that open_clip saved; its weights and tokeniser may lack.
-
-    Raises:
-        ModelError: it has something that can't be mapped.
-    """
+    """Read the configuration, which needs no weights or tokeniser; raises a ModelError for what can't be mapped."""
     theirs, images = read_open_clip_config(folder)
     names = frozenset(stored_names(folder, f"{_prefix(folder)}{WEIGHTS_FILE}"))
     sides: dict[str, Side[Tower]] = {"vision": read_vision(theirs, folder), "text": read_text(theirs, names, folder)}
@@ -77,11 +69,7 @@ def read_model_config(folder: Path, name: str) -> ModelConfig:
 def describe_model(
     theirs: OpenClipConfig, images: PreprocessSection, sides: Mapping[str, Side[Tower]], name: str, folder: Path
 ) -> ModelConfig:
-    """Make our configuration of a model.
-
-    Raises:
-        ModelError: the parts don't fit one another.
-    """
+    """Make our configuration of a model; raises a ModelError if the parts don't fit each other."""
     towers: dict[str, Any] = {side: each.tower for side, each in sides.items()}
     projections: dict[str, Any] = {f"{side}_projection": each.projection for side, each in sides.items()}
     max_tokens = min(theirs.text_cfg.context_length, towers["text"].max_tokens)
@@ -100,14 +88,14 @@ def describe_model(
 
 
 def _prefix(folder: Path) -> str:
-    """Prefix of the names of the weight files: open_clip's, unless there are only files without one."""
+    """Return the prefix of the weight files' names: open_clip's, unless there are only files without one."""
     names = [f"{name}{suffix}" for name in (WEIGHTS_FILE, PICKLE_FILE) for suffix in ("", INDEX_SUFFIX)]
     found = [prefix for prefix in (PREFIX, "") if any((folder / f"{prefix}{name}").is_file() for name in names)]
     return found[0] if found else PREFIX
 
 
 def open_clip_sources(config: ModelConfig, sides: Mapping[str, Side[Tower]]) -> dict[str, Source | None]:
-    """Find the place of each of our tensors; None of the biases that a checkpoint leaves out."""
+    """Return the source of each of our tensors; None for biases that a checkpoint leaves out."""
     sources: dict[str, Source | None] = {}
     for name in model_shapes(config):
         section, _, inner = name.partition(".")
@@ -119,7 +107,6 @@ def open_clip_sources(config: ModelConfig, sides: Mapping[str, Side[Tower]]) -> 
 def _import_tensors(
     files: Mapping[str, Path], config: ModelConfig, sides: Mapping[str, Side[Tower]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of the model in their order."""
     sources = open_clip_sources(config, sides)
     scales = {name: shape for name, shape in OPTIONAL_SHAPES.items() if name in files}
     used = {source.name for source in sources.values() if source is not None} | scales.keys()
@@ -129,7 +116,7 @@ def _import_tensors(
 
 
 def _read(files: Mapping[str, Path], source: Source | None, shape: Shape) -> torch.Tensor:
-    """Read one of our tensors from its place; a bias that open_clip leaves out is made of zeros."""
+    """Read one of our tensors from its source; a bias that open_clip leaves out becomes zeros."""
     import torch
 
     if source is None:

@@ -1,7 +1,7 @@
 """Tokenisers of open_clip's checkpoints: those of transformers, cleaned as open_clip cleans, and open_clip's own.
 
-Source: open_clip 3.3, tokenizer.py, and ftfy 6.3, chardata.py. Of what these repair, text that was decoded wrongly and
-rare HTML entities stay as they are: no tokenizer.json can express them.
+Source: open_clip 3.3, tokenizer.py, and ftfy 6.3, chardata.py. Wrongly decoded text and rare HTML entities, which these
+repair, stay as they are: no tokenizer.json can express that.
 """
 
 from __future__ import annotations
@@ -24,30 +24,22 @@ from shards.towers.kinds import TextTower
 VOCABULARY_FILE, MERGES_FILE = "vocab.json", "merges.txt"
 _OWN_VOCABULARY_FILE = "bpe_simple_vocab_16e6.txt.gz"
 _START, _END = "<|startoftext|>", "<|endoftext|>"
-# What ftfy takes out, and puts plain letters and quotes for; and of HTML's entities, those of ASCII and the space.
+# What ftfy removes, or replaces by plain letters and quotes; and the HTML entities of ASCII and the space.
 _CONTROLS = r"[\x{0}-\x{8}\x{b}\x{e}-\x{1f}\x{7f}\x{206a}-\x{206f}\x{feff}\x{fff9}-\x{fffc}]"
 _SINGLE_QUOTES, _DOUBLE_QUOTES = r"[\x{2bc}\x{2018}-\x{201b}]", r"[\x{201c}-\x{201f}]"
 _LIGATURES = (0x132, 0x133, *range(0x1C4, 0x1CD), *range(0x1F1, 0x1F4), *range(0xFB00, 0xFB05), 0xFB06)
 _FULL_WIDTH = (0x3000, *range(0xFF01, 0xFF5F))
 _PLAIN = {chr(code): normalize("NFKC", chr(code)) for code in (*_LIGATURES, *_FULL_WIDTH)}
 _ENTITIES = {"&amp;amp;": "&", "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&nbsp;": " "}
-# Of the 49,408 tokens: 256 bytes, the same at a word's end, start and end; the others are merges.
+# Of the 49,408 tokens, 256 are bytes, 256 bytes at a word's end, two start and end; the others are merges.
 _NUM_MERGES = 49152 - 256 - 2
 
 
 def import_open_clip_tokenizer(folder: Path, section: TextSection, text: TextTower) -> tuple[str, TextTower]:
-    """Read a checkpoint's tokeniser.
+    """Read a checkpoint's tokenizer.json, and complete the tower, which pools where that tokeniser's captions end.
 
-    Args:
-        folder: the checkpoint.
-        section: `text_cfg`.
-        text: the text tower, as far as `text_cfg` tells.
-
-    Returns:
-        The content of tokenizer.json, and the tower, which pools where that tokeniser's captions end.
-
-    Raises:
-        ModelError: there is no tokeniser, or it doesn't fit the tower.
+    `section` is `text_cfg`; `text` is the tower as far as that describes it. Raises a ModelError if there is no
+    tokeniser, or it doesn't fit the tower.
     """
     if any((folder / name).is_file() for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)):
         tokenizer = parse_tokenizer(import_tokenizer(folder, text), str(folder))
@@ -68,7 +60,7 @@ def import_open_clip_tokenizer(folder: Path, section: TextSection, text: TextTow
 def _with_ids(tokenizer: Any, section: TextSection, text: TextTower, folder: Path) -> TextTower:
     """Set the ids of padding and of the end token.
 
-    open_clip pools at the first of the highest id, or of the id that it names.
+    open_clip pools at the first occurrence of the highest id, or of the id that it names.
     """
     if text.has_fixed_length:
         return text.model_copy(update={"pad_token_id": tokenizer.padding["pad_id"]})
@@ -85,7 +77,7 @@ def _with_ids(tokenizer: Any, section: TextSection, text: TextTower, folder: Pat
 
 
 def _clean(tokenizer: Any, section: TextSection, folder: Path) -> None:
-    """Put open_clip's cleaning in front of a tokeniser's own normaliser, and [PAD] in the place of [SEP] where it does.
+    """Put open_clip's cleaning before a tokeniser's own normaliser, and replace [SEP] by [PAD] where open_clip does.
 
     Source: open_clip 3.3, `get_clean_fn` and `HFTokenizer`.
     """
@@ -117,7 +109,7 @@ def _clean(tokenizer: Any, section: TextSection, folder: Path) -> None:
 
 
 def _end_with_padding(tokenizer: Any) -> None:
-    """Let captions end with the token 0, where open_clip puts it in the place of [SEP]."""
+    """End captions with the token 0, where open_clip replaces [SEP] by it."""
     from tokenizers.processors import TemplateProcessing
 
     start, zero = tokenizer.encode("").tokens[0], tokenizer.id_to_token(0)
@@ -127,7 +119,7 @@ def _end_with_padding(tokenizer: Any) -> None:
 
 
 def _own_tokenizer(folder: Path) -> Any:
-    """Build CLIP's tokeniser of the folder's vocabulary, or of that which comes with an installed open_clip."""
+    """Build CLIP's tokeniser from the folder's vocabulary, or from that of an installed open_clip."""
     from transformers import CLIPTokenizer
 
     files = folder / VOCABULARY_FILE, folder / MERGES_FILE

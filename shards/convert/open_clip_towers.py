@@ -1,4 +1,4 @@
-"""Towers of open_clip's checkpoints: described as ours, with the place of each of our tensors.
+"""Towers of open_clip's checkpoints: described as ours, with the source of each of our tensors.
 
 Source: open_clip 3.3, `transformer.VisionTransformer`, `transformer.TextTransformer` and `timm_model.TimmModel`.
 """
@@ -32,12 +32,9 @@ AnyTower_co = TypeVar("AnyTower_co", bound=Tower, covariant=True)
 
 @dataclass(frozen=True)
 class Source:
-    """Place of one of our tensors in a checkpoint.
+    """Source of one of our tensors: the checkpoint's tensor, and its rows as in `TowerImport.rows` (None for all).
 
-    Attributes:
-        name: of the checkpoint's tensor.
-        rows: which of its rows ours is, as in `TowerImport.rows`; None where all are.
-        is_transposed: whether it is a matrix of (in, out).
+    `is_transposed` marks a matrix stored as (in, out).
     """
 
     name: str
@@ -50,10 +47,10 @@ class Side(Generic[AnyTower_co]):
     """One tower of a checkpoint.
 
     Attributes:
-        tower: as we describe it.
-        find: gives the place of a tensor of the tower by our name; None of one that open_clip leaves out, all zeros.
+        tower: our description of it.
+        find: returns the source of a tensor by our name; None for one that open_clip leaves out (all zeros).
         projection: kind of the projection.
-        projection_tensors: places of its tensors by name; without its bias where open_clip's has none.
+        projection_tensors: sources of its tensors by name; without a bias if open_clip's has none.
     """
 
     tower: AnyTower_co
@@ -63,11 +60,7 @@ class Side(Generic[AnyTower_co]):
 
 
 def read_vision(config: OpenClipConfig, folder: Path) -> Side[VisionTower]:
-    """Read the vision tower.
-
-    Raises:
-        ModelError: it can't be built here.
-    """
+    """Read the vision tower; raises a ModelError if it can't be built here."""
     section = config.vision_cfg
     if section.timm_model_name is not None:
         return _read_timm(config, folder)
@@ -94,11 +87,7 @@ def read_vision(config: OpenClipConfig, folder: Path) -> Side[VisionTower]:
 
 
 def read_text(config: OpenClipConfig, names: frozenset[str], folder: Path) -> Side[TextTower]:
-    """Read the text tower.
-
-    Raises:
-        ModelError: it can't be built here.
-    """
+    """Read the text tower; raises a ModelError if it can't be built here."""
     section = config.text_cfg
     if section.hf_model_name is not None:
         return read_hf_text(config, names, folder)
@@ -123,10 +112,10 @@ def read_text(config: OpenClipConfig, names: frozenset[str], folder: Path) -> Si
 
 
 def _own_text(section: TextSection, fields: dict[str, Any], folder: Path) -> TextTower:
-    """Make the tower that computes as open_clip's text transformer; its tokeniser's ids are set later.
+    """Make the tower that computes like open_clip's text transformer; its tokeniser's ids are set later.
 
-    Without a causal mask, every token sees the padding, so all captions have one length. Which of them is pooled must
-    then be the same for all, too: where a caption ends is known in front of the layers only.
+    Without a causal mask, every token sees the padding, so all captions have one length. Then all must also be pooled
+    at the same token, because only the front knows where a caption ends.
     """
     if not section.no_causal_mask and section.pool_type != "last":
         end = section.eos_id if section.pool_type == "eos" else section.vocab_size - 1
@@ -189,7 +178,7 @@ _TEXT_BLOCK = {
     "mlp.fc1": "mlp.c_fc",
     "mlp.fc2": "mlp.c_proj",
 }
-# torch's MultiheadAttention has queries, keys and values one after the other.
+# torch's MultiheadAttention concatenates queries, keys and values.
 _IN_PROJ_ROWS = {"self_attn.q_proj": (0, 1, 3), "self_attn.k_proj": (1, 2, 3), "self_attn.v_proj": (2, 3, 3)}
 
 
@@ -206,7 +195,7 @@ def _text_source(name: str, prefix: str) -> Source:
 
 
 def _text_projection(config: OpenClipConfig, prefix: str) -> tuple[Projection, dict[str, Source]]:
-    """Kind and places of the projection: a linear layer where it has a bias, else a parameter."""
+    """Return kind and sources of the projection: a linear layer if it has a bias, else a parameter."""
     section, name = config.text_cfg, f"{prefix}text_projection"
     if section.proj_type == "none":
         return "none", {}
@@ -216,16 +205,11 @@ def _text_projection(config: OpenClipConfig, prefix: str) -> tuple[Projection, d
 
 
 def _linear(name: str, *, bias: bool) -> dict[str, Source]:
-    """Places of the tensors of a projection that is a linear layer."""
     return {f"projection.{leaf}": Source(f"{name}.{leaf}") for leaf in ("weight", "bias") if bias or leaf == "weight"}
 
 
 def read_hf_text(config: OpenClipConfig, names: frozenset[str], folder: Path) -> Side[TextTower]:
-    """Read a text tower of transformers.
-
-    Raises:
-        ModelError: it can't be built here, or its configuration isn't on this machine.
-    """
+    """Read a text tower of transformers; raises a ModelError if unsupported, or its configuration isn't local."""
     section, prefix = config.text_cfg, "text.transformer."
     tree = _hf_config(str(section.hf_model_name), folder)
     kind = str(tree["model_type"])
@@ -249,7 +233,7 @@ _HF_POOLS = {"mean_pooler": "mean", "cls_pooler": "pooler", "cls_last_hidden_sta
 
 
 def _hf_config(name: str, folder: Path) -> dict[str, Any]:
-    """Configuration of a model of transformers, from huggingface_hub's cache or a folder; nothing is fetched."""
+    """Return a transformers model's configuration from huggingface_hub's cache or a folder, without downloading."""
     from transformers import AutoConfig
 
     try:
@@ -283,7 +267,7 @@ def _read_timm(config: OpenClipConfig, folder: Path) -> Side[VisionTower]:
 
 
 def _build_trunk(config: OpenClipConfig, folder: Path) -> tuple[Any, bool]:
-    """Build timm's model without values, as open_clip does; and whether its classifier is the projection."""
+    """Build timm's model without values, as open_clip does; also return whether its classifier is the projection."""
     import torch
 
     from shards.compat import deferred_compiler
@@ -291,7 +275,7 @@ def _build_trunk(config: OpenClipConfig, folder: Path) -> tuple[Any, bool]:
     with deferred_compiler():
         import timm
     section, name = config.vision_cfg, str(config.vision_cfg.timm_model_name)
-    if not timm.is_model(name.partition(".")[0]) or ":" in name:  # a name with a colon would be fetched
+    if not timm.is_model(name.partition(".")[0]) or ":" in name:  # a name with a colon would be downloaded
         raise ModelError(f"{folder}: vision_cfg.timm_model_name = {name!r}: timm {timm.__version__} has no such model")
     try:
         with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint as safetensors: its own, or those that its pickles are turned into.
+"""Weights of a checkpoint as safetensors: its own, or converted from its pickles.
 
 Pickles are read by torch's weights-only loader, which makes tensors and plain values and calls nothing else.
 """
@@ -21,24 +21,17 @@ if TYPE_CHECKING:
 
 PICKLE_FILE = "pytorch_model.bin"
 
-# Zip archives, which torch writes since 1.6; only those can be mapped.
+# Zip archives, which torch has written since 1.6; only those can be mapped.
 _ZIP_MAGIC = b"PK\x03\x04"
 
 
 @contextmanager
 def checkpoint_weights(folder: Path, out: Path, prefix: str = "") -> Iterator[dict[str, Path]]:
-    """Find the safetensors file of each tensor of a checkpoint, and check that all files are whole.
+    """Yield the safetensors file of each tensor of a checkpoint, after checking that all files are complete.
 
-    Pickles, which are taken where there are no safetensors, are turned into them in a temporary folder beside `out`. It
-    is removed when the block ends; errors of the block name the pickle instead.
-
-    Args:
-        folder: the checkpoint.
-        out: the model folder that is written in the block.
-        prefix: of the names of its weight files, as `open_clip_`.
-
-    Raises:
-        ModelError: there are no weights, they are broken, or a pickle holds something else than tensors.
+    Without safetensors, pickles are converted in a temporary folder next to `out`, which is removed when the block
+    ends; errors of the block name the pickle instead. `prefix` begins the names of weight files, such as `open_clip_`.
+    Raises a ModelError if there are no weights, they are broken, or a pickle holds anything but tensors.
     """
     safetensors = f"{prefix}{WEIGHTS_FILE}"
     if any((folder / name).is_file() for name in (safetensors, f"{safetensors}{INDEX_SUFFIX}")):
@@ -61,7 +54,7 @@ def checkpoint_weights(folder: Path, out: Path, prefix: str = "") -> Iterator[di
 
 
 def _find_pickles(folder: Path, prefix: str) -> tuple[list[Path], dict[str, Path]]:
-    """Pickled files, and by name the file of each tensor where an index tells."""
+    """Return the pickled files, and the file of each tensor by name if there is an index."""
     path = folder / f"{prefix}{PICKLE_FILE}"
     if path.is_file():
         return [path], {}
@@ -77,7 +70,7 @@ def _find_pickles(folder: Path, prefix: str) -> tuple[list[Path], dict[str, Path
 
 
 def _convert(pickle: Path, folder: Path) -> dict[str, Path]:
-    """Write each tensor of a pickle to a file of its own: one at a time, and tensors that share memory may."""
+    """Write each tensor of a pickle to its own file, one at a time; tensors may share memory."""
     from safetensors.torch import save_file
 
     folder.mkdir()
@@ -89,11 +82,7 @@ def _convert(pickle: Path, folder: Path) -> dict[str, Path]:
 
 
 def load_values(pickle: Path) -> object:
-    """Load tensors and plain values of a pickle, mapped from the file where its format allows that.
-
-    Raises:
-        ModelError: it is no whole file of torch's, or holds something else.
-    """
+    """Load tensors and plain values of a pickle, mapped if possible; raises a ModelError for any other content."""
     import torch
 
     with pickle.open("rb") as file:
@@ -102,7 +91,7 @@ def load_values(pickle: Path) -> object:
         with warnings.catch_warnings(action="ignore"):
             return torch.load(pickle, map_location="cpu", weights_only=True, mmap=can_be_mapped)
     except Exception as error:  # noqa: BLE001 - torch raises system, pickle, zip and runtime errors for broken files
-        # The rest of torch's message advises to run the code in the file.
+        # The rest of torch's message advises running the code in the file.
         code = re.search(r"GLOBAL ([\w.]+)", str(error))
         reason = f"it names the code {code[1]}" if code else f"{type(error).__name__}: this is no whole file of torch's"
         raise ModelError(
@@ -112,7 +101,6 @@ def load_values(pickle: Path) -> object:
 
 
 def _load(pickle: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a pickle by name."""
     state = load_values(pickle)
     if not isinstance(state, dict):
         raise ModelError(f"{pickle}: found one {type(state).__name__}, expected tensors by name; save a state_dict")
@@ -126,14 +114,14 @@ def _load(pickle: Path) -> dict[str, torch.Tensor]:
 
 
 def _unlike_tensor(value: object) -> str | None:
-    """What a value of a pickle is, unless it is a dense tensor whose values are all in the file."""
+    """Describe a value of a pickle unless it is a dense tensor whose values are all in the file; then None."""
     import torch
 
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
         return "a tensor without values" if value.is_meta else f"a {value.layout} tensor of {value.dtype}"
-    # One stored value can claim any shape, and would be written out as often.
+    # One stored value can claim any shape, and would be written out that often.
     if value.nbytes > value.untyped_storage().nbytes():
         return f"a tensor of {value.nbytes} bytes, of which {value.untyped_storage().nbytes()} are stored"
     return None

@@ -1,6 +1,6 @@
 """Conversion of preprocessing: transformers' image processors to our settings and back, tokenisers to tokenizer.json.
 
-Source: transformers 5.23, ViTImageProcessor and CLIPImageProcessor; `resample` counts as Pillow does.
+Source: transformers 5.23, ViTImageProcessor and CLIPImageProcessor; `resample` uses Pillow's numbers.
 """
 
 import json
@@ -22,25 +22,21 @@ COMBINED_PROCESSOR_FILE = "processor_config.json"
 Resize = Literal["squash", "crop", "pad", "pad_black", "patches"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 
-# What classes of image processors may set, and steps that they may have of their own.
+# Settings and extra steps that image processor classes may have.
 _CLASS_KEYS = (
     *("size", "crop_size", "do_center_crop", "default_to_square", "resample", "image_mean", "image_std"),
     *("patch_size", "max_num_patches"),
 )
 _STEPS = ("_preprocess", "resize", "center_crop", "rescale", "normalize", "rescale_and_normalize")
-# DINOv3's resizes floats, so that its values are not rounded to 8 bits in between; ours are.
-# Siglip2's makes patches of images, as we do for a tower that takes them.
+# DINOv3's resizes floats, without rounding to 8 bits in between; ours rounds. Siglip2's cuts images into patches, as we
+# do for a tower that takes patches.
 _EQUAL_CLASSES = ("DINOv3ViTImageProcessor", "Siglip2ImageProcessor")
 
 _RESAMPLE: dict[int, Interpolation] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def import_budget(folder: Path, vision: VisionTower) -> VisionTower:
-    """Give a vision tower the budget of patches of the folder's image processor, where both have one.
-
-    Raises:
-        ModelError: the processor makes no patches of the tower's size, or the budget is no number of them.
-    """
+    """Give a vision tower its image processor's patch budget, if any; raises a ModelError if they don't fit."""
     if vision.patch_px is None or not _has_processor(folder):
         return vision
     path, settings = _read_processor(folder)
@@ -61,11 +57,7 @@ def _has_processor(folder: Path) -> bool:
 
 
 def _read_processor(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Read an image processor's settings from its own file, or from the one it shares with a tokeniser.
-
-    Raises:
-        ModelError: the folder has neither.
-    """
+    """Read an image processor's settings, from its own file or one shared with a tokeniser, or raise a ModelError."""
     path = folder / PROCESSOR_FILE
     if path.is_file():
         return path, read_json(path, "")
@@ -86,18 +78,15 @@ def import_processor(
     takes_any_size: bool = False,
     patch_px: int | None = None,
 ) -> PreprocessConfig:
-    """Convert an image processor's settings to our preprocessing.
+    """Convert an image processor's settings to our preprocessing; raises a ModelError if ours can't do the same.
 
     Args:
         folder: a checkpoint's folder.
         image_size: side of the model's images, px.
         max_caption_tokens: longest caption.
-        is_required: whether the folder must have an image processor; else its absence gives our defaults.
-        takes_any_size: whether the model computes images of another size than its own; then the processor's counts.
-        patch_px: side of a patch, px, of a model whose images keep their own proportions.
-
-    Raises:
-        ModelError: our preprocessing can't do the same.
+        is_required: whether the folder must have an image processor; if not, its absence gives our defaults.
+        takes_any_size: whether the model accepts other image sizes than its own; then the processor's size is used.
+        patch_px: side of a patch, px, for a model whose images keep their proportions.
     """
     if not is_required and not _has_processor(folder):
         usual: Resize = "crop" if patch_px is None else "patches"
@@ -123,20 +112,16 @@ def import_processor(
         resize=resize,
         resize_size=None if resize_size == kept_size else resize_size,
         interpolation=_RESAMPLE[resample],
-        resampler="torchvision",  # AutoImageProcessor takes that backend, whichever class the file names
+        resampler="torchvision",  # AutoImageProcessor uses that backend, whichever class the file names
         mean=_three(path, settings, "image_mean") if normalise else (0.0, 0.0, 0.0),
         std=_three(path, settings, "image_std") if normalise else (1.0, 1.0, 1.0),
-        reduced_decode=False,  # so that pixels equal those that the model was trained with
+        reduced_decode=False,  # so that pixels equal those of the training
         max_caption_tokens=max_caption_tokens,
     )
 
 
 def export_processor(preprocess: PreprocessConfig) -> dict[str, Any]:
-    """Convert our preprocessing to an image processor's settings, without the resampler, which they don't have.
-
-    Raises:
-        ModelError: no image processor of transformers does the same.
-    """
+    """Make an image processor's settings (no resampler) for ours; raises a ModelError if none does the same."""
     size, side = preprocess.resize_size or preprocess.image_size, preprocess.image_size
     shapes: dict[str, dict[str, Any]] = {
         "squash": {
@@ -161,11 +146,7 @@ def export_processor(preprocess: PreprocessConfig) -> dict[str, Any]:
 
 
 def _class_settings(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the class that a file names, which count where the file has none.
-
-    Raises:
-        ModelError: the class prepares images in a way of its own.
-    """
+    """Return the defaults of the class that a file names; raises a ModelError if it prepares images in its own way."""
     from transformers.image_processing_backends import TorchvisionBackend
     from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
 
@@ -183,12 +164,9 @@ def _class_settings(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resize(path: Path, settings: Mapping[str, Any], image_size: int | None) -> tuple[Resize, int, int]:
-    """Kind of the resize, its size, and the size that is kept of it.
+    """Return the kind of resize, its size, and the size that is cropped from it.
 
-    Args:
-        path: file of the settings.
-        settings: of the image processor.
-        image_size: side of the model's images, px; None: any.
+    `image_size` is the side of the model's images, px; None for any.
     """
     size, crop = settings.get("size"), settings.get("crop_size")
     crops = bool(settings.get("do_center_crop"))
@@ -206,7 +184,7 @@ def _resize(path: Path, settings: Mapping[str, Any], image_size: int | None) -> 
 
 
 def _side_of(size: object, keys: tuple[str, ...]) -> int | None:
-    """The number that a size has for exactly these keys, or is."""
+    """Return the number that a size is, or that it has for exactly these keys."""
     if isinstance(size, int):
         return size if len(keys) == 2 else None
     if not isinstance(size, dict) or {key for key, value in size.items() if value is not None} != set(keys):
@@ -229,15 +207,10 @@ def _require(path: Path, key: str, found: object, expected: bool) -> None:
 
 
 def import_tokenizer(folder: Path, text: TextTower) -> str:
-    """Read a checkpoint's tokeniser as transformers would, without truncation.
+    """Read a checkpoint's tokeniser as transformers would, without truncation; returns the content of tokenizer.json.
 
-    It pads where the text tower takes captions of a fixed length only: to that length, with its own padding token.
-
-    Returns:
-        The content of tokenizer.json.
-
-    Raises:
-        ModelError: the folder has no tokeniser, it has no fast form, or its ids don't fit the text tower.
+    For a text tower that takes only captions of a fixed length, it pads to that length with its own padding token.
+    Raises a ModelError if there is no tokeniser, it has no fast form, or its ids don't fit the text tower.
     """
     if (folder / TOKENIZER_FILE).is_file() and not (folder / TOKENIZER_CONFIG_FILE).is_file():
         tokenizer = parse_tokenizer((folder / TOKENIZER_FILE).read_text(encoding="utf-8"), str(folder))
@@ -257,12 +230,12 @@ def import_tokenizer(folder: Path, text: TextTower) -> str:
 
 
 def max_caption_tokens(folder: Path, text: TextTower) -> int:
-    """Find the longest caption: the tokeniser's limit where it has one, else that of the position table."""
+    """Return the longest caption: the tokeniser's limit if it has one, else that of the position table."""
     path = folder / TOKENIZER_CONFIG_FILE
     limit = read_json(path, "").get("model_max_length") if path.is_file() else None
     if not isinstance(limit, int | float):
         return text.max_tokens
-    return min(int(limit), text.max_tokens)  # where no limit was set, transformers writes 1e30
+    return min(int(limit), text.max_tokens)  # transformers writes 1e30 where no limit was set
 
 
 def export_tokenizer_config(tokenizer_json: str, text: TextTower, max_tokens: int) -> str:
@@ -280,12 +253,11 @@ def export_tokenizer_config(tokenizer_json: str, text: TextTower, max_tokens: in
 
 
 def _padding_of(token: str | None, token_id: int | None, side: str = "right") -> dict[str, Any]:
-    """Make tokenizers' settings of padding."""
     return {"pad_token": token, "pad_id": token_id, "direction": side}
 
 
 def _load_through_transformers(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Load a tokeniser and its padding as transformers does; SigLIP's, which has no fast form there, in one of ours."""
+    """Load a tokeniser and its padding as transformers does; SigLIP's, which has no fast form there, as one of ours."""
     from transformers import AutoTokenizer
 
     from shards.convert.siglip_tokenizer import convert_siglip_tokenizer, is_siglip_tokenizer

@@ -17,14 +17,14 @@ from shards.schema import read_json
 SPIECE_FILE = "spiece.model"
 TOKENIZER_CLASS = "SiglipTokenizer"
 
-# Of SentencePiece's kinds of models and pieces.
+# SentencePiece's kinds of models and pieces.
 _UNIGRAM = 1
 _USER_DEFINED, _UNUSED = 4, 5
 
 _SPACE = "▁"
 _PUNCTUATION = f"[{re.escape(string.punctuation)}]"
-_WHITESPACE = r"[\s\x{1c}-\x{1f}]+"  # as Python has it
-# Python writes a capital sigma at the end of a word as a final one; points and apostrophes don't end a word.
+_WHITESPACE = r"[\s\x{1c}-\x{1f}]+"  # as Python defines it
+# Python lower-cases a capital sigma at the end of a word to a final one; points and apostrophes don't end a word.
 _CASED, _IGNORED = r"[\p{Lowercase}\p{Uppercase}\p{Lt}]", r"[\p{M}\p{Cf}\p{Lm}\p{Sk}.:'\x{2019}\x{b7}\x{2027}]"
 FINAL_SIGMA = rf"(?<={_CASED}|{_CASED}{_IGNORED})Σ(?!{_IGNORED}*{_CASED})"
 
@@ -32,9 +32,7 @@ FINAL_SIGMA = rf"(?<={_CASED}|{_CASED}{_IGNORED})Σ(?!{_IGNORED}*{_CASED})"
 def is_siglip_tokenizer(folder: Path, settings: Mapping[str, object]) -> bool:
     """Whether transformers would open a checkpoint's tokeniser as SiglipTokenizer.
 
-    Args:
-        folder: the checkpoint.
-        settings: content of its tokenizer_config.json; empty where there is none.
+    `settings` is the content of its tokenizer_config.json; empty if there is none.
     """
     found = settings.get("tokenizer_class")
     if found is not None:
@@ -44,14 +42,7 @@ def is_siglip_tokenizer(folder: Path, settings: Mapping[str, object]) -> bool:
 
 
 def convert_siglip_tokenizer(folder: Path, settings: Mapping[str, Any]) -> tuple[Any, str]:
-    """Convert spiece.model to a tokeniser of the library tokenizers.
-
-    Returns:
-        The tokeniser, and its padding token.
-
-    Raises:
-        ModelError: there is no spiece.model, it can't be read, or it has something that can't be converted.
-    """
+    """Convert spiece.model to a tokeniser of tokenizers, and its padding token, or raise a ModelError."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
     path = folder / SPIECE_FILE
@@ -82,8 +73,7 @@ def convert_siglip_tokenizer(folder: Path, settings: Mapping[str, Any]) -> tuple
 def _normaliser(proto: Any, *, lower_case: bool) -> Any:
     """Convert SiglipTokenizer's steps to canonical text, then SentencePiece's own.
 
-    Differs from the library's behind a special token that the caption itself contains ("a</s>b"): there it puts no
-    space in front.
+    Unlike the library, it adds no space after a special token that the caption itself contains ("a</s>b").
     """
     from tokenizers import Regex, normalizers
 
@@ -131,18 +121,14 @@ def _read_proto(path: Path) -> Any:
 
 
 def _check_pieces(proto: Any, path: Path) -> None:
-    """Check that a Unigram of the library tokenizers finds the same pieces.
-
-    Raises:
-        ModelError: it would not.
-    """
+    """Raise a ModelError unless a Unigram of the tokenizers library would find the same pieces."""
     if proto.trainer_spec.model_type != _UNIGRAM or not proto.normalizer_spec.remove_extra_whitespaces:
         raise ModelError(
             f"{path}: only a Unigram model that removes extra whitespace can be converted; save a tokenizer.json "
             "beside it, without tokenizer_config.json"
         )
     for piece in proto.pieces:
-        # Text has no punctuation any more, so pieces with some, like <extra_id_0>, are never found.
+        # Canonical text has no punctuation, so pieces with some, like <extra_id_0>, are never found.
         if piece.type in (_USER_DEFINED, _UNUSED) and not re.search(_PUNCTUATION, piece.piece):
             raise ModelError(
                 f"{path}: the piece {piece.piece!r} is user-defined or unused, which can't be converted; save a "
@@ -151,7 +137,7 @@ def _check_pieces(proto: Any, path: Path) -> None:
 
 
 def _content(token: Any, default: str) -> str:
-    """Text of a token, which tokenizer_config.json has as such or in an object."""
+    """Return the text of a token, which tokenizer_config.json has as such or in an object."""
     if isinstance(token, dict):
         return str(token["content"])
     return default if token is None else str(token)

@@ -1,4 +1,4 @@
-"""Import of a tower alone: a text or vision tower that transformers saved, a vision tower that timm saved."""
+"""Import of a single tower: a text or vision tower saved by transformers, or a vision tower saved by timm."""
 
 from __future__ import annotations
 
@@ -30,17 +30,11 @@ DEFAULT_CAPTION_TOKENS: int = PreprocessConfig.model_fields["max_caption_tokens"
 
 
 def import_tower(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
-    """Turn a tower that transformers saved, with a head around it or without, into a model folder of that tower alone.
+    """Convert a tower saved by transformers, with or without a head, into a model folder of only that tower.
 
-    Its vectors are the library's own pooled features, without a projection.
-
-    Args:
-        src: its folder, with tokeniser or image processor.
-        out: the model folder to write; must not exist yet, or be empty.
-        name: of the model; by default that of the folder `src`.
-
-    Raises:
-        ModelError: the checkpoint has something that can't be mapped, or lacks something.
+    Its vectors are the library's own pooled features, without a projection. `src` includes the tokeniser or image
+    processor; `out` must be missing or empty; `name` defaults to the name of the folder `src`. Raises a ModelError if
+    the checkpoint has something that can't be mapped, or lacks something.
     """
     folder = find_model_folder(src)
     path = folder / CONFIG_FILE
@@ -57,11 +51,7 @@ def import_tower(src: str | Path, out: str | Path, *, name: str | None = None) -
 
 
 def read_tower_config(folder: Path, name: str) -> ModelConfig:
-    """Read the configuration of a tower that transformers saved; its weights and processors may lack.
-
-    Raises:
-        ModelError: it has something that can't be mapped.
-    """
+    """Read the configuration, which needs no weights or processors; raises a ModelError for what can't be mapped."""
     path = folder / CONFIG_FILE
     tree = read_json(path, "give the folder of a model that transformers saved")
     names = frozenset(bare_names(stored_names(folder)))
@@ -71,15 +61,10 @@ def read_tower_config(folder: Path, name: str) -> ModelConfig:
 
 
 def import_timm(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
-    """Turn a vision tower that timm saved into a model folder of that tower alone, without its classifier.
+    """Convert a vision tower saved by timm (config.json and weights) into a model folder, without its classifier.
 
-    Args:
-        src: a folder with timm's config.json and its weights.
-        out: the model folder to write; must not exist yet, or be empty.
-        name: of the model; by default that of the folder `src`.
-
-    Raises:
-        ModelError: the checkpoint has something that can't be mapped, or lacks something.
+    `out` must be missing or empty; `name` defaults to the name of the folder `src`. Raises a ModelError if the
+    checkpoint has something that can't be mapped, or lacks something.
     """
     folder = find_model_folder(src)
     module = load_timm_model(folder)
@@ -91,11 +76,7 @@ def import_timm(src: str | Path, out: str | Path, *, name: str | None = None) ->
 
 
 def read_timm_config(folder: Path, name: str) -> ModelConfig:
-    """Read the configuration of a vision tower that timm saved; its weights may lack.
-
-    Raises:
-        ModelError: it has something that can't be mapped.
-    """
+    """Read the configuration, which needs no weights; raises a ModelError for what can't be mapped."""
     return _timm_config(build_timm_model(folder), folder, name)
 
 
@@ -106,15 +87,7 @@ def _timm_config(module: Any, folder: Path, name: str) -> ModelConfig:
 
 
 def _config(tower: Tower, folder: Path, name: str, found: TowerImport, *, is_complete: bool = True) -> ModelConfig:
-    """Configuration of the model.
-
-    Args:
-        tower: its tower.
-        folder: the checkpoint.
-        name: of the model.
-        found: the import of the tower.
-        is_complete: whether the folder must have an image processor.
-    """
+    """Make the model's configuration; `is_complete` says whether the folder must have an image processor."""
     if isinstance(tower, TextTower):
         preprocess = PreprocessConfig(max_caption_tokens=max_caption_tokens(folder, tower))
         return _model(tower, preprocess, folder, name)
@@ -145,7 +118,7 @@ def _model(tower: Tower, preprocess: PreprocessConfig, folder: Path, name: str) 
 
 
 def bare_names(files: Mapping[str, Path]) -> dict[str, tuple[str, Path]]:
-    """Name in the checkpoint and file of each tensor, by its name inside the tower, which holds the embeddings."""
+    """Return each tensor's name in the checkpoint and its file, by its name inside the tower that has embeddings."""
     found = sorted(f".{name}".partition(".embeddings.")[0] for name in files if ".embeddings." in f".{name}")
     prefix = f"{found[0]}.".removeprefix(".") if found else ""
     return {name.removeprefix(prefix): (name, path) for name, path in files.items()}
@@ -154,13 +127,10 @@ def bare_names(files: Mapping[str, Path]) -> dict[str, tuple[str, Path]]:
 def _tensors(
     files: Mapping[str, tuple[str, Path]], config: ModelConfig, model_type: str, stored_at: Shapes
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of the model in their order.
+    """Yield the model's tensors in order.
 
-    Args:
-        files: the checkpoint's name and file of each tensor, by its name inside the tower.
-        config: our configuration.
-        model_type: the checkpoint's.
-        stored_at: shapes of the embeddings at the checkpoint's own image size.
+    `files` has the checkpoint's name and file by the name inside the tower; `stored_at` are the shapes of the
+    embeddings at the checkpoint's own image size.
     """
     names, found = frozenset(files), IMPORTS[model_type]
     theirs = {}

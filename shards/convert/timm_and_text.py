@@ -1,4 +1,4 @@
-"""Import of a timm vision tower and a transformers text tower, trained apart, with fresh projections into one space."""
+"""Import of separately trained timm vision and transformers text towers, with fresh projections into one space."""
 
 from __future__ import annotations
 
@@ -37,17 +37,10 @@ Names = Mapping[str, tuple[str, ...]]
 def import_timm_and_text(
     vision_src: str | Path, text_src: str | Path, out: str | Path, embedding_dim: int, *, seed: int = 0
 ) -> ModelConfig:
-    """Join a vision and a text tower to a model folder whose projections are fresh (`trained` is false).
+    """Join a timm vision and a transformers text tower into a model folder with fresh projections (`trained` is false).
 
-    Args:
-        vision_src: a folder with timm's config.json and model.safetensors.
-        text_src: the folder of a text tower that transformers saved, with its tokeniser.
-        out: the model folder to write; must not exist yet, or be empty.
-        embedding_dim: size of the common space.
-        seed: seed of the projections.
-
-    Raises:
-        ModelError: a checkpoint has something that can't be mapped, or lacks something.
+    `out` must be missing or empty; `seed` is that of the projections. Raises a ModelError if a checkpoint has something
+    that can't be mapped, or lacks something.
     """
     vision_folder, text_folder = find_checkpoint(vision_src), find_checkpoint(text_src)
     check_joined(vision_folder, text_folder)
@@ -76,7 +69,7 @@ def import_timm_and_text(
 
 
 def _read_text(folder: Path, files: Mapping[str, Path]) -> tuple[TextTower, Names]:
-    """Text tower of a checkpoint, with heads around it or without, and its names of our tensors."""
+    """Read a checkpoint's text tower, with or without heads around it, and the checkpoint's names of our tensors."""
     path = folder / CONFIG_FILE
     tree: dict[str, Any] = read_json(path, "give the folder of a text tower that transformers saved")
     model_type = str(tree.get("model_type"))
@@ -95,7 +88,6 @@ def _read_text(folder: Path, files: Mapping[str, Path]) -> tuple[TextTower, Name
 def _joined_tensors(
     config: ModelConfig, module: Any, files: Mapping[str, Path], names: Names, seed: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of the joined model in their order."""
     from shards.fresh import fresh_tensors
 
     fresh = dict(fresh_tensors(config, seed, ("vision_head.", "text_head.", LOGIT_SCALE)))

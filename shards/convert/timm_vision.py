@@ -30,10 +30,10 @@ _ACTIVATION_OF_CLASS: dict[str, VisionActivation] = {
     "SiLU": "silu",
 }
 _MLPS: dict[str, Mlp] = {"Mlp": "mlp", "SwiGLU": "swiglu", "GluMlp": "swiglu_packed"}
-# A ParallelScalingBlock, a DiffAttention and the like are left out: few models have them.
+# ParallelScalingBlock, DiffAttention and the like are left out: few models have them.
 _BLOCKS = ("Block", "EvaBlock", "EvaBlockPostNorm")
 _ATTENTIONS = ("Attention", "EvaAttention", "AttentionRope")
-# Positions of RotaryEmbeddingMixed are left out: one tensor holds those of all layers, so no cut parts them.
+# RotaryEmbeddingMixed is left out: one tensor holds the positions of all layers, so it can't be cut.
 _ROPES = {"RotaryEmbeddingCat": "cat", "RotaryEmbeddingDinoV3": "dinov3"}
 _RESIZE_OF_CROP_MODE: dict[str, Resize] = {"center": "crop", "squash": "squash"}
 _INTERPOLATIONS: dict[str, Interpolation] = {"bilinear": "bilinear", "bicubic": "bicubic", "lanczos": "lanczos"}
@@ -48,11 +48,7 @@ _POSITION_SETTINGS = (
 
 
 def load_timm_model(folder: Path) -> Any:
-    """Load a timm checkpoint as timm does, renamed keys included, without its classifier.
-
-    Raises:
-        ModelError: it is no timm checkpoint, its weights aren't safetensors, or timm can't load it.
-    """
+    """Load a timm checkpoint (safetensors) as timm does, without classifier; raises a ModelError if timm can't."""
     from shards.loading import check_values
 
     if not (folder / WEIGHTS_FILE).is_file():
@@ -64,11 +60,7 @@ def load_timm_model(folder: Path) -> Any:
 
 
 def build_timm_model(folder: Path) -> Any:
-    """Build the model of a timm checkpoint on torch's meta device, without its weights and classifier.
-
-    Raises:
-        ModelError: it is no timm checkpoint, or timm can't build it.
-    """
+    """Build a timm checkpoint's model on the meta device, without classifier; raises a ModelError if timm can't."""
     import torch
 
     with torch.device("meta"):
@@ -82,7 +74,8 @@ def _create(folder: Path, *, pretrained: bool) -> Any:
     if "architecture" not in config:
         raise ModelError(f"{folder / CONFIG_FILE}: found no `architecture`; give a checkpoint that timm saved")
     try:
-        # With its own number of classes timm is strict; with another it would leave missing tensors random.
+        # timm is strict only with the checkpoint's own number of classes; with another it would leave missing tensors
+        # random.
         model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained).eval()
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -92,11 +85,7 @@ def _create(folder: Path, *, pretrained: bool) -> Any:
 
 
 def read_timm_tower(model: Any, folder: Path) -> TimmVisionTower:
-    """Describe a timm model, and check that building from the description gives the same model.
-
-    Raises:
-        ModelError: the model has something that we don't build.
-    """
+    """Describe a timm model; raises a ModelError unless building from the description gives the same model."""
     from timm.models.eva import Eva
     from timm.models.naflexvit import NaFlexVit
     from timm.models.vision_transformer import VisionTransformer
@@ -121,17 +110,9 @@ def read_timm_tower(model: Any, folder: Path) -> TimmVisionTower:
 def read_timm_preprocess(
     vit: Any, image_size: int, max_caption_tokens: int, folder: Path, *, patch_px: int | None = None
 ) -> PreprocessConfig:
-    """Convert timm's preprocessing of a model to ours.
+    """Convert a timm model's preprocessing to ours; raises a ModelError if timm crops or interpolates as we can't.
 
-    Args:
-        vit: the timm model.
-        image_size: side of the model's images, px.
-        max_caption_tokens: longest caption.
-        folder: the checkpoint, for messages.
-        patch_px: side of a patch, px, of a model whose images keep their own proportions.
-
-    Raises:
-        ModelError: timm crops or interpolates in a way that we don't.
+    `patch_px` is the side of a patch, px, for a model whose images keep their proportions.
     """
     from timm.data import resolve_data_config
 
@@ -150,7 +131,7 @@ def read_timm_preprocess(
         interpolation=_INTERPOLATIONS[data["interpolation"]],
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
-        reduced_decode=False,  # so that pixels equal those that the model was trained with
+        reduced_decode=False,  # so that pixels equal those of the training
         max_caption_tokens=max_caption_tokens,
     )
 
@@ -161,11 +142,7 @@ def _require_one_of(folder: Path, part: str, found: Any, known: Collection[str])
 
 
 def _describe_shared(model: Any, folder: Path) -> dict[str, Any]:
-    """Settings that both classes have, of a model and its first block; all blocks are compared afterwards.
-
-    Raises:
-        ModelError: the block is built of other parts.
-    """
+    """Return the settings that both classes have, by a model's first block (a ModelError if it has other parts)."""
     from torch.nn import Identity
 
     block = model.blocks[0]
@@ -189,7 +166,6 @@ def _describe_shared(model: Any, folder: Path) -> dict[str, Any]:
 
 
 def _describe_front(model: Any, folder: Path) -> dict[str, Any]:
-    """Settings of the embeddings of a VisionTransformer or Eva."""
     return {
         "image_size": one_side(model.patch_embed.img_size, "img_size", folder),
         "patch_size": one_side(model.patch_embed.patch_size, "patch_size", folder),
@@ -201,11 +177,7 @@ def _describe_front(model: Any, folder: Path) -> dict[str, Any]:
 
 
 def _activation_of(model: Any, folder: Path) -> VisionActivation:
-    """Activation of the MLPs of a VisionTransformer or NaFlexVit, whose pooling takes patches alone.
-
-    Raises:
-        ModelError: it is another one, or class and register tokens are pooled, too.
-    """
+    """Return the activation of the MLPs; raises a ModelError if it is unknown, or if not only patches are pooled."""
     if model.pool_include_prefix:
         raise ModelError(f"{folder}: its pooling takes class and register tokens too, which can't be imported")
     activation = type(model.blocks[0].mlp.act).__name__
@@ -298,11 +270,7 @@ def _describe_eva(eva: Any, folder: Path) -> EvaTower:
 
 
 def _check_same(model: Any, tower: TimmVisionTower, folder: Path) -> None:
-    """Compare the structure that torch prints, all shapes, and rotary positions with what the description builds.
-
-    Raises:
-        ModelError: they differ.
-    """
+    """Raise a ModelError if the description builds another structure, other shapes or other rotary positions."""
     import torch
 
     with torch.device("meta"):

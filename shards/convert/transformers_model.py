@@ -26,19 +26,14 @@ if TYPE_CHECKING:
     import torch
 
 Towers = Mapping[str, tuple[Tower, str]]
-"""By side, the tower and the `model_type` that it was read as."""
+"""The tower of each side, and the `model_type` that it was read as."""
 
 
 def import_transformers(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
-    """Turn a saved model of two towers into a model folder.
+    """Convert a saved two-tower model, with tokeniser and image processor, into a model folder.
 
-    Args:
-        src: its folder, with tokeniser and image processor.
-        out: the model folder to write; must not exist yet, or be empty.
-        name: of the model; by default that of the folder `src`.
-
-    Raises:
-        ModelError: the checkpoint has something that can't be mapped, or lacks something.
+    `out` must be missing or empty; `name` defaults to the name of the folder `src`. Raises a ModelError if the
+    checkpoint has something that can't be mapped, or lacks something.
     """
     folder = find_model_folder(src)
     with checkpoint_weights(folder, Path(out)) as files:
@@ -50,24 +45,16 @@ def import_transformers(src: str | Path, out: str | Path, *, name: str | None = 
 
 
 def read_transformers_config(folder: Path, name: str) -> ModelConfig:
-    """Read the configuration of a saved model of two towers; its weights and processors may lack.
-
-    Raises:
-        ModelError: it has something that can't be mapped.
-    """
+    """Read the configuration, which needs no weights or processors; raises a ModelError for what can't be mapped."""
     return _import_config(folder, frozenset(stored_names(folder)), name, is_complete=False)[0]
 
 
 def _import_config(
     folder: Path, names: frozenset[str], name: str, *, is_complete: bool = True
 ) -> tuple[ModelConfig, dict[str, str], dict[str, Tower]]:
-    """Configuration of the model; the `model_type` of each side, and its tower at the checkpoint's own image size.
+    """Read the configuration, each side's `model_type`, and each side's tower at the checkpoint's own image size.
 
-    Args:
-        folder: the checkpoint.
-        names: names of its tensors.
-        name: of the model.
-        is_complete: whether the folder must have an image processor.
+    `names` are the checkpoint's tensor names; `is_complete` says whether the folder must have an image processor.
     """
     path = folder / CONFIG_FILE
     tree: dict[str, Any] = read_json(path, "give the folder of a model that transformers saved")
@@ -80,7 +67,7 @@ def _import_config(
     types = {}
     for side, section in sections.items():
         found = str(section.get("model_type") or model_class.types[side])
-        # A section may name a whole model of two towers, of which it is one.
+        # A section may name a whole two-tower model that it is one side of.
         types[side] = CLASSES.get(found, ModelClass()).types[side] or found
         if types[side] in IMPORTS and not IMPORTS[types[side]].has_pooled_output:
             raise ModelError(
@@ -119,11 +106,7 @@ def _import_config(
 
 
 def read_tower(model_type: str, side: str, section: Mapping[str, Any], names: frozenset[str], where: Path) -> Tower:
-    """Read one tower of a checkpoint.
-
-    Raises:
-        ModelError: no family takes it, or it has something that can't be built.
-    """
+    """Read one tower of a checkpoint; raises a ModelError if no family takes it or part of it can't be built."""
     if model_type not in IMPORTS:
         raise ModelError(
             f"{where}: the {side} tower is {model_type!r}; these can be imported: {', '.join(sorted(IMPORTS))}"
@@ -133,19 +116,13 @@ def read_tower(model_type: str, side: str, section: Mapping[str, Any], names: fr
 
 
 def below(names: Iterable[str], side: str) -> frozenset[str]:
-    """Give the names of the tensors of one side, without its prefix."""
+    """Return the tensor names of one side, without its prefix."""
     prefix = f"{side}_model."
     return frozenset(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
 def their_names(name: str, types: Mapping[str, str], names: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
-    """Find the checkpoint's names of one of our tensors.
-
-    Args:
-        name: our name.
-        types: the `model_type` of each side.
-        names: names of the tensors of each side.
-    """
+    """Find the checkpoint's names for one of our tensors; `types` and `names` are by side."""
     section, _, inner = name.partition(".")
     side = section.removesuffix("_head")
     if side not in types:
@@ -160,14 +137,7 @@ def their_names(name: str, types: Mapping[str, str], names: Mapping[str, frozens
 def _import_tensors(
     files: Mapping[str, Path], config: ModelConfig, types: Mapping[str, str], towers: Mapping[str, Tower]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of the model in their order.
-
-    Args:
-        files: the checkpoint's file of each tensor.
-        config: our configuration.
-        types: the `model_type` of each side.
-        towers: each side's tower at the checkpoint's own image size.
-    """
+    """Yield the model's tensors in order; `towers` are those at the checkpoint's own image size."""
     names = {side: below(files, side) for side in types}
     shapes = model_shapes(config) | {name: shape for name, shape in OPTIONAL_SHAPES.items() if name in files}
     theirs = {name: their_names(name, types, names) for name in shapes}
@@ -185,11 +155,7 @@ def _import_tensors(
 def check_all_used(
     files: Mapping[str, Path], used: set[str], ignored: tuple[str, ...], types: Mapping[str, str]
 ) -> None:
-    """Check that no tensor of a checkpoint is left over.
-
-    Raises:
-        ModelError: one is.
-    """
+    """Raise a ModelError if a tensor of the checkpoint was left over."""
     for name, path in files.items():
         if name not in used and not name.startswith(ignored):
             towers = " + ".join(types.values())
@@ -208,16 +174,8 @@ def import_tensor(
 ) -> torch.Tensor:
     """Read one of our tensors as the import of its tower says.
 
-    Args:
-        files: file of each tensor.
-        theirs: the checkpoint's names.
-        shape: our shape.
-        found: the import.
-        name: our name inside the tower.
-        stored_at: shape at the checkpoint's own image size; None where it is ours.
-
-    Raises:
-        ModelError: one is missing, broken, of another shape, or has values that are not finite.
+    `name` is ours, inside the tower; `stored_at` is the shape at the checkpoint's own image size, None where it is
+    ours. Raises a ModelError if a tensor is missing, broken, of another shape, or not finite.
     """
     if stored_at is not None and stored_at != shape:
         table = import_tensor(files, theirs, stored_at, found, name)
@@ -241,25 +199,16 @@ def import_tensor(
 
 
 def resize_tower(tower: VisionTower, image_size: int) -> VisionTower:
-    """Make the same tower for images of another size.
-
-    Raises:
-        ValidationError: of pydantic; it can't take them.
-    """
+    """Copy the tower for another image size; raises pydantic's ValidationError if it can't take it."""
     if tower.side_px == image_size:
         return tower
     return tower.model_validate(tower.model_dump() | {"image_size": image_size})
 
 
 def resample_positions(table_1LD: torch.Tensor, shape: Shape, *, antialias: bool) -> torch.Tensor:
-    """Resample a table of positions, whose class token, if any, comes first.
+    """Resample a square table of positions, class token (if any) first; `antialias` filters a smaller table.
 
     Source: transformers 5.23, `interpolate_pos_encoding` of Dinov2Embeddings and Dinov2WithRegistersEmbeddings.
-
-    Args:
-        table_1LD: the table, of a square of patches.
-        shape: that of the result.
-        antialias: whether a smaller table is filtered.
     """
     import torch
 
@@ -275,16 +224,10 @@ def resample_positions(table_1LD: torch.Tensor, shape: Shape, *, antialias: bool
 def joined_tensor(
     files: Mapping[str, Path], theirs: tuple[str, ...], shape: Shape, rows: tuple[int, int, int] | None = None
 ) -> torch.Tensor:
-    """Read one of our tensors: one of a checkpoint, in our shape, or several one after the other, or rows of one.
+    """Read one of our tensors from one tensor of a checkpoint, from several in sequence, or from some rows of one.
 
-    Args:
-        files: file of each tensor.
-        theirs: the checkpoint's names.
-        shape: our shape; dimensions of 1 in front don't count.
-        rows: which rows ours is, as in `TowerImport.rows`; None for all.
-
-    Raises:
-        ModelError: one is missing, broken, of another shape, or has values that are not finite.
+    Leading dimensions of 1 in `shape` don't count; `rows` is as in `TowerImport.rows`. Raises a ModelError if a tensor
+    is missing, broken, of another shape, or not finite.
     """
     import torch
 
@@ -309,7 +252,7 @@ def joined_tensor(
 
 
 def _without_ones(shape: Shape) -> Shape:
-    """A shape without the dimensions of 1 in front."""
+    """Drop leading dimensions of 1."""
     while shape[:1] == (1,):
         shape = shape[1:]
     return shape

@@ -1,1 +1,1 @@
-"""Planner: costs of a cut, and the best cut and placement. Pure; no torch. `shards.plan` is the public module."""
+"""Planner: costs of a cut, and the best cut and placement. No torch. `shards.plan` is the public module."""

@@ -1,7 +1,4 @@
-"""Workload, and costs of a model on a device and of its items on the host: seconds, measured or estimated.
-
-Pure; no torch.
-"""
+"""Workload, and costs of a model on a device and of its items on the host: measured or estimated seconds. No torch."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -25,10 +22,8 @@ Source = Literal["measured", "estimated"]
 class TowerSeconds:
     """Seconds of one tower for one input (an image or frame; a caption).
 
-    Attributes:
-        front_s: seconds of the embeddings (and stem), which belong to the first layer.
-        layer_s: seconds of one layer, the mean over them.
-        head_s: seconds of norm, pooling and projection, which belong to the last layer.
+    `front_s` (embeddings, stem) belongs to the first layer, `layer_s` is the mean over layers, `head_s` (norm, pooling,
+    projection) belongs to the last layer.
     """
 
     __pydantic_config__ = STRICT
@@ -38,7 +33,7 @@ class TowerSeconds:
     head_s: float
 
     def of(self, layers: LayerRange, depth: int) -> float:
-        """Seconds of a range of layers, with the front and the head where it holds them."""
+        """Return the seconds of a range of layers, including front and head where the range holds them."""
         front_s = self.front_s if layers.holds_front() else 0.0
         head_s = self.head_s if layers.holds_head(depth) else 0.0
         return front_s + self.layer_s * len(layers) + head_s
@@ -49,32 +44,26 @@ class TowerSeconds:
 
 
 def _drop_defaults(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Leave out what most models don't have: their files are as they were before there was such a field."""
+    """Leave out fields that most models don't use, so that files from before those fields stay the same."""
     return {name: value for name, value in fields if value is not None or name != "image_patches"}
 
 
 class JsonText:
-    """A dataclass whose text is one JSON object, read strictly.
+    """A dataclass stored as one JSON object and read strictly.
 
-    Attributes:
-        text_kind: what the text holds, for messages.
-        text_cure: how to make it again.
+    `text_kind` names what the text holds and `text_cure` how to make it again, both for messages.
     """
 
     text_kind: ClassVar[str] = "costs"
     text_cure: ClassVar[str] = "measure again"
 
     def to_json(self) -> str:
-        """Write the text of its file."""
+        """Return the text of the file."""
         return json.dumps(asdict(self, dict_factory=_drop_defaults), indent=2) + "\n"  # type: ignore[call-overload]
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the text of its file.
-
-        Raises:
-            ModelError: the text is no such object.
-        """
+        """Parse the text of the file; raises a ModelError if it is no such object."""
         try:
             return TypeAdapter(cls).validate_json(text)
         except ValidationError as error:
@@ -86,18 +75,16 @@ class ModelCosts(JsonText):
     """Seconds of one model on one device, in one replica with its threads.
 
     Attributes:
-        model_fingerprint: fingerprint of the weights that were measured; None for an estimate.
+        model_fingerprint: fingerprint of the measured weights; None for an estimate.
         device: "cpu x1" (torch threads), "NVIDIA H200", or a name from the table of devices.
-        dtype: compute dtype.
-        source: measured or estimated.
-        caption_tokens: the length of caption that the text tower's seconds are for.
-        image_patches: the patches of an image that the vision tower's seconds are for; None for the most that it takes.
+        caption_tokens: caption length that the text tower's seconds are for.
+        image_patches: patches of an image that the vision tower's seconds are for; None for its maximum.
         vision: seconds of one image (frame).
         text: seconds of one caption.
-        send_s_per_byte: seconds per byte that passes from a stage to the next through the object store, copies between
-            host and device included.
+        send_s_per_byte: seconds per byte sent from a stage to the next through the object store, including copies
+            between host and device.
         call_s: fixed seconds of one batch in a stage, whatever it holds.
-        workspace_bytes_per_image: peak memory beyond the weights and the activations that pass, for one image.
+        workspace_bytes_per_image: peak memory for one image beyond the weights and the activations that are sent.
         workspace_bytes_per_caption: the same for one caption.
     """
 
@@ -148,17 +135,13 @@ class ModelCosts(JsonText):
 
 @dataclass(frozen=True)
 class DataMix:
-    """Means over the items of a run.
+    """Means over the items of a run; a negative or non-finite mean, or items without any content, raise a ModelError.
 
     Attributes:
-        images_per_item: images and video frames that an item holds.
-        captions_per_item: captions that an item holds.
-        caption_tokens: tokens computed for a caption, [CLS], [SEP] and the padding of its group included.
-        image_patches: patches of an image, where the vision tower takes images of their own proportions; None for the
-            most that it takes.
-
-    Raises:
-        ModelError: a mean is negative or no number, all items are empty, or inputs have no token.
+        images_per_item: images and video frames of an item.
+        captions_per_item: captions of an item.
+        caption_tokens: tokens computed for a caption, including [CLS], [SEP] and the padding of its group.
+        image_patches: patches of an image, for a vision tower that keeps images' proportions; None for its maximum.
     """
 
     __pydantic_config__ = STRICT
@@ -181,11 +164,7 @@ class DataMix:
             raise ModelError(f"mix: image_patches is {self.image_patches}; an image has at least one patch")
 
     def of_towers(self, config: ModelConfig) -> "DataMix":
-        """Leave out what the model has no tower for.
-
-        Raises:
-            ModelError: nothing is left.
-        """
+        """Drop what the model has no tower for; raises a ModelError if nothing is left."""
         images = self.images_per_item if config.vision is not None else 0.0
         captions = self.captions_per_item if config.text is not None else 0.0
         if images == captions == 0:
@@ -201,13 +180,8 @@ class DataMix:
 class HostCosts(JsonText):
     """CPU seconds outside the stages.
 
-    Attributes:
-        decode_s_per_image: seconds of one image (frame) from bytes to pixels.
-        tokenise_s_per_caption: seconds of one caption.
-        write_s_per_item: seconds to write one item's rows into part files.
-        engine_s_per_item: seconds of Ray's own work.
-        startup_s: wall clock from the start to the first batch.
-        source: measured or estimated.
+    Images are decoded from bytes to pixels; an item's rows are written into part files; the engine is Ray's own work;
+    `startup_s` is wall clock from the start to the first batch.
     """
 
     __pydantic_config__ = STRICT
@@ -228,7 +202,7 @@ class HostCosts(JsonText):
         return self.decode_s(mix) + self.write_s_per_item + self.engine_s_per_item
 
 
-# Guesses where nothing was measured, in the range of a cloud server's cores; measuring replaces them.
+# Guesses for what was not measured, typical of a cloud server's cores.
 CALL_S = 3e-3  # one call of an actor: Ray's transfer and the launch of the kernels
 COPY_BYTES_PER_S = 5e9  # a copy in host memory; a byte in the object store is written once and read once
 IMAGE_DECODE_S = 4e-3  # a 640 x 480 JPEG to 224 px
@@ -242,11 +216,7 @@ GPU_ROWS = 256
 def estimate_costs(
     config: ModelConfig, device: DeviceType, dtype: Dtype, caption_tokens: int = 16, num_rows: int = GPU_ROWS
 ) -> ModelCosts:
-    """Estimate costs: operations over the device's speed, bytes over its bandwidth, and on a GPU kernels and launches.
-
-    Raises:
-        ModelError: the device doesn't compute in the dtype.
-    """
+    """Estimate costs by speed, bandwidth and, on a GPU, launches; raises a ModelError for an unsupported dtype."""
     device.flops_in(dtype)
     link_s = 2 / device.bandwidth_bytes_per_s if device.kind == "gpu" else 0.0
     return ModelCosts(
@@ -265,9 +235,9 @@ def estimate_costs(
 
 
 def estimate_host(config: ModelConfig) -> HostCosts:
-    """Estimate CPU seconds of an item outside the stages, scaled by the pixels that the model takes."""
+    """Estimate the CPU seconds of an item outside the stages, scaled by the pixels that the model takes."""
     pixels = (config.vision.side_px / 224) ** 2 if config.vision is not None else 1.0
-    # Half of a decode is the file's own size, which the model doesn't change.
+    # Half of the decoding time depends on the file's own size, which the model doesn't change.
     decode_s = IMAGE_DECODE_S * (0.5 + 0.5 * pixels)
     return HostCosts(decode_s, CAPTION_TOKENISE_S, ITEM_WRITE_S, ITEM_ENGINE_S, STARTUP_S, "estimated")
 

@@ -1,4 +1,4 @@
-"""Devices that stages may run on: a table of their speeds and sizes, and fleets of them. Pure."""
+"""Devices that stages may run on: a table of their speeds and sizes, and fleets of them."""
 
 import re
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ MAX_TYPES = 3
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """What a forward pass on a GPU takes beside its operations.
+    """What a forward pass on a GPU costs besides its operations.
 
     Attributes:
-        product_flops: operations per second that products of very wide matrices reach, by dtype.
-        half_width: width of the layers whose products reach half of that.
+        product_flops: operations per second of products of very wide matrices, by dtype.
+        half_width: layer width at which products reach half of that.
         memory_bytes_per_s: bandwidth of its own memory.
-        launch_s: seconds of the host for a kernel, with the module around it.
-        kernel_s: seconds of a kernel that has next to nothing to do.
+        launch_s: host seconds to launch a kernel, including the module around it.
+        kernel_s: seconds of a kernel that does almost nothing.
     """
 
     __pydantic_config__ = STRICT
@@ -34,14 +34,9 @@ class GpuFigures:
     kernel_s: float
 
     def layer_s(self, flops: float, values: int, width: int, dtype: str, num_inputs: int) -> float:
-        """Seconds of a transformer's layer for one input of a batch: computed, or launched if that takes longer.
+        """Return the seconds of a layer for one input of a batch: computing, or launching if that takes longer.
 
-        Args:
-            flops: operations for one input.
-            values: what the layer holds at once for it; its norms, additions and activations read and write them.
-            width: of the layer.
-            dtype: compute dtype.
-            num_inputs: of the batch.
+        `flops` and `values` (held at once; norms, additions and activations read and write them) are for one input.
         """
         product_s = flops / (self.product_flops[dtype] * width / (width + self.half_width))
         memory_s = PASSES * values * VALUE_BYTES[dtype] / self.memory_bytes_per_s
@@ -56,12 +51,11 @@ class DeviceType:
     Attributes:
         name: name as in `--devices`.
         kind: cpu (a core) or gpu.
-        flops: operations per second that are achieved, not the peak, by compute dtype; one that is missing isn't
-            supported.
-        memory_bytes: memory of the device; of a core, its part of the machine's.
-        bandwidth_bytes_per_s: bandwidth between host and device; of a core, that of a copy in memory.
+        flops: achieved, not peak, operations per second by compute dtype; a missing dtype isn't supported.
+        memory_bytes: memory of the device; for a core, its share of the machine's.
+        bandwidth_bytes_per_s: bandwidth between host and device; for a core, that of a copy in memory.
         price_per_h: price of one device per hour, in any one currency.
-        gpu: further figures of a GPU; None where only `flops` are known, as of one that was measured.
+        gpu: further figures of a GPU; None where only `flops` are known, such as for a measured one.
     """
 
     __pydantic_config__ = STRICT
@@ -75,11 +69,7 @@ class DeviceType:
     gpu: GpuFigures | None = field(default=None, hash=False)
 
     def flops_in(self, dtype: str) -> float:
-        """Operations per second in a compute dtype.
-
-        Raises:
-            ModelError: the device doesn't compute in it.
-        """
+        """Return the operations per second in a compute dtype; raises a ModelError if the device doesn't support it."""
         if dtype not in self.flops:
             raise ModelError(
                 f"device {self.name}: it doesn't compute in {dtype}; give --dtype {' or '.join(sorted(self.flops))}, "
@@ -89,17 +79,17 @@ class DeviceType:
 
 
 Fleet = tuple[tuple[float, DeviceType], ...]
-"""Number and type; of CPU cores also a part of one, where a quota holds a node to it."""
+"""Number and type of devices; CPU cores may be fractional, where a quota limits a node."""
 
-# Share of a datasheet's dense peak that the matrix products of a transformer reach. With tensor cores (half precision)
-# 30 to 55 % are usual; without them (float32: torch uses no TF32 by default) more, as they need less memory bandwidth.
+# Share of a datasheet's dense peak that a transformer's matrix products reach. With tensor cores (half precision) 30 to
+# 55 % are typical; without them (float32: torch uses no TF32 by default) more, as they need less bandwidth.
 TENSOR_CORE_SHARE = 0.4
 FLOAT32_SHARE = 0.6
 # Share of the link's nominal rate that copies from and to pinned memory reach: 55 of 64 GB/s, on an H100.
 LINK_SHARE = 0.86
 
-# Shares of a datasheet's figures, fitted to forward passes of three towers at three batch sizes on an H100, which they
-# give within 15 % (`tests/shards/test_gpu_figures.py`); assumed of the others.
+# Shares of a datasheet's figures, fitted to forward passes of three towers at three batch sizes on an H100, where they
+# are accurate within 15 % (`tests/shards/test_gpu_figures.py`); assumed for the others.
 PRODUCT_SHARE, BANDWIDTH_SHARE, HALF_WIDTH = 0.8, 0.88, 500
 LAUNCH_S, KERNEL_S = 23e-6, 6e-6
 KERNELS_PER_LAYER = 15
@@ -129,22 +119,19 @@ def _gpu(
 
 
 # Source: NVIDIA's datasheets of the SXM (V100, A100, H100, H200) and PCIe cards (T4, A10, L4, L40S); rates without
-# sparsity. A CPU core: what one AVX-512 core of a cloud server was measured to reach in this package's towers
-# (float32); such servers have 4 GiB per core. float16 is not for CPUs: torch computes in it, at a quarter of float32's
-# speed. int8 counts no faster than the dtype that it replaces: its purpose is small weights.
+# sparsity. A CPU core: the rate measured for one AVX-512 core of a cloud server in this package's towers (float32);
+# such servers have 4 GiB per core. float16 is not for CPUs: torch supports it at a quarter of float32's speed. int8
+# counts no faster than the dtype that it replaces: its purpose is small weights.
 CORE_FLOPS = 3e10
 CORE_BF16 = {True: 2.0, False: 1 / 6}
-"""Speed in bfloat16 over that in float32, with instructions for it and without: a core of AVX512-BF16 does a ViT-S in
-half the time; one of AVX2 alone 0.9 images a second, and 5.6 in float32."""
+"""Speed of bfloat16 relative to float32, with and without instructions for it: a core with AVX512-BF16 does a ViT-S in
+half the time; one with only AVX2 does 0.9 images a second instead of 5.6 in float32.
+"""
 CORE_FLOAT16 = 1 / 4
 
 
 def cpu_core(*, has_bf16: bool) -> DeviceType:
-    """Make the entry of a CPU core.
-
-    Args:
-        has_bf16: whether it has instructions for products in bfloat16 (AVX512-BF16, AMX, BF16 of ARM).
-    """
+    """Make the entry of a CPU core, with or without bfloat16 products (AVX512-BF16, AMX, BF16 of ARM)."""
     flops = {"float32": CORE_FLOPS, "bfloat16": CORE_FLOPS * CORE_BF16[has_bf16], "int8": CORE_FLOPS}
     return DeviceType("CPU", "cpu", flops, 4 * GIB, 5e9)
 
@@ -160,34 +147,30 @@ DEVICES = {
         _gpu("A100", 312, 19.5, 40, 32, 1555),
         _gpu("H100", 989, 67, 80, 64, 3350),
         _gpu("H200", 989, 67, 141, 64, 4800),
-        cpu_core(has_bf16=False),  # of a CPU that nobody has looked at
+        cpu_core(has_bf16=False),  # of a CPU that was not inspected
     )
 }
 
-# Ray's names (ray.util.accelerators) of types that the table has by another name, or in one size of several.
+# Ray's names (ray.util.accelerators) of types that the table has under another name, or in only one of several sizes.
 RAY_NAMES = {"A10G": ("A10", 24), "A100-40G": ("A100", 40), "A100-80G": ("A100", 80)}
-# Ray's names of NVIDIA's GPUs of a compute capability below 8.0, which don't compute in bfloat16 natively.
+# Ray's names of NVIDIA GPUs with a compute capability below 8.0, which lack native bfloat16.
 OLDER_GPUS = frozenset({"K80", "P4", "P100", "V100", "T4"})
 
 
 def knows_gpu(name: str) -> bool:
-    """Say whether a type of GPU is known well enough to tell whether it computes in bfloat16."""
+    """Whether it is known if this type of GPU supports bfloat16."""
     return name in OLDER_GPUS or RAY_NAMES.get(name, (name,))[0] in DEVICES
 
 
 def with_slow_float16(device: DeviceType) -> DeviceType:
-    """Let a CPU core compute in float16 beside GPUs that need it, as slowly as it does; GPUs stay as they are."""
+    """Let a CPU core compute in (slow) float16 next to GPUs that need it; GPUs stay unchanged."""
     if device.kind != "cpu":
         return device
     return replace(device, flops={**device.flops, "float16": device.flops["float32"] * CORE_FLOAT16})
 
 
 def device_of_ray_type(name: str) -> DeviceType:
-    """Find the table's entry of a type of GPU as Ray calls it; it keeps Ray's name.
-
-    Raises:
-        ModelError: the table has no such device.
-    """
+    """Return the table's entry of a GPU type under Ray's name; raises a ModelError if there is none."""
     table_name, memory_gb = RAY_NAMES.get(name, (name, None))
     device = DEVICES.get(table_name)
     if device is None or device.kind != "gpu":
@@ -205,11 +188,7 @@ _UNITS = {"GB": GB, "GiB": GIB, "MB": 10**6, "MiB": 1 << 20}
 
 
 def parse_devices(text: str) -> Fleet:
-    """Read `2xA100:80GB, 4xT4:16GB@0.53, 8xCPU`: number, type, memory of each, price of each per hour.
-
-    Raises:
-        ModelError: an entry is not of this form, a device is unknown or named twice, or there are too many types.
-    """
+    """Parse `2xA100:80GB, 4xT4:16GB@0.53, 8xCPU` (number, type, memory, hourly price), or raise a ModelError."""
     fleet = tuple(_parse_entry(entry.strip()) for entry in text.split(","))
     names = [device.name for _, device in fleet]
     if len(set(names)) < len(names):

@@ -1,4 +1,4 @@
-"""Explanations of a plan: what other cuts reach, and why stages don't fit and what would cure it. Pure; NumPy."""
+"""Explanations of a plan: what other cuts reach, and why stages don't fit and how to fix that. No torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +14,9 @@ from shards.planning.solver.resources import Resources, Stages, smallest_part
 from shards.planning.solver.search import MIN_RATE_SHARE, best_placement
 from shards.shard_specs import ShardSpec, specs_between
 
-# The most stages among which a plan chooses: more seldom gain anything, and each takes the search longer than the last.
+# The most stages that a plan considers: more rarely gain anything, and each makes the search longer.
 MAX_STAGES_SEARCHED = 8
-# The most stages that are tried when an error names the nearest number that fits.
+# The most stages to try when an error names the nearest number that fits.
 MAX_STAGES_TRIED = 16
 CAPS = {"--weights-cap": "weights_cap_bytes", "--memory-cap": "memory_cap_bytes"}
 CAP_STEP = 1.01
@@ -29,11 +29,7 @@ AS_GOOD = 0.02
 class Alternative:
     """Another number of stages: what it would bring, or what it lacks.
 
-    Attributes:
-        num_stages: the number.
-        items_per_s: throughput; None where it can't run.
-        change: change of the throughput against the planned number, as a fraction; None where it can't run.
-        lack: why it can't run; None where it can.
+    `items_per_s`, and its `change` from the planned number as a fraction, are None if it can't run; `lack` says why.
     """
 
     num_stages: int
@@ -48,7 +44,7 @@ class Alternative:
 
 
 def find_alternative(problem: PlacementProblem, num_stages: int, items_per_s: float) -> Alternative | None:
-    """Plan another number of stages; None where a model can't be cut into that many."""
+    """Plan another number of stages; None if the model can't be cut into that many."""
     if not 1 <= num_stages <= sum(problem.depths):
         return None
     placement = best_placement(problem, num_stages)
@@ -60,12 +56,10 @@ def find_alternative(problem: PlacementProblem, num_stages: int, items_per_s: fl
 def find_num_stages(problem: PlacementProblem) -> int:
     """Find the number of stages to plan: the fewest that no other number beats by `AS_GOOD`.
 
-    Numbers up to `MAX_STAGES_SEARCHED` are compared. Where none of them can run, as the weights of a stage are capped,
-    it is the first after them, up to `MAX_STAGES_TRIED`, that can. A number is searched only above the throughput that
-    would make it worth while, so that most searches end at once.
-
-    Raises:
-        ModelError: no number can run; the message names what would.
+    Numbers up to `MAX_STAGES_SEARCHED` are compared. If none of them can run, because the weights of a stage are
+    capped, the first number up to `MAX_STAGES_TRIED` that can is taken. Each search only looks for throughputs that
+    would be worth the change, so that most searches end at once. Raises a ModelError if no number can run; the message
+    names what would.
     """
     best, rate = None, 0.0
     for number in range(1, min(sum(problem.depths), MAX_STAGES_TRIED) + 1):
@@ -80,12 +74,12 @@ def find_num_stages(problem: PlacementProblem) -> int:
 
 
 def stages_text(num: int) -> str:
-    """Write a number of stages."""
+    """Format a number of stages."""
     return "1 stage" if num == 1 else f"{num} stages"
 
 
 def rate_text(items_per_s: float) -> str:
-    """Write a throughput to three digits, or to the whole number of items: 0.0412, 83.5, 15,460 items/s."""
+    """Format a throughput to three digits, or to the whole number of items: 0.0412, 83.5, 15,460 items/s."""
     return f"{items_per_s:,.0f} items/s" if items_per_s >= 100 else f"{items_per_s:.3g} items/s"
 
 
@@ -118,7 +112,7 @@ def _explain_refused_search(problem: PlacementProblem) -> str:
 
 
 def _higher_caps(problem: PlacementProblem, num_stages: int) -> list[str]:
-    """Options that raise one cap as far as the stages need it, where that is enough."""
+    """Return the options that raise one cap as far as the stages need, if that is enough."""
     least = {option: _least_cap(problem, num_stages, field) for option, field in CAPS.items()}
     return [f"{option} {_size_text(cap)}" for option, cap in least.items() if cap is not None]
 
@@ -140,7 +134,7 @@ def _missing_resource(problem: PlacementProblem, num_stages: int) -> str:
 
 
 def _least_cap(problem: PlacementProblem, num_stages: int, field: str) -> int | None:
-    """Least cap with which the stages fit, to a percent above; None where the cap is not set or not the limit."""
+    """Return the lowest cap with which the stages fit, within a percent; None if it is unset or not the limit."""
     low = getattr(problem, field)
     if low is None or best_placement(_with_cap(problem, field, None), num_stages) is None:
         return None
@@ -161,7 +155,7 @@ def _with_cap(problem: PlacementProblem, field: str, cap_bytes: int | None) -> P
 
 
 def _size_text(size_bytes: int) -> str:
-    """Format a size, rounded up, as the options accept it."""
+    """Format a size, rounded up, in the form that options accept."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size_bytes >= 1 << power:
             return f"{ceil(size_bytes * 100 / (1 << power)) / 100:g}{unit}"
@@ -170,7 +164,7 @@ def _size_text(size_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """Items per second of the planned cut and of equal parts of each tower; 0 where equal parts don't fit."""
+    """Items per second of the planned cut and of equal parts of each tower; 0 if equal parts don't fit."""
 
     planned: float
     equal_parts: float
@@ -199,11 +193,7 @@ def equal_parts(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:
 
 
 def compare_with_equal_parts(problem: PlacementProblem, num_stages: int) -> PlanComparison:
-    """Place the planned cut and equal parts on the same devices, each as well as possible.
-
-    Raises:
-        ValueError: not even the planned cut fits.
-    """
+    """Place the best cut and equal parts on the same devices; raises ValueError if the best cut doesn't fit."""
     placement = best_placement(problem, num_stages)
     if placement is None:
         raise ValueError("no cut fits; plan first")
@@ -211,7 +201,7 @@ def compare_with_equal_parts(problem: PlacementProblem, num_stages: int) -> Plan
 
 
 def best_rate_of_cut(problem: PlacementProblem, specs: Sequence[ShardSpec]) -> float:
-    """Find the highest throughput of a given cut over all placements, items per second; 0 where none fits."""
+    """Find a cut's highest throughput over all placements, items per second; 0 if none fits."""
     options = [
         [(pool, problem.load(problem.pools[pool], spec)) for pool in _pools_for(problem, spec)] for spec in specs
     ]
@@ -219,7 +209,7 @@ def best_rate_of_cut(problem: PlacementProblem, specs: Sequence[ShardSpec]) -> f
 
 
 def _pools_for(problem: PlacementProblem, spec: ShardSpec) -> list[int]:
-    """Pools on whose devices one replica fits."""
+    """Return the pools whose devices fit one replica."""
     weights_cap = problem.weights_cap_bytes
     if weights_cap is not None and weight_bytes(problem.config, spec, problem.dtype) > weights_cap:
         return []
@@ -228,7 +218,7 @@ def _pools_for(problem: PlacementProblem, spec: ShardSpec) -> list[int]:
 
 
 def _rate(problem: PlacementProblem, choice: Sequence[tuple[int, StageLoad]]) -> float:
-    """Items per second of stages on chosen pools; 0 where they don't fit there together."""
+    """Return the items per second of stages on chosen pools; 0 if they don't fit there together."""
     pools = [problem.pools[index] for index, _ in choice]
     memory = np.array([float(load.memory_bytes) for _, load in choice])
     cuts = np.arange(len(choice))

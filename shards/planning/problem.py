@@ -1,4 +1,4 @@
-"""Placement problem: a model, the workload and the devices; the load of a stage, and a placement's throughput. Pure."""
+"""Placement problem (a model, its workload and devices), the load of a stage, and the throughput of a placement."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ ROWS_PER_BATCH = 32
 # A GPU may be shared by 2, 4 or 8 replicas: power-of-two parts always fit together.
 MAX_SHARES = 8
 
-BOUNDLESS = 1 << 60  # bytes of a device whose memory doesn't count
+BOUNDLESS = 1 << 60  # bytes of a device whose memory is not limited
 
 # A stage this busy is as much the bottleneck as the cores are.
 NEARLY = 0.999
@@ -24,22 +24,22 @@ NEARLY = 0.999
 
 @dataclass(frozen=True)
 class Pool:
-    """Devices of one type that stages may take.
+    """Devices of one type that stages may use.
 
     CPU cores are shared: each stage's replicas, decoding and writing together use as many core-seconds as they need.
-    Other devices are exclusive: a replica has a whole one, or a power-of-two part of one. Cores of several speeds make
-    a pool each; a stage then finds the cores of its own pool alone, and the work outside the stages all that are left.
+    Other devices are exclusive: a replica has a whole one or a power-of-two part. Cores of different speeds form
+    separate pools; a stage then uses only the cores of its own pool, and work outside the stages uses what is left of
+    all.
 
     Attributes:
-        num: number of devices; of cores a part too, where a quota holds a node to it.
-        device: their type.
+        num: number of devices; for cores possibly fractional, where a quota limits a node.
         costs: costs of one replica on one of them.
         num_threads: cores that a replica keeps busy, on CPUs.
         max_shares: the most replicas that may share one device.
         shared: whether these are the cores that everything on the host shares.
-        core_speed: speed of its nodes' cores in the work outside the stages, against a core that `num_cores` counts;
-            None where there is one kind of cores, and a stage on them may use all.
-        node_memory_bytes: memory of one of its nodes, the most of a replica on cores; None for all memory of the pool.
+        core_speed: speed of its cores for work outside the stages, relative to a core that `num_cores` counts; None
+            where there is one kind of cores, and a stage may use all of them.
+        node_memory_bytes: memory of one node, the limit of a replica on cores; None for all memory of the pool.
     """
 
     num: float
@@ -53,12 +53,12 @@ class Pool:
 
     @property
     def hides_copies(self) -> bool:
-        """Whether copies and calls run beside what a replica computes, as on a GPU."""
+        """Whether copies and calls overlap with a replica's computing, as on a GPU."""
         return not (self.shared or self.costs.device.lower().startswith("cpu"))
 
     @property
     def has_own_cores(self) -> bool:
-        """Whether its stages find only its own cores."""
+        """Whether its stages can use only its own cores."""
         return self.shared and self.core_speed is not None
 
     @property
@@ -67,7 +67,7 @@ class Pool:
         return self.num * self.device.memory_bytes
 
     def to_counted_cores(self, cpu_seconds: float) -> float:
-        """Convert seconds of its nodes' cores to seconds of the cores that `num_cores` counts."""
+        """Convert seconds of its own cores to seconds of the cores that `num_cores` counts."""
         return cpu_seconds * (1.0 if self.core_speed is None else self.core_speed)
 
 
@@ -85,15 +85,12 @@ class PlacementProblem:
     """Model, workload, devices and limits.
 
     Attributes:
-        config: the model.
-        dtype: compute dtype.
-        mix: means over the items.
-        pools: devices that stages may take; of several shared ones each has a `core_speed`.
+        pools: devices that stages may use; where several are shared, each has a `core_speed`.
         host_seconds: CPU seconds of an item outside the stages: decoding, writing, the engine.
-        decode_seconds: the part of them that decodes and tokenises.
-        num_cores: cores that the host's work and CPU stages share; None for as many as they need. Cores of several
-            speeds count by their speed.
-        memory_cap_bytes: the most that one replica may hold, if less than its device does.
+        decode_seconds: the share of them for decoding and tokenising.
+        num_cores: cores that the host's work and CPU stages share, weighted by speed where speeds differ; None for
+            no limit.
+        memory_cap_bytes: the most that one replica may hold, if less than its device has.
         weights_cap_bytes: the most weights that one replica may hold.
         rows_per_batch: items that pass together.
     """
@@ -111,7 +108,7 @@ class PlacementProblem:
 
     @cached_property
     def depths(self) -> tuple[int, int]:
-        """Number of layers of the vision and of the text tower."""
+        """Number of layers of the vision and the text tower."""
         return self.config.num_layers["vision"], self.config.num_layers["text"]
 
     @cached_property
@@ -124,21 +121,21 @@ class PlacementProblem:
         return sizes
 
     def image_bytes(self, layer: int) -> float:
-        """Compute the bytes of an item's images after `layer` vision layers."""
+        """Return the bytes of an item's images after `layer` vision layers."""
         return self.mix.images_per_item * cut_bytes(self.config, "vision", layer, self.dtype, self.mix.caption_tokens)
 
     def caption_bytes(self, layer: int) -> float:
-        """Compute the bytes of an item's captions after `layer` text layers."""
+        """Return the bytes of an item's captions after `layer` text layers."""
         bytes_per_caption = cut_bytes(self.config, "text", layer, self.dtype, self.mix.caption_tokens)
         return self.mix.captions_per_item * bytes_per_caption
 
     def replica_cap_bytes(self, pool: Pool) -> int:
-        """Give the most memory that one replica may take in a pool; on shared cores, that of all of them."""
+        """Return the most memory that one replica may take in a pool; on shared cores, the pool's memory."""
         own = pool.node_memory_bytes or int(pool.memory_bytes) if pool.shared else pool.device.memory_bytes
         return own if self.memory_cap_bytes is None else min(own, self.memory_cap_bytes)
 
     def load(self, pool: Pool, spec: ShardSpec) -> StageLoad:
-        """Compute the load of a stage on a pool: its layers, half of the transfers on both sides, and the call."""
+        """Compute a stage's load on a pool: its layers, half of the transfers on both sides, and the call."""
         costs, mix = pool.costs, self.mix
         towers_s = mix.images_per_item * costs.vision.of(spec.vision, self.depths[0])
         towers_s += mix.captions_per_item * costs.text.of(spec.text, self.depths[1])
@@ -168,19 +165,10 @@ def make_problem(
     rows_per_batch: int = ROWS_PER_BATCH,
     num_cores: float | None = None,
 ) -> PlacementProblem:
-    """Make a problem of a fleet and measured or estimated costs.
+    """Make a problem from a fleet and measured or estimated costs.
 
-    Args:
-        config: the model.
-        fleet: number and type of the devices; CPUs in it are the cores that everything shares.
-        costs: costs by name of the device.
-        host: costs of an item outside the stages.
-        mix: means over the items.
-        dtype: compute dtype.
-        memory_cap_bytes: the most that one replica may hold.
-        weights_cap_bytes: the most weights that one replica may hold.
-        rows_per_batch: items that pass together.
-        num_cores: number of shared cores, where the fleet names none.
+    CPUs in the fleet are the cores that everything shares; `num_cores` counts where the fleet has none. `costs` is by
+    device name.
     """
     pools = tuple(
         Pool(num, device, costs[device.name].at_mix(mix, config), shared=device.kind == "cpu") for num, device in fleet
@@ -203,7 +191,7 @@ def make_problem(
 
 @dataclass(frozen=True)
 class PlacedStage:
-    """A stage on a pool: its layers, and the devices that it takes (a part of one, or whole ones; CPUs: replicas)."""
+    """A stage on a pool: its layers, and its devices (a part of one, or whole ones; on CPUs, replicas)."""
 
     spec: ShardSpec
     pool: Pool
@@ -229,14 +217,10 @@ class PlacedStage:
 
 @dataclass(frozen=True)
 class PlanPrediction:
-    """Predicted throughput of a placement.
+    """Predicted throughput of a placement, the lowest of all limits.
 
-    Attributes:
-        items_per_s: throughput, the lowest of all limits.
-        bottleneck: "stage 1", "decode", "shared cores", or "cores of" a type of nodes.
-        loads: load of one replica of each stage.
-        cores_rate: items per second that the shared cores could do; None where they are unlimited.
-        cpu_seconds: CPU seconds per item, by consumer.
+    `bottleneck` is "stage 1", "decode", "shared cores", or "cores of" a type of nodes; `loads` are of a replica of each
+    stage; `cores_rate` is items per second of the shared cores, None if unlimited; `cpu_seconds` per item by consumer.
     """
 
     items_per_s: float
@@ -249,8 +233,8 @@ class PlanPrediction:
 def predict(problem: PlacementProblem, stages: Sequence[PlacedStage]) -> PlanPrediction:
     """Predict the throughput of given stages.
 
-    It's bounded by the slowest stage and, on shared cores, by the cores over the CPU seconds of all that runs there.
-    Seconds of cores of several speeds are given in those of the cores that `num_cores` counts.
+    The limits are the slowest stage and, on shared cores, the cores over the CPU seconds of everything that runs there.
+    With cores of different speeds, seconds are those of the cores that `num_cores` counts.
     """
     loads = tuple(problem.load(stage.pool, stage.spec) for stage in stages)
     rates = tuple(
@@ -270,7 +254,7 @@ def predict(problem: PlacementProblem, stages: Sequence[PlacedStage]) -> PlanPre
 
 
 def _own_cores_rates(stages: Sequence[PlacedStage], loads: Sequence[StageLoad]) -> dict[str, float]:
-    """Items per second that the cores of each pool of its own reach with its stages."""
+    """Return the items per second that each pool with its own cores reaches with its stages."""
     used: dict[Pool, float] = {}
     for stage, load in zip(stages, loads, strict=True):
         if stage.pool.has_own_cores:

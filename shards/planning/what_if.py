@@ -1,4 +1,4 @@
-"""Estimates for a fleet: hours and cost of a number of items, the bottleneck, the gain of more devices. Pure."""
+"""Estimates for a fleet: hours and cost of a number of items, the bottleneck, the gain of more devices. No torch."""
 
 from dataclasses import dataclass, replace
 from math import ceil
@@ -13,13 +13,10 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class OneMore:
-    """Gain of one device more.
+    """Gain of one more device of a type.
 
-    Attributes:
-        where: "stage 1" (the cut stays), or "fleet" (all is planned again).
-        device: its type.
-        items_per_s: throughput with it.
-        gain: gain of throughput, as a fraction.
+    `where` is "stage 1" (the cut stays) or "fleet" (everything is planned again); `gain` is that of throughput, as a
+    fraction.
     """
 
     where: str
@@ -33,18 +30,16 @@ class WhatIf:
     """Answers about one fleet.
 
     Attributes:
-        num_items: number of items to embed.
-        items_per_s: throughput.
-        bottleneck: its limit.
-        hours: wall clock, start-up included.
-        device_hours: hours by type of device, idle ones included: the whole fleet is paid for.
+        hours: wall clock, including start-up.
+        device_hours: hours by type of device, including idle ones: the whole fleet is paid for.
         used: devices of each type that the plan uses; the others would be idle.
-        cost: price of the device-hours; None where a price is missing.
-        cores_per_gpu: CPU cores beside each GPU at which neither waits for the other; None without GPUs.
+        cost: price of the device-hours; None if a price is missing.
+        cores_per_gpu: CPU cores per GPU at which neither waits for the other; None without GPUs.
         cores_needed: cores that keep the devices busy; None without GPUs.
-        decode_bound_gpus: GPUs from which on the cores (decoding first) are the bottleneck; None without GPUs or cores.
+        decode_bound_gpus: number of GPUs from which the cores (mainly decoding) are the bottleneck; None without GPUs
+            or cores.
         decode_share: fraction of an item's CPU seconds that decoding takes.
-        one_more: gain of one device more, in each stage and in each pool.
+        one_more: gain of one more device, in each stage and in each pool.
     """
 
     num_items: int
@@ -62,11 +57,7 @@ class WhatIf:
 
 
 def what_if(problem: PlacementProblem, num_stages: int, num_items: int, startup_s: float = 0.0) -> WhatIf:
-    """Estimate hours, cost and bottleneck of one fleet.
-
-    Raises:
-        ModelError: the stages don't fit the fleet.
-    """
+    """Estimate hours, cost and bottleneck of one fleet; raises a ModelError if the stages don't fit it."""
     placement = best_placement(problem, num_stages)
     if placement is None:
         raise ModelError(
@@ -99,7 +90,7 @@ def what_if(problem: PlacementProblem, num_stages: int, num_items: int, startup_
 
 
 def _cores_for_gpus(problem: PlacementProblem, gpus: tuple[Pool, ...], num_stages: int) -> float | None:
-    """Cores that the GPUs need if all stages run on GPUs and nothing else limits them; None where they don't fit."""
+    """Return the cores needed if all stages run on GPUs and nothing else limits them; None if they don't fit."""
     alone = replace(problem, pools=gpus, num_cores=None)
     placement = best_placement(alone, num_stages) if gpus else None
     if placement is None:
@@ -118,10 +109,10 @@ def _cost(pools: tuple[Pool, ...], hours: float) -> float | None:
 def _one_more_each(
     problem: PlacementProblem, stages: tuple[PlacedStage, ...], prediction: PlanPrediction
 ) -> list[OneMore]:
-    """Gain of one device more in each stage, the cut as it is."""
+    """Return the gain of one more device in each stage, without changing the cut."""
     found = []
     for number, stage in enumerate(stages):
-        # A part of a device grows to the next whole one: replicas of one stage are all alike.
+        # A part of a device grows to a whole one: replicas of one stage are all alike.
         devices = stage.devices + 1 if stage.devices >= 1 else 1.0
         more, beside = problem, stages
         if stage.pool.shared and problem.num_cores is not None:
@@ -136,7 +127,7 @@ def _one_more_each(
 
 
 def _one_more_planned(problem: PlacementProblem, num_stages: int, prediction: PlanPrediction) -> list[OneMore]:
-    """Gain of one device more in each pool, planned again."""
+    """Return the gain of one more device in each pool, planned again."""
     found = []
     for number, pool in enumerate(problem.pools):
         pools = (*problem.pools[:number], replace(pool, num=pool.num + 1), *problem.pools[number + 1 :])

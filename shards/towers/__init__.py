@@ -1,1 +1,1 @@
-"""Towers: one file for each family, which is all that knows it. `registry` lists them."""
+"""Towers: one file per family, the only place that knows it. `registry` lists them."""

@@ -54,19 +54,19 @@ class AlbertTower(TextEncoderTower):
         return self
 
     def weights_of(self, layer: int) -> int:
-        """Number of the group of weights that one application uses.
+        """Return the number of the group of weights that one application uses.
 
         Source: transformers 5.23, `AlbertTransformer.forward`; the same float division, so that rounding agrees.
         """
         return int(layer / (self.num_hidden_layers / self.num_hidden_groups))
 
     def at_depth(self, num_layers: int) -> Self:
-        """Make the tower with another number of layers, and no more sets of weights than layers."""
+        """Copy the tower with another number of layers, and no more sets of weights than layers."""
         groups = min(self.num_hidden_groups, num_layers)
         return super().at_depth(num_layers).model_copy(update={"num_hidden_groups": groups})
 
     def front_shapes(self) -> Shapes:
-        """Compute the shapes of the embeddings and of the mapping to the layers' width."""
+        """Return the shapes of the embeddings and of the mapping to the layers' width."""
         tables = {"word": self.vocab_size, "position": self.max_position_embeddings, "token_type": self.type_vocab_size}
         return (
             {f"embeddings.{name}_embeddings.weight": (num, self.embedding_size) for name, num in tables.items()}
@@ -75,7 +75,7 @@ class AlbertTower(TextEncoderTower):
         )
 
     def block_shapes(self) -> Shapes:
-        """Compute the shapes of a group."""
+        """Return the shapes of a group."""
         shapes: Shapes = {}
         for inner in range(self.inner_group_num):
             layer = f"albert_layers.{inner}"
@@ -88,7 +88,7 @@ class AlbertTower(TextEncoderTower):
         return shapes
 
     def head_shapes(self) -> Shapes:
-        """Compute the shapes of the pooler."""
+        """Return the shapes of the pooler."""
         return linear_shapes("pooler", self.hidden_size, self.hidden_size) if self.pool == "pooler" else {}
 
     def flops(self, num_tokens: int) -> TowerFlops:
@@ -113,7 +113,7 @@ class AlbertTower(TextEncoderTower):
             module.pooler = None
 
     def layer_modules(self, module: Any) -> Any:
-        """Give the encoder, whose mapping to the layers' width is one of its linear layers."""
+        """Return the encoder; its mapping to the layers' width is one of its linear layers."""
         return module.encoder
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:

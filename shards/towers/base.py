@@ -1,11 +1,11 @@
-"""Interface of a tower: all that the rest of the project asks a family about.
+"""Interface of a tower: everything that the rest of the project asks of a family.
 
-A family is one subclass in one file. Its fields are the tower's section of config.json, its methods are of two kinds:
-arithmetic, which plans need and which imports no torch; and the work on a module that `build` made of the library's
-own parts. Names of tensors are those of that library, relative to the tower.
+A family is one subclass in one file. Its fields are the tower's section of config.json. Its methods are either
+arithmetic for plans (no torch) or work on the module that `build` made from the library's own parts. Tensor names are
+the library's, relative to the tower.
 
-Legend: `F` images (frames) or captions, `N` elements of a batch's inputs one after the other, `L` tokens of one input,
-`D` width of the tower.
+Legend: `F` images (frames) or captions, `N` elements of a batch's inputs in sequence, `L` tokens of one input, `D`
+width of the tower.
 """
 
 from __future__ import annotations
@@ -33,15 +33,10 @@ PARTS: tuple[Part, ...] = ("front", "layers", "head")
 
 @dataclass(frozen=True)
 class TowerFlops:
-    """Operations of one tower for one input.
+    """Operations of one tower for one input; a multiply and an add count as two.
 
-    A multiply and an add count as two operations. Norms, activations, biases and softmax are left out: they are a few
-    percent, and about the same share of every layer.
-
-    Attributes:
-        front: operations of the embeddings (and stem), which belong to the first layer.
-        layer: operations of one layer.
-        head: operations of norm and pooling, which belong to the last layer.
+    Embeddings and stem (`front`) belong to the first layer, norm and pooling (`head`) to the last. Norms, activations,
+    biases and softmax are left out: they are a few percent of every layer.
     """
 
     front: float
@@ -51,24 +46,23 @@ class TowerFlops:
 
 @dataclass(frozen=True)
 class TowerImport:
-    """Reading of one kind of tower from a checkpoint of transformers.
+    """How to read one kind of tower from a transformers checkpoint. Names are relative to the tower on both sides.
 
     Attributes:
-        config_class: name of transformers' class of its configuration.
-        read: makes the tower of that configuration, the names of its tensors (without weights none: then it has what
-            the library's class has), and the path for messages; a ModelError says what can't be built.
-        theirs: finds the checkpoint's tensors of one of ours: of our name, and all of their names. Several are
-            concatenated. Names are relative to the tower on both sides; `head.` begins those of the projection head.
-        ignored: prefixes of the names of tensors that an encoder doesn't need.
-        has_projection: whether the checkpoint's tower has the projection into the common space among its own layers.
-        rows: by the end of our name, which rows of the checkpoint's tensor ours is: (first, stop, parts) counts parts
-            of equal size, so (0, 1, 3) is its first third. All of them where no end is named.
-        combined: by our name, what computes ours of the checkpoint's tensors where joining doesn't.
-        positions: how transformers fits them to images of another size than the configuration's: not at all; by
-            rotation, of any size; by resampling their table, antialiased or not.
-        flattened: our names of tensors that the checkpoint has as a matrix: all dimensions but the last one are one.
-        has_pooled_output: whether the checkpoint's class pools; without that, transformers' class of two arbitrary
-            towers computes no features of it.
+        config_class: name of transformers' configuration class.
+        read: makes the tower from that configuration, the names of its tensors (empty before weights exist: then the
+            library class's own) and the path for messages; raises a ModelError for what can't be built.
+        theirs: finds the checkpoint's tensors for one of ours, given our name and all of their names; several are
+            concatenated. `head.` begins the names of the projection head.
+        ignored: name prefixes of tensors that an encoder doesn't need.
+        has_projection: whether the checkpoint's tower itself contains the projection into the common space.
+        rows: by the end of our name, the rows to take from the checkpoint's tensor: (first, stop, parts) counts equal
+            parts, so (0, 1, 3) is the first third. All rows where no entry matches.
+        combined: by our name, the function that computes our tensor where joining isn't enough.
+        positions: how transformers adapts positions to another image size: not at all, by rotation, or by resampling
+            the table with or without antialiasing.
+        flattened: our names of tensors that the checkpoint stores as a matrix (all dimensions but the last are one).
+        has_pooled_output: whether the checkpoint's class pools; if not, transformers' dual-encoder class can't use it.
     """
 
     config_class: str
@@ -83,7 +77,7 @@ class TowerImport:
     has_pooled_output: bool = True
 
     def rows_of(self, name: str) -> tuple[int, int, int] | None:
-        """Find which rows of the checkpoint's tensor one of ours is; None for all of them."""
+        """Return the rows of the checkpoint's tensor that make ours; None for all."""
         return next((rows for end, rows in self.rows.items() if name.endswith(end)), None)
 
 
@@ -91,10 +85,8 @@ class TowerImport:
 class ModelClass:
     """A class of transformers with two towers.
 
-    Attributes:
-        vision_type: `model_type` of its vision tower; None where its configuration names it.
-        text_type: the same of its text tower.
-        has_projections: whether it has them; without them, the text tower's own is the only one.
+    `vision_type` and `text_type` are the towers' `model_type`, None where the configuration names it. Without
+    projections (`has_projections`), the text tower's own is the only one.
     """
 
     vision_type: str | None = None
@@ -103,7 +95,7 @@ class ModelClass:
 
     @property
     def types(self) -> dict[str, str | None]:
-        """Kinds of its towers, by side."""
+        """Return the `model_type` of each side."""
         return {"vision": self.vision_type, "text": self.text_type}
 
 
@@ -111,17 +103,17 @@ class Tower(ModelSection):
     """One tower: its section of config.json, and what it can do."""
 
     label: ClassVar[str]
-    """Name of the family in displays."""
+    """Name of the family for display."""
     layer_prefix: ClassVar[str]
-    """Prefix of the names of the layers' tensors, before the layer's number."""
+    """Prefix of the layers' tensor names, before the layer number."""
     depth_field: ClassVar[str]
     """Name of the field that holds the number of layers."""
     head_prefixes: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of the names of the tensors of norm and pooling."""
+    """Name prefixes of the tensors of norm and pooling."""
     float32_prefixes: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of the names of tensors outside the head that stay in float32, whatever the compute dtype."""
+    """Name prefixes of tensors outside the head that stay in float32, whatever the compute dtype."""
     lookup_prefixes: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of the names of embedding tables, of which a lookup reads a few rows only: never int8."""
+    """Name prefixes of embedding tables: never int8, because a lookup reads only a few rows."""
 
     # Arithmetic, without torch.
 
@@ -137,36 +129,36 @@ class Tower(ModelSection):
 
     @abstractmethod
     def front_shapes(self) -> Shapes:
-        """Compute the shapes of the embeddings' tensors, by name."""
+        """Return the shapes of the embeddings' tensors, by name."""
 
     @abstractmethod
     def block_shapes(self) -> Shapes:
-        """Compute the shapes of a usual layer's tensors, by name below the layer's own prefix."""
+        """Return the shapes of a typical layer's tensors, by name below the layer's prefix."""
 
     def shapes_of(self, number: int) -> Shapes:
-        """Compute the shapes of the tensors of one set of weights; in most families all sets have the same."""
+        """Return the tensor shapes of one set of weights; the same for all sets in most families."""
         del number
         return self.block_shapes()
 
     @abstractmethod
     def head_shapes(self) -> Shapes:
-        """Compute the shapes of the tensors of norm and pooling, by name."""
+        """Return the shapes of the tensors of norm and pooling, by name."""
 
     @abstractmethod
     def flops(self, num_tokens: int) -> TowerFlops:
-        """Count the operations for one input of `num_tokens`; a tower whose inputs all have as many ignores it."""
+        """Count the operations for one input; towers with inputs of fixed length ignore `num_tokens`."""
 
     @abstractmethod
     def workspace_values(self, num_tokens: int) -> int:
-        """Count the values that are held at once while one input is computed."""
+        """Count the values held at once while one input is computed."""
 
     @abstractmethod
     def input_bytes(self, num_tokens: int) -> int:
-        """Compute the bytes of one input in front of the first layer."""
+        """Return the bytes of one input before the first layer."""
 
     @abstractmethod
     def tokens_in(self, num_tokens: int) -> int:
-        """Compute the tokens of one input inside the layers, `L`, of the planned number."""
+        """Return the tokens of one input inside the layers, `L`, for the planned number."""
 
     @property
     def has_head_pooler(self) -> bool:
@@ -175,22 +167,22 @@ class Tower(ModelSection):
 
     @abstractmethod
     def describe(self) -> str:
-        """Describe the tower in a few words, with its sizes."""
+        """Describe the tower and its sizes in a few words."""
 
     def weights_of(self, layer: int) -> int:
-        """Find the number of the weights that a layer applies; layers of some families share theirs."""
+        """Return the number of the set of weights that a layer applies; some families share weights between layers."""
         return layer
 
     def weight_numbers(self, layers: LayerRange) -> list[int]:
-        """Find the numbers of all weights that a range of layers applies."""
+        """Return the numbers of all sets of weights that a range of layers applies."""
         return sorted({self.weights_of(layer) for layer in range(layers.start, layers.stop)})
 
     def at_depth(self, num_layers: int) -> Self:
-        """Make the tower with another number of layers, one or more, all else equal."""
+        """Copy the tower with another number of layers (at least one)."""
         return self.model_copy(update={self.depth_field: num_layers})
 
     def shapes(self, layers: LayerRange) -> Shapes:
-        """Compute the shapes of all tensors of a range of layers, with front and head where it holds them."""
+        """Return all tensor shapes of a range of layers, including front and head where the range holds them."""
         shapes: Shapes = self.front_shapes() if layers.holds_front() else {}
         for number in self.weight_numbers(layers):
             prefix = self.prefix_of(number)
@@ -198,17 +190,17 @@ class Tower(ModelSection):
         return shapes | (self.head_shapes() if layers.holds_head(self.num_layers) else {})
 
     def prefix_of(self, number: int) -> str:
-        """Give the prefix of the names of the tensors of one set of weights."""
+        """Return the prefix of the tensor names of one set of weights."""
         return f"{self.layer_prefix}{number}."
 
     def part_of(self, name: str) -> Part:
-        """Find the part of the tower that a tensor belongs to."""
+        """Return the part of the tower that a tensor belongs to."""
         if name.startswith(self.layer_prefix):
             return "layers"
         return "head" if name.startswith(self.head_prefixes) else "front"
 
     def fresh_value(self, name: str) -> float | None:
-        """Give the value that a tensor of a fresh tower is filled with, where the family has a rule of its own."""
+        """Return the initial value of a tensor in a fresh tower, where the family has its own rule; else None."""
         del name
         return None
 
@@ -216,136 +208,89 @@ class Tower(ModelSection):
 
     @abstractmethod
     def build(self) -> Any:
-        """Build the whole tower on torch's current default device; its weights are loaded later."""
+        """Build the whole tower on torch's current default device; weights are loaded later."""
 
     @abstractmethod
     def prune(self, module: Any, layers: LayerRange) -> None:
         """Remove the modules that a shard with these layers doesn't own; the others keep their names."""
 
     def fill_buffers(self, module: Any, device: torch.device) -> None:
-        """Fill the buffers that are in no weight file, of a module whose weights are loaded."""
+        """Fill the buffers that no weight file holds, once the weights are loaded."""
 
     @abstractmethod
     def layer_modules(self, module: Any) -> Any:
-        """Give the module that holds the layers; its linear layers are those that int8 replaces."""
+        """Return the module that holds the layers; int8 replaces its linear layers."""
 
     @abstractmethod
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> Layout:
         """Lay out inputs for the layers, on the host.
 
-        Args:
-            lengths: int64 (R,), on the CPU, all 1 or more.
-            grids: int32 (R, 3), on the CPU: frames, patch rows and patch columns of each row, of a tower whose images
-                keep their own proportions.
+        `lengths` is int64 (R,), on the CPU, all at least 1. `grids` is int32 (R, 3), on the CPU: frames, patch rows and
+        patch columns of each row, for a tower whose images keep their proportions.
         """
 
     @abstractmethod
     def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
-        """Count the tokens by which rows are grouped, so that a group has little padding.
+        """Count the tokens of each row, by which rows are grouped to limit padding; arguments as for `layout`.
 
-        Args:
-            lengths: int64 (R,), on the CPU, all 1 or more: elements of each row.
-            grids: as `layout` takes them.
-
-        Returns:
-            int64 (R,), on the CPU; None where all inputs have as many.
+        Returns int64 (R,), on the CPU; None where all inputs have the same number.
         """
 
     @abstractmethod
     def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
-        """Make the lengths of a usual batch, int64 (R,), each an input; the first and the mean are `num_tokens`."""
+        """Return the lengths of a typical batch, int64 (R,); the first and the mean are `num_tokens`."""
 
     def sample_grids(self, lengths: torch.Tensor) -> torch.Tensor | None:
-        """Make the grids of inputs of these lengths, int32 (R, 3), where rows have some."""
+        """Return the grids of inputs of these lengths, int32 (R, 3); None for towers without grids."""
         del lengths
         return None
 
     @abstractmethod
     def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Make random inputs of these lengths."""
+        """Return random inputs of these lengths."""
 
     @abstractmethod
     def input_layout(self) -> tuple[torch.dtype, Shape]:
-        """Give dtype and shape of one element of the tower's input: a frame, or a token id."""
+        """Return dtype and shape of one element of the tower's input: a frame, or a token id."""
 
     @abstractmethod
     def activation_shape(self) -> Shape:
-        """Give the shape of one element of an activation in transit: (L, D), or (D,)."""
+        """Return the shape of one element of an activation in transit: (L, D), or (D,)."""
 
     @abstractmethod
     def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Check the input of the front; on a GPU a wrong id would end the whole process.
-
-        Raises:
-            ModelError: it doesn't fit the tower.
-        """
+        """Check the input of the front; raises a ModelError. On a GPU a wrong id would end the whole process."""
 
     @abstractmethod
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Embed the inputs; normalised pixels (F, 3, H, W) or token ids (N,), to (F, L, D).
-
-        Args:
-            module: what `build` made, whole or pruned.
-            values: (F, 3, H, W) or (N,).
-            layout: of the inputs, as `layout` made it.
-        """
+        """Embed normalised pixels (F, 3, H, W) or token ids (N,) to (F, L, D). `module` may be pruned."""
 
     @abstractmethod
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run a range of layers; (F, L, D) to (F, L, D).
-
-        Args:
-            module: what `build` made, whole or pruned.
-            layers: those to run; the module has them.
-            x_FLD: activations, in the compute dtype.
-            layout: of the inputs, as `layout` made it.
-        """
+        """Run a range of layers that the module has; (F, L, D) to (F, L, D), in the compute dtype."""
 
     @abstractmethod
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run norm and pooling in float32; (F, L, D) to (F, D).
-
-        Args:
-            module: what `build` made, whole or pruned.
-            x_FLD: activations behind the last layer.
-            layout: of the inputs, as `layout` made it.
-        """
+        """Run norm and pooling in float32 after the last layer; (F, L, D) to (F, D)."""
 
     @abstractmethod
     def reference(
         self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute pooled features by the library's own forward function.
-
-        Args:
-            module: the whole tower.
-            values: as the front takes them.
-            lengths: int64 (R,), on the CPU, all 1 or more.
-            grids: as `layout` takes them.
-
-        Returns:
-            (F, D).
-        """
+        """Compute pooled features (F, D) by the library's forward function; arguments as for `front` and `layout`."""
 
     def use_plain_attention(self, module: Any) -> None:
         """Turn off fused attention."""
 
 
 def linear_shapes(name: str, num_in: int, num_out: int, *, bias: bool = True) -> Shapes:
-    """Give the shapes of a linear layer, (out, in) as in torch.
-
-    Args:
-        name: name of the layer.
-        num_in: width of its input.
-        num_out: width of its output.
-        bias: whether it has one.
-    """
+    """Return the shapes of a linear layer, (out, in) as in torch."""
     weight: Shapes = {f"{name}.weight": (num_out, num_in)}
     return weight | ({f"{name}.bias": (num_out,)} if bias else {})
 
 
 def norm_shapes(name: str, width: int) -> Shapes:
-    """Give the shapes of a norm with bias."""
+    """Return the shapes of a norm with bias."""
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 

@@ -14,7 +14,7 @@ from shards.towers.text_encoder import TextActivation, TextEncoderTower, TextPoo
 
 
 class BertLayersTower(TextEncoderTower):
-    """Fields and tensors of a BERT, whatever its positions begin with."""
+    """Fields and tensors of a BERT, wherever its positions begin."""
 
     layer_prefix = "encoder.layer."
 
@@ -32,7 +32,7 @@ class BertLayersTower(TextEncoderTower):
     pool: TextPooling = Field("pooler", description="dense + tanh on [CLS], [CLS], or token mean")
 
     def front_shapes(self) -> Shapes:
-        """Compute the shapes of the embeddings."""
+        """Return the shapes of the embeddings."""
         tables = {"word": self.vocab_size, "position": self.max_position_embeddings, "token_type": self.type_vocab_size}
         shapes: Shapes = {
             f"embeddings.{name}_embeddings.weight": (num, self.hidden_size) for name, num in tables.items()
@@ -40,7 +40,7 @@ class BertLayersTower(TextEncoderTower):
         return shapes | norm_shapes("embeddings.LayerNorm", self.hidden_size)
 
     def block_shapes(self) -> Shapes:
-        """Compute the shapes of a layer."""
+        """Return the shapes of a layer."""
         width = self.hidden_size
         shapes: Shapes = {}
         for part in ("self.query", "self.key", "self.value", "output.dense"):
@@ -65,7 +65,7 @@ class BertTower(BertLayersTower):
 
 
 class RobertaTower(BertLayersTower):
-    """A RoBERTa as transformers builds it: a BERT whose positions begin behind the id of padding."""
+    """A RoBERTa as transformers builds it: a BERT whose positions begin after the padding id."""
 
     label = "RoBERTa"
     library_class = "RobertaModel"
@@ -92,12 +92,12 @@ class RobertaTower(BertLayersTower):
 
     @property
     def max_tokens(self) -> int:
-        """Longest caption, in tokens; the rows of the position table up to the padding's stay unused."""
+        """Longest caption, in tokens; the position table's rows up to the padding's stay unused."""
         return self.max_position_embeddings - self.pad_token_id - 1
 
 
 TOWERS = (BertTower, RobertaTower)
-# A decoder's layers are causal, or look at another model's output.
+# A decoder's layers are causal, or attend to another model's output.
 _ENCODER = {"is_decoder": False, "add_cross_attention": False}
 _ROBERTA_HEADS = ("lm_head.",)
 IMPORTS = {

@@ -1,4 +1,4 @@
-"""Towers of transformers' ChineseCLIPModel: a BERT that is pooled at [CLS] without its pooler, and CLIP's ViT.
+"""Towers of transformers' ChineseCLIPModel: a BERT pooled at [CLS] without its pooler, and CLIP's ViT.
 
 Source: transformers 5.23, modeling_chinese_clip.py; its modules have the names of `BertModel` and `CLIPVisionModel`,
 and its configurations their defaults.

@@ -1,9 +1,9 @@
 """transformers' CLIPTextModel: causal, pooled at the end of the caption.
 
-Legend: `R` captions, `T` tokens of the longest one, `N` tokens of all captions, `D` width.
-Source: transformers 5.23, `CLIPTextModel.forward` and `CLIPEncoder.forward`, whose steps these methods follow. Captions
-end with their first end token (`embedder.steps.captions` cuts them there), so what is pooled is the last token; no
-token sees a later one, so padding is seen by none that counts.
+Legend: `R` captions, `T` tokens of the longest one, `N` tokens of all captions, `D` width. Source: transformers 5.23,
+`CLIPTextModel.forward` and `CLIPEncoder.forward`, whose steps these methods follow. Captions end with their first end
+token (`embedder.steps.captions` cuts them there), so the last token is pooled; no token sees a later one, so padding
+affects no token that counts.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ ClipActivation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu"]
 
 
 class PreNormTextTower(TextEncoderTower):
-    """What the text towers of CLIP and SigLIP share: norms in front of attention and MLP, and one after the layers."""
+    """What the text towers of CLIP and SigLIP share: norms before attention and MLP, and one after the layers."""
 
     layer_prefix = "encoder.layers."
     head_prefixes = ("final_layer_norm.",)
 
     def front_shapes(self) -> Shapes:
-        """Compute the shapes of the token and position tables."""
+        """Return the shapes of the token and position tables."""
         return {
             "embeddings.token_embedding.weight": (self.vocab_size, self.hidden_size),
             "embeddings.position_embedding.weight": (self.max_position_embeddings, self.hidden_size),
         }
 
     def block_shapes(self) -> Shapes:
-        """Compute the shapes of a layer."""
+        """Return the shapes of a layer."""
         width, shapes = self.hidden_size, norm_shapes("layer_norm1", self.hidden_size)
         for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
             shapes |= linear_shapes(f"self_attn.{part}", width, width)
@@ -60,16 +60,16 @@ class PreNormTextTower(TextEncoderTower):
         )
 
     def head_shapes(self) -> Shapes:
-        """Compute the shapes of the last norm."""
+        """Return the shapes of the last norm."""
         return norm_shapes("final_layer_norm", self.hidden_size)
 
     def flops(self, num_tokens: int) -> TowerFlops:
-        """Count the operations for one caption; its front only looks tokens up."""
+        """Count the operations for one caption; its front only looks up tokens."""
         layer = attention_flops(self.tokens_in(num_tokens), self.hidden_size, self.intermediate_size)
         return TowerFlops(0, layer, 0)
 
     def library_options(self) -> dict[str, Any]:
-        """Give no options beside the configuration."""
+        """Return no options besides the configuration."""
         return {}
 
     def prune(self, module: Any, layers: LayerRange) -> None:
@@ -85,7 +85,7 @@ class PreNormTextTower(TextEncoderTower):
             module.final_layer_norm = None
 
     def layer_modules(self, module: Any) -> Any:
-        """Give the layers."""
+        """Return the layers."""
         return module.encoder.layers
 
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
@@ -100,7 +100,7 @@ class PreNormTextTower(TextEncoderTower):
     def reference(
         self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute pooled features by transformers' own forward function, which masks no padding."""
+        """Compute pooled features by transformers' own forward function, which doesn't mask padding."""
         del grids
         layout = self.layout(lengths).move_to(lambda each: each.to(values.device))
         ids_RT = layout.pad(values, fill=self.pad_token_id)
@@ -138,31 +138,30 @@ class ClipTextTower(PreNormTextTower):
         return self.eos_token_id
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run layers in order, in which each token sees those in front of it."""
+        """Run layers in order, in which each token sees the previous ones."""
         for layer in range(layers.start, layers.stop):
             x_FLD = module.encoder.layers[layer](x_FLD, None, is_causal=True)
         return x_FLD
 
 
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> ClipTextTower:
-    """Read the configuration of a text tower."""
     del names
     fields = {key: getattr(theirs, key) for key in ClipTextTower.model_fields if key != "family"}
     if fields["eos_token_id"] == 2:
-        # A mistake of older configurations, after which transformers pools at the highest id: of the end token.
+        # A mistake of older configurations, for which transformers pools at the highest id: the end token.
         fields["eos_token_id"] = fields["vocab_size"] - 1
     fields["pad_token_id"] = fields["eos_token_id"]
     return check_settings(ClipTextTower, where, theirs, {}, **fields)
 
 
 def clip_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Give transformers' name of a tensor, which is ours."""
+    """Return transformers' name of a tensor, which is ours."""
     del names
     return (name,)
 
 
 def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
-    """Read the configuration of a vision tower, which is a ViT with a norm in front."""
+    """Read the configuration of a vision tower, a ViT that begins with a norm."""
     del names
     return check_settings(
         VitTower,
@@ -192,7 +191,7 @@ _VISION_BLOCK = {
 
 
 def clip_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Find transformers' names of one of a ViT's tensors; older versions nest the tower in a dual encoder once more."""
+    """Return transformers' names of one of a ViT's tensors; older versions nest the tower in one more module."""
     nested = "vision_model." if any(each.startswith("vision_model.") for each in names) else ""
     if name == "cls_token":
         return (f"{nested}embeddings.class_embedding",)
@@ -206,7 +205,7 @@ def clip_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
 
 
 TOWERS = (ClipTextTower,)
-_POSITIONS = ("embeddings.position_ids", "vision_model.embeddings.position_ids")  # they follow from the shapes
+_POSITIONS = ("embeddings.position_ids", "vision_model.embeddings.position_ids")  # derived from the shapes
 IMPORTS = {
     "clip_text_model": TowerImport("CLIPTextConfig", _read_text, clip_text_names, ignored=_POSITIONS),
     "clip_vision_model": TowerImport("CLIPVisionConfig", _read_vision, clip_vision_names, ignored=_POSITIONS),

@@ -15,15 +15,11 @@ def build_conv_embed(
 ) -> Any:
     """Build timm's hybrid embedding: a small convolutional backbone, then patches of its feature map.
 
+    `conv_channels` and `stem_blocks` (residual blocks) are per step, each of which halves the sides of its map;
+    `stride_px` is that of all steps together; `settings` are further ones of `HybridEmbed`.
+
     Source: Xiao et al. 2021, "Early Convolutions Help Transformers See Better"; He et al. 2015 (ResNet); timm 1.0.31
     `HybridEmbed`, `BasicBlock`.
-
-    Args:
-        conv_channels: of each step, which halves the sides of its map.
-        stem_blocks: residual blocks of each step.
-        image_size: side of the image, px.
-        stride_px: of all steps together.
-        settings: further ones of `HybridEmbed`.
     """
     channels, layers = (3, *conv_channels), []
     for (num_in, num_out), num_blocks in zip(pairwise(channels), stem_blocks, strict=True):

@@ -1,6 +1,6 @@
-"""Vision towers of transformers' DINOv2, with and without registers, and DINOv3, which timm's classes compute exactly.
+"""Vision towers of transformers' DINOv2 (with and without registers) and DINOv3, which timm's classes compute exactly.
 
-Their pooled features are the class token behind the last norm.
+Their pooled features are the class token after the last norm.
 
 Source: transformers 5.23, modeling_dinov2.py, modeling_dinov2_with_registers.py, modeling_dinov3_vit.py and
 conversion_mapping.py: `save_pretrained` writes the older names, which all versions read; the newer ones are the names
@@ -30,7 +30,7 @@ _DINOV2 = {
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
     "norm": "layernorm",
 }
-# By part of a block, its names in the older and in the newer form; `*` stands for weight or bias.
+# Older and newer names by part of a block; `*` stands for weight or bias.
 _DINOV2_BLOCK: dict[str, tuple[tuple[str, ...], ...]] = {
     "norm1.*": (("norm1.*",),),
     "attn.qkv.*": (
@@ -73,7 +73,7 @@ def _read_dinov2(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
     num_registers = getattr(theirs, "num_register_tokens", None)
     hidden = int(theirs.hidden_size * theirs.mlp_ratio)
     if theirs.use_swiglu_ffn:
-        # Two thirds, up to a multiple of 8; gate and value are one matrix in timm.
+        # Two thirds, rounded up to a multiple of 8; timm has gate and value in one matrix.
         hidden = 2 * ((int(hidden * 2 / 3) + 7) // 8 * 8)
     return check_settings(
         VitTower,
@@ -92,7 +92,6 @@ def _read_dinov2(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
 
 
 def _read_dinov3(theirs: Any, names: frozenset[str], where: Path) -> EvaTower:
-    """Read the configuration of a DINOv3."""
     del names
     biases = (theirs.query_bias, theirs.key_bias, theirs.value_bias)
     if theirs.query_bias != theirs.value_bias or (theirs.key_bias and not theirs.query_bias):
@@ -121,19 +120,19 @@ def _read_dinov3(theirs: Any, names: frozenset[str], where: Path) -> EvaTower:
 
 
 def dinov2_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Find transformers' names of one of a ViT's tensors, in the older or the newer form."""
+    """Return transformers' names of one of a ViT's tensors, in the older or the newer form."""
     return _find(name, names, _DINOV2, _DINOV2_BLOCK, ("encoder.layer.",))
 
 
 def dinov2_with_registers_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Find the same where the class token has a position, and registers have none."""
+    """Like `dinov2_names`, for a class token with a position and registers without one."""
     if name == "cls_token":
         return (_DINOV2["cls_token"], _DINOV2["pos_embed"])
     return dinov2_names(name, names)
 
 
 def dinov3_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Find transformers' names of one of an Eva's tensors, in the older or the newer form."""
+    """Return transformers' names of one of an Eva's tensors, in the older or the newer form."""
     return _find(name, names, _DINOV3, _DINOV3_BLOCK, ("layer.", "model.layer."))
 
 
@@ -144,7 +143,7 @@ def _find(
     block: Mapping[str, tuple[tuple[str, ...], ...]],
     prefixes: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """Names of one of our tensors: the first form of which the checkpoint has a tensor, or the oldest."""
+    """Return the names of one of our tensors in the first form that the checkpoint has, or in the oldest."""
     if not name.startswith("blocks."):
         module, _, leaf = name.rpartition(".")
         return (top[name],) if name in top else (f"{top[module]}.{leaf}",)
@@ -158,13 +157,12 @@ def _find(
 
 
 def _class_token(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Class token with its position added."""
     token, positions = tensors
     return token + positions[:, :1]
 
 
 def _patch_positions(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Positions of the patches, behind that of the class token."""
+    """Return the positions of the patches, which follow that of the class token."""
     return tensors[0][:, 1:]
 
 
@@ -173,7 +171,7 @@ _COMBINED: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
     "pos_embed": _patch_positions,
 }
 _UNUSED = ("embeddings.mask_token", "classifier.")
-# A DINOv3 without registers has a table of none.
+# A DINOv3 without registers has an empty table of them.
 _UNUSED_DINOV3 = (*_UNUSED, "embeddings.register_tokens")
 
 IMPORTS = {

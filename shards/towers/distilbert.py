@@ -41,7 +41,7 @@ class DistilBertTower(TextEncoderTower):
     pool: Literal["cls", "mean"] = Field("mean", description="[CLS], or token mean")
 
     def front_shapes(self) -> Shapes:
-        """Compute the shapes of the embeddings."""
+        """Return the shapes of the embeddings."""
         tables = {"word": self.vocab_size, "position": self.max_position_embeddings}
         shapes: Shapes = {
             f"embeddings.{name}_embeddings.weight": (num, self.hidden_size) for name, num in tables.items()
@@ -49,7 +49,7 @@ class DistilBertTower(TextEncoderTower):
         return shapes | norm_shapes("embeddings.LayerNorm", self.hidden_size)
 
     def block_shapes(self) -> Shapes:
-        """Compute the shapes of a layer."""
+        """Return the shapes of a layer."""
         width = self.hidden_size
         shapes: Shapes = {}
         for part in ("q_lin", "k_lin", "v_lin", "out_lin"):
@@ -63,15 +63,15 @@ class DistilBertTower(TextEncoderTower):
         )
 
     def library_settings(self) -> dict[str, Any]:
-        """Give the settings of transformers' configuration, by its names."""
+        """Return the settings of transformers' configuration, by its names."""
         return {_THEIR_KEYS.get(key, key): value for key, value in super().library_settings().items()}
 
     def library_options(self) -> dict[str, Any]:
-        """Give no options: there is no pooler to leave out."""
+        """Return no options: there is no pooler to leave out."""
         return {}
 
     def layer_modules(self, module: Any) -> Any:
-        """Give the layers."""
+        """Return the layers."""
         return module.transformer.layer
 
 

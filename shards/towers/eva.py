@@ -1,7 +1,7 @@
-"""timm's Eva: vision transformers with rotary positions, as EVA-02, DINOv3 and Perception Encoder.
+"""timm's Eva: vision transformers with rotary positions, such as EVA-02, DINOv3 and Perception Encoder.
 
-Legend: `F` images (frames), `H, W` sides in px, `L` tokens of one image, `D` width.
-Source: timm 1.0.31, `Eva.forward_features` and `Eva.forward_head`, whose steps these methods follow.
+Legend: `F` images (frames), `H, W` sides in px, `L` tokens of one image, `D` width. Source: timm 1.0.31,
+`Eva.forward_features` and `Eva.forward_head`, whose steps these methods follow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class EvaTower(TimmVisionTower):
-    """An Eva as timm builds it. Every range of layers computes the rotary positions anew: they depend on no image."""
+    """An Eva as timm builds it. Every range of layers recomputes the rotary positions: they don't depend on images."""
 
     label = "EVA"
 
@@ -64,7 +64,7 @@ class EvaTower(TimmVisionTower):
         return int(self.width * (self.attn_pool_mlp_ratio or self.mlp_ratio))
 
     def block_shapes(self) -> Shapes:
-        """Compute the shapes of a block."""
+        """Return the shapes of a block."""
         width = self.width
         scales: Shapes = {} if self.init_values is None else {"gamma_1": (width,), "gamma_2": (width,)}
         return (
@@ -90,18 +90,18 @@ class EvaTower(TimmVisionTower):
         )
 
     def fresh_value(self, name: str) -> float | None:
-        """Give the first value of LayerScale, and of biases whose names don't say so."""
+        """Return the initial value of LayerScale, and of biases whose names don't identify them as such."""
         return 0.0 if name.endswith((".q_bias", ".v_bias")) else super().fresh_value(name)
 
     def build(self) -> Any:
-        """Build the whole tower; its head is left to `ProjectionHead`."""
+        """Build the whole tower without its head, which `ProjectionHead` provides."""
         from shards.compat import deferred_compiler
 
         with deferred_compiler():
             from timm.layers import LayerNorm
             from timm.models import eva
 
-        # All weights are loaded; and on the meta device, torch's compiler would make them.
+        # Initial weights are pointless, as all are loaded; on the meta device, they would import torch's compiler.
         bare_class: Any = type("Eva", (eva.Eva,), {"init_weights": lambda *arguments, **settings: None})
         return bare_class(
             img_size=self.image_size,
@@ -116,7 +116,7 @@ class EvaTower(TimmVisionTower):
             **known_options(eva.Eva, {"qk_norm": self.qk_norm}, {"qk_norm": False}),  # from timm 1.0.30 on
             mlp_ratio=self.mlp_ratio,
             swiglu_mlp=self.mlp != "mlp",
-            swiglu_align_to=int(self.mlp == "swiglu"),  # to a multiple of 1: timm takes this class for any but 0
+            swiglu_align_to=int(self.mlp == "swiglu"),  # to a multiple of 1: timm uses this class for any value but 0
             scale_mlp=self.scale_mlp_norm,
             scale_attn_inner=self.scale_attn_norm,
             attn_type=self.attention,
@@ -152,21 +152,17 @@ class EvaTower(TimmVisionTower):
             attention: Any = getattr(block, "attn", None)
             if getattr(attention, "k_bias", None) is not None:
                 attention.k_bias = torch.zeros_like(attention.q_bias, requires_grad=False)
-                # Joined to the product, the bias would go past a layer with int8 weights.
+                # If joined to the product, the bias would bypass a layer with int8 weights.
                 attention.qkv_bias_separate = not isinstance(attention.qkv, nn.Linear)
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Embed patches, class and register tokens, absolute positions; (F, 3, H, W) to (F, L, D)."""
+        """Embed patches, class and register tokens, and absolute positions; (F, 3, H, W) to (F, L, D)."""
         del layout
         normed: torch.Tensor = module.norm_pre(with_positions(module, module.patch_embed(values)))
         return normed
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run blocks in order, with the rotary positions of the whole grid; (F, L, D) to (F, L, D).
-
-        Raises:
-            ModelError: patches are missing, as in training with patch dropout.
-        """
+        """Run blocks with the whole grid's positions; (F, L, D) to (F, L, D). Patch dropout raises a ModelError."""
         del layout
         if self.rope != "none" and x_FLD.shape[1] != self.num_tokens:
             raise ModelError(

@@ -15,16 +15,16 @@ T = TypeVar("T", bound=ModelSection)
 
 
 def mlp_ratio(width: int, mlp_width: int) -> float:
-    """Compute the ratio that timm rounds to this hidden width; half a unit more where it would round below it."""
+    """Compute the ratio that timm rounds to this hidden width; half a unit more if it would round below it."""
     ratio = mlp_width / width
     return ratio if int(width * ratio) == mlp_width else (mlp_width + 0.5) / width
 
 
 @contextmanager
 def without_token_id_warnings() -> Iterator[None]:
-    """Keep back transformers' warnings about ids of special tokens outside the vocabulary.
+    """Suppress transformers' warnings about ids of special tokens outside the vocabulary.
 
-    They are about its own defaults, which no tower uses; those that a tower uses are checked as its fields.
+    They are about its own defaults, which no tower uses; the ids that a tower uses are checked as its fields.
     """
     logger = logging.getLogger("transformers.configuration_utils")
 
@@ -39,11 +39,7 @@ def without_token_id_warnings() -> Iterator[None]:
 
 
 def parse_config(config_class: str, tree: Mapping[str, Any], where: Path) -> Any:
-    """Make transformers' configuration of the content of a config.json; missing keys have its defaults.
-
-    Raises:
-        ModelError: a value has another type than the class wants.
-    """
+    """Parse a config.json; missing keys get transformers' defaults, a value of a wrong type raises a ModelError."""
     import transformers
     from huggingface_hub.errors import StrictDataclassError
 
@@ -55,20 +51,9 @@ def parse_config(config_class: str, tree: Mapping[str, Any], where: Path) -> Any
 
 
 def check_settings(family: type[T], where: Path, theirs: Any, expected: Mapping[str, object], **fields: Any) -> T:
-    """Make a tower of a checkpoint's settings, after a look at those that it has no field for.
-
-    Args:
-        family: class of the tower.
-        where: path of config.json, for messages.
-        theirs: transformers' configuration.
-        expected: values that settings without a field must have.
-        fields: fields of the tower.
-
-    Raises:
-        ModelError: a setting has another value, or a field breaks a rule.
-    """
+    """Make a tower from its fields; raises a ModelError for them, or for settings that aren't as expected."""
     for key, value in expected.items():
-        found = getattr(theirs, key, value)  # older versions of transformers have no field for some
+        found = getattr(theirs, key, value)  # older versions of transformers lack some fields
         if found != value:
             raise ModelError(f"{where}: {theirs.model_type}: {key} = {found!r}; only {value!r} can be imported")
     try:
@@ -78,15 +63,10 @@ def check_settings(family: type[T], where: Path, theirs: Any, expected: Mapping[
 
 
 def vision_fields(theirs: Any, where: Path, mlp_width: int | None = None) -> dict[str, Any]:
-    """Read the fields of a vision tower that all of transformers' configurations name alike.
+    """Read the fields of a vision tower whose names all of transformers' configurations share.
 
-    Args:
-        theirs: transformers' configuration.
-        where: path of config.json, for messages.
-        mlp_width: hidden width of the MLP, where the configuration has no `intermediate_size`.
-
-    Raises:
-        ModelError: patches are no squares.
+    `mlp_width` is the hidden width of the MLP, for a configuration without `intermediate_size`. Raises a ModelError if
+    patches are not square.
     """
     return {
         "patch_size": one_side(theirs.patch_size, "vision_config.patch_size", where),
@@ -99,11 +79,7 @@ def vision_fields(theirs: Any, where: Path, mlp_width: int | None = None) -> dic
 
 
 def one_side(value: Any, key: str, where: Path) -> int:
-    """Give the side of a square that is written as one number or as two equal ones.
-
-    Raises:
-        ModelError: the sides differ.
-    """
+    """Return the side of a square written as one number or two equal ones; raises a ModelError if they differ."""
     sides = set(value) if isinstance(value, list | tuple) else {value}
     if len(sides) != 1:
         raise ModelError(f"{where}: {key} = {value!r}; only squares can be imported")

@@ -33,65 +33,61 @@ class VisionTower(Tower):
 
     @property
     def patch_px(self) -> int | None:
-        """Side of a patch, px, where images keep their own proportions; None where all are squares of `side_px`."""
+        """Side of a patch, px, if images keep their proportions; None if all are squares of `side_px`."""
         return None
 
     def at_patches(self, num_patches: int) -> Self:
-        """Make the tower for images of so many patches; a tower whose images all have as many is as it is."""
+        """Copy the tower for images of so many patches; unchanged if all its images have the same number."""
         del num_patches
         return self
 
     def tokens_in(self, num_tokens: int) -> int:
-        """Compute the tokens of one image; all images have as many."""
+        """Return the tokens of one image; all images have the same number."""
         del num_tokens
         return self.num_tokens
 
     def input_bytes(self, num_tokens: int) -> int:
-        """Compute the bytes of one image's pixels."""
+        """Return the bytes of one image's pixels."""
         del num_tokens
         return 3 * self.side_px**2
 
     def input_layout(self) -> tuple[torch.dtype, Shape]:
-        """Give dtype and shape of a frame."""
+        """Return dtype and shape of a frame."""
         import torch
 
         return torch.uint8, (self.side_px, self.side_px, 3)
 
     def activation_shape(self) -> Shape:
-        """Give the shape of a frame's tokens, (L, D)."""
+        """Return the shape of a frame's tokens, (L, D)."""
         return (self.num_tokens, self.dim)
 
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> Layout:
-        """Lay out frames, of which each is a rectangle of its own."""
+        """Lay out frames, each a rectangle of its own."""
         from shards.layouts import Frames
 
         del grids
         return Frames.of(lengths)
 
     def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
-        """Count no tokens: all images have as many."""
+        """Return None: all images have the same number of tokens."""
         del lengths, grids
         return None
 
     def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
-        """Make rows of one frame each."""
+        """Return rows of one frame each."""
         import torch
 
         del num_tokens
         return torch.ones(num_rows, dtype=torch.int64)
 
     def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Make random pixels."""
+        """Return random pixels."""
         import torch
 
         return torch.randint(0, 256, (int(lengths.sum()), self.side_px, self.side_px, 3)).byte()
 
     def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Check pixels, uint8 (F, H, W, 3).
-
-        Raises:
-            ModelError: this is no uint8 tensor of square RGB images of the model's size.
-        """
+        """Raise a ModelError unless pixels are uint8 (F, H, W, 3): square RGB images of the model's size."""
         from shards.layouts import check_pixels
 
         del lengths
@@ -102,7 +98,7 @@ class VisionTower(Tower):
         return dtype
 
     def set_dtype(self, module: Any, dtype: torch.dtype) -> None:
-        """Tell a front that computes in float32 the dtype of its output."""
+        """Set the output dtype of a front that computes in float32."""
 
 
 class TextTower(Tower):
@@ -116,11 +112,11 @@ class TextTower(Tower):
     @property
     @abstractmethod
     def num_vocabulary(self) -> int:
-        """Number of tokens that the embedding table knows."""
+        """Size of the embedding table's vocabulary."""
 
     @property
     def end_id(self) -> int | None:
-        """Id of the token that ends a caption: nothing behind the first one counts; None where all counts."""
+        """Id of the token that ends a caption: nothing after the first one counts; None if everything counts."""
         return None
 
     @property
@@ -134,56 +130,52 @@ class TextTower(Tower):
         """Token id that captions are padded with."""
 
     def tokens_in(self, num_tokens: int) -> int:
-        """Compute the tokens of one caption."""
+        """Return the tokens of one caption."""
         return num_tokens
 
     def input_bytes(self, num_tokens: int) -> int:
-        """Compute the bytes of one caption's token ids, int32."""
+        """Return the bytes of one caption's token ids, int32."""
         return 4 * num_tokens
 
     def input_layout(self) -> tuple[torch.dtype, Shape]:
-        """Give dtype and shape of a token id."""
+        """Return dtype and shape of a token id."""
         import torch
 
         return torch.int32, ()
 
     def activation_shape(self) -> Shape:
-        """Give the shape of a token, (D,)."""
+        """Return the shape of a token, (D,)."""
         return (self.dim,)
 
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> Padding:
-        """Lay out captions in a rectangle of the longest one's width."""
+        """Lay out captions in a rectangle as wide as the longest."""
         from shards.layouts import Padding
 
         del grids
         return Padding.of(lengths)
 
     def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
-        """Count the tokens of each caption; none where padding makes all as long."""
+        """Count the tokens of each caption; None if padding makes all the same length."""
         del grids
         return None if self.has_fixed_length else lengths
 
     def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
-        """Make captions of half to one and a half times the length, or as far apart as the longest that is taken."""
+        """Return lengths from half to one and a half times the mean, or as far apart as the longest caption allows."""
         import torch
 
         mean = min(num_tokens, self.max_tokens)
-        # Multiples of the golden ratio spread evenly, however many there are.
+        # Multiples of the golden ratio spread evenly for any number of rows.
         places = (torch.arange(num_rows) * 0.618034 + 0.5) % 1 - 0.5
         return (mean + places * min(mean, 2 * (self.max_tokens - mean))).round().long().clamp(min=1)
 
     def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Make token ids."""
+        """Return random token ids."""
         import torch
 
         return torch.zeros(int(lengths.sum()), dtype=torch.int32)
 
     def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Check token ids, int32 (N,).
-
-        Raises:
-            ModelError: an id is outside the vocabulary, or a caption is longer than the tower takes.
-        """
+        """Raise a ModelError if an id, int32 (N,), is outside the vocabulary or a caption is too long."""
         from shards.layouts import check_tokens
 
         check_tokens(values, lengths, self.num_vocabulary, self.max_tokens)

@@ -1,6 +1,6 @@
-"""Towers of transformers' MetaClip2Model: CLIP's, whose captions end with whatever token its configuration names.
+"""Towers of transformers' MetaClip2Model: CLIP's, but captions end with the token that its configuration names.
 
-CLIP's own class takes the id 2 for a mistake of old configurations; MetaCLIP 2 has the tokeniser of XLM-RoBERTa, whose
+CLIP's own class treats the id 2 as a mistake of old configurations; MetaCLIP 2 has the tokeniser of XLM-RoBERTa, whose
 captions do end with it.
 
 Source: transformers 5.23, modular_metaclip_2.py.
@@ -27,10 +27,9 @@ class MetaClip2TextTower(ClipTextTower):
 
 
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> MetaClip2TextTower:
-    """Read the configuration of a text tower."""
     del names
     fields = {key: getattr(theirs, key) for key in MetaClip2TextTower.model_fields if key != "family"}
-    fields["pad_token_id"] = fields["eos_token_id"]  # no token sees what is behind the end
+    fields["pad_token_id"] = fields["eos_token_id"]  # no token sees what follows the end
     return check_settings(MetaClip2TextTower, where, theirs, {}, **fields)
 
 

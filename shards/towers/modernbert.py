@@ -1,7 +1,7 @@
-"""transformers' ModernBertModel: rotary positions, and layers of two kinds: to all tokens, and to a window around each.
+"""transformers' ModernBertModel: rotary positions; some layers attend to all tokens, others to a window around each.
 
-Legend: `R` captions, `T` tokens of the longest one, `N` tokens of all captions, `D` width.
-Source: transformers 5.23, `ModernBertModel.forward`, whose steps these methods follow.
+Legend: `R` captions, `T` tokens of the longest one, `N` tokens of all captions, `D` width. Source: transformers 5.23,
+`ModernBertModel.forward`, whose steps these methods follow.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 """transformers' names of the two kinds of layers."""
 
-# Fields that transformers' configuration has in another form; the others have its names.
+# Fields that transformers' configuration has in another form; the others have the same names.
 _OWN_KEYS = {"family", "pool", "global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"}
 
 
 class ModernBertTower(TextEncoderTower):
-    """A ModernBERT as transformers builds it, without the biases that it can have."""
+    """A ModernBERT as transformers builds it, without its optional biases."""
 
     label = "ModernBERT"
     library_class = "ModernBertModel"
@@ -64,14 +64,14 @@ class ModernBertTower(TextEncoderTower):
         return [LOCAL if layer % self.global_attn_every_n_layers else GLOBAL for layer in range(self.num_layers)]
 
     def front_shapes(self) -> Shapes:
-        """Compute the shapes of the embeddings, which have no table of positions."""
+        """Return the shapes of the embeddings, which have no position table."""
         return {
             "embeddings.tok_embeddings.weight": (self.vocab_size, self.hidden_size),
             "embeddings.norm.weight": (self.hidden_size,),
         }
 
     def block_shapes(self) -> Shapes:
-        """Compute the shapes of a layer; value and gate of the MLP are in one matrix."""
+        """Return the shapes of a layer; value and gate of the MLP are in one matrix."""
         width = self.hidden_size
         return (
             {"attn_norm.weight": (width,)}
@@ -83,24 +83,24 @@ class ModernBertTower(TextEncoderTower):
         )
 
     def shapes_of(self, number: int) -> Shapes:
-        """Compute the shapes of one layer; the first has no norm in front, for the embeddings end with one."""
+        """Return the shapes of one layer; the first has no leading norm, because the embeddings end with one."""
         return {name: shape for name, shape in self.block_shapes().items() if number or name != "attn_norm.weight"}
 
     def head_shapes(self) -> Shapes:
-        """Compute the shapes of the last norm."""
+        """Return the shapes of the last norm."""
         return {"final_norm.weight": (self.hidden_size,)}
 
     def flops(self, num_tokens: int) -> TowerFlops:
-        """Count the operations for one caption; a window saves none, for it is a mask over all tokens."""
-        # A gated MLP has three products where another has two.
+        """Count the operations for one caption; a window saves none, because it is a mask over all tokens."""
+        # A gated MLP has three products where others have two.
         return TowerFlops(0, attention_flops(num_tokens, self.hidden_size, 3 * self.intermediate_size // 2), 0)
 
     def workspace_values(self, num_tokens: int) -> int:
-        """Count in a layer residual, norm, q, k, v, and value, gate and product of the MLP."""
+        """Count residual, norm, q, k, v, and value, gate and product of a layer's MLP."""
         return num_tokens * (5 * self.hidden_size + 3 * self.intermediate_size)
 
     def library_settings(self) -> dict[str, Any]:
-        """Give the settings of transformers' configuration, by its names."""
+        """Return the settings of transformers' configuration, by its names."""
         bases = {GLOBAL: self.global_rope_theta, LOCAL: self.local_rope_theta}
         return self.model_dump(exclude=_OWN_KEYS) | {
             "layer_types": self.layer_types,
@@ -108,7 +108,7 @@ class ModernBertTower(TextEncoderTower):
         }
 
     def library_options(self) -> dict[str, Any]:
-        """Give no options: there is no pooler to leave out."""
+        """Return no options: there is no pooler to leave out."""
         return {}
 
     def prune(self, module: Any, layers: LayerRange) -> None:
@@ -118,11 +118,11 @@ class ModernBertTower(TextEncoderTower):
             module.final_norm = None
 
     def fill_buffers(self, module: Any, device: torch.device) -> None:
-        """Fill the frequencies of the rotary positions, which every range of layers computes with."""
+        """Fill the frequencies of the rotary positions, which every range of layers needs."""
         module.rotary_emb = type(module.rotary_emb)(module.config, device)
 
     def layer_modules(self, module: Any) -> Any:
-        """Give the layers."""
+        """Return the layers."""
         return module.layers
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
@@ -138,7 +138,7 @@ class ModernBertTower(TextEncoderTower):
         return x_FLD
 
     def _window_mask(self, places: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """Whether a token may be attended to from a place near it; bool (R or 1, 1, T, T), None where all may."""
+        """Whether a token may be attended to from a nearby position; bool (R or 1, 1, T, T), None if all may."""
         reach = self.local_attention // 2
         if mask is None and len(places) < reach:
             return None
@@ -151,7 +151,6 @@ class ModernBertTower(TextEncoderTower):
 
 
 def _read(theirs: Any, names: frozenset[str], where: Path) -> ModernBertTower:
-    """Read the configuration of a checkpoint."""
     del names
     kinds, rope = theirs.layer_types, theirs.rope_parameters
     for kind, settings in rope.items():

@@ -1,12 +1,11 @@
-"""timm's NaFlexVit: images of their own proportions, of at most a budget of patches each; and NaFlex SigLIP 2.
+"""timm's NaFlexVit and NaFlex SigLIP 2: images keep their proportions, within a budget of patches each.
 
-An image is brought to a whole number of patches along both sides, and its positions are the table's, resized to that
-grid. Images of a batch lie in a rectangle as wide as the longest one, whose padding no patch attends to.
+An image is resized to a whole number of patches along both sides, and the position table is resized to that grid.
+Images of a batch lie in a rectangle as wide as the longest one; no patch attends to its padding.
 
 Legend: `R` rows, `F` images (frames) of all rows, `N` patches of one image, `L` tokens of one image, `D` width, `P`
-values of one patch: 3 for each pixel.
-Source: timm 1.0.31, `NaFlexVit.forward_features` and `forward_head`, whose steps these methods follow; transformers
-5.23, `Siglip2VisionModel.forward`, which computes the same.
+values of one patch: 3 for each pixel. Source: timm 1.0.31, `NaFlexVit.forward_features` and `forward_head`, whose steps
+these methods follow; transformers 5.23, `Siglip2VisionModel.forward`, which computes the same.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from shards.layouts import PatchGrids
 
-# Settings that have timm's names.
+# Settings under timm's own names.
 _TIMM_NAMES = {"patch_size", "depth", "num_heads", "mlp_ratio", "scale_mlp_norm", "qkv_bias", "qk_norm", "init_values"}
 _TIMM_NAMES |= {"class_token", "pre_norm", "final_norm", "fc_norm", "pos_embed_interp_mode", "pos_embed_ar_preserving"}
 _TIMM_NAMES |= {"pos_embed_antialias", "pos_embed_align_corners"}
@@ -48,7 +47,7 @@ class NaFlexTower(TimmVisionTower):
     """A NaFlexVit as timm builds it; `image_size` is the side of the square whose patches fit the position table."""
 
     label = "NaFlex ViT"
-    lookup_prefixes = ("embeds.",)  # the patches' linear layer stays with the table, as a ViT's convolution does
+    lookup_prefixes = ("embeds.",)  # the patches' linear layer stays with the table, like a ViT's convolution
 
     family: Literal["naflex"] = "naflex"
     max_patches: int = Field(256, ge=1, description="budget: an image is resized to at most so many patches")
@@ -77,7 +76,7 @@ class NaFlexTower(TimmVisionTower):
 
     @property
     def patch_px(self) -> int | None:
-        """Side of a patch, px: images keep their own proportions."""
+        """Side of a patch, px: images keep their proportions."""
         return self.patch_size
 
     @property
@@ -86,25 +85,25 @@ class NaFlexTower(TimmVisionTower):
         return 3 * self.patch_size**2
 
     def at_patches(self, num_patches: int) -> Self:
-        """Make the tower for images of so many patches, at most its budget."""
+        """Copy the tower for images of so many patches, at most its budget."""
         return self.model_copy(update={"max_patches": min(num_patches, self.max_patches)})
 
     def describe(self) -> str:
-        """Describe the tower with its sizes."""
+        """Describe the tower and its sizes."""
         return (
             f"{self.label} {self.depth} layers x {self.width}, images of up to {self.max_patches} patches of "
             f"{self.patch_size} px"
         )
 
     def input_bytes(self, num_tokens: int) -> int:
-        """Compute the bytes of one image's patches."""
+        """Return the bytes of one image's patches."""
         del num_tokens
         return self.max_patches * self.patch_values
 
     def front_shapes(self) -> Shapes:
-        """Compute the shapes of patches, class and register tokens, positions."""
+        """Return the shapes of patches, class and register tokens, and positions."""
         width, side = self.width, self.grid_side
-        # timm leaves out the patch bias where a norm follows directly.
+        # timm omits the patch bias where a norm follows directly.
         shapes = linear_shapes("embeds.proj", self.patch_values, width, bias=not self.pre_norm)
         if self.class_token:
             shapes["embeds.cls_token"] = (1, 1, width)
@@ -117,7 +116,7 @@ class NaFlexTower(TimmVisionTower):
         return shapes | (self.norm_shapes("norm_pre", width) if self.pre_norm else {})
 
     def block_shapes(self) -> Shapes:
-        """Compute the shapes of a block."""
+        """Return the shapes of a block."""
         width = self.width
         scales: Shapes = {"ls1.gamma": (width,), "ls2.gamma": (width,)} if self.init_values else {}
         return (
@@ -131,7 +130,7 @@ class NaFlexTower(TimmVisionTower):
         )
 
     def build(self) -> Any:
-        """Build the whole tower; its head is left to `ProjectionHead`."""
+        """Build the whole tower without its head, which `ProjectionHead` provides."""
         from shards.compat import deferred_compiler
 
         with deferred_compiler():
@@ -146,10 +145,10 @@ class NaFlexTower(TimmVisionTower):
             pos_embed="factorized" if self.factorized_pos_embed else {"learn": "learned"}.get(self.pos_embed, "none"),
             pos_embed_grid_size=(self.grid_side, self.grid_side),
             norm_layer=partial(LayerNorm, eps=self.norm_eps),
-            act_layer=None if self.activation == "gelu" else self.activation,  # its default is torch's own exact GELU
+            act_layer=None if self.activation == "gelu" else self.activation,  # the default is torch's own exact GELU
             **known_options(naflexvit.NaFlexVitCfg, self.model_dump(include=_TIMM_NAMES), _UNSET),
         )
-        # All weights are loaded; and on the meta device, torch's compiler would make them.
+        # Initial weights are pointless, as all are loaded; on the meta device, they would import torch's compiler.
         bare_class: Any = type(
             "NaFlexVit", (naflexvit.NaFlexVit,), {"init_weights": lambda *arguments, **settings: None}
         )
@@ -162,10 +161,11 @@ class NaFlexTower(TimmVisionTower):
             module.embeds = None
 
     def fill_buffers(self, module: Any, device: torch.device) -> None:
-        """Lay out the position table channel by channel, as transformers up to 5.23 does.
+        """Store the position table channel by channel, as transformers up to 5.23 does.
 
-        For images one patch wide, torch 2.15 resizes such a table otherwise than the filters say, and timm's own layout
-        as they say. The layout stays, as another one would move the vectors of all other images in their last bits.
+        For images one patch wide, torch 2.15 resizes such a table differently than the filters say, and timm's own
+        layout as they say. The layout stays, because another one would change the vectors of all other images in their
+        last bits.
         """
         del device
         if module.embeds is not None and module.embeds.pos_embed is not None:
@@ -173,7 +173,7 @@ class NaFlexTower(TimmVisionTower):
             table.data = table.data.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
 
     def filter_places(self, num_rows: int, num_columns: int) -> NDArray[np.int64]:
-        """Find the filters of each patch of a grid among those of `use_filters`: by row and by column; (N, 2)."""
+        """Find the filters of each patch of a grid among those of `use_filters`, by row and column; (N, 2)."""
         sides = np.array([num_rows, num_columns])
         lengths = np.full(2, sides.max()) if self.pos_embed_ar_preserving else sides
         places = np.stack(np.divmod(np.arange(num_rows * num_columns), num_columns), 1)
@@ -181,13 +181,10 @@ class NaFlexTower(TimmVisionTower):
         return found
 
     def use_filters(self, module: Any) -> None:
-        """Take positions from the table by products with filters, in the place of a resize to each image's grid.
+        """Compute positions as products of the table with filters, instead of a resize to each image's grid.
 
-        All images have one grid then, and come with `filter_places` as their coordinates: a graph that is made once
-        takes grids of every size.
-
-        Raises:
-            ModelError: the installed timm adds positions in another way.
+        All images then have one grid, with `filter_places` as their coordinates, so one traced graph takes grids of
+        every size. Raises a ModelError if the installed timm adds positions in another way.
         """
         embeds = module.embeds
         if self.pos_embed == "none":
@@ -207,7 +204,7 @@ class NaFlexTower(TimmVisionTower):
             raise ModelError("this version of timm has no place for the positions of a NaFlexVit that is exported")
 
     def _filters(self) -> torch.Tensor:
-        """Compute what each place of a table's side adds to each place of a side of every length."""
+        """Compute how much each position of a table's side contributes to each position of a side of every length."""
         import torch
         from torch.nn.functional import interpolate
 
@@ -224,11 +221,7 @@ class NaFlexTower(TimmVisionTower):
         return torch.cat([interpolate(table_1SS2, size=(side, 2), **settings)[0, :, :, 0].T for side in sides])
 
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> PatchGrids:
-        """Lay out frames in a rectangle of the longest one's width.
-
-        Raises:
-            ModelError: there are no grids, or they aren't those of inputs of these lengths.
-        """
+        """Lay out frames in a rectangle as wide as the longest; raises a ModelError if grids don't match."""
         from shards.layouts import PatchGrids
 
         if grids is None:
@@ -247,41 +240,37 @@ class NaFlexTower(TimmVisionTower):
         return None if grids is None else grids[:, 1:].long().prod(1) + self.num_prefix_tokens
 
     def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
-        """Make images that use up the budget, as most do."""
+        """Return the lengths of images that use up the budget, as most do."""
         import torch
 
         del num_tokens
         return torch.full((num_rows,), self.max_patches)
 
     def sample_grids(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Make grids of these lengths, as square as they can be."""
+        """Return grids of these lengths, as square as possible."""
         import torch
 
         sides = [next(side for side in range(isqrt(n), 0, -1) if n % side == 0) for n in lengths.tolist()]
         return torch.tensor([(1, side, n // side) for side, n in zip(sides, lengths.tolist(), strict=True)]).int()
 
     def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Make random patches."""
+        """Return random patches."""
         import torch
 
         return torch.randint(0, 256, (int(lengths.sum()), self.patch_values)).byte()
 
     def input_layout(self) -> tuple[torch.dtype, Shape]:
-        """Give dtype and shape of a patch."""
+        """Return dtype and shape of a patch."""
         import torch
 
         return torch.uint8, (self.patch_values,)
 
     def activation_shape(self) -> Shape:
-        """Give the shape of a token, (D,)."""
+        """Return the shape of a token, (D,)."""
         return (self.width,)
 
     def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Check patches, uint8 (patches of all rows, P).
-
-        Raises:
-            ModelError: this is no uint8 tensor of patches of the model's size.
-        """
+        """Raise a ModelError unless patches are uint8 (patches of all rows, P), of the model's patch size."""
         import torch
 
         del lengths
@@ -292,13 +281,13 @@ class NaFlexTower(TimmVisionTower):
             )
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Embed patches, class and register tokens, positions; (patches of all rows, P) to (F, L, D)."""
+        """Embed patches, class and register tokens, and positions; (patches of all rows, P) to (F, L, D)."""
         tokens, _ = module.embeds(layout.patches.pad(values), patch_coord=layout.coordinates())
         normed: torch.Tensor = module.norm_pre(tokens)
         return normed
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run blocks in order, in which no token sees padding; (F, L, D) to (F, L, D)."""
+        """Run blocks in order, without attention to padding; (F, L, D) to (F, L, D)."""
         mask = layout.added_mask(x_FLD)
         for layer in range(layers.start, layers.stop):
             x_FLD = module.blocks[layer](x_FLD, attn_mask=mask)
@@ -306,7 +295,7 @@ class NaFlexTower(TimmVisionTower):
 
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run timm's last norm and pooling in float32, without padding; (F, L, D) to (F, D)."""
-        # The norm works token by token: where only the class token is kept, the others need no norm.
+        # The norm works token by token: if only the class token is kept, the others need no norm.
         x_FLD = x_FLD[:, :1] if self.pool == "token" else x_FLD
         normed = module.norm(x_FLD.float())
         pooled: torch.Tensor = module.forward_head(normed, pre_logits=True, patch_valid=layout.is_patch)
@@ -315,7 +304,7 @@ class NaFlexTower(TimmVisionTower):
     def reference(
         self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute pooled features by timm's own forward functions, with the mask that timm makes."""
+        """Compute pooled features by timm's own forward functions, with timm's own mask."""
         layout = self.layout(lengths, grids).move_to(lambda each: each.to(values.device))
         patches, is_patch = layout.patches.pad(values), layout.is_patch
         features = module.forward_features(patches, patch_coord=layout.coordinates(), patch_valid=is_patch)
@@ -324,7 +313,7 @@ class NaFlexTower(TimmVisionTower):
 
 
 def _read_siglip2(theirs: Any, names: frozenset[str], where: Path) -> NaFlexTower:
-    """Read the configuration of a NaFlex vision tower; its budget of patches is the image processor's."""
+    """Read the configuration of a NaFlex vision tower; its patch budget comes from the image processor."""
     del names
     fields, side = vision_fields(theirs, where), isqrt(theirs.num_patches)
     if side**2 != theirs.num_patches:
@@ -343,7 +332,7 @@ def _read_siglip2(theirs: Any, names: frozenset[str], where: Path) -> NaFlexTowe
 
 
 def siglip2_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Find transformers' names of one of a NaFlexVit's tensors: those of the fixed tower's patches and table."""
+    """Return transformers' names of one of a NaFlexVit's tensors: those of the fixed tower's patches and table."""
     name = name.replace("embeds.proj", "patch_embed.proj").removeprefix("embeds.")
     return siglip_vision_names(name, names)
 

@@ -54,11 +54,11 @@ CLASSES: dict[str, ModelClass] = {
     model_type: found for module in MODULES for model_type, found in getattr(module, "CLASSES", {}).items()
 }
 CLASSES["vision-text-dual-encoder"] = ModelClass()
-"""transformers' classes of two towers, by `model_type`; the last one joins towers of any families."""
+"""transformers' two-tower classes, by `model_type`; the last one joins towers of any families."""
 
 
 def _any_of(kind: type[Tower], default: type[Tower]) -> Any:
-    """Make the type of a section that any family of a kind may stand in; without a family it is the default's."""
+    """Make the type of a section of any family of a kind; without a family name it is the default's."""
     families = [tower for module in MODULES for tower in getattr(module, "TOWERS", ()) if issubclass(tower, kind)]
     if len(families) == 1:
         return default
@@ -74,7 +74,7 @@ def _any_of(kind: type[Tower], default: type[Tower]) -> Any:
 
 
 def family_name(tower: type[Tower]) -> str:
-    """Give the name of a family, as in config.json."""
+    """Return the name of a family, as in config.json."""
     return str(tower.model_fields["family"].default)
 
 

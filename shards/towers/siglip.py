@@ -3,8 +3,8 @@
 Padding is attended to like any other token, so a caption is always as long as the tokeniser pads it. The library's last
 layer, `head`, is our projection. The vision tower is a ViT with attention pooling.
 
-Legend: `R` captions, `T` tokens of each, `D` width.
-Source: transformers 5.23, `SiglipTextModel.forward` and `SiglipVisionModel.forward`, whose steps these methods follow.
+Legend: `R` captions, `T` tokens of each, `D` width. Source: transformers 5.23, `SiglipTextModel.forward` and
+`SiglipVisionModel.forward`, whose steps these methods follow.
 """
 
 from __future__ import annotations
@@ -47,34 +47,30 @@ class SiglipTextTower(PreNormTextTower):
 
     @property
     def has_fixed_length(self) -> bool:
-        """Whether all captions are padded to one length: they are."""
+        """Return True: all captions are padded to one length."""
         return True
 
     def tokens_in(self, num_tokens: int) -> int:
-        """Compute the tokens of one caption; all captions have as many."""
+        """Return the tokens of one caption; all captions have the same number."""
         del num_tokens
         return self.max_position_embeddings
 
     def input_bytes(self, num_tokens: int) -> int:
-        """Compute the bytes of one caption's token ids, int32."""
+        """Return the bytes of one caption's token ids, int32."""
         return 4 * self.tokens_in(num_tokens)
 
     def workspace_values(self, num_tokens: int) -> int:
-        """Count in a layer residual, norm, q, k, v, and the hidden width twice."""
+        """Count residual, norm, q, k, v, and twice the hidden width of a layer."""
         return super().workspace_values(self.tokens_in(num_tokens))
 
     def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
-        """Make captions of the one length."""
+        """Return captions of the one length."""
         import torch
 
         return torch.full((num_rows,), self.tokens_in(num_tokens))
 
     def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Check token ids, int32 (N,).
-
-        Raises:
-            ModelError: an id is outside the vocabulary, or captions aren't padded to one length that the tower takes.
-        """
+        """Raise a ModelError for ids, int32 (N,), outside the vocabulary, or captions not padded to one length."""
         super().check_input(values, lengths)
         shortest, longest = int(lengths.min()), int(lengths.max())
         if shortest != longest:
@@ -84,7 +80,7 @@ class SiglipTextTower(PreNormTextTower):
             )
 
     def build(self) -> Any:
-        """Build the whole tower, with attention by torch's fused kernel; its head is left to `ProjectionHead`."""
+        """Build the whole tower with torch's fused attention kernel; `ProjectionHead` provides its head."""
         from torch import nn
 
         module = super().build()
@@ -92,14 +88,13 @@ class SiglipTextTower(PreNormTextTower):
         return module
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run layers in order, in which each token sees all others, padding too."""
+        """Run layers in order, in which each token sees all others, including padding."""
         for layer in range(layers.start, layers.stop):
             x_FLD = module.encoder.layers[layer](x_FLD, None)
         return x_FLD
 
 
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> SiglipTextTower:
-    """Read the configuration of a text tower."""
     del names
     fields = {key: getattr(theirs, key) for key in SiglipTextTower.model_fields if key != "family"}
     fields["pad_token_id"] = fields["pad_token_id"] or 0  # the tokeniser pads, with its own id
@@ -107,7 +102,7 @@ def _read_text(theirs: Any, names: frozenset[str], where: Path) -> SiglipTextTow
 
 
 def siglip_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Give transformers' name of a tensor, which is ours but for the projection."""
+    """Return transformers' name of a tensor: ours, except for the projection."""
     del names
     return (name.replace("head.projection.", "head."),)
 
@@ -142,7 +137,7 @@ _VISION_MODULES = {
 
 
 def siglip_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Find transformers' names of one of a ViT's tensors."""
+    """Return transformers' names of one of a ViT's tensors."""
     module, _, leaf = name.rpartition(".")
     if name in _VISION_TENSORS:
         return (_VISION_TENSORS[name],)
@@ -151,7 +146,7 @@ def siglip_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
     return clip_vision_names(name, names)
 
 
-# torch's MultiheadAttention has queries, keys and values one after the other.
+# torch's MultiheadAttention concatenates queries, keys and values.
 _IN_PROJ_ROWS = {
     "attn_pool.q.weight": (0, 1, 3),
     "attn_pool.q.bias": (0, 1, 3),
@@ -164,7 +159,7 @@ _TEXT_IMPORT = TowerImport("SiglipTextConfig", _read_text, siglip_text_names, ig
 TOWERS = (SiglipTextTower,)
 IMPORTS = {
     "siglip_text_model": _TEXT_IMPORT,
-    "siglip2_text_model": _TEXT_IMPORT,  # the same layers, as transformers' modular_siglip2.py shows
+    "siglip2_text_model": _TEXT_IMPORT,  # the same layers, see transformers' modular_siglip2.py
     "siglip_vision_model": TowerImport(
         "SiglipVisionConfig", _read_vision, siglip_vision_names, ignored=_POSITIONS, rows=_IN_PROJ_ROWS
     ),

@@ -26,19 +26,19 @@ TextActivation = Literal[
 ]
 TextPooling = Literal["pooler", "cls", "mean"]
 
-# Heads of transformers' classes, which an encoder doesn't need, and tables that follow from the shapes.
+# Heads of transformers' classes that an encoder doesn't need, and tables that follow from the shapes.
 _IGNORED = ("classifier.", "qa_outputs.", "embeddings.position_ids", "embeddings.token_type_ids")
 
 
 class TextEncoderTower(TextTower):
-    """A text encoder as transformers builds it; a family declares the fields, most of them with transformers' names."""
+    """A text encoder as transformers builds it; a family declares the fields, mostly under transformers' names."""
 
     library_class: ClassVar[str]
     """Name of transformers' class."""
     positions_need_padding_id: ClassVar[bool] = False
-    """Whether positions are counted by the id of padding, as in RoBERTa."""
+    """Whether positions are counted from the padding id, as in RoBERTa."""
     dual_encoder_type: ClassVar[str | None] = None
-    """`model_type` by which transformers' class of two arbitrary towers builds it; None where it has no pooler."""
+    """`model_type` under which transformers' dual-encoder class builds it; None if it has no pooler."""
     depth_field = "num_hidden_layers"
     head_prefixes = ("pooler.",)
     lookup_prefixes = ("embeddings.",)
@@ -78,7 +78,7 @@ class TextEncoderTower(TextTower):
 
     @property
     def num_vocabulary(self) -> int:
-        """Number of tokens that the embedding table knows."""
+        """Size of the embedding table's vocabulary."""
         return self.vocab_size
 
     @property
@@ -87,32 +87,32 @@ class TextEncoderTower(TextTower):
         return self.pad_token_id
 
     def describe(self) -> str:
-        """Describe the tower with its sizes."""
+        """Describe the tower and its sizes."""
         return f"{self.label} {self.num_hidden_layers} layers x {self.hidden_size}, {self.vocab_size:,} tokens"
 
     def head_shapes(self) -> Shapes:
-        """Compute the shapes of the pooler."""
+        """Return the shapes of the pooler."""
         return linear_shapes("pooler.dense", self.hidden_size, self.hidden_size) if self.pool == "pooler" else {}
 
     def flops(self, num_tokens: int) -> TowerFlops:
-        """Count the operations for one caption; its front only looks tokens up."""
+        """Count the operations for one caption; its front only looks up tokens."""
         layer = attention_flops(num_tokens, self.hidden_size, self.intermediate_size)
         return TowerFlops(0, layer, 2 * self.hidden_size**2 if self.pool == "pooler" else 0)
 
     def workspace_values(self, num_tokens: int) -> int:
-        """Count in a layer residual, norm, q, k, v, and the hidden width twice."""
+        """Count residual, norm, q, k, v, and twice the hidden width of a layer."""
         return num_tokens * (5 * self.hidden_size + 2 * self.intermediate_size)
 
     def library_settings(self) -> dict[str, Any]:
-        """Give the settings of transformers' configuration."""
+        """Return the settings of transformers' configuration."""
         return self.model_dump(exclude={"family", "pool"})
 
     def library_options(self) -> dict[str, Any]:
-        """Give the options of transformers' class beside its configuration."""
+        """Return the options of transformers' class besides its configuration."""
         return {"add_pooling_layer": self.pool == "pooler"}
 
     def build(self) -> Any:
-        """Build the whole encoder, with attention by torch's fused kernel."""
+        """Build the whole encoder, with torch's fused attention kernel."""
         from shards.compat import deferred_compiler
 
         with deferred_compiler():
@@ -122,7 +122,7 @@ class TextEncoderTower(TextTower):
             model_class = getattr(transformers, self.library_class)
         with without_token_id_warnings():
             config = model_class.config_class(**self.library_settings(), attn_implementation="sdpa")
-        with no_init_weights():  # all weights are loaded; and on the meta device, torch's compiler would make them
+        with no_init_weights():  # all weights are loaded; on the meta device, it would import torch's compiler
             return model_class(config, **self.library_options())
 
     def prune(self, module: Any, layers: LayerRange) -> None:
@@ -139,7 +139,7 @@ class TextEncoderTower(TextTower):
             module.pooler = None
 
     def fill_buffers(self, module: Any, device: torch.device) -> None:
-        """Fill the tables of positions and types; on the meta device they have no values."""
+        """Fill the tables of positions and types, which have no values on the meta device."""
         import torch
 
         if module.embeddings is not None:
@@ -149,7 +149,7 @@ class TextEncoderTower(TextTower):
                 module.embeddings.token_type_ids = torch.zeros(shape, dtype=torch.long, device=device)
 
     def layer_modules(self, module: Any) -> Any:
-        """Give the layers."""
+        """Return the layers."""
         return module.encoder.layer
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
@@ -189,7 +189,7 @@ class TextEncoderTower(TextTower):
         if self.pool == "pooler":
             pooled: torch.Tensor = output.pooler_output
             return pooled
-        # Where a family has a norm after the layers, this output has passed it.
+        # If a family has a norm after the layers, this output has passed it.
         return TextEncoderTower.pool_tokens(self, module, output.last_hidden_state, layout)
 
     def use_plain_attention(self, module: Any) -> None:
@@ -209,14 +209,9 @@ def encoder_import(
 ) -> TowerImport:
     """Make the reader of a kind of encoder.
 
-    Args:
-        family: class of the tower.
-        config_class: name of transformers' class of its configuration.
-        pool: how the checkpoint's class pools; without it, by the pooler where there is one, else by the token mean.
-        their_keys: transformers' names of fields, where they differ.
-        expected: values that settings without a field must have.
-        ignored: prefixes of the names of heads that other families don't have.
-        has_pooled_output: whether the checkpoint's class pools.
+    `config_class` names transformers' configuration class; `pool` says how the checkpoint's class pools (None: by the
+    pooler if there is one, else the token mean); `their_keys` are transformers' names of fields, where they differ;
+    `expected` are required values of settings without a field; `ignored` are name prefixes of the family's own heads.
     """
 
     def read(theirs: Any, names: frozenset[str], where: Path) -> TextEncoderTower:
@@ -235,6 +230,6 @@ def encoder_import(
 
 
 def encoder_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Find transformers' name of a tensor, which is ours but for the norms of old checkpoints."""
+    """Return transformers' name of a tensor: ours, except for norms of old checkpoints."""
     old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
     return (old if old in names else name,)

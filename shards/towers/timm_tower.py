@@ -25,11 +25,7 @@ Mlp = Literal["mlp", "swiglu", "swiglu_packed"]
 
 
 def known_options(kind: type, options: dict[str, Any], unset: dict[str, Any]) -> dict[str, Any]:
-    """Select the options that a class of timm takes; older versions lack some, and do what their unset values say.
-
-    Raises:
-        ModelError: the tower needs one that the installed version lacks.
-    """
+    """Drop options that an older timm lacks if their values say what it does; raises a ModelError if one is needed."""
     missing = unset.keys() - signature(kind).parameters.keys()
     for name in sorted(missing):
         if options[name] != unset[name]:
@@ -106,7 +102,7 @@ class TimmVisionTower(VisionTower):
 
     @property
     def mlp_units(self) -> int:
-        """Number of units that the MLP's output projection takes."""
+        """Width of the input to the MLP's output projection."""
         return self.mlp_width
 
     @property
@@ -130,19 +126,19 @@ class TimmVisionTower(VisionTower):
         return self.image_size
 
     def describe(self) -> str:
-        """Describe the tower with its sizes."""
+        """Describe the tower and its sizes."""
         return f"{self.label} {self.depth} layers x {self.width}, {self.image_size} px in patches of {self.patch_size}"
 
     def norm_shapes(self, name: str, width: int) -> Shapes:
-        """Give the shapes of a norm of the tower's kind."""
+        """Return the shapes of a norm of the tower's kind."""
         return norm_shapes(name, width)
 
     def patch_shapes(self) -> Shapes:
-        """Compute the shapes of the patch embedding, without its bias."""
+        """Return the shapes of the patch embedding, without its bias."""
         return {"patch_embed.proj.weight": (self.width, 3, self.patch_size, self.patch_size)}
 
     def front_shapes(self) -> Shapes:
-        """Compute the shapes of patches, class and register tokens, positions."""
+        """Return the shapes of patches, class and register tokens, and positions."""
         shapes = self.patch_shapes()
         if self.class_token:
             shapes["cls_token"] = (1, 1, self.width)
@@ -151,25 +147,21 @@ class TimmVisionTower(VisionTower):
         if self.pos_embed == "learn":
             num_positions = self.num_patches if self.no_embed_class else self.num_tokens
             shapes["pos_embed"] = (1, num_positions, self.width)
-        # timm leaves out the patch bias where a norm follows directly.
+        # timm omits the patch bias where a norm follows directly.
         last: Shapes = (
             self.norm_shapes("norm_pre", self.width) if self.pre_norm else {"patch_embed.proj.bias": (self.width,)}
         )
         return shapes | last
 
     def attention_norm_shapes(self) -> Shapes:
-        """Compute the shapes of the norms inside an attention."""
+        """Return the shapes of the norms inside an attention."""
         head_dim, shapes = self.width // self.num_heads, {}
         if self.qk_norm:
             shapes = self.norm_shapes("attn.q_norm", head_dim) | self.norm_shapes("attn.k_norm", head_dim)
         return shapes | (self.norm_shapes("attn.norm", self.width) if self.scale_attn_norm else {})
 
     def mlp_shapes(self, *, bias: bool = True) -> Shapes:
-        """Compute the shapes of a block's MLP.
-
-        Args:
-            bias: whether its layers have one.
-        """
+        """Return the shapes of a block's MLP, with or without biases."""
         width, units = self.width, self.mlp_units
         if self.mlp == "swiglu":
             shapes = linear_shapes("mlp.fc1_g", width, units, bias=bias)
@@ -180,7 +172,7 @@ class TimmVisionTower(VisionTower):
         return shapes | norm | linear_shapes("mlp.fc2", units, width, bias=bias)
 
     def head_shapes(self) -> Shapes:
-        """Compute the shapes of the last norm, and of attention pooling."""
+        """Return the shapes of the last norm, and of attention pooling."""
         shapes = self.norm_shapes("fc_norm" if self.fc_norm else "norm", self.width) if self.final_norm else {}
         return shapes | (self._attention_pool_shapes() if self.pool == "map" else {})
 
@@ -200,7 +192,7 @@ class TimmVisionTower(VisionTower):
     def flops(self, num_tokens: int) -> TowerFlops:
         """Count the operations for one image."""
         del num_tokens
-        # A gated MLP has three products where another has two.
+        # A gated MLP has three products where others have two.
         units = self.mlp_units if self.mlp == "mlp" else 3 * self.mlp_units // 2
         return TowerFlops(self.front_flops(), attention_flops(self.num_tokens, self.width, units), self.head_flops())
 
@@ -216,13 +208,13 @@ class TimmVisionTower(VisionTower):
         return 2 * self.width**2 if self.has_head_pooler else 0
 
     def workspace_values(self, num_tokens: int) -> int:
-        """Count in a layer residual, norm, q, k, v, and the hidden width twice, or thrice where it is gated."""
+        """Count residual, norm, q, k, v, and the hidden width of a layer twice, or three times if it is gated."""
         del num_tokens
         layer = self.num_tokens * (5 * self.width + (2 if self.mlp == "mlp" else 3) * self.mlp_units)
         return max(layer, 3 * self.image_size**2)
 
     def fresh_value(self, name: str) -> float | None:
-        """Give the first value of LayerScale."""
+        """Return the initial value of LayerScale."""
         return self.init_values if name.rpartition(".")[2].startswith("gamma") else None
 
     def prune(self, module: Any, layers: LayerRange) -> None:
@@ -238,13 +230,13 @@ class TimmVisionTower(VisionTower):
             module.norm = module.fc_norm = module.attn_pool = None
 
     def layer_modules(self, module: Any) -> Any:
-        """Give the blocks."""
+        """Return the blocks."""
         return module.blocks
 
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run timm's last norm and pooling in float32; (F, L, D) to (F, D)."""
         del layout
-        # The norm works token by token: where only the class token is kept, the others need no norm.
+        # The norm works token by token: if only the class token is kept, the others need no norm.
         x_FLD = x_FLD[:, :1] if self.pool == "token" else x_FLD
         pooled: torch.Tensor = module.forward_head(module.norm(x_FLD.float()), pre_logits=True)
         return pooled

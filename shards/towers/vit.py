@@ -26,7 +26,7 @@ CONV_STEM_STRIDE_PX = 8
 
 VisionActivation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 
-# Settings that have timm's names.
+# Settings under timm's own names.
 _TIMM_NAMES = {"depth", "num_heads", "mlp_ratio", "qkv_bias", "init_values", "class_token", "pos_embed"}
 _TIMM_NAMES |= {"no_embed_class", "pre_norm", "final_norm", "fc_norm"}
 _TIMM_NAMES |= {"qk_norm", "scale_attn_norm", "scale_mlp_norm", "proj_bias"}
@@ -36,7 +36,8 @@ class VitTower(TimmVisionTower):
     """A ViT as timm builds it."""
 
     label = "ViT"
-    # Rounded to bfloat16, the stem's maps turned an image's vector by 4 degrees, and six layers by a quarter of one.
+    # Rounding to bfloat16 turned an image's vector by 4 degrees in the stem, but only by a quarter degree in six
+    # layers.
     float32_prefixes = ("patch_embed.backbone.",)
 
     family: Literal["vit"] = "vit"
@@ -79,7 +80,7 @@ class VitTower(TimmVisionTower):
 
     @property
     def mlp_units(self) -> int:
-        """Number of units that the MLP's output projection takes: half of them where gate and value are packed."""
+        """Width of the input to the MLP's output projection: half of the units if gate and value are packed."""
         return self.mlp_width // 2 if self.mlp == "swiglu_packed" else self.mlp_width
 
     @property
@@ -88,11 +89,11 @@ class VitTower(TimmVisionTower):
         return self.pooler == "tanh"
 
     def norm_shapes(self, name: str, width: int) -> Shapes:
-        """Give the shapes of a norm; an RMSNorm has no bias."""
+        """Return the shapes of a norm; an RMSNorm has no bias."""
         return norm_shapes(name, width) if self.norm == "layer" else {f"{name}.weight": (width,)}
 
     def patch_shapes(self) -> Shapes:
-        """Compute the shapes of the patch embedding, without its bias."""
+        """Return the shapes of the patch embedding, without its bias."""
         if self.stem == "patch":
             norm = self.norm_shapes("patch_embed.norm", self.width) if self.embed_norm else {}
             return super().patch_shapes() | norm
@@ -110,7 +111,7 @@ class VitTower(TimmVisionTower):
         return shapes | {"patch_embed.proj.weight": (self.width, num_in, side, side)}
 
     def block_shapes(self) -> Shapes:
-        """Compute the shapes of a block."""
+        """Return the shapes of a block."""
         width = self.width
         scales: Shapes = {"ls1.gamma": (width,), "ls2.gamma": (width,)} if self.init_values else {}
         return (
@@ -126,7 +127,7 @@ class VitTower(TimmVisionTower):
     def front_flops(self) -> float:
         """Count the operations of patches and of a conv stem, whose maps shrink by 2 three times: 2*side*side*9*in*out.
 
-        A residual block is two such convolutions from the map's channels to as many.
+        A residual block is two such convolutions that keep the number of channels.
         """
         if self.stem == "patch":
             return super().front_flops()
@@ -138,12 +139,12 @@ class VitTower(TimmVisionTower):
         return stem + 2 * self.num_patches * channels[-1] * patch_side * patch_side * self.width
 
     def workspace_values(self, num_tokens: int) -> int:
-        """Count in a layer residual, norm, q, k, v, and the MLP's hidden width; or the stem's maps."""
+        """Count residual, norm, q, k, v, and the MLP's hidden width of a layer; or the stem's maps."""
         first_map = (self.image_size // 2) ** 2 * self.conv_channels[0] if self.stem == "conv" else 0
         return max(super().workspace_values(num_tokens), 3 * self.image_size**2 + 2 * first_map)
 
     def build(self) -> Any:
-        """Build the whole ViT; its head is left to `ProjectionHead`."""
+        """Build the whole ViT without its head, which `ProjectionHead` provides."""
         from shards.compat import deferred_compiler
 
         with deferred_compiler():
@@ -169,7 +170,7 @@ class VitTower(TimmVisionTower):
             norm_layer=norm_layer,
             embed_norm_layer=norm_layer if self.embed_norm else None,
             mlp_layer={"mlp": Mlp, "swiglu": SwiGLU, "swiglu_packed": SwiGLUPacked}[self.mlp],
-            act_layer=None if self.activation == "gelu" else self.activation,  # its default is torch's own exact GELU
+            act_layer=None if self.activation == "gelu" else self.activation,  # the default is torch's own exact GELU
             **self.model_dump(include=_TIMM_NAMES),
             weight_init="skip",  # all weights are loaded; and on the meta device, torch's compiler would make them
         )
@@ -181,12 +182,12 @@ class VitTower(TimmVisionTower):
         return torch.float32 if self.stem == "conv" else dtype
 
     def set_dtype(self, module: Any, dtype: torch.dtype) -> None:
-        """Tell a conv stem the dtype of its output."""
+        """Set the output dtype of a conv stem."""
         if self.stem == "conv" and module.patch_embed is not None:
             module.patch_embed.backbone.output_dtype = dtype
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Embed patches, class and register tokens, positions; (F, 3, H, W) to (F, L, D)."""
+        """Embed patches, class and register tokens, and positions; (F, 3, H, W) to (F, L, D)."""
         del layout
         tokens: torch.Tensor = module.norm_pre(with_positions(module, module.patch_embed(values)))
         return tokens
@@ -200,7 +201,7 @@ class VitTower(TimmVisionTower):
 
 
 def _conv_shapes(conv: str, batch_norm: str, num_in: int, num_out: int) -> Shapes:
-    # Running statistics are buffers: training updates them, evaluation normalises with them.
+    # Running statistics are buffers: training updates them, evaluation normalises by them.
     statistics: Shapes = {f"{batch_norm}.running_mean": (num_out,), f"{batch_norm}.running_var": (num_out,)}
     return {f"{conv}.weight": (num_out, num_in, 3, 3)} | norm_shapes(batch_norm, num_out) | statistics
 

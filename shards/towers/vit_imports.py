@@ -51,7 +51,7 @@ _NEW_BLOCK = _OLD_BLOCK | {
 
 
 def _read(theirs: Any, names: frozenset[str], where: Path, *, num_reg_tokens: int = 0) -> VitTower:
-    """Read the configuration of a ViT; a DeiT is one whose distillation token is a register with a position."""
+    """Read the configuration of a ViT; a DeiT's distillation token is a register with a position."""
     return check_settings(
         VitTower,
         where,
@@ -67,18 +67,14 @@ def _read(theirs: Any, names: frozenset[str], where: Path, *, num_reg_tokens: in
 
 
 def vision_activation(name: str, where: Path) -> VisionActivation:
-    """Find timm's name of an activation.
-
-    Raises:
-        ModelError: it has none.
-    """
+    """Return timm's name of an activation; raises a ModelError if it has none."""
     if name not in ACTIVATIONS:
         raise ModelError(f"{where}: vision_config.hidden_act = {name!r}; only {', '.join(ACTIVATIONS)} can be imported")
     return ACTIVATIONS[name]
 
 
 def vit_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Find transformers' names of one of a ViT's tensors, in the older or the newer form."""
+    """Return transformers' names of one of a ViT's tensors, in the older or the newer form."""
     if name in _WHOLE:
         return (_WHOLE[name],)
     module, _, leaf = name.rpartition(".")

@@ -1,7 +1,7 @@
-"""Bounds over whole grids: a million stages at once, without listing them. NumPy.
+"""Bounds over whole grids: a million stages at once, without listing them.
 
-`label_setting.Steps` has the same recursion for lists of stages; on a grid, ranges of the two towers stay apart, and
-the least over all stages from one cut is a least over rows, then columns.
+`label_setting.Steps` has the same recursion for lists of stages; on a grid, ranges of the two towers stay separate, and
+the minimum over all stages from one cut is a minimum over rows, then columns.
 
 Legend: `V` ranges of vision layers, `T` ranges of text layers, `A` vision cuts, `B` text cuts, `R` resources.
 """
@@ -19,14 +19,7 @@ from shards.planning.solver.resources import TIE, Floats, Ints, Resources, Stage
 
 @dataclass(frozen=True)
 class GridAt:
-    """All stages at one throughput.
-
-    Attributes:
-        grid: the stages.
-        resources: the resources of the problem.
-        rate: items per second.
-        num_stages: stages of a path.
-    """
+    """All stages at one throughput (`rate`, items per second), for paths of `num_stages` stages."""
 
     grid: Grid
     resources: Resources
@@ -46,7 +39,7 @@ class GridAt:
         return found
 
     def stage_prices(self, prices: Floats) -> list[Floats]:
-        """Costs of the stages on each pool, (V, T), at prices (R,)."""
+        """Return the costs of the stages on each pool, (V, T), at prices (R,)."""
         return [sum(prices[resource] * part for resource, part in parts.items()) for parts in self.parts]
 
     def cheapest(self, prices: Floats) -> DualSolution:
@@ -86,7 +79,7 @@ class GridAt:
         return int(rows[row]), int(columns[column])
 
     def _to_go(self, price: Floats) -> list[Floats]:
-        """Least cost from each cut to the end, (A, B), for 0 to `num_stages` stages left."""
+        """Return the least cost from each cut to the end, (A, B), for 0 to `num_stages` stages left."""
         vision, text = self.grid.vision, self.grid.text
         found = [self._at_corner(-1)]
         for _ in range(self.num_stages):
@@ -94,7 +87,7 @@ class GridAt:
         return found
 
     def _so_far(self, price: Floats) -> list[Floats]:
-        """Least cost from the first cut to each, (A, B), for 0 to `num_stages` - 1 stages done."""
+        """Return the least cost from the first cut to each, (A, B), for 0 to `num_stages` - 1 stages done."""
         vision, text = self.grid.vision, self.grid.text
         rows, columns = np.argsort(vision.stops, kind="stable"), np.argsort(text.stops, kind="stable")
         price = price[np.ix_(rows, columns)]
@@ -110,7 +103,7 @@ class GridAt:
         return costs
 
     def _around(self, price: Floats) -> Floats:
-        """Least cost of the other stages of a path through each stage, (V, T)."""
+        """Return the least cost of the other stages of a path through each stage, (V, T)."""
         vision, text = self.grid.vision, self.grid.text
         around = np.full(price.shape, np.inf)
         for before, after in zip(self._so_far(price), self._to_go(price)[-2::-1], strict=True):
@@ -121,16 +114,10 @@ class GridAt:
 
 
 def _least(price: Floats, costs: Floats, ends: tuple[Ints, Ints], groups: tuple[Ints, Ints]) -> Floats:
-    """Extend least costs by one stage, for each pair of cuts.
+    """Extend least costs (A, B) by one stage of `price` (V, T); infinite where no stage ends.
 
-    Args:
-        price: (V, T), costs of the stages.
-        costs: (A, B), least costs so far, by the cut at one end of the stage.
-        ends: (V,) and (T,), the cuts at that end.
-        groups: (V,) and (T,), the cuts at its other end, ascending.
-
-    Returns:
-        (A, B), by the cut at the other end; infinite where no stage ends.
+    `ends` (V,) and (T,) are the cuts at the end of the stage where `costs` apply; `groups` (V,) and (T,), ascending,
+    those at its other end, by which the result is ordered.
     """
     least = np.full(costs.shape, np.inf)
     reached = np.isfinite(costs)

@@ -1,7 +1,7 @@
-"""Feasibility of a throughput: a bound by prices decides most rates, label setting the others. NumPy.
+"""Feasibility of a throughput: a bound by prices decides most rates, label setting the others.
 
-At any prices that sum to 1 for all capacities together, a path that keeps within every capacity costs at most 1. So the
-cheapest path proves that there is none, or fits itself, or shows which prices to raise.
+At any prices that sum to 1 for all capacities together, a path within every capacity costs at most 1. So the cheapest
+path proves that there is none, or fits itself, or shows which prices to raise.
 
 Source: Lagrangian bounds for shortest paths with resource constraints (Handler and Zang 1980).
 """
@@ -16,17 +16,17 @@ from shards.planning.solver.resources import TIE, Floats, Ints, Resources
 
 PRICE_ROUNDS = 12
 FIRST_PRICE_STEP = 1.0
-LEAST_PRICE = 1e-9  # never 0: an infinite use has to have an infinite cost
+LEAST_PRICE = 1e-9  # never 0: an infinite use must have an infinite cost
 CLOSE = 1e-3  # a bound this near to 1 is good enough
 
 
 @dataclass(frozen=True)
 class DualSolution:
-    """Prices and the cheapest path at them; an infinite bound where there is no path.
+    """Prices and the cheapest path at them; an infinite bound if there is no path.
 
     Attributes:
         prices: (R,), price of the whole capacity of each resource; they sum to 1.
-        path: numbers of the path's steps; empty where there is none, or where it was computed on a grid.
+        path: numbers of the path's steps; empty if there is none, or if it was computed on a grid.
         bound: cost of the path.
         used: (R,), its uses as fractions of the capacities.
     """
@@ -50,13 +50,9 @@ class DualSolution:
 def improve_prices(
     cheapest_at: Callable[[Floats], DualSolution], prices: Floats, num_rounds: int, *, stop_when_decided: bool
 ) -> DualSolution:
-    """Raise the bound: the price of what the cheapest path overuses goes up.
+    """Raise the bound by raising the price of what the cheapest path overuses, from initial prices (R,).
 
-    Args:
-        cheapest_at: finds the cheapest path at prices.
-        prices: (R,), to begin with.
-        num_rounds: the most changes of the prices.
-        stop_when_decided: whether to stop as soon as a path fits, or the bound proves that none does.
+    With `stop_when_decided`, stop as soon as a path fits, or the bound proves that none does.
     """
     best, size = cheapest_at(prices), FIRST_PRICE_STEP
     for _ in range(num_rounds):
@@ -72,14 +68,7 @@ def improve_prices(
 
 
 def path_at(steps: Steps, resources: Resources, rate: float, prices: Floats) -> Ints | None:
-    """Find a path that keeps within the capacities at a throughput; None where there is none.
-
-    Args:
-        steps: the steps.
-        resources: the resources of the problem.
-        rate: items per second.
-        prices: (R,), to begin with.
-    """
+    """Find a path within the capacities at a throughput, from initial prices (R,); None if there is none."""
     uses = resources.parts(steps.stages, rate)
     solution = _improve(steps, uses, prices, stop_when_decided=True)
     if solution.is_proof:
@@ -93,32 +82,16 @@ def path_at(steps: Steps, resources: Resources, rate: float, prices: Floats) -> 
 
 
 def narrow_at(steps: Steps, resources: Resources, rate: float, prices: Floats) -> tuple[Steps, Floats]:
-    """Improve prices at a feasible throughput, and drop the steps that they exclude.
-
-    Args:
-        steps: the steps.
-        resources: the resources of the problem.
-        rate: items per second.
-        prices: (R,), to begin with.
-
-    Returns:
-        The steps that stay, and the improved prices.
-    """
+    """Improve prices (R,) at a feasible throughput, and drop the steps that they exclude."""
     uses = resources.parts(steps.stages, rate)
     prices = _improve(steps, uses, prices, stop_when_decided=False).prices
     return narrow_steps(steps, uses, prices)[0], prices
 
 
 def narrow_steps(steps: Steps, uses: Floats, prices: Floats) -> tuple[Steps, Ints]:
-    """Keep the steps that lie on a path of cost at most 1; no feasible path has any other.
+    """Keep the steps, E, that lie on a path of cost at most 1, as no feasible path has any other; also their numbers.
 
-    Args:
-        steps: the steps, E.
-        uses: (R, E), as `Resources.parts` gives them.
-        prices: (R,).
-
-    Returns:
-        The steps that stay, and their numbers.
+    `uses` is (R, E), as `Resources.parts` returns them; `prices` is (R,).
     """
     numbers = np.flatnonzero(steps.within(prices @ uses, 1 + TIE))
     return Steps(steps.stages.take(numbers), steps.num_cuts, steps.num_stages), numbers

@@ -1,4 +1,4 @@
-"""All stages that a model allows, as arrays: ranges of one tower combined with ranges of the other. Pure; NumPy.
+"""All stages that a model allows, as arrays: ranges of one tower combined with ranges of the other.
 
 A stage's seconds, bytes and weights are sums of a part that depends on its vision layers and one that depends on its
 text layers, so a grid of all stages is an outer sum.
@@ -19,18 +19,12 @@ from shards.planning.solver.resources import Floats, Ints, StageCosts, Stages, s
 
 Flags = NDArray[np.bool_]
 
-BLOCK_CELLS = 10_000  # stages computed together, so that what comes between stays in a core's cache
+BLOCK_CELLS = 10_000  # stages computed together, so that intermediate values stay in a core's cache
 
 
 @dataclass(frozen=True)
 class LayerRanges:
-    """All ranges of one tower's layers between the cuts that are looked at, ordered by start, then stop.
-
-    Attributes:
-        depth: layers of the tower.
-        starts: (V,) first layer of each range.
-        stops: (V,) layer after the last.
-    """
+    """All ranges of one tower's layers between the considered cuts, ordered by start, then stop (exclusive): (V,)."""
 
     depth: int
     starts: Ints
@@ -53,22 +47,16 @@ class LayerRanges:
         return self.stops - self.starts
 
     def passing(self, bytes_at: Callable[[int], float]) -> Floats:
-        """Bytes that enter and leave each range, (V,)."""
+        """Return the bytes that enter and leave each range, (V,)."""
         table: Floats = np.array([bytes_at(layer) for layer in range(self.depth + 1)])
         return table[self.starts] + table[self.stops]
 
     def seconds(self, costs: TowerSeconds) -> Floats:
-        """Seconds of one input, (V,)."""
+        """Return the seconds of one input, (V,)."""
         return self.total(costs.front_s, costs.layer_s * self.num_layers, costs.head_s)
 
     def total(self, front: float, layers: NDArray[Any], head: float) -> Floats:
-        """Sum figures of each range, (V,).
-
-        Args:
-            front: of the embeddings.
-            layers: (V,), of the layers.
-            head: of what follows the last layer.
-        """
+        """Sum figures of each range, (V,): of the embeddings, of the layers, (V,), and of what follows the last."""
         has_layers = self.num_layers > 0
         holds_front, holds_head = (self.starts == 0) & has_layers, (self.stops == self.depth) & has_layers
         total: Floats = front * holds_front + layers + head * holds_head
@@ -77,13 +65,7 @@ class LayerRanges:
 
 @dataclass(frozen=True)
 class Grid:
-    """All stages, with their costs on each pool.
-
-    Attributes:
-        vision: ranges of the vision tower.
-        text: ranges of the text tower.
-        costs: (V, T) for each pool; seconds are infinite where a replica doesn't fit there.
-    """
+    """All stages, with their costs (V, T) on each pool; seconds are infinite if a replica doesn't fit there."""
 
     vision: LayerRanges
     text: LayerRanges
@@ -104,11 +86,8 @@ class Grid:
 def make_grid(problem: PlacementProblem, vision_cuts: Sequence[int], text_cuts: Sequence[int], min_layers: int) -> Grid:
     """Compute the costs of every stage between the given cuts, as `PlacementProblem.load` does for one stage.
 
-    Args:
-        problem: the model, the workload and the devices.
-        vision_cuts: layers of the vision tower that may lie before a cut, ascending, 0 and its depth included.
-        text_cuts: the same of the text tower.
-        min_layers: layers of each tower that every stage must hold: 0 or 1.
+    Cuts are the ascending numbers of a tower's layers before them, including 0 and the depth. Every stage must hold
+    `min_layers` (0 or 1) of each tower.
     """
     vision, text = LayerRanges.between(vision_cuts, min_layers), LayerRanges.between(text_cuts, min_layers)
     images, captions = problem.mix.images_per_item, problem.mix.captions_per_item
@@ -152,7 +131,7 @@ def _vision_weights(problem: PlacementProblem, ranges: LayerRanges) -> Floats:
 
 
 def _text_weights(problem: PlacementProblem, ranges: LayerRanges) -> Floats:
-    """Bytes of each text range, (T,); a group of shared weights counts once in each range that applies it."""
+    """Return the bytes of each text range, (T,); a group of shared weights counts once per range that applies it."""
     text, sizes = problem.config.text, problem.part_bytes
     if text is None:
         return np.zeros(len(ranges.starts))

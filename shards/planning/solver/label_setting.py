@@ -1,4 +1,4 @@
-"""Paths of stages from the first layer to the last: the cheapest, and the preferred one within capacities. NumPy.
+"""Paths of stages from the first layer to the last: the cheapest, and the preferred one within capacities.
 
 Cuts are numbered; a stage leads from one cut to a later one, so a plan of n stages is a path of n steps.
 """
@@ -17,28 +17,22 @@ SLACK = 1e-12  # rounding error of sums of the same numbers in another order
 
 @dataclass(frozen=True)
 class Steps:
-    """Stages sorted by their start, as the steps of paths from cut 0 to the last.
-
-    Attributes:
-        stages: the steps.
-        num_cuts: cuts, reached or not.
-        num_stages: steps of a path.
-    """
+    """Stages sorted by their start, as steps of paths from cut 0 to the last; `num_cuts` counts unreached cuts, too."""
 
     stages: Stages
     num_cuts: int
     num_stages: int
 
     def to_go(self, cost: Floats) -> Floats:
-        """Least cost from each cut to the end, by the number of steps left: (num_stages + 1, num_cuts)."""
+        """Return the least cost from each cut to the end, by the number of steps left: (num_stages + 1, num_cuts)."""
         return self._least(cost, -1, self.stages.stop, self.stages.start)
 
     def so_far(self, cost: Floats) -> Floats:
-        """Least cost from the first cut to each, by the number of steps done: (num_stages + 1, num_cuts)."""
+        """Return the least cost from the first cut to each, by the number of steps done: (num_stages + 1, num_cuts)."""
         return self._least(cost, 0, self.stages.start, self.stages.stop)
 
     def cheapest(self, cost: Floats) -> tuple[float, Ints]:
-        """Find the cheapest path: its cost and the numbers of its steps; infinite and empty where there is none."""
+        """Find the cheapest path's cost and the numbers of its steps; infinite and empty if there is none."""
         to_go = self.to_go(cost)
         if not np.isfinite(to_go[-1, 0]):
             return np.inf, np.empty(0, dtype=np.int64)
@@ -51,7 +45,7 @@ class Steps:
         return float(to_go[-1, 0]), np.array(path)
 
     def find_preferred(self, rank: Ints, unevenness: Floats) -> Ints | None:
-        """Find the path of the lowest rank, then unevenness, whatever it uses; None where there is none."""
+        """Find the path of the lowest rank, then unevenness, ignoring capacities; None if there is none."""
         ranks = np.full((self.num_stages + 1, self.num_cuts), FAR)
         squares = np.full(ranks.shape, np.inf)
         ranks[0, -1], squares[0, -1] = 0, 0.0
@@ -82,7 +76,7 @@ class Steps:
         return least + cost <= limit
 
     def _least(self, cost: Floats, corner: int, near: Ints, far: Ints) -> Floats:
-        """Least cost between a corner and each cut; each step has one end near the corner and one far from it."""
+        """Return the least cost between a corner and each cut; steps have an end near the corner and a far one."""
         found = np.full((self.num_stages + 1, self.num_cuts), np.inf)
         found[0, corner] = 0.0
         for number in range(1, self.num_stages + 1):
@@ -120,14 +114,14 @@ class Labels:
 
 
 def best_within(steps: Steps, uses: Floats, prices: Floats, rank: Ints, unevenness: Floats) -> Ints | None:
-    """Find the path of the lowest rank, then unevenness, within all capacities; None where there is none.
+    """Find the path of the lowest rank, then unevenness, within all capacities; None if there is none.
 
-    Exact: of the labels at the same cut, all are kept that are not dominated by another in everything.
+    The result is exact: all labels at the same cut are kept unless another dominates them in everything.
 
     Args:
         steps: the steps, E.
         uses: (R, E), what each step uses of each resource, as a fraction of its capacity.
-        prices: (R,), at which the cost of a step counts as one more resource: hopeless labels are dropped earlier.
+        prices: (R,), at which the cost of a step counts as one more resource, to drop hopeless labels earlier.
         rank: (E,), integers that add up along a path.
         unevenness: (E,), adds up along a path.
 
@@ -157,16 +151,10 @@ def best_within(steps: Steps, uses: Floats, prices: Floats, rank: Ints, unevenne
 def _extend(
     labels: Labels, stages: Stages, first: Ints, uses: Floats, rank: Ints, unevenness: Floats, room: Floats
 ) -> Labels:
-    """Extend every label by every step from its cut, but for those that leave too little for the rest.
+    """Extend every label by every step from its cut, except those that leave too little for the rest.
 
-    Args:
-        labels: the labels.
-        stages: the steps.
-        first: (cuts + 1,), number of the first step from each cut.
-        uses: (R, E), as in `best_within`.
-        rank: (E,).
-        unevenness: (E,).
-        room: (cuts, R), the most that may be used up at each cut.
+    `first` (cuts + 1,) has the number of the first step from each cut, `room` (cuts, R) the most that may be used up at
+    each cut; `uses`, `rank` and `unevenness` are as in `best_within`.
     """
     num_steps = first[labels.cut + 1] - first[labels.cut]
     parent = np.repeat(np.arange(len(labels.cut)), num_steps)
@@ -188,7 +176,7 @@ def _extend(
 def _drop_dominated(labels: Labels) -> Ints:
     """Drop labels that a neighbour in sorted order, at the same cut, equals or beats in everything.
 
-    Some that stay are dominated by labels further away; that costs time, and never the best path.
+    Some that stay are dominated by more distant labels; that costs time, but never the best path.
     """
     order = np.lexsort((labels.used[:, -1], labels.unevenness, labels.rank, labels.cut))
     cut, used = labels.cut[order], labels.used[order]

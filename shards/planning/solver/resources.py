@@ -1,7 +1,7 @@
-"""Uses of stages at a throughput, and capacities: devices, core-seconds, the host's memory. Pure; NumPy.
+"""Uses of stages at a throughput, and capacities: devices, core-seconds, the host's memory.
 
-The uses of a plan's stages add up, resource by resource, and grow with the throughput. That is what makes the search
-exact: a throughput is feasible if some cut and placement keep every sum within its capacity.
+The uses of a plan's stages add up, resource by resource, and grow with the throughput. That makes the search exact: a
+throughput is feasible if some cut and placement keep every sum within its capacity.
 """
 
 from collections.abc import Iterator
@@ -21,18 +21,15 @@ Index = Ints | NDArray[np.bool_] | slice | tuple[Ints, Ints]
 # Sums of the same costs in another order differ in the last digits; sums this close count as equal.
 TIE = 1e-9
 
-RATES_AT_ONCE, NUM_ROUNDS = 31, 10  # each round leaves one 32nd: to the last digits of a float
+RATES_AT_ONCE, NUM_ROUNDS = 31, 10  # each round leaves one 32nd, down to the precision of a float
 
 
 @dataclass(frozen=True)
 class StageCosts:
     """Costs of stages, in arrays of one shape.
 
-    Attributes:
-        seconds: seconds per item in one replica.
-        cpu_seconds: seconds per item on the host's cores.
-        memory: bytes of one replica.
-        smallest: the smallest part of a device that a replica may take: a power of two up to 1.
+    Seconds are per item, in one replica and (`cpu_seconds`) on the host's cores; `memory` is bytes of one replica;
+    `smallest` is the smallest part of a device that a replica may take, a power of two up to 1.
     """
 
     seconds: Floats
@@ -47,13 +44,7 @@ class StageCosts:
 
 @dataclass(frozen=True)
 class Stages(StageCosts):
-    """Stages with their cuts and pools, (E,).
-
-    Attributes:
-        start: number of the cut before it.
-        stop: number of the cut after it.
-        pool: number of the pool.
-    """
+    """Stages with the numbers of the cuts before and after them, and of their pools, (E,)."""
 
     start: Ints
     stop: Ints
@@ -64,21 +55,19 @@ class Stages(StageCosts):
 
 
 def smallest_part(memory: Floats, pool: Pool) -> Floats:
-    """Compute the smallest part of a device, a power of two, whose part of the memory holds a replica; (E,)."""
+    """Compute the smallest power-of-two part of a device whose share of the memory holds a replica; (E,)."""
     part = np.ones_like(memory)
     num_shares = 2
-    while num_shares <= pool.max_shares:  # few: quicker than logarithms
+    while num_shares <= pool.max_shares:  # few: faster than logarithms
         part[memory * num_shares <= pool.device.memory_bytes] = 1 / num_shares
         num_shares *= 2
     return part
 
 
 def devices_for(load: Floats, smallest: Floats) -> Floats:
-    """Compute the devices that a stage takes: whole ones, or a power-of-two part of one.
+    """Compute the devices for a load in seconds of work per second: whole ones, or a power-of-two part of one.
 
-    Args:
-        load: seconds of work per second, over all its replicas.
-        smallest: the smallest part that a replica may take.
+    `smallest` is the smallest part that a replica may take.
     """
     load = load * (1 - TIE)
     mantissa, exponent = np.frexp(load)
@@ -93,16 +82,16 @@ def replicas_for(load: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of a problem, in order: devices of each pool, or its own cores; all cores; memory of shared cores.
+    """Resources of a problem, in order: devices (or own cores) of each pool; all cores; memory of each shared pool.
 
-    The memory of each shared pool is one of them. Some may be used by no stage.
+    Some may be used by no stage.
     """
 
     problem: PlacementProblem
 
     @property
     def num(self) -> int:
-        """Number of resources, whether they are used or not."""
+        """Number of resources, used or not."""
         return self.cores + 1 + max(1, len(self.memory))
 
     @property
@@ -125,7 +114,7 @@ class Resources:
         return problem.num_cores / problem.host_seconds
 
     def capacities(self, rates: Floats) -> Floats:
-        """Compute capacities for the stages at P rates, the host's own work subtracted; (R, P), may be infinite."""
+        """Compute capacities for the stages at P rates, minus the host's own work; (R, P), may be infinite."""
         problem = self.problem
         caps = np.full((self.num, len(rates)), np.inf)
         for index, pool in enumerate(problem.pools):
@@ -138,13 +127,7 @@ class Resources:
         return caps
 
     def uses(self, pool_index: int, rate: float | Floats, costs: StageCosts) -> Iterator[tuple[int, Floats]]:
-        """Give what stages on one pool use: number of the resource and the amount of it, one pair after the other.
-
-        Args:
-            pool_index: number of the pool.
-            rate: items per second, one or an array that broadcasts with the others.
-            costs: costs of the stages on that pool.
-        """
+        """Yield the number and amount of each resource that stages on one pool use; `rate` may be an array."""
         pool = self.problem.pools[pool_index]
         cores = rate * costs.cpu_seconds
         if self.problem.num_cores is not None:
@@ -166,7 +149,7 @@ class Resources:
         return table
 
     def parts(self, stages: Stages, rate: float) -> Floats:
-        """Compute what each stage uses, as fractions of the capacities, (R, E); infinite where it alone exceeds one."""
+        """Compute each stage's uses as fractions of the capacities, (R, E); infinite if it exceeds one by itself."""
         caps = self.capacities(np.array([rate]))
         uses = self.of(stages, rate)
         with np.errstate(divide="ignore", invalid="ignore"):

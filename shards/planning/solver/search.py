@@ -1,4 +1,4 @@
-"""Parametric search for the highest feasible throughput, coarse to fine, and for the preferred of equals. NumPy.
+"""Parametric search for the highest feasible throughput, coarse to fine, and for the preferred of equals.
 
 The package's docstring explains the problem, the bound and why the result is exact.
 """
@@ -19,27 +19,22 @@ from shards.shard_specs import specs_between
 
 # Relative resolution of throughputs.
 STEP = 1e-9
-# The smallest throughput that is tried, as a fraction of what the devices could do without any loss.
+# The smallest throughput to try, as a fraction of what the devices could do without any loss.
 MIN_RATE_SHARE = 1e-9
 NEAR = 1.02  # bounds this close are tried one step above the lower, others by halving
 # How often prices are changed on a grid before its stages are listed.
 COARSE_ROUNDS, FINE_ROUNDS = 20, 0
-MAX_GAIN = 1.05  # finer cuts seldom gain more than this at once
-FEW_STEPS = 2_000  # above which it pays to drop those that the new lower bound excludes
+MAX_GAIN = 1.05  # finer cuts rarely gain more than this at once
+FEW_STEPS = 2_000  # above this it pays to drop those that the new lower bound excludes
 # Parts of the vision and of the text tower in the first rounds.
 COARSE_CUTS = ((8, 6), (16, 12))
 NEAR_LAYERS = 3  # cuts this far from the best of those rounds come next
-LACK = 1 << 50  # rank of a stage without one of the towers; more than all bytes that an item could have
+LACK = 1 << 50  # rank of a stage that lacks a tower; more than all bytes that an item could have
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Cut and placement.
-
-    Attributes:
-        items_per_s: throughput.
-        stages: the stages in order, each with its pool and the devices that it takes there.
-    """
+    """Throughput, and the stages in order, each with its pool and its devices there."""
 
     items_per_s: float
     stages: tuple[PlacedStage, ...]
@@ -58,18 +53,14 @@ class _State:
 def best_placement(
     problem: PlacementProblem, num_stages: int, *, min_layers: int = 0, min_items_per_s: float = 0.0
 ) -> Placement | None:
-    """Find the placement with the highest throughput; None where nothing fits.
+    """Find the placement with the highest throughput; None if nothing fits.
 
-    Ties go to more stages that hold both towers, then fewer bytes over the cuts, then more even stages.
-
-    Args:
-        problem: the model, the workload and the devices.
-        num_stages: number of stages; each holds at least one layer.
-        min_layers: layers of each tower that every stage must hold: 0 or 1.
-        min_items_per_s: throughput below which no placement is wanted.
+    Ties go to more stages that hold both towers, then to fewer bytes over the cuts, then to more even stages. Each
+    stage holds at least one layer, and at least `min_layers` (0 or 1) of each tower; placements below `min_items_per_s`
+    are not wanted.
     """
     if sum(problem.part_bytes.values()) > sum(pool.memory_bytes for pool in problem.pools):
-        return None  # no cut makes the weights fewer
+        return None  # no cut reduces the weights
     resources = Resources(problem)
     high = min(_fluid_rate(problem), resources.max_rate)
     state = _State(max(min_items_per_s, high * MIN_RATE_SHARE), high, _first_prices(problem, resources))
@@ -85,7 +76,7 @@ def best_placement(
 
 
 def _levels(problem: PlacementProblem, state: _State) -> Iterator[tuple[Sequence[int], Sequence[int], int]]:
-    """Levels of the search: cuts of both towers (every few layers, near the best so far, all), and price rounds."""
+    """Yield the search's levels: cuts of both towers (every few layers, near the best, all), and price rounds."""
     depths = problem.depths
     for parts in COARSE_CUTS:
         widths = [max(1, -(-depth // part)) for depth, part in zip(depths, parts, strict=True)]
@@ -100,13 +91,13 @@ def _levels(problem: PlacementProblem, state: _State) -> Iterator[tuple[Sequence
 
 
 def _near(cuts: Ints, depth: int) -> list[int]:
-    """Give the cuts, those near them, and both ends."""
+    """Return the cuts, those near them, and both ends."""
     near = cuts[:, None] + np.arange(-NEAR_LAYERS, NEAR_LAYERS + 1)
     return [int(cut) for cut in np.union1d(near[(near >= 0) & (near <= depth)], [0, depth])]
 
 
 def _fluid_rate(problem: PlacementProblem) -> float:
-    """Upper bound: all devices busy all the time, each layer where it is fastest, no transfers."""
+    """Return an upper bound: all devices always busy, each layer where it is fastest, no transfers."""
     mix, (vision_depth, text_depth) = problem.mix, problem.depths
     vision_s = min(pool.costs.vision.layer_s for pool in problem.pools) * vision_depth
     text_s = min(pool.costs.text.layer_s for pool in problem.pools) * text_depth
@@ -118,7 +109,7 @@ def _fluid_rate(problem: PlacementProblem) -> float:
 
 
 def _first_prices(problem: PlacementProblem, resources: Resources) -> Floats:
-    """Prices by each pool's share of the total speed; other resources start low, and rise where they run short."""
+    """Return prices by each pool's share of the total speed; others start low, and rise where they run short."""
     mix, depths = problem.mix, problem.depths
     prices = np.full(resources.num, 0.01)
     for index, pool in enumerate(problem.pools):
@@ -130,7 +121,7 @@ def _first_prices(problem: PlacementProblem, resources: Resources) -> Floats:
     total = prices[[*used, resources.cores]].sum()
     prices /= total
     prices[list(resources.memory.values()) or -1] = 0.01
-    floored = np.maximum(prices, 1e-6)  # never 0: an infinite use has to stay infinite
+    floored = np.maximum(prices, 1e-6)  # never 0: an infinite use must stay infinite
     shares: Floats = floored / floored.sum()
     return shares
 
@@ -143,7 +134,7 @@ def _climb(steps: Steps, resources: Resources, state: _State) -> Steps:
         return steps
     high, halve = state.high, True
     while high > state.low * (1 + STEP):
-        # Far from the end halving is quick; near it, one probe just above `low` may end the search.
+        # Far from the end halving is fast; near it, one probe just above `low` may end the search.
         halve = not halve or high > state.low * NEAR
         rate = min((state.low + high) / 2, state.low * max_gain) if halve else state.low * (1 + STEP)
         if not _try(steps, resources, state, rate, prices):
@@ -154,7 +145,7 @@ def _climb(steps: Steps, resources: Resources, state: _State) -> Steps:
 
 
 def _try(steps: Steps, resources: Resources, state: _State, rate: float, prices: Floats) -> bool:
-    """Whether a rate is feasible; if so, the state takes the path that was found."""
+    """Whether a rate is feasible; if so, the state takes the path found."""
     path = path_at(steps, resources, rate, prices)
     if path is None:
         return False
@@ -164,14 +155,9 @@ def _try(steps: Steps, resources: Resources, state: _State, rate: float, prices:
 
 
 def _preferable(resources: Resources, steps: Steps, best: Stages, rate: float, prices: Floats) -> Placement:
-    """Choose among the paths that are as fast as the best one.
+    """Choose among the paths that are as fast as the best one, all of which `steps` contains.
 
-    Args:
-        resources: the resources of the problem.
-        steps: stages among which all the fastest paths are.
-        best: one of these paths.
-        rate: items per second that it reaches.
-        prices: (R,), with which steps that can't fit are excluded.
+    `rate` is the best path's throughput; `prices` (R,) exclude steps that can't fit.
     """
     rate *= 1 - TIE
     uses = resources.parts(steps.stages, rate)
@@ -184,7 +170,7 @@ def _preferable(resources: Resources, steps: Steps, best: Stages, rate: float, p
 
 
 def _rank(problem: PlacementProblem, stages: Stages) -> Ints:
-    """Rank of each stage, (E,): whether it lacks a tower, then the bytes that leave it for the next."""
+    """Return the rank of each stage, (E,): whether it lacks a tower, then the bytes that it sends to the next."""
     vision_depth, text_depth = problem.depths
     vision_start, text_start = np.divmod(stages.start, text_depth + 1)
     vision_stop, text_stop = np.divmod(stages.stop, text_depth + 1)
@@ -198,14 +184,14 @@ def _rank(problem: PlacementProblem, stages: Stages) -> Ints:
 
 
 def _unevenness(resources: Resources, stages: Stages, rate: float) -> Floats:
-    """Squares of the seconds that an item takes in a stage with all its devices, (E,)."""
+    """Return the squares of the seconds that an item takes in a stage with all its devices, (E,)."""
     devices = np.where(_is_shared(resources, stages), 1.0, _devices(resources, stages, rate))
     squares: Floats = (stages.seconds / devices) ** 2
     return squares
 
 
 def _devices(resources: Resources, stages: Stages, rate: float) -> Floats:
-    """Devices that each stage takes, (E,); on shared cores, its replicas."""
+    """Return the devices that each stage takes, (E,); on shared cores, its replicas."""
     taken = resources.of(stages, rate)[stages.pool, np.arange(len(stages))]
     replicas = np.maximum(1.0, replicas_for(rate * stages.seconds))
     return np.where(_is_shared(resources, stages), replicas, taken)
