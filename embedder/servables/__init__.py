@@ -25,7 +25,7 @@ KINDS = {
 def find_kinds() -> dict[str, EntryPoint]:
     """Kinds that this installation has, by name; imports none of them."""
     own = {name: EntryPoint(name, value, RUNNERS) for name, value in KINDS.items()}
-    return {**find_plugins(RUNNERS), **own}
+    return {"towers": own["towers"], **find_plugins(RUNNERS), **own}
 
 
 def make_servable(settings: "Mapping[str, Any] | Servable") -> "Servable":

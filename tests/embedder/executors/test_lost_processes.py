@@ -174,7 +174,10 @@ def test_a_decode_task_that_runs_again_makes_as_many_tables_whatever_came_or_wen
     source = samples.folder(tmp_path / "in", num_images=3, num_clips=2)
     config = make_run(source, segment_s=0.1, batch_size=2)
     listing = pa.concat_tables(list_sources(config.source)).sort_by("item_id")
-    spec, (run, _) = decode_spec(config.rows, open_model(config.model)), store_samples.begin(StoreFiles(config.store))
+    spec, (run, _) = (
+        decode_spec(config.rows, open_model(config.model), 2),
+        store_samples.begin(StoreFiles(config.store)),
+    )
     gone, late = source / "clips/0.mp4", source / "clips/1.mp4"
     late.rename(tmp_path / "away")
 

@@ -234,8 +234,8 @@ def test_columns_of_the_dataset_are_taken_as_they_are(own):
         ),
         ("def S(:\n", "SyntaxError"),
         ("class S:\n    load = __call__ = print\n\n    def __init__(self, size):\n        pass\n", "TypeError.*size"),
-        ("S = 3\n", "has no class 'S'; it has none"),
-        ("class B:\n    pass\n\n\nclass A:\n    pass\n", "has no class 'S'; it has A, B"),
+        ("S = 3\n", "has no class or function 'S'; it has none"),
+        ("class B:\n    pass\n\n\nclass A:\n    pass\n", "has no class or function 'S'; it has A, B"),
     ],
 )
 def test_a_file_that_can_not_be_loaded_is_refused_in_one_line(tmp_path, source, message):
