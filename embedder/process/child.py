@@ -23,6 +23,7 @@ from embedder.redaction import mask
 CHILD_SCRIPT = Path(__file__).with_name("child_main.py")
 MAX_REPLY_BYTES = 8 << 30
 OUTPUT_BYTES = 1 << 14  # only the end of the child's output is kept
+RECEIVED_BYTES = 1 << 16
 READ_BYTES = 1 << 16
 START_S = 60.0  # until it has taken its arguments
 CLOSE_S = 5.0  # until a closed child is killed, and until a killed one that hangs in the kernel is left alone
@@ -114,6 +115,7 @@ class ChildProcess:
         self._poll = select.poll()
         self._poll.register(self._output_fd, select.POLLIN)
         self._poll.register(self._channel, select.POLLIN)
+        self._event, self._received = select.POLLIN, bytearray()
         with contextlib.suppress(ChildDiedError):  # which the first `receive` tells
             self.send(START, json.dumps(dict(arguments)).encode(), START_S)
 
@@ -157,16 +159,23 @@ class ChildProcess:
             ChildDiedError: it is dead, or sends what is no message.
         """
         deadline = time.monotonic() + limit_s
-        kind, length = HEADER.unpack(self._read(HEADER.size, deadline, limit_s))
+        while len(self._received) < HEADER.size:  # what is there comes in one call, mostly a whole message
+            self._wait(select.POLLIN, deadline, limit_s)
+            self._received += self._take(RECEIVED_BYTES)
+        kind, length = HEADER.unpack_from(self._received)
         if length > max_bytes:
             raise ChildDiedError(f"{self._title} sent {length} bytes, and {max_bytes} are the most of a message")
-        return kind, self._read(length, deadline, limit_s)
+        content = self._received[HEADER.size : HEADER.size + length]
+        del self._received[: HEADER.size + len(content)]
+        return kind, content if len(content) == length else self._read_rest(content, length, deadline, limit_s)
 
     def close(self) -> None:
         """Close the channel to it, give it a moment to free what it holds, and end it."""
         with contextlib.suppress(ChildDiedError, OSError):
             self._channel.shutdown(socket.SHUT_WR)
-            self._read(1, time.monotonic() + CLOSE_S, CLOSE_S)  # ends as soon as it has closed its own
+            self._read_rest(
+                bytearray(), 1, time.monotonic() + CLOSE_S, CLOSE_S
+            )  # ends as soon as it has closed its own
         self.kill()
 
     def kill(self) -> None:
@@ -183,14 +192,27 @@ class ChildProcess:
             if pipe is not None:
                 pipe.close()
 
-    def _read(self, num_bytes: int, deadline: float, limit_s: float) -> bytearray:
-        content = bytearray(num_bytes)
-        view = memoryview(content)
+    def _take(self, num_bytes: int) -> bytes:
+        """Take what has arrived."""
+        try:
+            if received := self._channel.recv(num_bytes):
+                return received
+        except BlockingIOError:
+            return b""
+        except OSError:
+            pass
+        raise self._death()
+
+    def _read_rest(self, begin: bytearray, length: int, deadline: float, limit_s: float) -> bytearray:
+        """Read a content of which the beginning has arrived."""
+        content = bytearray(length)
+        content[: len(begin)] = begin
+        view = memoryview(content)[len(begin) :]
         while view:
+            self._wait(select.POLLIN, deadline, limit_s)
             try:
                 count = self._channel.recv_into(view)
             except BlockingIOError:
-                self._wait(select.POLLIN, deadline, limit_s)
                 continue
             except OSError:
                 raise self._death() from None
@@ -201,7 +223,9 @@ class ChildProcess:
 
     def _wait(self, event: int, deadline: float, limit_s: float) -> None:
         """Wait until the channel is ready; what the child prints meanwhile is read, so that it never waits for that."""
-        self._poll.modify(self._channel, event)
+        if event != self._event:
+            self._poll.modify(self._channel, event)
+            self._event = event
         while True:
             remaining_s = deadline - time.monotonic()
             ready = {fd for fd, _ in self._poll.poll(max(0.0, remaining_s) * 1e3)}
