@@ -76,6 +76,7 @@ class ExampleCache:
 
     @property
     def num_cached(self) -> int:
+        """Number of examples in memory."""
         return len(self._cache)
 
     def examples(self, items: Items) -> Generator[TrainExample, None, None]:

@@ -121,14 +121,14 @@ def address_of(given: str | None) -> str:
 
 
 def job_server(address: str | None) -> "JobServer":
-    """Client of the cluster that the option names, or the environment."""
+    """Client of the cluster that the option or the environment names."""
     from embedder.plugins.deploy.submission.job_server import JobServer
 
     return JobServer(address_of(address))
 
 
 def check_arguments(kind: str, arguments: Sequence[str], commands: Mapping[str, Any]) -> "JobKind":
-    """Check a job's command line here, where a mistake costs no job.
+    """Check a job's command line here, so that a mistake costs no job.
 
     Raises:
         ConfigError: it is another command.
@@ -148,11 +148,7 @@ def _all_commands(context: typer.Context) -> Mapping[str, Any]:
 
 
 def _follow(server: "JobServer", job_id: str) -> None:
-    """Print a job's log until it ends.
-
-    Raises:
-        SignalInterrupt: of this command alone; its message says how the job is found again.
-    """
+    """Print a job's log until it ends; SignalInterrupt ends only this command, and says how to find the job again."""
     from embedder.plugins.deploy.submission.follow import follow_log
 
     try:
@@ -167,7 +163,7 @@ def _follow(server: "JobServer", job_id: str) -> None:
 
 
 def _print_log(text: str) -> None:
-    """Print a log as it is, but for characters that control the terminal."""
+    """Print a log as it is, except for characters that control the terminal."""
     terminal = Terminal()
     for line in text.splitlines():
         terminal.print(line, soft_wrap=True)

@@ -18,12 +18,7 @@ READABLE = 0o644 << 16
 
 @dataclass(frozen=True)
 class JobPackage:
-    """ZIP file that a cluster keeps while jobs need it.
-
-    Attributes:
-        name: that Ray knows it by.
-        content: all of it.
-    """
+    """ZIP file that a cluster keeps, under its name, while jobs need it."""
 
     name: str
     content: bytes
@@ -53,7 +48,7 @@ def code_package() -> JobPackage:
 
 
 def package_of(contents: Mapping[str, bytes]) -> JobPackage:
-    """Pack files.
+    """Pack files, by their names.
 
     Raises:
         ConfigError: they are too large to be sent.
@@ -72,7 +67,7 @@ def package_of(contents: Mapping[str, bytes]) -> JobPackage:
             entry.compress_type = zipfile.ZIP_DEFLATED
             file.writestr(entry, content)
     content = buffer.getvalue()
-    # Named by what is packed, which no version of a compressor changes.
+    # Named by what is packed, which doesn't depend on the version of a compressor.
     digest = hashlib.sha256()
     for path, packed in sorted(contents.items()):
         digest.update(f"{path}\0{len(packed)}\0".encode() + packed)

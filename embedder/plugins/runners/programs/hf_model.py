@@ -19,7 +19,7 @@ BOX_KEYS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class HfModel:
-    """Base of the programs: settings, device, and opening a folder; downloads nothing and runs no code of the folder."""
+    """Base of the programs: settings, device, and opening a folder; downloads nothing and runs none of its code."""
 
     tokenizer: Any
     processor: Any

@@ -74,7 +74,7 @@ def dense(column: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def in_pieces(arrays: Mapping[str, Any], least: int, most: int | None) -> list[tuple[int, dict[str, Any]]]:
-    """Cut arrays into pieces of `least` to `most` rows (None: any number); return each piece's own row count and arrays.
+    """Cut arrays into pieces of `least` to `most` rows (None: no limit); return each piece's own row count and arrays.
 
     If the last piece is too short, its last row is repeated; the row count excludes the copies.
     """

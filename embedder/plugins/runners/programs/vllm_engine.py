@@ -23,7 +23,7 @@ class VllmEngine:
         self.folder, self.settings = folder, settings
 
     def load(self, device: str, num_threads: int) -> None:
-        """Load the model, without downloads, usage reports or the checkpoint's code; vLLM uses the device of its build."""
+        """Load the model without downloads, usage reports or the checkpoint's code; vLLM takes its build's device."""
         # Read when vLLM is imported. In one process: an engine in its own process would outlive this one.
         os.environ.update(
             VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", VLLM_DO_NOT_TRACK="1", HF_HUB_OFFLINE="1"
