@@ -216,7 +216,7 @@ def _questions(
     options: CompareOptions,
     group: str | None,
 ) -> _Questions:
-    """Queries of both sides, with the answers that both have; ConfigError without any, or without the column `group`."""
+    """Queries of both sides, with the answers that both have; ConfigError without any, or without column `group`."""
     if options.queries is None:
         number = options.num_queries or DEFAULT_NUM_CAPTIONS
         asked = own_captions(stores[0], number, group), own_captions(stores[1], number)

@@ -40,7 +40,7 @@ def add_limits(routes: FastAPI, settings: ServeSettings) -> ASGIApp:
 
 
 def create_routes(settings: ServeSettings) -> FastAPI:
-    """Make the application without its protection: its own state is `app.state.service`, while it runs."""
+    """Make the application without its protection; while it runs, `app.state.service` is its state."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

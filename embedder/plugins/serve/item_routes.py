@@ -38,7 +38,7 @@ MAX_AGE_S = 60  # then the browser asks again, and gets 304 as long as the conte
 
 
 def _number(text: Any) -> Any:
-    """Number of a query string."""
+    """Number in a query string."""
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else text
 
 
@@ -245,7 +245,7 @@ def _provenance(publication: ServedPublication, row: dict[str, Any], segments: l
 def _neighbours(
     publication: ServedPublication, item_id: str, segment: int | None, num_neighbours: int, show_uris: bool
 ) -> list[dict[str, Any]]:
-    """Hits most like an item, without itself; none where its vectors are of captions only."""
+    """Hits most similar to an item, without itself; none if only its caption has a vector."""
     if num_neighbours == 0:
         return []
     try:

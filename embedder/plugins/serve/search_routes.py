@@ -36,7 +36,7 @@ JSON_TYPE = "application/json"
 FORM_TYPE = "multipart/form-data"
 REQUEST_PART = "request"
 
-MAX_COLONS = 20_000  # of the keys of a request, and in its texts
+MAX_COLONS = 20_000  # in the keys of a request, and in its texts
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -108,11 +108,7 @@ async def embed(request: Request) -> Response:
 
 
 async def _read(model: type[Body], request: Request, service: Service) -> tuple[Body, Uploads]:
-    """Read a request, and the files of its form.
-
-    Raises:
-        RequestError: as `read_body`, or a field is wrong.
-    """
+    """Read a request and the files of its form; RequestError as in `read_body`, or if a field is wrong."""
     body, uploads = await read_body(request, service)
     try:
         return model.model_validate_json(body), uploads
@@ -160,7 +156,7 @@ async def read_body(request: Request, service: Service) -> tuple[bytes, Uploads]
 
 
 def _with_few_keys(body: bytes) -> bytes:
-    """Refuse a million unknown keys before they are read: each would become an error, for seconds altogether."""
+    """Refuse a million unknown keys before they are parsed: each would become an error, taking seconds in total."""
     if (num_colons := body.count(b":")) > MAX_COLONS:
         raise RequestError(
             422, "body", f"{num_colons:,} colons", f"a JSON document with {MAX_COLONS:,} at most", "send fewer keys"
@@ -193,7 +189,7 @@ async def _page(
     cursor: Cursor | None,
     uploads: Uploads,
 ) -> bytes:
-    """JSON of the hits of one query (`schema.QueryAnswer`), remembered or asked for."""
+    """JSON of the hits of one query (`schema.QueryAnswer`), from the cache or computed."""
     if options.hybrid and query.text is None:
         raise RequestError(
             422,

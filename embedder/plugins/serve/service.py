@@ -1,4 +1,4 @@
-"""The parts of a running service: publications, queue, caches, threads; what the routes work with."""
+"""The parts of a running service, which the routes work with: publications, queue, caches, threads."""
 
 import asyncio
 import gc
@@ -27,7 +27,7 @@ ENTRY_BYTES = 500  # of a key and its places in the table
 
 
 class AnswerCache:
-    """Answers by key within a number of bytes, the least recently used of which are forgotten; of one event loop."""
+    """Answers by key, up to a number of bytes; the least recently used are dropped. For one event loop."""
 
     def __init__(self, max_bytes: int, metrics: Metrics) -> None:
         """Make an empty cache."""
@@ -38,7 +38,7 @@ class AnswerCache:
         self._num_bytes = self._generation = 0
 
     async def get(self, key: Hashable, compute: Callable[[], "asyncio.Future[bytes]"]) -> bytes:
-        """Give the answer that is remembered, or comes already, or else is asked for."""
+        """Return the answer that is remembered or already being computed, or else compute it."""
         known = self._known.get(key)
         if known is not None:
             self._known.move_to_end(key)
@@ -63,7 +63,7 @@ class AnswerCache:
 
     def _keep(self, key: Hashable, done: "asyncio.Future[bytes]", generation: int) -> None:
         failed = done.cancelled() or done.exception() is not None
-        if generation != self._generation:  # forgotten meanwhile
+        if generation != self._generation:  # forgotten in the meantime
             return
         self._coming.pop(key, None)
         if failed:
@@ -140,7 +140,7 @@ class Service:
         self._show_publication(self.publications.current)
         self._reading = asyncio.create_task(self.versions.run(self._purge_thumbnails, self.publications.current))
         gc.collect()
-        gc.freeze()  # what is loaded stays: no later collection looks through it, for tens of milliseconds
+        gc.freeze()  # loaded objects stay: no later collection spends tens of milliseconds on them
         self.is_ready = True
 
     async def close(self) -> None:
@@ -163,7 +163,7 @@ class Service:
             raise busy(str(error)) from None
 
     async def publication(self, version: str | None) -> ServedPublication:
-        """Publication of a name, None for the newest.
+        """Return the publication of a name; None for the newest.
 
         Raises:
             RequestError: there is none, or it can't be read any more.
@@ -174,10 +174,10 @@ class Service:
         return await self.versions.run(self.publications.at, version)
 
     async def of_model(self, publication: ServedPublication, model: str | None) -> ServedPublication:
-        """Publication as requests for a model see it; None or `main` for the main one.
+        """Return the publication as requests for a model see it; None or `main` for the main one.
 
         Raises:
-            RequestError: it has no such model, or that has no vectors.
+            RequestError: it has no such model, or the model has no vectors.
         """
         found = publication.find_open(model)
         if found is not None:
@@ -210,7 +210,7 @@ class Service:
         return publication
 
     def _forget_earlier(self, publication: ServedPublication) -> None:
-        """Forget what belongs to earlier publications; called on the following thread."""
+        """Forget what belongs to earlier publications; called on the thread that follows the store."""
         self._loop.call_soon_threadsafe(self.answers.clear)
         self._show_publication(publication)
         self._purge_thumbnails(publication)
@@ -221,7 +221,7 @@ class Service:
         self.metrics.recall.set(publication.index_recall)
 
     def _purge_thumbnails(self, publication: ServedPublication) -> None:
-        if publication is self.publications.current:  # else the one after it does
+        if publication is self.publications.current:  # else the next one does
             self.thumbnails.cache.keep_only(publication.store.searcher.snapshot.metadata.ids)
 
     def _cache_folder(self) -> Any:
@@ -236,5 +236,5 @@ class Service:
 
 
 def too_large(where: str, what: str, rule: str) -> RequestError:
-    """Refuse what is larger than the limits."""
+    """Refuse what exceeds the limits."""
     return RequestError(413, where, what, rule, "send less")
