@@ -72,8 +72,8 @@ def by_group(
 ) -> list[GroupFigures]:
     """Figures of each group, the largest first; a query counts in each group of one of its right items.
 
-    `queries` is the query of each right answer, int64 (R,), and `groups` the answer's group. `exact` and `through_index` are
-    ranks, int64 (Q,); the latter is None without an index.
+    `queries` is the query of each right answer, int64 (R,), and `groups` the answer's group. `exact` and
+    `through_index` are ranks, int64 (Q,); the latter is None without an index.
     """
     names, codes = np.unique(np.array(groups, dtype=object), return_inverse=True)
     order = np.argsort(codes, kind="stable")

@@ -39,7 +39,7 @@ def count_seen(seen: bytes) -> int:
 
 
 def following(hits: Iterable[Hit], seen: bytes, options: SearchOptions) -> tuple[list[Hit], bytes]:
-    """Return the first k hits that were not seen, and the names of all hits seen with them.
+    """Return the first k hits that were not seen, and their names.
 
     The search must be deep enough for the seen hits and k more. If the options make a video one hit, any of its
     segments stands for it.

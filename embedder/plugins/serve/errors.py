@@ -81,20 +81,20 @@ def invalid(error: ValidationError | RequestValidationError, where: str) -> Requ
 
 async def answer_refusal(_: Request, error: Exception) -> Response:
     """Answer with the refusal."""
-    assert isinstance(error, RequestError)  # noqa: S101  # registered for this class alone
+    assert isinstance(error, RequestError)  # noqa: S101  # registered only for this class
     return error.response()
 
 
 async def answer_invalid(_: Request, error: Exception) -> Response:
     """Answer a request whose path or query string FastAPI found invalid."""
-    assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for this class alone
+    assert isinstance(error, RequestValidationError)  # noqa: S101  # registered only for this class
     place, *names = (str(part) for part in error.errors()[0]["loc"])
     return invalid(error, place if names else "request").response()
 
 
 async def answer_http_error(_: Request, error: Exception) -> Response:
     """Answer an address or a method that does not exist."""
-    assert isinstance(error, HTTPException)  # noqa: S101  # registered for this class alone
+    assert isinstance(error, HTTPException)  # noqa: S101  # registered only for this class
     what, rule, cure = RULES_OF_STATUS.get(error.status_code, (str(error.detail), "a valid request", "see /docs"))
     return error_response(error.status_code, "request", what, rule, cure, headers=error.headers)
 

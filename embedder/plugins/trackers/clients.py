@@ -95,7 +95,7 @@ class WandbClient:
         return str(self._run.id)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log values; values of an earlier step are added to it."""
+        """Log values; those for a step that was logged before are added to it."""
         self._run.log(dict(values), step=step)
 
     def add_files(self, files: Mapping[str, bytes]) -> None:
