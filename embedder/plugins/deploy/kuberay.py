@@ -39,11 +39,7 @@ UPGRADE_S = 600  # seconds until a service that does not come up is recreated
 
 
 def manifests(deployment: Deployment) -> dict[str, str]:
-    """Write the texts of all files, by name.
-
-    Raises:
-        ConfigError: plan or configuration don't fit a cluster of Kubernetes.
-    """
+    """Write the texts of all files, by name; ConfigError if plan or configuration don't fit a cluster of Kubernetes."""
     check_shippable(deployment.shipped)
     config = deployment.shipped.config
     groups = worker_groups(deployment.shipped.plan, config.deploy)

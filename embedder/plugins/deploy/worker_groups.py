@@ -26,17 +26,8 @@ MIN_SHARE_OF_MEMORY = 2  # a pod has at least this many times its shared memory
 class DeployGroup:
     """Nodes of one device type.
 
-    Attributes:
-        name: unique in the plan.
-        device: the type, as in the plan.
-        label: value of the label `cluster.type_label`; empty for cores of one kind, which any node has.
-        num_pods: pods that the plan asks for.
-        min_pods: with autoscaling, the fewest pods.
-        max_pods: with autoscaling, the most pods.
-        num_cpus: cores of each pod.
-        num_gpus: GPUs of each pod.
-        memory_bytes: memory of each pod, shared memory included.
-        settings: the group's section of the configuration.
+    `label` is the value of the label `cluster.type_label`; empty for cores of one kind, which any node has. Cores, GPUs
+    and memory (with shared memory) are those of each pod; `min_pods` and `max_pods` apply with autoscaling.
     """
 
     name: str

@@ -85,7 +85,6 @@ class _Questions:
     """Queries that both sides were asked, and their right answers among the common items.
 
     Attributes:
-        texts: the queries.
         vectors: of each side, float32 (Q, E).
         right: queries and common items, int64 (R,) each, each pair once.
         gains: float64 (R,).

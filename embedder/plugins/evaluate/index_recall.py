@@ -47,7 +47,6 @@ class IndexAnswers:
 
     Attributes:
         number: version of the index.
-        index: the open index.
         resident_bytes: growth of this process by opening and searching the index.
         ranks: int64 (Q,), wrong items before the right one among the hits; the number of items if it was not found.
         rows: int64 (Q, k), rows of the table that a plain search found.

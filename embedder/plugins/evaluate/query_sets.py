@@ -48,7 +48,6 @@ class QuerySet:
     """Q queries and R right answers.
 
     Attributes:
-        source: for reports.
         texts: the queries, each once.
         vectors: float32 (Q, E), L2-normalised.
         queries: int64 (R,), the query of each answer.
@@ -167,7 +166,6 @@ class QueryFile:
     """Rows of a file: right answers, in order.
 
     Attributes:
-        path: the file.
         rows: `query`, repeated if several items are right; `item_id`; `group`, the name of its group, if the file has
             that column; and `relevance`, float64 above 0, if it has grades or clicks.
         num_irrelevant: pairs of a query and an item that were judged not right, or found so by clicks.

@@ -22,20 +22,12 @@ from embedder.plugins.serve.settings import ServeSettings
 
 
 def create_app(settings: ServeSettings) -> ASGIApp:
-    """Make the application of one server, with its protection.
-
-    Raises:
-        ConfigError: the token file can't be used.
-    """
+    """Make the application of one server, with its protection; ConfigError if the token file can't be used."""
     return add_limits(create_routes(settings), settings)
 
 
 def add_limits(routes: FastAPI, settings: ServeSettings) -> ASGIApp:
-    """Wrap the routes in limits and measurements.
-
-    Raises:
-        ConfigError: the token file can't be used.
-    """
+    """Wrap the routes in limits and measurements; ConfigError if the token file can't be used."""
     return ObservedApp(protect(routes, settings))
 
 

@@ -57,11 +57,7 @@ def make_cursor(cursor: Cursor) -> str:
 
 
 def read_cursor(text: str, max_depth: int) -> Cursor:
-    """Read a client's cursor.
-
-    Raises:
-        RequestError: it is invalid.
-    """
+    """Read a client's cursor; RequestError if it is invalid."""
     try:
         head, _, seen = base64.b64decode(text.encode(), altchars=b"-_", validate=True).partition(b"\0")
         version, digest = parse_json(head)

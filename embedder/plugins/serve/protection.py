@@ -38,11 +38,7 @@ class TokenFile:
     """Tokens of a file, one a line; lines that begin with # are comments."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file.
-
-        Raises:
-            ConfigError: it can't be read, others can read or change it, or a token is too short.
-        """
+        """Read the file; ConfigError if it is unreadable, others can read or change it, or a token is too short."""
         self._path = path
         self._seen: object = None
         self._tokens: tuple[bytes, ...] = ()
@@ -151,11 +147,7 @@ SHAPELESS = {
 
 
 def protect(app: ASGIApp, settings: ServeSettings) -> ASGIApp:
-    """Wrap the application in all checks and limits.
-
-    Raises:
-        ConfigError: the token file can't be used.
-    """
+    """Wrap the application in all checks and limits; ConfigError if the token file can't be used."""
     return ProtectedApp(app, settings)
 
 

@@ -65,11 +65,7 @@ class QueryContent:
 
 
 def read_content(query: Query, where: str, uploads: Uploads, service: Service) -> QueryContent:
-    """Read the parts of a query.
-
-    Raises:
-        RequestError: an image is not base64, not a part of the form, or too large.
-    """
+    """Read the parts of a query; RequestError if an image is not base64, not a part of the form, or too large."""
     return QueryContent(
         (
             *(_part(kind, query, where, uploads, service) for kind in query.given),

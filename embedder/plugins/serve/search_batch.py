@@ -36,7 +36,6 @@ class Asked:
     """One query of a request.
 
     Attributes:
-        publication: that answers it.
         options: of the search, with k the hits of this page; None to only encode the text.
         shown: the query as the answer repeats it.
         text: what is searched for in words, stripped.
@@ -47,7 +46,6 @@ class Asked:
         seen: names of the hits of the previous pages, as in a cursor.
         digest: of query and options, for the cursor.
         max_depth: most hits that a cursor names.
-        show_uris: whether hits have them.
         sort: order of the hits of a page; None for the best first.
     """
 

@@ -36,7 +36,6 @@ class ServedPublication:
     """One publication as requests see it; what is read of it is kept until another replaces it.
 
     Attributes:
-        store: its snapshot.
         version: its name, `Store.version`.
         serial: number of this opening; a purge changes what an earlier publication of the same name holds.
         hidden: columns that are neither described nor read by conditions: a path could be guessed letter by letter.

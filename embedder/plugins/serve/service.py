@@ -79,27 +79,18 @@ class Service:
     """One open store and all that answers requests about it; made, used and closed in one event loop.
 
     Attributes:
-        settings: of the server.
-        publications: that are served.
         batcher: queue of queries.
         long_batcher: queue of those that take several times as long, so that the others don't wait for them.
-        answers: remembered ones.
-        thumbnails: of items.
         conditions: threads that evaluate conditions.
         lookups: threads that look items up.
         versions: thread that opens and lists earlier publications.
         clips: threads that read files.
         uploads: threads that decode and encode uploaded images.
-        metrics: of the server.
         is_ready: whether requests should be sent here.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
-        """Open the store.
-
-        Raises:
-            StoreError: there is no store, or nothing is published yet.
-        """
+        """Open the store; StoreError if there is no store, or nothing is published yet."""
         self.settings, self.metrics = settings, Metrics()
         self.started = time.monotonic()
         self.is_ready = False

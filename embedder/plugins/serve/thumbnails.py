@@ -183,11 +183,7 @@ class DecoderThreads:
         self._all: list[SandboxedDecoder | Fetcher] = []
 
     async def run(self, task: Callable[[SandboxedDecoder, Fetcher], T]) -> T:
-        """Call a function in one of the threads, with its sandbox.
-
-        Raises:
-            RequestError: too many wait already.
-        """
+        """Call a function in one of the threads, with its sandbox; RequestError if too many wait already."""
         if self._num_waiting >= self._max_waiting:
             raise busy(f"max_waiting_images = {self._max_waiting} allows no further image to wait")
         self._num_waiting += 1

@@ -56,11 +56,7 @@ class WorkerResources:
 
 
 def allocate_workers(config: TrainConfig, available: Available) -> WorkerResources:
-    """Divide the CPUs and GPUs among the workers.
-
-    Raises:
-        ConfigError: there are too few; the message says what to change.
-    """
+    """Divide the CPUs and GPUs among the workers; ConfigError, with what to change, if there are too few."""
     num_workers, decode = config.num_workers, decode_cpus(config.decode.num_cpus, available)
     is_on_gpus = config.device == "cuda" or (config.device == "auto" and available.num_gpus > 0)
     if is_on_gpus and available.num_gpus < num_workers:

@@ -80,11 +80,7 @@ class WorkerGroup:
         self.num_steps_done = self.prepared.trainer.num_steps_done
 
     def connect(self) -> None:
-        """Connect the workers, and give them the trainer's state.
-
-        Raises:
-            RunFailedError: one of them doesn't start.
-        """
+        """Connect the workers, and give them the trainer's state; RunFailedError if one of them doesn't start."""
         addresses = self._ask(self.workers, "address", timeout_s=START_TIMEOUT_S)
         host = THIS_MACHINE if len(set(addresses)) == 1 else addresses[0]
         (port,) = self._ask(self.workers[:1], "open_rendezvous", host)

@@ -110,11 +110,7 @@ def stop(job: JobId, address: Address = None, as_json: AsJson = False) -> None:
 
 
 def address_of(given: str | None) -> str:
-    """Address of the dashboard: the option's, or the environment's.
-
-    Raises:
-        ConfigError: there is neither.
-    """
+    """Address of the dashboard: the option's, or the environment's; ConfigError if there is neither."""
     if address := given or os.environ.get(API_SERVER_ADDRESS):
         return address
     raise ConfigError(f"no cluster: give --address http://HEAD:8265, or set {API_SERVER_ADDRESS}")

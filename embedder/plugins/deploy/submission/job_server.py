@@ -111,11 +111,7 @@ class JobServer(HttpClient):
         return sorted(infos, key=lambda info: info.started_at or datetime.max.replace(tzinfo=UTC), reverse=True)
 
     def job(self, job_id: str) -> JobInfo:
-        """Describe one job.
-
-        Raises:
-            ConfigError: the cluster has no job with this id.
-        """
+        """Describe one job; ConfigError if the cluster has no job with this id."""
         found = self._of_job("GET", job_id)
         if not isinstance(found, dict) or "status" not in found:
             raise self._unknown(json.dumps(found))

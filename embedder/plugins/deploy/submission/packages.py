@@ -48,11 +48,7 @@ def code_package() -> JobPackage:
 
 
 def package_of(contents: Mapping[str, bytes]) -> JobPackage:
-    """Pack files, by their names.
-
-    Raises:
-        ConfigError: they are too large to be sent.
-    """
+    """Pack files, by their names; ConfigError if they are too large to be sent."""
     if (num_bytes := sum(map(len, contents.values()))) > MAX_BYTES:
         largest = max(contents, key=lambda path: len(contents[path]))
         raise ConfigError(
@@ -75,11 +71,7 @@ def package_of(contents: Mapping[str, bytes]) -> JobPackage:
 
 
 def read_to_send(path: str, key: str) -> bytes:
-    """Read a file that a configuration names, to send it along.
-
-    Raises:
-        ConfigError: it can't be read.
-    """
+    """Read a file that a configuration names, to send it along; ConfigError if it can't be read."""
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:

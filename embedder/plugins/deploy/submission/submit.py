@@ -195,11 +195,7 @@ def new_job_id(kind: str) -> str:
 
 
 def check_version(url: str, version: str) -> None:
-    """Refuse a cluster whose Ray this package doesn't run on.
-
-    Raises:
-        ConfigError: its version is not supported.
-    """
+    """Refuse (ConfigError) a cluster whose Ray this package doesn't run on."""
     try:
         fits = SUPPORTED_RAY.contains(Version(version), prereleases=True)
     except InvalidVersion:

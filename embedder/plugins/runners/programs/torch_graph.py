@@ -33,11 +33,7 @@ class TorchGraph:
         self.path, self.inputs, self.outputs, self.settings = path, inputs, outputs, settings
 
     def load(self, device: str, num_threads: int) -> None:
-        """Load the graph.
-
-        Raises:
-            ValueError: the archive holds pickles or compiled code, or other inputs than declared.
-        """
+        """Load the graph; ValueError if the archive holds pickles or compiled code, or other inputs than declared."""
         import torch
 
         torch.set_num_threads(num_threads)

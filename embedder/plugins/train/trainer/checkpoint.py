@@ -25,11 +25,7 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a file of `save_checkpoint`, without running code from it.
-
-    Raises:
-        ModelError: the file is missing or broken.
-    """
+    """Read a file of `save_checkpoint`, without running code from it; ModelError if the file is missing or broken."""
     if not Path(path).is_file():
         raise ModelError(f"{path}: there is no such file; name a checkpoint of a training run")
     try:

@@ -211,11 +211,7 @@ class Trainer:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state.
-
-        Raises:
-            ModelError: the state is of another model or of other settings.
-        """
+        """Continue from a state; ModelError if the state is of another model or of other settings."""
         expected = {"config": self.config.to_json(), "settings": self.settings.model_dump_json()}
         teacher = None if self.teacher is None else self.teacher.identity
         for key, value in {"version": STATE_VERSION, **expected, "teacher": teacher}.items():
