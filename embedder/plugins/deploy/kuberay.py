@@ -282,7 +282,6 @@ def _service(deployment: Deployment) -> Tree:
 
 
 def _service_cluster(deployment: Deployment) -> Tree:
-    """Cluster of the service: a pod for each replica, on cores."""
     deploy = deployment.shipped.config.deploy
     service = deploy.service
     node = NodeResources(cpus=service.cpus, memory_bytes=service.memory_bytes, spill_bytes=GIB)

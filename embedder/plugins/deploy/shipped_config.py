@@ -50,11 +50,7 @@ def read_files(config_path: Path, plan_path: Path | None) -> ShippedConfig:
 
 
 def check_shippable(shipped: ShippedConfig) -> None:
-    """Refuse files that a manifest can't hold, or that mean something else in a pod.
-
-    Raises:
-        ConfigError: they are too large or hold a secret, or the configuration names a path of this machine.
-    """
+    """Refuse (ConfigError) files too large for a manifest, with a secret, or with a path of this machine."""
     path, text = shipped.file.path, shipped.file.text
     if mask(text) != text:
         raise ConfigError(

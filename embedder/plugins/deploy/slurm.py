@@ -157,7 +157,6 @@ def _of_nodes(group: DeployGroup, partition: str | None) -> list[str]:
 
 
 def _start(number: int, group: DeployGroup, shipped: ShippedConfig, *, is_mixed: bool) -> str:
-    """Step that starts Ray on the nodes of a group."""
     options = [f"--num-cpus={group.num_cpus}", f"--num-gpus={group.num_gpus}"]
     options.append(f"--object-store-memory={group.object_store_bytes}")
     if group.label:

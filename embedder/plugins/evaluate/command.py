@@ -171,5 +171,4 @@ def _curve(index: "IndexFigures") -> list[RenderableType]:
 
 
 def _figure_table(*columns: str) -> Table:
-    """An empty table with a column of names and columns of figures."""
     return new_table(*columns, left=columns[:1])

@@ -35,7 +35,6 @@ class ImageTable:
         self.items: Ints = coded.indices.to_numpy().astype(np.int64)
 
     def __len__(self) -> int:
-        """Count the rows."""
         return len(self.items)
 
     def blocks(self) -> Iterator[Floats]:

@@ -186,7 +186,6 @@ def find_items(
 
 
 def _num_different(items: Ints) -> Ints:
-    """Number of different items in each row; int64 (Q,)."""
     ordered = np.sort(items, axis=1)
     is_new = np.diff(ordered, axis=1, prepend=-1) != 0
     return np.asarray((is_new & (ordered >= 0)).sum(axis=1), np.int64)

@@ -131,11 +131,7 @@ def item_groups(store: Store, item_ids: list[str], group: str) -> list[str]:
 
 
 def check_group(group: str, store: Store) -> None:
-    """Refuse to group by a column that neither the embeddings table nor another model has, or that holds vectors.
-
-    Raises:
-        ConfigError: there is no such column.
-    """
+    """Refuse (ConfigError) to group by a column of vectors, or one that neither the table nor another model has."""
     fit = [name for name in store.columns if not name.endswith("_embedding")]
     if group not in fit:
         raise ConfigError(f"--group {group}: there is no such column; group by one of {', '.join(fit)}")
@@ -217,7 +213,6 @@ def read_query_file(path: str, group: str | None = None) -> QueryFile:
 
 
 def _rows(path: str, table: Table, schema: pa.Schema, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Rows of the file with these columns, checked."""
     fields = {name: schema.field(name) for name in names} | {
         name: pa.field(name, pa.string()) for name in (QUERY, ITEM_ID)
     }

@@ -40,11 +40,7 @@ _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd", "embed_dim")
 
 @lru_cache(maxsize=16)
 def local_checkpoint(uri: str) -> Path:
-    """Find the folder of a checkpoint, downloading it if it isn't local; once in a process.
-
-    Raises:
-        ModelError: there is no such folder, or it can't be downloaded.
-    """
+    """Find the folder of a checkpoint, downloading it once in a process if it isn't local; ModelError if that fails."""
     return resolve_checkpoint(uri).absolute()
 
 

@@ -66,11 +66,7 @@ async def clip_response(
     max_bytes: int,
     with_body: bool,
 ) -> Response:
-    """Answer with the bytes of an item's file, or a range of them.
-
-    Raises:
-        RequestError: the file is gone or another one, or the range is beyond its end.
-    """
+    """Answer with an item's file or a range of it; RequestError if the file is gone or changed, or is shorter."""
 
     def open_file() -> ByteRanges:
         embedded = files.of(row["item_id"], row["uri"], row["modality"])

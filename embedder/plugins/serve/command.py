@@ -116,11 +116,7 @@ def _value(text: str) -> Any:
 
 
 def _settings(limits: dict[str, Any], options: dict[str, Any]) -> "ServeSettings":
-    """Settings from limits by name, and from options by name, which take precedence.
-
-    Raises:
-        ConfigError: one is unknown, or breaks a rule.
-    """
+    """Settings from limits, and from options, which override them; ConfigError if one is unknown or breaks a rule."""
     from pydantic import ValidationError
 
     from embedder.plugins.serve.settings import ServeSettings

@@ -70,11 +70,7 @@ def read_cursor(text: str, max_depth: int) -> Cursor:
 
 
 def check_cursor(cursor: Cursor, digest: str) -> None:
-    """Refuse a cursor of another query.
-
-    Raises:
-        RequestError: query or options differ from those that the cursor was made for.
-    """
+    """Refuse (RequestError) a cursor that was made for another query or other options."""
     if cursor.digest != digest:
         raise _refusal("it belongs to another query or to other options")
 

@@ -38,7 +38,6 @@ MAX_AGE_S = 60  # then the browser asks again, and gets 304 as long as the conte
 
 
 def _number(text: Any) -> Any:
-    """Number in a query string."""
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else text
 
 
@@ -158,7 +157,6 @@ async def original(
 
 
 async def _file(request: Request, service: Service, publication: ServedPublication, row: dict[str, Any]) -> Response:
-    """Answer with the bytes of a segment's file."""
     item_id = row["item_id"]
     etag = f'"{Frame(item_id, row["uri"], row["content_version"], None, 0).digest}"'
     headers = {"ETag": etag, "Cache-Control": f"private, max-age={MAX_AGE_S}"}
@@ -227,7 +225,6 @@ def _describe(
 
 
 def _provenance(publication: ServedPublication, row: dict[str, Any], segments: list[dict[str, Any]]) -> dict[str, Any]:
-    """Where an item's vectors come from."""
     current = publication.store.current
     first = segments[0] if segments else {}
     return {

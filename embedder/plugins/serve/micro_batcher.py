@@ -54,11 +54,7 @@ class MicroBatcher(Generic[Asked, Answer]):
         return len(self._queue)
 
     def submit(self, asked: Asked) -> "asyncio.Future[Answer]":
-        """Put a request into the queue; the future gets its answer or its error.
-
-        Raises:
-            BusyError: the queue is full.
-        """
+        """Put a request into the queue, BusyError if it is full; the future gets its answer or its error."""
         if len(self._queue) >= self._max_queue:
             raise BusyError(f"max_queue = {self._max_queue} allows no further query to wait")
         loop = asyncio.get_running_loop()

@@ -113,7 +113,6 @@ def _is_among(given: bytes, known: tuple[bytes, ...]) -> bool:
 
 
 def _cookies(header: bytes) -> list[bytes]:
-    """Values of our cookie."""
     pairs = [each.strip().partition(b"=") for each in header.split(b";")]
     return [value for name, _, value in pairs if name == COOKIE.encode()]
 

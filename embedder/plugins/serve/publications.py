@@ -63,11 +63,7 @@ class Publications:
                 store.search(WARM_UP_TEXT, k=1)
 
     def at(self, version: str | None) -> ServedPublication:
-        """Return the publication of a name, as `/versions` or an answer gives it; None for the newest.
-
-        Raises:
-            RequestError: there is none of that name, or it can't be read any more.
-        """
+        """Return a publication by name, None for the newest; RequestError if it is unknown or no longer readable."""
         run_id = version.partition("/")[0] if version is not None else None
         current = self.current
         if run_id is None or run_id == current.run_id:

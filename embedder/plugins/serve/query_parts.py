@@ -109,11 +109,7 @@ class PartEncoder:
         return combined[0], away
 
     async def image(self, content: bytes) -> Floats:
-        """Return the vector of an uploaded image, decoded in a sandbox; float32 (E,).
-
-        Raises:
-            RequestError: it can't be decoded, or the model has no tower for images.
-        """
+        """Encode an uploaded image, decoded in a sandbox, float32 (E,); RequestError if that is not possible."""
         if content not in self._images:
             self._images[content] = asyncio.ensure_future(self._encode(content))
         return await self._images[content]
@@ -154,11 +150,7 @@ def _weights(content: QueryContent, options: SearchOptions) -> list[float]:
 
 
 def image_content(query: ImageQuery, where: str, uploads: Uploads, service: Service) -> bytes:
-    """Bytes of an image that came with the request.
-
-    Raises:
-        RequestError: they are not base64, not a part of the form, or too many.
-    """
+    """Bytes of an image in the request; RequestError if they are not base64, not a part of the form, or too many."""
     if query.image is not None:
         where = f"{where}.image"
         try:

@@ -117,11 +117,7 @@ async def _read(model: type[Body], request: Request, service: Service) -> tuple[
 
 
 async def read_body(request: Request, service: Service) -> tuple[bytes, Uploads]:
-    """Read the JSON of a request, and the files of its form.
-
-    Raises:
-        RequestError: it is neither JSON nor a form, or a file is too large.
-    """
+    """Read a request's JSON and the files of its form; RequestError if it is neither, or a file is too large."""
     kind = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
     if kind == JSON_TYPE:
         return _with_few_keys(await request.body()), {}

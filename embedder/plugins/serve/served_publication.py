@@ -70,11 +70,7 @@ class ServedPublication:
         return self if model in (None, "", MAIN) else self._further.get(model or "")
 
     def of_model(self, model: str) -> "ServedPublication":
-        """Open a further model of the publication, once.
-
-        Raises:
-            RequestError: the publication has no such model, or it has no vectors.
-        """
+        """Open a further model of the publication, once; RequestError if it doesn't exist or has no vectors."""
         with self._opening:
             if model not in self._further:
                 self._further[model] = self._open_model(model)
@@ -217,11 +213,7 @@ class ServedPublication:
         return table.slice(int(rows[0]), 1).to_pylist()[0] if len(rows) else None
 
     def segment_row(self, item_id: str, segment: int | None) -> int:
-        """Row of a segment of an item, or of its first one.
-
-        Raises:
-            RequestError: there is no such item, or no such segment.
-        """
+        """Row of an item's segment, or of its first one; RequestError if there is no such item or segment."""
         rows = self.rows_of(item_id)
         segments = self.store.searcher.snapshot.metadata.take(rows)["segment"].to_pylist()
         if not segments:
@@ -238,11 +230,7 @@ class ServedPublication:
         return int(rows[segments.index(wanted)])
 
     def vector_of(self, item_id: str, segment: int | None) -> Floats:
-        """Vector of an item's segment, float32 (E,), of unit norm.
-
-        Raises:
-            RequestError: there is no such item or segment, or it has no vector that is searched.
-        """
+        """Vector of an item's segment, float32 (E,), of unit norm; RequestError if there is none that is searched."""
         snapshot = self.store.searcher.snapshot
         row = snapshot.vector_rows[[self.segment_row(item_id, segment)]].astype(np.int64)
         if row[0] < 0:

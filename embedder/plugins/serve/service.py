@@ -30,7 +30,6 @@ class AnswerCache:
     """Answers by key, up to a number of bytes; the least recently used are dropped. For one event loop."""
 
     def __init__(self, max_bytes: int, metrics: Metrics) -> None:
-        """Make an empty cache."""
         self._max_bytes = max_bytes
         self._hits, self._misses = metrics.cache_hits.labels("answers"), metrics.cache_misses.labels("answers")
         self._known: OrderedDict[Hashable, bytes] = OrderedDict()
@@ -142,11 +141,7 @@ class Service:
         await asyncio.to_thread(self._close)
 
     def submit(self, asked: Asked) -> "asyncio.Future[Any]":
-        """Put a query into the queue.
-
-        Raises:
-            RequestError: the queue is full.
-        """
+        """Put a query into the queue; RequestError if the queue is full."""
         try:
             return (self.long_batcher if asked.takes_long else self.batcher).submit(asked)
         except BusyError as error:
@@ -154,22 +149,14 @@ class Service:
             raise busy(str(error)) from None
 
     async def publication(self, version: str | None) -> ServedPublication:
-        """Return the publication of a name; None for the newest.
-
-        Raises:
-            RequestError: there is none, or it can't be read any more.
-        """
+        """Return a publication by name, None for the newest; RequestError if it is unknown or no longer readable."""
         current = self.publications.current
         if version is None or version.partition("/")[0] == current.run_id:
             return current
         return await self.versions.run(self.publications.at, version)
 
     async def of_model(self, publication: ServedPublication, model: str | None) -> ServedPublication:
-        """Return the publication as requests for a model see it; None or `main` for the main one.
-
-        Raises:
-            RequestError: it has no such model, or the model has no vectors.
-        """
+        """Return the publication for a model, None or `main` for the main one; RequestError if it is unusable."""
         found = publication.find_open(model)
         if found is not None:
             return found
@@ -188,11 +175,7 @@ class Service:
             await self.conditions.run(publication.remember_condition, where, self.settings.where_timeout_s)
 
     async def filtered_publication(self, version: str | None, where: str | None) -> ServedPublication:
-        """Open the publication of a version, and evaluate a condition over its rows.
-
-        Raises:
-            RequestError: there is no such publication, or it is no condition over the columns.
-        """
+        """Open a version's publication and evaluate a condition over its rows; RequestError if either is invalid."""
         publication = await self.publication(version)
         try:
             await self.check_condition(publication, where)

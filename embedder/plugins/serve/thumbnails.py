@@ -209,7 +209,6 @@ class Thumbnails:
     """Thumbnails from the cache, or newly made; equal requests at the same time make one."""
 
     def __init__(self, cache: ThumbnailCache, threads: DecoderThreads, metrics: Metrics, max_bytes: int) -> None:
-        """Combine cache and threads."""
         self.cache, self._threads, self._metrics, self._max_bytes = cache, threads, metrics, max_bytes
         self._making: dict[ThumbnailKey, asyncio.Task[bytes]] = {}
 

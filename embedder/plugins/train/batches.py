@@ -80,11 +80,7 @@ class ExampleCache:
         return len(self._cache)
 
     def examples(self, items: Items) -> Generator[TrainExample, None, None]:
-        """Yield one example for each item, in their order.
-
-        Raises:
-            RuntimeError: the engine gave other items than asked for, or in another order.
-        """
+        """Yield an example for each item, in order; RuntimeError if the engine gave other items or another order."""
         ids = items.listing["item_id"].to_pylist()
         missing = [number for number, item_id in enumerate(ids) if item_id not in self._cache]
         with closing(self._decode(items.listing, missing)) as decoded:

@@ -80,7 +80,6 @@ def share_stream(blocks: Iterable[pa.Table], spec: ExampleSpec, num_cpus: float)
 
 
 def _blocks(listing: pa.Table, num_items: int) -> Iterator[pa.Table]:
-    """Slices of a listing, one for each decode task."""
     for start in range(0, listing.num_rows, num_items):
         yield listing.slice(start, num_items)
 

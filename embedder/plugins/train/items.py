@@ -96,11 +96,7 @@ class Items:
 
 
 def list_items(config: TrainConfig) -> Items:
-    """List all items of all sources.
-
-    Raises:
-        SourceError: a source can't be listed, lacks a named column, or there is nothing to train on.
-    """
+    """List all items of all sources; SourceError if one can't be listed or lacks a column, or there are no items."""
     columns = {*config.texts, *config.tag_sets, *({config.concept} - set(OWN_COLUMNS))}
     own = (str(Path(config.out).expanduser().absolute()),)
     sources = [
@@ -139,11 +135,7 @@ def _keys(texts: Iterable[str]) -> Keys:
 
 
 def split_items(items: Items, config: TrainConfig) -> tuple[Items, Items]:
-    """Split into items to train on, and at most `validation.max_items` held-out items to measure on.
-
-    Raises:
-        SourceError: nothing is left to train on.
-    """
+    """Split into items to train on (SourceError if none is left), and at most `validation.max_items` to measure on."""
     held_out = _held_out(items, config)
     train, validation = items.take(np.flatnonzero(~held_out)), items.take(np.flatnonzero(held_out))
     if len(train) < 2:

@@ -104,11 +104,7 @@ def with_warm_up_of(config: TrainConfig, state: dict[str, Any]) -> TrainConfig:
 
 
 def check_identity(began: dict[str, Any], now: dict[str, Any], where: str) -> None:
-    """Refuse to resume a different run.
-
-    Raises:
-        ConfigError: a setting or the listed items differ from those that the run began with.
-    """
+    """Refuse (ConfigError) to resume a run that began with other settings or other listed items."""
     for key in {**now, **began}:
         if began.get(key) != now.get(key):
             raise ConfigError(

@@ -131,7 +131,6 @@ def _check_workers(config: TrainConfig, num_items: int) -> None:
 
 
 def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Trainer, ExampleSpec]:
-    """Trainer of the model, and settings of the decode tasks."""
     device = _device(config)
     of_teacher = None
     if config.teacher is not None and items.teacher is not None:

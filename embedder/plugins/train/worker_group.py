@@ -142,16 +142,11 @@ class WorkerGroup:
         return trainer.export(folder, name, replace=replace)
 
     def _ask(self, workers: Sequence[Any], method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
-        """Call a method on workers, and wait for all answers."""
         asked = [getattr(worker, method).remote(*arguments) for worker in workers]
         return self._answers(asked, timeout_s)
 
     def _answers(self, asked: list[Any], timeout_s: float | None = None) -> list[Any]:
-        """Wait for all answers; the first failure of any worker ends the wait.
-
-        Raises:
-            RunFailedError: a worker died, or doesn't answer in time.
-        """
+        """Wait for all answers, or the first failure; RunFailedError if a worker died, or doesn't answer in time."""
         waiting = asked
         timeout_s = timeout_s or self.prepared.config.no_progress_timeout_s + START_TIMEOUT_S
         try:

@@ -193,11 +193,7 @@ class JobServer(HttpClient):
 
 
 def find_token(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Find the token that Ray's own clients would send; None if there is none.
-
-    Raises:
-        ConfigError: RAY_AUTH_TOKEN_PATH names a file that can't be read, or an empty one.
-    """
+    """Find the token that Ray's own clients would send, or None; ConfigError if RAY_AUTH_TOKEN_PATH is unusable."""
     if environ.get("RAY_AUTH_MODE") == "disabled":
         return None
     if token := environ.get("RAY_AUTH_TOKEN", "").strip():

@@ -54,11 +54,7 @@ class SubmittedJob:
         return self.server.log(self.job_id)
 
     def follow(self) -> Iterator[str]:
-        """Yield the pieces of its log as they come, until it has ended; leaving the loop doesn't affect the job.
-
-        Raises:
-            RunFailedError: it failed or was stopped, or the head is gone.
-        """
+        """Yield the log's pieces until the job ends; RunFailedError if it failed, was stopped, or the head is gone."""
         return follow_log(self.server, self.job_id)
 
     def stop(self) -> bool:

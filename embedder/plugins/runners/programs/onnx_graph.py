@@ -22,15 +22,10 @@ class OnnxGraph:
     most: int | None = None
 
     def __init__(self, path: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
-        """Note what to open."""
         self.path, self.inputs, self.outputs = path, inputs, outputs
 
     def load(self, device: str, num_threads: int) -> None:
-        """Open the session.
-
-        Raises:
-            ValueError: the graph lacks an input or output, or ONNX Runtime can't use the device here.
-        """
+        """Open the session; ValueError if the graph lacks an input or output, or the device can't be used here."""
         os.environ[TELEMETRY_OFF] = "1"  # read when the library is imported
         import onnxruntime
 

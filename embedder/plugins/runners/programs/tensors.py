@@ -55,11 +55,7 @@ def padded_ids(name: str, column: Any, settings: Mapping[str, Any]) -> dict[str,
 
 
 def dense(column: Any, settings: Mapping[str, Any]) -> Any:
-    """Convert values, or lists of one size, to an array (B, ...).
-
-    Raises:
-        ValueError: graphs take no such column, or its rows have different sizes.
-    """
+    """Convert values, or lists of one size, to an array (B, ...); ValueError for sizes or types that don't fit."""
     if settings["make"] != "column" or settings["type"] in ("string", "binary"):
         kind = settings["make"] if settings["make"] != "column" else settings["type"]
         raise ValueError(f"a graph takes pixels, token ids and numbers, and this input is {kind!r}")
@@ -94,11 +90,7 @@ def join_outputs(pieces: list[dict[str, Any]], declared: Mapping[str, Mapping[st
 
 
 def named_outputs(found: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Name what a graph returned: one value, several in order, or several by name.
-
-    Raises:
-        ValueError: there are fewer outputs than declared, or a declared name is missing.
-    """
+    """Name a graph's results, one or several, in order or by name; ValueError if a declared one is missing."""
     if isinstance(found, Mapping):
         missing = [name for name in declared if name not in found]
         if missing:

@@ -29,7 +29,6 @@ class TorchGraph:
     most: int | None = None
 
     def __init__(self, path: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any], **settings: Any) -> None:
-        """Note what to load."""
         self.path, self.inputs, self.outputs, self.settings = path, inputs, outputs, settings
 
     def load(self, device: str, num_threads: int) -> None:

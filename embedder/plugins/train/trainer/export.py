@@ -57,11 +57,7 @@ def read_logit(folder: Path, name: str, initial: float) -> float:
 def write_delta(
     folder: str | Path, base: str | Path, weights: Mapping[str, torch.Tensor], names: tuple[str, ...], *, title: str
 ) -> Path:
-    """Write the tensors `names` of a model that was trained on `base`, and the base's fingerprint.
-
-    Raises:
-        ModelError: the folder isn't empty.
-    """
+    """Write the tensors `names`, trained on `base`, and its fingerprint; ModelError if the folder isn't empty."""
     about = {"format_version": DELTA_FORMAT, "name": title, "base_fingerprint": model_fingerprint(base)}
     with staged_folder(Path(folder)) as stage:
         write_weights(stage, ((name, weights[name]) for name in names))

@@ -125,11 +125,7 @@ class Trainer:
         self._optimizer = self._make_optimizer()
 
     def step(self, batch: TrainBatch | FeatureBatch) -> StepMetrics:
-        """Train on one batch; in a group, on this worker's share of it.
-
-        Raises:
-            ModelError: the batch doesn't fit the model or the loss, or the loss is not finite.
-        """
+        """Train on a batch, or this worker's share; ModelError if it doesn't fit or the loss is not finite."""
         rate = learning_rate_at(self.num_steps_done, self.settings)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -163,11 +159,7 @@ class Trainer:
         )
 
     def tower_features(self, batch: TrainBatch) -> FeatureBatch:
-        """Run frozen towers once, without augmentation, for batches that train the projections.
-
-        Raises:
-            ModelError: the towers aren't frozen.
-        """
+        """Run frozen towers once, without augmentation, to train the projections; ModelError if they aren't frozen."""
         if self.settings.what != "projections":
             raise ModelError(f'what is "{self.settings.what}": features stay valid only with what = "projections"')
         with torch.no_grad(), self._compute_dtype():
