@@ -48,7 +48,7 @@ class DeployGroup:
 
 
 def worker_groups(plan: ShardPlan, settings: DeployConfig) -> tuple[DeployGroup, ...]:
-    """Make a group of each device type, in the plan's order; ConfigError without stages, or if a section doesn't fit."""
+    """Make a group of each device type, in the plan's order; ConfigError without stages, or if a section misfits."""
     by_device: dict[str, list[PlannedStage]] = {}
     for number, stage in enumerate(plan.stages):
         if stage.device is None or stage.num_gpus is None:

@@ -200,9 +200,13 @@ def _notes(query_set: QuerySet, options: EvaluationOptions, *, has_index: bool) 
 def evaluate_tracked(
     store: Store, config: RunConfig, options: EvaluationOptions, out: Path | None = None
 ) -> Evaluation:
-    """Evaluate an open store, and log to the tracker of the configuration, whose keys are the tracker's parameters.
+    """Evaluate a store, and log to the tracker of the configuration.
 
-    `out` is a folder that gets the tracker's id of the run, `tracker.json`.
+    Args:
+        store: the open store.
+        config: has `[tracker]`; its keys are the tracker's parameters.
+        options: of the evaluation.
+        out: folder that gets the tracker's id of the run, `tracker.json`.
     """
     with track_run(config.tracker, "embedder evaluate") as tracker:
         _begin(tracker, store, config, options, out)

@@ -40,7 +40,12 @@ JobKind = Literal["refresh", "embed"]
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """Job of a cluster, by the id that it has there."""
+    """Job of a cluster.
+
+    Attributes:
+        server: client of its cluster.
+        job_id: its id there.
+    """
 
     server: JobServer
     job_id: str
@@ -54,7 +59,11 @@ class SubmittedJob:
         return self.server.log(self.job_id)
 
     def follow(self) -> Iterator[str]:
-        """Yield the log's pieces until the job ends; RunFailedError if it failed, was stopped, or the head is gone."""
+        """Yield the pieces of its log as they come, until it has ended; leaving the loop doesn't affect the job.
+
+        Raises:
+            RunFailedError: it failed or was stopped, or the head is gone.
+        """
         return follow_log(self.server, self.job_id)
 
     def stop(self) -> bool:
@@ -64,7 +73,12 @@ class SubmittedJob:
 
 @dataclass(frozen=True)
 class JobDescription:
-    """Job as it is sent: JSON of `POST /api/jobs/`, and the packages that it needs."""
+    """Job as it is sent.
+
+    Attributes:
+        request: JSON of `POST /api/jobs/`.
+        packages: that it needs.
+    """
 
     request: Mapping[str, Any]
     packages: tuple[JobPackage, ...]
@@ -191,7 +205,11 @@ def new_job_id(kind: str) -> str:
 
 
 def check_version(url: str, version: str) -> None:
-    """Refuse (ConfigError) a cluster whose Ray this package doesn't run on."""
+    """Refuse a cluster whose Ray this package doesn't run on.
+
+    Raises:
+        ConfigError: its version is not supported.
+    """
     try:
         fits = SUPPORTED_RAY.contains(Version(version), prereleases=True)
     except InvalidVersion:
@@ -203,7 +221,8 @@ def check_version(url: str, version: str) -> None:
 def wanted_libraries(requirements: Callable[[str], list[str] | None] = requires) -> list[str]:
     """Requirements of a run for pip: the package's own and those of its extra, without Ray, which nodes have.
 
-    `requirements` gives those of a distribution, by its name.
+    Args:
+        requirements: gives those of a distribution, by its name.
 
     Raises:
         ConfigError: this package is not installed here, so its requirements are unknown.
