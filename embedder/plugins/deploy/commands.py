@@ -1,4 +1,4 @@
-"""Command lines that run in pods and on nodes, as words; what a run has to be told of its cluster is among them."""
+"""Command lines that run in pods and on nodes, as words, with what a run must know of its cluster."""
 
 from collections.abc import Sequence
 
@@ -12,27 +12,13 @@ STOP_MARGIN_S = 30  # for the journal, after `stop_timeout_s`
 
 
 def embed_command(config: RunConfig, groups: Sequence[DeployGroup], *, config_path: str, plan_path: str) -> list[str]:
-    """Words of the command that embeds, once.
-
-    Args:
-        config: configuration of the run.
-        groups: of the cluster.
-        config_path: of the configuration, where the command runs.
-        plan_path: of the plan there.
-    """
+    """Words of the command that embeds once; the paths are those where the command runs."""
     words = ["embedder", "embed", "--config", config_path, "--plan", plan_path, "--engine", "ray"]
     return [*words, "--ray-address", "auto", *_bounds(config, groups)]
 
 
 def refresh_command(config: RunConfig, groups: Sequence[DeployGroup], *, config_path: str, plan_path: str) -> list[str]:
-    """Words of the command that brings the store to what the sources hold.
-
-    Args:
-        config: configuration of the run.
-        groups: of the cluster.
-        config_path: of the configuration, where the command runs.
-        plan_path: of the plan there.
-    """
+    """Words of the command that brings the store up to date with the sources; the paths are those where it runs."""
     words = ["embedder", "refresh", config_path, "--max-hours", f"{config.deploy.max_hours:g}"]
     settings = [f"plan={plan_path}", "engine=ray", "ray_address=auto"]
     return [*words, *(word for each in settings for word in ("--set", each)), *_bounds(config, groups)]
@@ -54,7 +40,7 @@ def stop_seconds(config: RunConfig) -> int:
 
 
 def _bounds(config: RunConfig, groups: Sequence[DeployGroup]) -> list[str]:
-    """Settings by which the run waits for nodes that are yet to come; the configuration's own go first."""
+    """Settings by which the run waits for nodes that are still to come; the configuration's own take precedence."""
     found = {
         "max_cpus": sum(group.max_pods * group.num_cpus for group in groups),
         "max_gpus": sum(group.max_pods * group.num_gpus for group in groups),

@@ -1,4 +1,4 @@
-"""End of a pod or node: the command that runs here is asked to stop, and Ray moves the work of this node elsewhere."""
+"""End of a pod or node: the command that runs here is asked to stop, and Ray moves this node's work elsewhere."""
 
 import logging
 import subprocess
@@ -19,13 +19,7 @@ ANSWER_S = 20.0  # in which Ray's head has to accept; it may be gone already
 
 @dataclass(frozen=True)
 class NodeHere:
-    """Node of a cluster that this machine or pod is.
-
-    Attributes:
-        process: its raylet.
-        node_id: Ray's id.
-        address: of the head's GCS, HOST:PORT.
-    """
+    """This machine's or pod's node of a cluster: its raylet, Ray's id, and the head's GCS address (HOST:PORT)."""
 
     process: psutil.Process
     node_id: str
@@ -33,13 +27,10 @@ class NodeHere:
 
 
 def drain(within_s: float) -> list[str]:
-    """Stop what runs here and leave the cluster, and return what was done, a line each.
+    """Stop what runs here and leave the cluster within a time; return what was done, a line each.
 
     A command of `JOBS` gets SIGTERM once: it finishes what is in flight and keeps it. A worker's node is drained: it
     gets no new blocks. Both are waited for; what is not done in time is left to the pod's end.
-
-    Args:
-        within_s: seconds for all of it.
     """
     deadline_s = time.monotonic() + within_s
     commands, nodes = _commands(), list(_nodes())
@@ -57,7 +48,7 @@ def drain(within_s: float) -> list[str]:
 
 
 def is_job(words: Sequence[str]) -> bool:
-    """Say whether a process is a command that knows how to stop: `embedder embed`, or the module by Python."""
+    """Whether a process is a command that knows how to stop: `embedder embed`, or the module by Python."""
     for number, word in enumerate(words[:-1]):
         if number <= 2 and PurePath(word).name == "embedder":  # python -m embedder has it as the third word
             return words[number + 1] in JOBS
@@ -70,13 +61,13 @@ def option(words: Sequence[str], name: str) -> str | None:
 
 
 def _commands() -> list[psutil.Process]:
-    """Commands that run here, without children of theirs that bear the same words."""
+    """Commands that run here, without their children of the same command line."""
     found = {process.pid: process for process, words in _processes() if is_job(words)}
     return [process for process in found.values() if process.info["ppid"] not in found]
 
 
 def _nodes() -> Iterator[NodeHere]:
-    """Workers' nodes that run here; the head is not drained, as nothing of it can go elsewhere."""
+    """Workers' nodes that run here; the head is not drained, as its work can't move elsewhere."""
     for process, words in _processes():
         if PurePath(words[0]).name == "raylet" and "--head" not in words:
             node_id, address = option(words, "node_id"), option(words, "gcs-address")
@@ -92,7 +83,7 @@ def _processes() -> Iterator[tuple[psutil.Process, list[str]]]:
 
 
 def _leave(node: NodeHere, within_s: float) -> bool:
-    """Tell the head that this node goes away; False where it doesn't accept."""
+    """Report to the head that this node leaves; False if it doesn't accept."""
     ray = Path(sys.executable).with_name("ray")
     command = [str(ray), "drain-node", "--address", node.address, "--node-id", node.node_id]
     reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the pod is stopped"]
@@ -108,7 +99,7 @@ def _leave(node: NodeHere, within_s: float) -> bool:
 
 
 def _wait(processes: Iterable[psutil.Process], deadline_s: float) -> list[psutil.Process]:
-    """Wait until processes have ended; those that are left at the deadline."""
+    """Wait until processes have ended; return those that are left at the deadline."""
     left = list(processes)
     while (left := [each for each in left if each.is_running() and _is_alive(each)]) and time.monotonic() < deadline_s:
         time.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""Manifests of KubeRay: a job of its own cluster, one every night, a cluster for notebooks, and the query service."""
+"""Manifests of KubeRay: a job with its own cluster, one every night, a cluster for notebooks, and the query service."""
 
 import shlex
 from collections.abc import Sequence
@@ -35,15 +35,11 @@ RAY_TOKEN_KEY = "auth_token"  # of the Secret that KubeRay makes for a cluster
 SMALL = NodeResources(cpus=1, memory_bytes=GIB)  # submits, computes nothing
 RAY_LOGS = ("ray-logs", "/tmp/ray")  # KubeRay's name: sockets and logs that all containers of a head share
 RUNS = ("run", "refresh")  # components whose head runs a command
-UPGRADE_S = 600  # seconds until a service that does not come up is made anew
+UPGRADE_S = 600  # seconds until a service that does not come up is recreated
 
 
 def manifests(deployment: Deployment) -> dict[str, str]:
-    """Write all files: their texts by name.
-
-    Raises:
-        ConfigError: plan or configuration don't fit a cluster of Kubernetes.
-    """
+    """Write the texts of all files, by name; ConfigError if plan or configuration don't fit a cluster of Kubernetes."""
     check_shippable(deployment.shipped)
     config = deployment.shipped.config
     groups = worker_groups(deployment.shipped.plan, config.deploy)
@@ -192,7 +188,7 @@ def _head(deployment: Deployment, component: str, *, with_notebook: bool = False
 
 
 def _ports(deployment: Deployment, component: str) -> list[tuple[str, int]]:
-    """Ports of a head by name; of a run also that of its own metrics, where the configuration has one."""
+    """Ports of a head by name; for a run also that of its own metrics, if configured."""
     ports = [("gcs-server", 6379), ("dashboard", 8265), ("client", 10001), ("metrics", 8080)]
     address = deployment.shipped.config.metrics_address
     if component in RUNS and address is not None:
@@ -286,7 +282,6 @@ def _service(deployment: Deployment) -> Tree:
 
 
 def _service_cluster(deployment: Deployment) -> Tree:
-    """Cluster of the service: a pod for each replica, on cores."""
     deploy = deployment.shipped.config.deploy
     service = deploy.service
     node = NodeResources(cpus=service.cpus, memory_bytes=service.memory_bytes, spill_bytes=GIB)
@@ -318,7 +313,7 @@ def _service_cluster(deployment: Deployment) -> Tree:
 
 
 def _token_volume(secret: str | None) -> tuple[list[tuple[str, str]], list[Tree]]:
-    """Mount and volume of the clients' tokens; none where everybody may search."""
+    """Mount and volume of the clients' tokens; none if everybody may search."""
     if secret is None:
         return [], []
     return [("tokens", commands.TOKEN_FOLDER)], [

@@ -15,10 +15,10 @@ _UNITS = (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
 
 
 class _BlockDumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Dumper without aliases, which `kubectl diff` would show as changes; texts of several lines stay readable."""
+    """Dumper without aliases, which `kubectl diff` would show as changes; multi-line texts stay readable."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write each value where it stands."""
+        """Write each value in full."""
         return True
 
 
@@ -43,7 +43,7 @@ def yaml_text(data: dict[str, Any]) -> str:
 
 
 def without_comments(data: Any) -> Any:
-    """The data that a reader of the text gets."""
+    """Return the data that a reader of the text gets."""
     match data:
         case dict():
             return {key: without_comments(value) for key, value in data.items() if not key.startswith(COMMENT)}
@@ -53,5 +53,5 @@ def without_comments(data: Any) -> Any:
 
 
 def quantity(size_bytes: int) -> str:
-    """Bytes as Kubernetes writes them back, so that nothing differs: `8Gi`, `512Mi`."""
+    """Bytes as Kubernetes itself writes them, so that no diff appears: `8Gi`, `512Mi`."""
     return next((f"{size_bytes // size}{unit}" for unit, size in _UNITS if size_bytes % size == 0), str(size_bytes))

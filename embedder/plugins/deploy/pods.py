@@ -1,4 +1,4 @@
-"""Pods of a cluster: containers without rights on a read-only root, their volumes, what they do before they stop."""
+"""Pods of a cluster: containers without rights on a read-only root, their volumes, and their hooks before they stop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +22,9 @@ STOP_MARGIN_S = 30  # between the end of the hook and SIGKILL
 
 @dataclass(frozen=True)
 class Deployment:
-    """Everything that manifests are made of.
+    """Everything that manifests are made from: configuration and plan, the image of all containers, and versions.
 
-    Attributes:
-        shipped: configuration and plan.
-        image: of all containers.
-        ray_version: Ray of the image.
-        version: of this package, for the labels.
+    `ray_version` is that of the image, `version` that of this package, for the labels.
     """
 
     shipped: ShippedConfig
@@ -43,7 +39,7 @@ class Deployment:
 
     @property
     def digest(self) -> str:
-        """Digest of configuration and plan: a change of theirs changes the pods, too."""
+        """Digest of configuration and plan, so that a change to them changes the pods, too."""
         return sha256((self.shipped.file.text + "\0" + self.shipped.plan_text).encode()).hexdigest()[:16]
 
     def labels(self, component: str) -> dict[str, str]:
@@ -65,11 +61,8 @@ class Deployment:
 def resources(num_cpus: int, memory_bytes: int, spill_bytes: int = 0, gpus: Mapping[str, int] | None = None) -> Tree:
     """Requests and limits of a container, which are equal.
 
-    Args:
-        num_cpus: cores.
-        memory_bytes: memory, with the shared memory that it fills.
-        spill_bytes: disk of its volumes; 0 for none to be asked for.
-        gpus: GPUs by the name of the resource.
+    Memory includes the shared memory that it fills. `spill_bytes` is disk of its volumes; 0 requests none. `gpus` are
+    by the name of the resource.
     """
     amounts = {"cpu": str(num_cpus), "memory": quantity(memory_bytes)}
     amounts |= {"ephemeral-storage": quantity(spill_bytes)} if spill_bytes else {}
@@ -78,7 +71,7 @@ def resources(num_cpus: int, memory_bytes: int, spill_bytes: int = 0, gpus: Mapp
 
 
 def security() -> Tree:
-    """What a container may do: nothing that needs a right."""
+    """Security context of a container, without any rights."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -87,7 +80,7 @@ def security() -> Tree:
 
 
 def environment(deployment: Deployment) -> list[Tree]:
-    """Variables of every container; no secret is among them."""
+    """Variables of every container; none of them is a secret."""
     config = deployment.shipped.config
     own = {
         "HOME": HOME,
@@ -111,15 +104,9 @@ def container(
 ) -> Tree:
     """One container.
 
-    Args:
-        deployment: what it is part of.
-        name: of the container.
-        needs: its resources.
-        command: its words; none where KubeRay fills in `ray start`.
-        secret_env: variables from Secrets: the Secret and its key by variable.
-        drains: whether the pod's end waits for what is in flight.
-        computes: whether it reads sources and stores; else it gets no credentials and no data.
-        mounts: further volumes and their folders.
+    `command` is empty if KubeRay fills in `ray start`. `secret_env` has the Secret and its key by variable. With
+    `drains` the pod's end waits for what is in flight. Without `computes` it reads neither sources nor stores, and gets
+    no credentials and no data. `mounts` are further volumes and their folders.
     """
     deploy = deployment.shipped.config.deploy
     secrets = [
@@ -157,17 +144,10 @@ def template(
     volumes: Sequence[Tree] = (),
     **more: Any,
 ) -> Tree:
-    """Template of pods.
+    """Template of pods; a volume that no container mounts is left out.
 
-    Args:
-        deployment: what they are part of.
-        component: what they are for.
-        containers: theirs, the main one first.
-        node: where they go, and the sizes of their volumes.
-        volumes: further volumes.
-        more: further fields of the pod.
-
-    A volume that no container mounts is left out.
+    The main container comes first. `node` is where the pods go, and the sizes of their volumes; `more` are further
+    fields of the pod.
     """
     config = deployment.shipped.config
     deploy = config.deploy
@@ -216,7 +196,7 @@ def _time_to_drain(config: RunConfig) -> Tree:
 
 
 def _tolerations(node: NodeResources, containers: Sequence[Tree]) -> list[Tree]:
-    """Taints that are tolerated; clouds taint nodes with GPUs by the name of the resource."""
+    """Tolerations of taints; clouds taint nodes with GPUs by the name of the resource."""
     given = [
         {
             "key": each.key,

@@ -1,4 +1,4 @@
-"""Configuration and plan as a cluster gets them: what they name is there on every node, and they hold no secret."""
+"""Configuration and plan as a cluster gets them: every node has what they name, and they hold no secret."""
 
 import re
 from dataclasses import dataclass
@@ -17,15 +17,7 @@ _ADDRESS = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:")  # s3://, gs://, hf:
 
 @dataclass(frozen=True)
 class ShippedConfig:
-    """Files that a cluster gets.
-
-    Attributes:
-        config: the configuration.
-        file: its file.
-        plan: the plan.
-        plan_path: its file.
-        plan_text: what that holds.
-    """
+    """Files that a cluster gets: the configuration and the plan."""
 
     config: RunConfig
     file: ConfigFile
@@ -35,11 +27,7 @@ class ShippedConfig:
 
 
 def read_files(config_path: Path, plan_path: Path | None) -> ShippedConfig:
-    """Read a configuration and its plan.
-
-    Args:
-        config_path: the configuration, a TOML file.
-        plan_path: the plan; None for that which the configuration names.
+    """Read a configuration and its plan; a `plan_path` of None means the plan that the configuration names.
 
     Raises:
         ConfigError: a file is missing or wrong, there is no plan, or no source.
@@ -62,11 +50,7 @@ def read_files(config_path: Path, plan_path: Path | None) -> ShippedConfig:
 
 
 def check_shippable(shipped: ShippedConfig) -> None:
-    """Refuse files that a manifest can't hold, or that mean something else in a pod.
-
-    Raises:
-        ConfigError: they are too large or hold a secret, or the configuration names a path of this machine.
-    """
+    """Refuse (ConfigError) files too large for a manifest, with a secret, or with a path of this machine."""
     path, text = shipped.file.path, shipped.file.text
     if mask(text) != text:
         raise ConfigError(
@@ -79,7 +63,7 @@ def check_shippable(shipped: ShippedConfig) -> None:
 
     def check(key: str, value: str) -> str:
         is_hub_id = key == "model" and shipped.config.main_model == value and not value.startswith(("/", "~"))
-        if key == "plan":  # goes along
+        if key == "plan":  # is shipped, too
             return value
         if not (_ADDRESS.match(value) or is_hub_id or any(f"{value}/".startswith(folder) for folder in mounted)):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Script for Slurm's `sbatch`: Ray on all nodes of the allocation, the command on the first, and the way back."""
+"""Script for Slurm's `sbatch`: Ray on all nodes of the allocation, the command on the first, and the shutdown."""
 
 import shlex
 from collections.abc import Sequence
@@ -86,11 +86,7 @@ exit "$code"
 
 
 def slurm_script(shipped: ShippedConfig, file_name: str) -> str:
-    """Write the script.
-
-    Args:
-        shipped: configuration and plan, whose files all nodes see under the same paths.
-        file_name: of the script, for its first lines.
+    """Write the script; all nodes see the shipped files under the same paths. `file_name` appears in its first lines.
 
     Raises:
         ConfigError: the plan doesn't fit an allocation.
@@ -161,7 +157,6 @@ def _of_nodes(group: DeployGroup, partition: str | None) -> list[str]:
 
 
 def _start(number: int, group: DeployGroup, shipped: ShippedConfig, *, is_mixed: bool) -> str:
-    """Step that starts Ray on the nodes of a group."""
     options = [f"--num-cpus={group.num_cpus}", f"--num-gpus={group.num_gpus}"]
     options.append(f"--object-store-memory={group.object_store_bytes}")
     if group.label:

@@ -66,11 +66,7 @@ def _ray_version() -> str:
 
 
 def _write_all(folder: Path, texts: dict[str, str]) -> None:
-    """Write files; one that is the same already keeps its time.
-
-    Raises:
-        ConfigError: the folder can't be made or written.
-    """
+    """Write files; an unchanged one keeps its modification time. ConfigError if the folder can't be made or written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""Worker groups of a plan: for each of its device types, how many pods or nodes of which size. Pure."""
+"""Worker groups of a plan: for each of its device types, the number and size of pods or nodes. Pure."""
 
 import math
 import re
@@ -14,8 +14,8 @@ from embedder.quantities import plural
 from shards.plan import PlannedStage, ShardPlan
 from shards.planning.devices import GB, RAY_NAMES
 
-CPU = "CPU"  # the planner's name of cores where there is one kind of them
-CPUS_PER_GPU = 8  # for decoding and writing beside the stages
+CPU = "CPU"  # the planner's name of cores if there is only one kind
+CPUS_PER_GPU = 8  # for decoding and writing next to the stages
 MAX_CPUS_PER_POD = 16  # of a group of cores, unless one replica needs more
 BYTES_PER_CPU = 4 * GIB
 RAY_SHARE_OF_SHM = 0.9  # the rest is for pixels from the decoding children
@@ -26,17 +26,8 @@ MIN_SHARE_OF_MEMORY = 2  # a pod has at least this many times its shared memory
 class DeployGroup:
     """Nodes of one device type.
 
-    Attributes:
-        name: of the group, unique in the plan.
-        device: the type, as the plan has it.
-        label: value of the label `cluster.type_label`; empty for cores of one kind, which any node has.
-        num_pods: pods that the plan asks for.
-        min_pods: pods that stay, with autoscaling.
-        max_pods: pods that there may be, with autoscaling.
-        num_cpus: cores of each pod.
-        num_gpus: GPUs of each pod.
-        memory_bytes: memory of each pod, shared memory included.
-        settings: the group's section of the configuration.
+    `label` is the value of the label `cluster.type_label`; empty for cores of one kind, which any node has. Cores, GPUs
+    and memory (with shared memory) are those of each pod; `min_pods` and `max_pods` apply with autoscaling.
     """
 
     name: str
@@ -57,11 +48,7 @@ class DeployGroup:
 
 
 def worker_groups(plan: ShardPlan, settings: DeployConfig) -> tuple[DeployGroup, ...]:
-    """Make a group of each device type of a plan, in the order of its stages.
-
-    Raises:
-        ConfigError: the plan places no stage, or a section doesn't fit it.
-    """
+    """Make a group of each device type, in the plan's order; ConfigError without stages, or if a section misfits."""
     by_device: dict[str, list[PlannedStage]] = {}
     for number, stage in enumerate(plan.stages):
         if stage.device is None or stage.num_gpus is None:
@@ -117,7 +104,7 @@ def _group(device: str, stages: Sequence[PlannedStage], section: GroupConfig, se
 
 
 def ray_label(device: str) -> str:
-    """Return the value of the nodes' label for a device type: Ray's name of it, as A100-80G for `A100:80GB`."""
+    """Return the value of the nodes' label for a device type: Ray's name of it, such as A100-80G for `A100:80GB`."""
     name, _, memory = device.partition(":")
     gigabytes = float(found[0]) * (GIB / GB if found[1] == "GiB" else 1) if (found := _memory_of(memory)) else None
     exact = [ray for ray, (table, gb) in RAY_NAMES.items() if table == name and gb == gigabytes]
@@ -130,7 +117,7 @@ def _memory_of(text: str) -> tuple[str, str] | None:
 
 
 def _gpus_per_pod(device: str, stages: Sequence[PlannedStage], num_gpus: int, section: GroupConfig) -> int:
-    """GPUs of a pod: so many that a replica fits, and that all pods together have the plan's."""
+    """GPUs of a pod: enough for a replica, and so many that all pods together have the plan's."""
     least = max(math.ceil(stage.num_gpus or 0.0) for stage in stages)
     per_pod = section.gpus_per_pod or next(each for each in range(least, num_gpus + 1) if num_gpus % each == 0)
     if num_gpus % per_pod or per_pod < least:
@@ -166,7 +153,7 @@ def _pods_of_cores(device: str, stages: Sequence[PlannedStage], section: GroupCo
 def _memory_bytes(
     device: str, stages: Sequence[PlannedStage], section: GroupConfig, num_pods: int, num_cpus: int
 ) -> int:
-    """Memory of a pod: as asked for, else so much that the replicas on cores take half of it."""
+    """Memory of a pod: as requested, else so much that the replicas on cores take half of it."""
     held = sum((stage.memory_bytes or 0) * stage.num_replicas for stage in stages if not stage.num_gpus)
     needed = math.ceil(held / num_pods / MEMORY_SHARE / GIB) * GIB + section.shm_bytes
     found = section.memory_bytes or max(num_cpus * BYTES_PER_CPU, needed, MIN_SHARE_OF_MEMORY * section.shm_bytes)
@@ -179,11 +166,7 @@ def _memory_bytes(
 
 
 def _check_names(groups: Sequence[DeployGroup]) -> None:
-    """Refuse two types whose groups would have one name.
-
-    Raises:
-        ConfigError: there are such, or a name is empty.
-    """
+    """Refuse (ConfigError) empty names, and two types whose groups would have the same name."""
     names = [group.name for group in groups]
     for group in groups:
         if not group.name or names.count(group.name) > 1:
@@ -198,13 +181,10 @@ def check_types_are_told_apart(
 ) -> None:
     """Refuse GPUs of several types whose pods or tasks any node with a GPU would take.
 
-    Args:
-        groups: of the plan.
-        key: key of `[[deploy.group]]` that names such nodes.
-        example: of its value, for the message.
+    `key` of `[[deploy.group]]` names such nodes; `example` is a value of it, for the message.
 
     Raises:
-        ConfigError: a group lacks it.
+        ConfigError: a group lacks the key.
     """
     with_gpus = [group for group in groups if group.num_gpus]
     for group in with_gpus if len(with_gpus) > 1 else ():

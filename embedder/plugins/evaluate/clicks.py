@@ -1,11 +1,11 @@
 """Grades of answers from a log of what was shown and clicked, corrected for the position that it was shown at.
 
-People look at the first places more than at later ones, so an answer is clicked by its place as well as by its worth.
-By the position-based model a click is an examination, whose probability depends on the position alone, times an
-attraction, which depends on query and item. Both are estimated from the log by expectation maximisation. That needs
-pairs of a query and an item that were shown at several positions: they link these positions with each other, and of
-positions that nothing links nobody can say which is looked at more. Then each click counts 1 / examination (inverse
-propensity scoring), so that an item's rate is the one that it would have at the first place.
+People look at the first places more than at later ones, so clicks on an answer depend on its place as well as on its
+worth. In the position-based model, a click's probability is an examination, which depends only on the position, times
+an attraction, which depends on query and item. Both are estimated from the log by expectation maximisation. That needs
+pairs of a query and an item that were shown at several positions, which link these positions with each other; unlinked
+positions can't be compared. Then each click counts 1 / examination (inverse propensity scoring), so that an item's rate
+is the one that it would have at the first place.
 
 Sources: N. Craswell et al., An experimental comparison of click position-bias models, WSDM (2008), the model; A.
 Chuklin, I. Markov, M. de Rijke, Click Models for Web Search (2015), section 4.2, its estimation; T. Joachims, A.
@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
 NUM_ITERATIONS = 200
-MIN_PROPENSITY = 0.05  # one click at a place that is hardly looked at would else weigh as hundreds
+MIN_PROPENSITY = 0.05  # else one click at a place that is hardly looked at would weigh as much as hundreds
 MIN_CLICKS = 2  # one may be a slip
 MIN_RATE = 0.1  # corrected clicks per showing, from which an item is right
 MAX_GRADE = 3.0  # of an item that is clicked whenever it is seen
@@ -37,13 +37,9 @@ _SMALL = 1e-9
 def grades_of_clicks(rows: list[dict[str, Any]], group: str | None = None) -> list[dict[str, Any]]:
     """Grade each pair of a query and an item that was shown for it, in the order of its first row.
 
-    Args:
-        rows: `query`, `item_id`, `position` from 1, `clicked`, and the column to group by.
-        group: name of that column, if any; the pair's first row counts.
-
-    Returns:
-        A row for each pair with its `relevance`: 0 where it isn't right, else above 0 up to 3. Rows of positions
-        that are not linked with the most shown ones are left out.
+    Rows have `query`, `item_id`, `position` from 1, `clicked`, and the column `group`, if any; the pair's first row
+    counts. Each pair gets a row with its `relevance`: 0 if it isn't right, else above 0 up to 3. Rows of positions that
+    are not linked with the most shown ones are left out.
 
     Raises:
         ConfigError: no positions are linked, though there are several.
@@ -68,11 +64,7 @@ def grades_of_clicks(rows: list[dict[str, Any]], group: str | None = None) -> li
 
 
 def _linked_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the positions whose examination can be estimated against each other.
-
-    Raises:
-        ConfigError: see `grades_of_clicks`.
-    """
+    """Rows of the positions whose examination can be compared; ConfigError as in `grades_of_clicks`."""
     _, pairs = np.unique([f"{row['query']}\0{row['item_id']}" for row in rows], return_inverse=True)
     positions = np.array([row["position"] for row in rows], np.int64) - 1
     group = linked_positions(pairs.astype(np.int64), positions)
@@ -91,11 +83,9 @@ def _linked_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def linked_positions(pairs: Ints, positions: Ints) -> Ints:
-    """Group of each position, int64 (K,): those that pairs shown at several of them link, by the lowest of the group.
+    """Group of each position, int64 (K,), named by its lowest position; pairs shown at several positions link these.
 
-    Args:
-        pairs: int64 (showings,).
-        positions: int64 (showings,), from 0.
+    `pairs` and `positions`, from 0, are int64 (showings,).
     """
     group = np.arange(int(positions.max()) + 1)
     while True:
@@ -111,10 +101,7 @@ def linked_positions(pairs: Ints, positions: Ints) -> Ints:
 def corrected_rates(pairs: Ints, positions: Ints, is_clicked: Values) -> tuple[Values, Values]:
     """Click rate of each pair as at the first position, float64 (P,) in [0, 1], and its clicks, float64 (P,).
 
-    Args:
-        pairs: int64 (showings,), number of the pair of query and item.
-        positions: int64 (showings,), from 0.
-        is_clicked: float64 (showings,), 0 or 1.
+    `pairs` (numbers of query and item) and `positions`, from 0, are int64 (showings,); `is_clicked` is float64, 0 or 1.
     """
     examined = propensities(pairs, positions, is_clicked)
     weights = is_clicked / np.maximum(examined[positions], MIN_PROPENSITY)
@@ -124,12 +111,9 @@ def corrected_rates(pairs: Ints, positions: Ints, is_clicked: Values) -> tuple[V
 
 
 def propensities(pairs: Ints, positions: Ints, is_clicked: Values) -> Values:
-    """Examination of each position against the most examined one, float64 (K,); 1 at a position never shown.
+    """Examination of each position relative to the most examined one, float64 (K,); 1 at a position never shown.
 
-    Args:
-        pairs: int64 (showings,).
-        positions: int64 (showings,), from 0.
-        is_clicked: float64 (showings,), 0 or 1.
+    Arguments are as in `corrected_rates`.
     """
     num_positions = int(positions.max()) + 1
     cells, cell = np.unique(pairs * num_positions + positions, return_inverse=True)

@@ -56,7 +56,7 @@ def evaluate(
 
 
 def save_evaluation(found: "Evaluation", out: Path) -> list[RenderableType]:
-    """Write the report and, where there is an index, the plot, each whole or not at all; returns lines that name them.
+    """Write the report and, if there is an index, the plot, each whole or not at all; return lines that name them.
 
     Raises:
         ConfigError: the folder can't be made.
@@ -98,7 +98,6 @@ def evaluation_parts(found: "Evaluation") -> list[RenderableType]:
 
 
 def _estimate(figure: "ConfidenceInterval") -> str:
-    """A figure with its interval."""
     return f"{figure.value:.3f} ({figure.low:.3f}-{figure.high:.3f})"
 
 
@@ -172,5 +171,4 @@ def _curve(index: "IndexFigures") -> list[RenderableType]:
 
 
 def _figure_table(*columns: str) -> Table:
-    """An empty table of a column of names and columns of figures."""
     return new_table(*columns, left=columns[:1])

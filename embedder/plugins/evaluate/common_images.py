@@ -17,19 +17,13 @@ Values = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class CommonImages:
-    """Rows of one side whose items both sides have, items numbered alike on both.
+    """Rows of one side whose items both sides have; items have the same numbers on both.
 
-    Attributes:
-        items: int64 (N,), the item of each row.
+    `items` is the item of each row, int64 (N,).
     """
 
     def __init__(self, images: ImageTable, item_ids: pa.Array) -> None:
-        """Choose the rows.
-
-        Args:
-            images: of the side.
-            item_ids: ids of the common items; an item's number is its position here.
-        """
+        """Choose the rows of the items in `item_ids`; an item's number is its position there."""
         self._images = images
         place = {item_id: number for number, item_id in enumerate(item_ids.to_pylist())}
         numbers = np.array([place.get(item_id, -1) for item_id in images.item_ids.to_pylist()], np.int64)
@@ -58,17 +52,10 @@ def best_items(
 ) -> tuple[Ints, Floats]:
     """Find the best items of each query, each once, by its best row.
 
-    Of items that score alike, a right one comes last, and else the lower number first, on both sides.
+    If items score alike, right ones come last, then lower numbers first, on both sides. `queries` are unit rows,
+    float32 (Q, E); `right` are queries and items of the right answers, int64 (R,) each.
 
-    Args:
-        queries: float32 (Q, E), unit rows.
-        images: the rows.
-        right: queries and items of the right answers, int64 (R,) each.
-        num_items: I, more than any item's number.
-        k: most items.
-
-    Returns:
-        Items, int64 (Q, min(k, I)), best first, and their scores, float32.
+    Returns items, int64 (Q, min(k, I)), best first, and their scores, float32.
     """
     num_queries, start = len(queries), 0
     items, scores = np.empty((num_queries, 0), np.int64), np.empty((num_queries, 0), np.float32)
@@ -87,13 +74,9 @@ def best_items(
 
 
 def gains_of(items: Ints, right: tuple[Ints, Ints], gains: Values, num_items: int) -> Values:
-    """Gain of each found item; 0 of one that is not right.
+    """Gain of each found item, int64 (Q, k); 0 for one that is not right.
 
-    Args:
-        items: int64 (Q, k), found.
-        right: queries and items of the right answers, int64 (R,) each, each pair once.
-        gains: float (R,), of each.
-        num_items: more than any item's number.
+    `right` are queries and items of the right answers, int64 (R,) each, each pair once; `gains` are theirs.
     """
     keys = right[0] * num_items + right[1]
     order = np.argsort(keys)
@@ -103,14 +86,9 @@ def gains_of(items: Ints, right: tuple[Ints, Ints], gains: Values, num_items: in
 
 
 def ndcg(items: Ints, right: tuple[Ints, Ints], gains: Values, num_items: int, k: int = 10) -> Values:
-    """Compute nDCG@k of each query, float64 (Q,); gains are 2 to the relevance, less 1.
+    """Compute nDCG@k of each query, float64 (Q,), from found items, best first; a gain is 2 to the relevance, less 1.
 
-    Args:
-        items: int64 (Q, k), found, best first.
-        right: queries and items of the right answers, int64 (R,) each, each pair once.
-        gains: float (R,), relevance of each, above 0.
-        num_items: more than any item's number.
-        k: depth.
+    Arguments are as in `gains_of`; `gains` are relevances above 0.
 
     Source: K. Jarvelin, J. Kekalainen, Cumulated gain-based evaluation of IR techniques, ACM TOIS 20 (2002); the gain
     2^r - 1 of C. Burges et al., Learning to rank using gradient descent, ICML (2005).
@@ -146,7 +124,6 @@ def _by_item(scores: Floats, items: Ints) -> tuple[Ints, Floats]:
 
 
 def _merge(items: Ints, scores: Floats, new_items: Ints, new_scores: Floats, k: int) -> tuple[Ints, Floats]:
-    """Best k of both, each item once."""
     if new_scores.shape[1] > k:
         chosen = _first_best(new_scores, k)
         new_items = np.take_along_axis(new_items, chosen, 1)
@@ -165,7 +142,7 @@ def _merge(items: Ints, scores: Floats, new_items: Ints, new_scores: Floats, k: 
 
 
 def _first_best(scores: Floats, k: int) -> Ints:
-    """Columns of the k best scores of each row, ascending; of those that tie, the first."""
+    """Columns of the k best scores of each row, ascending; the first of those that tie."""
     last = -np.partition(-scores, k - 1, axis=1)[:, k - 1 : k]
     is_above, is_tied = scores > last, scores == last
     is_taken = is_above | (is_tied & (is_tied.cumsum(axis=1) <= k - is_above.sum(axis=1, keepdims=True)))

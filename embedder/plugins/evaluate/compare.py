@@ -1,7 +1,7 @@
 """Comparison of two models on the same queries: stores, publications of one store, or models of one.
 
-Both search the images that they have in common, exactly, so that nothing but the vectors differs; what their indexes
-find of that stands beside it.
+Both search the images that they have in common, exactly, so that only the vectors differ. What their indexes find of
+that is reported next to it.
 
 Legend: `Q` queries, `R` right answers, `E` embedding size of a side.
 """
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 DEFAULT_NUM_CAPTIONS = 2000
 DEPTH = 10
-NUM_SHOWN_BEST = 5  # of each side, of a query that is shown
+NUM_SHOWN_BEST = 5  # of each side, for a query that is shown
 NUM_SHOWN_RIGHT = 3
 SINGLE_METRICS = ("R@1", "R@5", "R@10", "MRR")
 NDCG = "nDCG@10"
@@ -62,11 +62,11 @@ class CompareOptions:
     """Queries of a comparison, and the rule of its verdict.
 
     Attributes:
-        queries: file of queries, with grades or clicks if it has them; the stores' own captions without one.
-        group: column to compare by, of the file or of the first side's table; else that of `rule`.
+        queries: file of queries, with grades or clicks if it has them; None for the stores' own captions.
+        group: column to compare by, of the file or of the first side's table; None for that of `rule`.
         num_queries: most queries; by default all of a file, and 2,000 captions.
         num_shown: most queries to show among the wins, the losses, and the hard ones.
-        rule: metric, loss that is allowed, and confidence.
+        rule: metric, allowed loss, and confidence.
         servables: as in `embedder.open_store`, for stores that are given by their addresses.
         allow_store_code: likewise.
     """
@@ -85,7 +85,6 @@ class _Questions:
     """Queries that both sides were asked, and their right answers among the common items.
 
     Attributes:
-        texts: the queries.
         vectors: of each side, float32 (Q, E).
         right: queries and common items, int64 (R,) each, each pair once.
         gains: float64 (R,).
@@ -122,19 +121,19 @@ def compare(
     options: CompareOptions | None = None,
     **keywords: Any,
 ) -> Comparison:
-    """Compare two models on the same queries, and judge whether the second may take the place of the first.
+    """Compare two models on the same queries, and judge whether the second may replace the first.
 
     Args:
         before: a store, its address, a publication `STORE@RUN_ID`, or a model `STORE#NAME`.
-        after: the other.
+        after: the other, likewise.
         options: see `CompareOptions`.
-        keywords: fields of `CompareOptions`, over those of `options`: `num_queries=500, group="modality"`.
+        keywords: fields of `CompareOptions`, which override those of `options`: `num_queries=500, group="modality"`.
 
     Raises:
         InstallationError: what encodes queries is not installed.
         SourceError: the file of queries can't be read.
         ConfigError: it breaks a rule, there is no such column to group by, or the two have nothing in common.
-        StoreError: a side can't be opened, has no captions, or a model of one tower.
+        StoreError: a side can't be opened, has no captions, or has a model of only one tower.
     """
     require("embed", "embedder compare")
     options = replace(options or CompareOptions(), **keywords)
@@ -200,7 +199,7 @@ def _images(store: Store) -> ImageTable:
 
 
 def _addresses(store: Store) -> dict[str, tuple[str, float | None]]:
-    """Address of each item's file; of a clip, the middle of its first segment, in seconds."""
+    """Address of each item's file and, for a clip, the middle of its first segment in seconds."""
     names = ["item_id", "uri", "start_s", "end_s"]
     rows = RecordTable(store.files, "embeddings", store.current.embeddings).read(names)
     found: dict[str, tuple[str, float | None]] = {}
@@ -216,11 +215,7 @@ def _questions(
     options: CompareOptions,
     group: str | None,
 ) -> _Questions:
-    """Queries of both sides, with the answers that both of them have.
-
-    Raises:
-        ConfigError: there is none, or no such column to group by.
-    """
+    """Queries of both sides, with the answers that both have; ConfigError without any, or without column `group`."""
     if options.queries is None:
         number = options.num_queries or DEFAULT_NUM_CAPTIONS
         asked = own_captions(stores[0], number, group), own_captions(stores[1], number)
@@ -256,7 +251,6 @@ def _questions(
 
 
 def _places(texts: list[str], wanted: Iterable[str]) -> list[int]:
-    """Place of each wanted text."""
     places = {text: number for number, text in enumerate(texts)}
     return [places[text] for text in wanted]
 
@@ -281,7 +275,7 @@ def _answer(vectors: Floats, images: CommonImages, questions: _Questions, num_it
 
 
 def _share_kept(before: Ints, after: Ints) -> float:
-    """Mean share of the best ten of the first side that are among those of the second."""
+    """Mean share of the first side's best ten that are among the second's."""
     return float((before[:, :, None] == after[:, None, :]).any(axis=2).mean())
 
 
@@ -310,7 +304,7 @@ def _finding(found: PairedDifference) -> Finding:
 
 
 def _describe_pass(found: list[PairedDifference], rule: Thresholds, metric: str) -> str:
-    """Verdict in one line where nothing fails, with what could have been seen."""
+    """Verdict in one line if nothing fails, with the loss that could have been detected."""
     what = "it is shown that no group lost" if rule.prove else "no group is shown to have lost"
     where = f"{plural(len(found) - 1, 'group')} and all queries" if len(found) > 1 else "all queries"
     weakest = min(found, key=lambda each: each.power)
@@ -339,7 +333,7 @@ class _Shown:
         return [self._query(number) for number in order.tolist() if change[number] > 0]
 
     def hard(self) -> list[ComparedQuery]:
-        """Queries whose right item comes late on both sides, behind the tenth place; the latest first."""
+        """Queries whose right item is behind the tenth place on both sides; the latest first."""
         better = np.minimum(self.sides[0].ranks, self.sides[1].ranks)
         order = np.argsort(-better, kind="stable")[: self.num_shown]
         return [self._query(number) for number in order.tolist() if better[number] >= DEPTH]

@@ -56,7 +56,7 @@ def compare(
 
 
 def save_comparison(found: "Comparison", out: Path) -> list[RenderableType]:
-    """Write the report and the page, each whole or not at all; returns lines that name them.
+    """Write the report and the page, each whole or not at all; return lines that name them.
 
     Raises:
         ConfigError: the folder can't be made or written.

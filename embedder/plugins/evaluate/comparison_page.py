@@ -1,4 +1,4 @@
-"""Comparison as one HTML file: no script, nothing fetched; images are in the file."""
+"""Comparison as one HTML file without scripts or requests; images are embedded."""
 
 import base64
 import html
@@ -71,7 +71,7 @@ def save_page(path: Path, found: Comparison) -> None:
 
 
 def thumbnails(queries: Iterable[ComparedQuery]) -> dict[str, str]:
-    """Image of each item that the queries show, as the address of its data; none for one that can't be read."""
+    """Image of each item that the queries show, as a data URL; none for one that can't be read."""
     answers = [each for query in queries for each in (*query.right, *query.before, *query.after)]
     shown = {each.item_id: each for each in answers if each.uri}
     hits = Hits(
@@ -121,7 +121,7 @@ def _text(value: object, max_characters: int = MAX_TEXT) -> str:
 
 
 def _figures(found: Comparison) -> str:
-    """What is looked for first, in large type."""
+    """The main figures, in large type."""
     (judged,) = (row for row in found.metrics if row.name == found.metric)
     told = (
         (f"{found.metric} of the first", f"{judged.before:.3f}"),
@@ -147,7 +147,7 @@ def _group_parts(found: Comparison) -> list[str]:
 
 
 def _table(name: str, note: str, heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """Table whose first column names the rows; it scrolls within itself where the page is narrow."""
+    """Table whose first column names the rows; on a narrow page it scrolls by itself."""
     head = "".join(f"<th scope=col>{each}</th>" for each in heads)
     rows = "".join(
         f"<tr><th scope=row>{first}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for first, *cells in body
@@ -181,7 +181,7 @@ def _differences(rows: Sequence[FigureDifference], what: str, note: str) -> str:
 
 
 def _plot(rows: Sequence[FigureDifference], max_drop: float) -> str:
-    """Interval of each group on one axis, as SVG, with the loss that is allowed."""
+    """Interval of each group on one axis, as SVG, with the allowed loss."""
     told = [row for row in rows if row.verdict != "too few"]
     reach = max([max_drop, *(abs(end) for row in told for end in (row.low, row.high))]) * 1.05 or 1.0
     height, width = ROW_PX * len(rows) + FOOT_PX, NAME_PX + PLOT_PX + 30

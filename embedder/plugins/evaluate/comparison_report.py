@@ -1,4 +1,4 @@
-"""Result of a comparison of two models, as it stands in comparison.json."""
+"""Result of a comparison of two models, as in comparison.json."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Evaluate a published store: the model alone, its index, and the two together."""
+"""Evaluation of a published store: the model itself, its index, and the two together."""
 
 import json
 import logging
@@ -61,8 +61,8 @@ class EvaluationOptions:
     """Queries of an evaluation, and how the figures are grouped.
 
     Attributes:
-        queries: file of queries; the store's own captions without one.
-        k: a depth to report, beside 1, 5 and 10.
+        queries: file of queries; None for the store's own captions.
+        k: a depth to report, besides 1, 5 and 10.
         group: column to split by, of the file or of the embeddings table.
         num_queries: most queries; by default all of a file, and 2,000 captions.
     """
@@ -89,15 +89,15 @@ def evaluate(
     """Measure retrieval by exact search and through the index, recall of the index, speed and memory.
 
     Args:
-        store: from `embedder.open_store`, or a configuration that names one, whose tracker is told.
+        store: from `embedder.open_store`, or a configuration that names one, whose tracker gets the figures.
         options: see `EvaluationOptions`.
-        keywords: fields of `EvaluationOptions`, over those of `options`: `num_queries=500, group="modality"`.
+        keywords: fields of `EvaluationOptions`, which override those of `options`: `num_queries=500, group="modality"`.
 
     Raises:
         InstallationError: what encodes and draws is not installed.
         SourceError: the file of queries can't be read.
         ConfigError: it breaks a rule, or there is no such column to group by.
-        StoreError: no image has a caption, or the model has one tower alone, or no vectors.
+        StoreError: no image has a caption, or the model has only one tower, or no vectors.
     """
     require("embed", "embedder evaluate")
     options = replace(options, **keywords)
@@ -159,7 +159,7 @@ def evaluate(
 
 
 def _ndcg(query_set: QuerySet, images: ImageTable, right_items: Ints) -> ConfidenceInterval | None:
-    """Mean nDCG@10 by exact search of a file that grades its answers; of equal pairs the first counts."""
+    """Mean nDCG@10 by exact search, for a file that grades its answers; the first of equal pairs counts."""
     if query_set.gains is None:
         return None
     num_items = len(images.item_ids)
@@ -176,7 +176,7 @@ def _hard(texts: list[str], ranks: Ints) -> list[HardQuery]:
 
 
 def _time_encoding(store: Store, texts: list[str]) -> tuple[Latency | None, list[str]]:
-    """Time of encoding one text, or a note with the reason why it was not timed, as where the model is missing."""
+    """Time of encoding one text, or a note why it was not timed, such as a missing model."""
     try:
         return time_each(lambda text: store.encode_text([text]), texts), []
     except USER_MISTAKES as error:
@@ -200,11 +200,11 @@ def _notes(query_set: QuerySet, options: EvaluationOptions, *, has_index: bool) 
 def evaluate_tracked(
     store: Store, config: RunConfig, options: EvaluationOptions, out: Path | None = None
 ) -> Evaluation:
-    """Evaluate a store, and tell the tracker of the configuration.
+    """Evaluate a store, and log to the tracker of the configuration.
 
     Args:
-        store: opened.
-        config: its `[tracker]`; its keys are the tracker's parameters.
+        store: the open store.
+        config: has `[tracker]`; its keys are the tracker's parameters.
         options: of the evaluation.
         out: folder that gets the tracker's id of the run, `tracker.json`.
     """
@@ -221,7 +221,7 @@ def evaluate_tracked(
 
 
 def _begin(tracker: Tracker, store: Store, config: RunConfig, options: EvaluationOptions, out: Path | None) -> None:
-    """Begin the tracker's run; each knows the other's id."""
+    """Begin the tracker's run, and store each one's id with the other."""
     run_id = store.publication.run_id
     asked = {"queries": options.queries, "group": options.group, "num_queries": options.num_queries, "k": options.k}
     told = {f"evaluate.{name}": printable(mask(str(value))) for name, value in asked.items() if value is not None}

@@ -2,9 +2,9 @@
 
 Legend: `Q` queries, `N` rows (images and video segments), `E` embedding size, `P` pairs of a query and a row.
 
-An item counts once, by its best row, however many segments it has. A query may have several right items; the best
-one counts, and the others do not stand in its way. Ties count against the model: a wrong item that scores within
-`TIE` of the right one stands before it, so vectors that are all alike find nothing.
+An item counts once, by its best row, however many segments it has. If a query has several right items, the best one
+counts, and the others are not counted as ahead of it. Ties count against the model: a wrong item that scores within
+`TIE` of the right one ranks before it, so identical vectors find nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ from index.vectors import Floats, Mask
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-# One vector at two places of a matrix product may differ by some 1e-7: duplicates must tie all the same.
+# One vector at two places of a matrix product may differ by some 1e-7; duplicates must tie all the same.
 TIE = 1e-6
 MAX_SCORES = 1 << 24  # of one block: 64 MiB of float32
 
@@ -41,8 +41,8 @@ class ExactNeighbours:
 
     Attributes:
         scores: float32 (Q, min(k, N)), cosines of the best rows, best first.
-        ranks: int64 (Q,), number of wrong items before the best right one; the number of items where it has none.
-        asked_scores: float32 (P,), scores of the pairs given; -inf where the row is none.
+        ranks: int64 (Q,), number of wrong items before the best right one; the number of items if the query has none.
+        asked_scores: float32 (P,), scores of the pairs given; -inf for a row of -1.
     """
 
     scores: Floats
@@ -90,7 +90,7 @@ def search_exactly(
         asked_scores[positions] = scores[numbers, rows]
         best = _merge(best, scores, k)
         _, numbers, rows = right.within(start, stop)
-        scores[numbers, rows] = -np.inf  # a right item counts as ahead of no other
+        scores[numbers, rows] = -np.inf  # a right item never counts as ahead of another
         ahead.add(scores > (own - TIE)[:, None], items[start:stop])
     has_answer = np.isfinite(own)
     num_items = len(np.unique(items))
@@ -98,13 +98,7 @@ def search_exactly(
 
 
 def right_rows(queries: Ints, right_items: Ints, items: Ints) -> RelevantPairs:
-    """Every row of every query's right items.
-
-    Args:
-        queries: int64 (R,), numbers of queries.
-        right_items: int64 (R,), an item that is right for it.
-        items: int64 (N,), the item of each row.
-    """
+    """Pair each query, int64 (R,), with every row of its right item, int64 (R,); `items` is the item of each row."""
     order = np.argsort(items, kind="stable")
     first = np.searchsorted(items[order], right_items, "left")
     num_rows = np.searchsorted(items[order], right_items, "right") - first
@@ -113,7 +107,7 @@ def right_rows(queries: Ints, right_items: Ints, items: Ints) -> RelevantPairs:
 
 
 def _own_scores(queries: Floats, parts: Iterator[tuple[int, Floats]], right: RelevantPairs) -> tuple[Floats, Ints]:
-    """Score of each query's best right row, -inf where it has none, and the first row of every part."""
+    """Score of each query's best right row, -inf without one, and the first row of every part."""
     own = np.full(len(queries), -np.inf, np.float32)
     starts = []
     for start, vectors in parts:
@@ -128,7 +122,7 @@ def _merge(best: Floats, scores: Floats, k: int) -> Floats:
     if best.shape[1] < k:
         is_more = scores.shape[1] > k
         return _sort(best, np.partition(scores, -k, axis=1)[:, -k:] if is_more else scores)[:, :k]
-    numbers, rows = np.nonzero(scores > best[:, -1:])  # few, once the first blocks are through
+    numbers, rows = np.nonzero(scores > best[:, -1:])  # few, after the first blocks
     if len(numbers) == 0:
         return best
     width = np.bincount(numbers)
@@ -143,7 +137,7 @@ def _sort(best: Floats, scores: Floats) -> Floats:
 
 
 class _ItemsAhead:
-    """Counter of the items before each query's own: each once, though its rows may lie in several parts."""
+    """Counter of the items before each query's own: each once, even if its rows are in several parts."""
 
     def __init__(self, num_queries: int, items: Ints, starts: Ints) -> None:
         self.counts = np.zeros(num_queries, np.int64)

@@ -14,7 +14,7 @@ from index.vectors import Floats
 
 
 class ImageTable:
-    """Rows that have an image's vector; ids of all stand in memory, vectors of no more than one file.
+    """Rows that have an image's vector; all ids are in memory, vectors only of one file at a time.
 
     Attributes:
         keys: `item_id` and `segment` of each row.
@@ -35,7 +35,6 @@ class ImageTable:
         self.items: Ints = coded.indices.to_numpy().astype(np.int64)
 
     def __len__(self) -> int:
-        """Count the rows."""
         return len(self.items)
 
     def blocks(self) -> Iterator[Floats]:
@@ -46,6 +45,6 @@ class ImageTable:
                 yield unpack_vectors(rows["image_embedding"])
 
     def numbers_of(self, item_ids: pa.Array | pa.ChunkedArray) -> Ints:
-        """Numbers of items, -1 for one without a row; int64."""
+        """Numbers of items, int64; -1 for one without a row."""
         found = pc.fill_null(pc.index_in(item_ids, value_set=self.item_ids), -1)
         return np.asarray(found.to_numpy(), np.int64)

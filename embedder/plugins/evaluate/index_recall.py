@@ -31,12 +31,9 @@ Search = Callable[[Floats, int], Neighbours]
 
 @dataclass(frozen=True)
 class EffortTrial:
-    """One search setting of the index, timed.
+    """One timed search setting of the index, with the latency of one query.
 
-    Attributes:
-        parameters: of the search.
-        latency: of one query.
-        rows: int64 (Q, k), rows of the table found, -1 for none.
+    `rows` are the rows of the table found, int64 (Q, k), -1 for none.
     """
 
     parameters: Parameters
@@ -50,9 +47,8 @@ class IndexAnswers:
 
     Attributes:
         number: version of the index.
-        index: opened.
-        resident_bytes: growth of this process, by opening the index and searching it.
-        ranks: int64 (Q,), wrong items before the right one among the hits; the number of items where it was not.
+        resident_bytes: growth of this process by opening and searching the index.
+        ranks: int64 (Q,), wrong items before the right one among the hits; the number of items if it was not found.
         rows: int64 (Q, k), rows of the table that a plain search found.
         trials: the settings of the curve.
     """
@@ -78,22 +74,16 @@ class IndexAnswers:
 def ask_index(
     store: Store, number: int, images: ImageTable, query_set: QuerySet, right_items: Ints, depth: int
 ) -> IndexAnswers:
-    """Open the index and search it with all queries.
+    """Open a version of the index and search it with all queries.
 
-    Args:
-        store: of the index.
-        number: its version.
-        images: the rows of the table.
-        query_set: Q queries with R right answers.
-        right_items: int64 (R,), the number of each answer's item.
-        depth: the deepest k that is reported.
+    `right_items` is the number of each right answer's item, int64 (R,); `depth` is the deepest k that is reported.
     """
     before = psutil.Process().memory_info().rss
     opened = open_version(store.files, number, store.info.model_fingerprint)
     hits = opened.search(query_set.vectors, depth)
     resident = psutil.Process().memory_info().rss - before
     rows = IndexedItems(opened, images)
-    # One more than is reported: where the right item ties with all that follow, that must be seen.
+    # One more than is reported, to see whether the right item ties with all that follow.
     scores, items = find_items(opened.search, query_set.vectors, rows, depth + 1, len(opened))
     return IndexAnswers(
         number=number,
@@ -106,9 +96,9 @@ def ask_index(
 
 
 def search_settings(manifest: Manifest) -> list[Parameters]:
-    """Search settings worth comparing, the least effort first; only the published one where there is no choice.
+    """Search settings to compare, the least effort first; only the published one if there is no choice.
 
-    Re-ranking is as published; the efforts of graph or lists are those that the design can be built with, and the
+    Re-ranking is as published. The efforts of graph or lists are those that the design can be built with, and the
     published one.
     """
     published = manifest.parameters
@@ -129,14 +119,7 @@ def _try(index: Index, parameters: Parameters, vectors: Floats, rows: "IndexedIt
 
 
 def index_figures(answers: IndexAnswers, exact: ExactNeighbours, vectors: Floats, ks: Sequence[int]) -> IndexFigures:
-    """Collect the figures, and time searches at the usual depth.
-
-    Args:
-        answers: of the index.
-        exact: results of exact search.
-        vectors: float32 (Q, E).
-        ks: depths of R@k and recall@k.
-    """
+    """Collect the figures, for the depths `ks`, and time searches at the usual depth."""
     index, manifest = answers.index, answers.index.manifest
 
     def search(queries: Floats, num_threads: int) -> object:
@@ -170,7 +153,7 @@ def index_figures(answers: IndexAnswers, exact: ExactNeighbours, vectors: Floats
 
 
 class IndexedItems:
-    """Item and row of the table of each row of an index."""
+    """Item and row of the table for each row of an index."""
 
     def __init__(self, index: "Index", images: ImageTable) -> None:
         self._items = images.numbers_of(index.ids["item_id"])
@@ -181,26 +164,18 @@ class IndexedItems:
         return np.where(rows >= 0, self._items[np.maximum(rows, 0)], -1)
 
     def table_rows(self, rows: Ints) -> Ints:
-        """Rows of the table for rows of the index, of any shape; -1 where it has none."""
+        """Rows of the table for rows of the index, of any shape; -1 for an index row without one."""
         return np.where(rows >= 0, self._table_rows[np.maximum(rows, 0)], -1)
 
 
 def find_items(
     search: Search, queries: Floats, rows: IndexedItems, num_items: int, num_rows: int
 ) -> tuple[Floats, Ints]:
-    """Search so deep that each query finds `num_items` different items, or all there are.
+    """Search deep enough that each query finds `num_items` different items, or all there are.
 
-    A clip's segments count as one answer, so more rows may be needed than items.
+    A clip's segments count as one answer, so more rows may be needed than items. `num_rows` is the size of the index.
 
-    Args:
-        search: `(queries, k) -> Neighbours`.
-        queries: float32 (Q, E).
-        rows: items of the index's rows.
-        num_items: at least 1.
-        num_rows: rows that the index has.
-
-    Returns:
-        Scores and items of the hits, (Q, k), best first; item -1 where there is none.
+    Returns scores and items of the hits, (Q, k), best first; item -1 where there is none.
     """
     depth = min(num_items, num_rows)
     hits = search(queries, depth)
@@ -211,23 +186,16 @@ def find_items(
 
 
 def _num_different(items: Ints) -> Ints:
-    """Number of different items in each row; int64 (Q,)."""
     ordered = np.sort(items, axis=1)
     is_new = np.diff(ordered, axis=1, prepend=-1) != 0
     return np.asarray((is_new & (ordered >= 0)).sum(axis=1), np.int64)
 
 
 def ranks_among(scores: Floats, items: Ints, queries: Ints, right_items: Ints, num_items: int) -> Ints:
-    """Number of wrong items before each query's best right one among its hits; `num_items` where it is not found.
+    """Number of wrong items before each query's best right one among its hits; `num_items` if it is not found.
 
-    Ties count against the index, as they do in exact search.
-
-    Args:
-        scores: float32 (Q, k) of the hits.
-        items: int64 (Q, k), -1 for none.
-        queries: int64 (R,), numbers of queries.
-        right_items: int64 (R,), an item that is right for it.
-        num_items: more than any item's number.
+    Ties count against the index, as in exact search. The hits' `scores` are float32 (Q, k), their `items` int64 (Q, k),
+    -1 for none. `queries` and `right_items` are the right answers, int64 (R,) each.
     """
     numbers = np.arange(len(items))[:, None] * num_items
     is_right = np.isin(numbers + items, queries * num_items + right_items) & (items >= 0)
@@ -238,14 +206,11 @@ def ranks_among(scores: Floats, items: Ints, queries: Ints, right_items: Ints, n
 
 
 def found_shares(found_scores: Floats, exact: ExactNeighbours, k: int) -> Any:
-    """recall@k of each query: share of the exact top k that stands among the first k hits; float32 (Q,).
+    """recall@k of each query: share of the exact top k that is among the first k hits; float32 (Q,).
 
-    A hit counts when its exact score reaches that of the k-th, so among equal vectors any will do.
-
-    Args:
-        found_scores: float32 (Q, >= k), exact scores of the hits in the index's order, -inf for none.
-        exact: the exact answer, of at least k rows, or of all.
-        k: at least 1.
+    A hit counts if its exact score reaches that of the k-th, so any of several equal vectors will do. `found_scores`
+    are the exact scores of the hits in the index's order, float32 (Q, >= k), -inf for none. `exact` has at least k
+    rows, or all.
     """
     k = min(k, exact.scores.shape[1])
     return (found_scores[:, :k] >= exact.scores[:, k - 1 : k] - TIE).mean(axis=1)

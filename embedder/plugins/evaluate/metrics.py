@@ -27,29 +27,22 @@ MAX_DRAWS = 1 << 18  # held at once
 
 
 def share(is_hit: Values) -> ConfidenceInterval:
-    """Share of true values with Wilson's interval.
-
-    Args:
-        is_hit: bool (Q,) or zeros and ones, at least one.
-    """
+    """Share of true values, bool (Q,) or zeros and ones, with Wilson's interval; at least one value."""
     num, found = len(is_hit), float(np.mean(is_hit))
     squared = Z_95**2 / num
     centre = (found + squared / 2) / (1 + squared)
     reach = Z_95 / (1 + squared) * math.sqrt(found * (1 - found) / num + squared / (4 * num))
-    # At 0 and 1 the formula gives the bound itself, but for the last digit.
+    # At 0 and 1 the formula gives the bound itself, except for the last digit.
     return ConfidenceInterval(
         value=found, low=max(0.0, min(found, centre - reach)), high=min(1.0, max(found, centre + reach))
     )
 
 
 def mean(values: Values, max_draws: int = MAX_DRAWS) -> ConfidenceInterval:
-    """Mean with its bootstrap interval; of nothing but zeros and ones it is a share, with that one's interval.
+    """Mean of values in [0, 1], (Q,), with its bootstrap interval; of only zeros and ones it is a share, with Wilson's.
 
-    Resampling values that are all alike would give an interval of no width.
-
-    Args:
-        values: (Q,) in [0, 1], at least one.
-        max_draws: values drawn at once, which bounds the memory and changes nothing else.
+    Resampling identical values would give an interval of no width. `max_draws` is the number of values drawn at once:
+    it bounds the memory and changes nothing else. At least one value.
     """
     if np.isin(values, (0, 1)).all():
         return share(values)
@@ -65,12 +58,7 @@ def mean(values: Values, max_draws: int = MAX_DRAWS) -> ConfidenceInterval:
 
 
 def recalls(ranks: Ints, ks: Sequence[int]) -> dict[int, ConfidenceInterval]:
-    """R@k by k.
-
-    Args:
-        ranks: int64 (Q,), number of wrong items before the right one.
-        ks: ranks to report.
-    """
+    """R@k by k, from `ranks`, int64 (Q,): the number of wrong items before the right one."""
     return {k: share(ranks < k) for k in ks}
 
 
@@ -84,12 +72,8 @@ def by_group(
 ) -> list[GroupFigures]:
     """Figures of each group, the largest first; a query counts in each group of one of its right items.
 
-    Args:
-        queries: int64 (R,), the query of each right answer.
-        groups: R names.
-        exact: int64 (Q,), ranks by exact search.
-        through_index: int64 (Q,), ranks through the index, where there is one.
-        ks: ranks to report.
+    `queries` is the query of each right answer, int64 (R,), and `groups` the answer's group. `exact` and
+    `through_index` are ranks, int64 (Q,); the latter is None without an index.
     """
     names, codes = np.unique(np.array(groups, dtype=object), return_inverse=True)
     order = np.argsort(codes, kind="stable")

@@ -12,7 +12,7 @@ TRACKER_NAME = "tracker.json"
 
 
 def evaluation_files(found: Evaluation) -> dict[str, bytes]:
-    """Report and, where there is an index, the plot of its recall, by their names."""
+    """Report and, if there is an index, the plot of its recall, by file name."""
     files = {REPORT_NAME: found.model_dump_json(indent=2).encode() + b"\n"}
     if found.index is not None:
         asked = plural(found.queries.num_queries, "text query", "text queries")

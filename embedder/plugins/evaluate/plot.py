@@ -1,4 +1,4 @@
-"""Plot of recall against latency: one point for each search setting of the index, the published one marked."""
+"""Plot of recall against latency: one point for each search setting of the index, with the published one marked."""
 
 from io import BytesIO
 
@@ -6,7 +6,7 @@ from embedder.plugins.evaluate.report import IndexFigures
 
 SIZE_INCH = (7, 5)
 DOTS_PER_INCH = 110
-TOP = 1.01  # recall ends at 1, and a point there should be seen whole
+TOP = 1.01  # recall ends at 1, and a point there should be fully visible
 
 
 def draw_curve(figures: IndexFigures, title: str) -> bytes:

@@ -1,8 +1,8 @@
 """Queries with their right items: the store's own captions, or a file of queries.
 
 A file has the columns `query` and `item_id`, one right answer in each row, and an optional column to group by. A
-column `relevance` grades the answers; 0 is judged not right. The columns `position` and `clicked` make it a log of what
-was shown, from which `embedder.plugins.evaluate.clicks` estimates the grades.
+column `relevance` grades the answers; 0 means judged not right. The columns `position` and `clicked` make it a log of
+what was shown, from which `embedder.plugins.evaluate.clicks` estimates the grades.
 """
 
 import math
@@ -31,7 +31,7 @@ OWN_CAPTIONS = "captions of the store"
 QUERY, ITEM_ID, GROUP, RELEVANCE = "query", "item_id", "group", "relevance"
 POSITION, CLICKED = "position", "clicked"
 TEXT_COLUMNS = frozenset({QUERY, ITEM_ID})
-# A file made for this store may name a few items that have left it since; one of another store names many.
+# A file made for this store may name a few items that have left it since; a file for another store names many.
 MAX_UNKNOWN_SHARE = 0.05
 NUM_EXAMPLES = 3
 MAX_RELEVANCE = 10  # gains are 2 to the relevance
@@ -48,14 +48,13 @@ class QuerySet:
     """Q queries and R right answers.
 
     Attributes:
-        source: for reports.
         texts: the queries, each once.
         vectors: float32 (Q, E), L2-normalised.
         queries: int64 (R,), the query of each answer.
         item_ids: R ids, the item that is right for it.
         groups: R names, the group that the answer puts its query in; None without groups.
         num_unknown: rows of a file that were left out, because the store has no image of their item.
-        gains: R grades, above 0; None where each answer is simply right.
+        gains: R grades, above 0; None if each answer is simply right.
     """
 
     source: str
@@ -71,12 +70,12 @@ class QuerySet:
 def own_captions(store: Store, num_queries: int, group: str | None = None) -> QuerySet:
     """Take the captions of the store's own images as queries.
 
-    Identical ones are one query, for which any of their images is right. Of more than `num_queries` those with the
-    lowest hashes are taken: the same for every version, but for new captions.
+    Identical captions are one query, for which any of their images is right. If there are more than `num_queries`,
+    those with the lowest hashes are taken, so that every version has the same, except for new captions.
 
     Raises:
         ConfigError: the table has no such column to group by.
-        StoreError: no image has a caption, or the model has a tower for one of the two alone.
+        StoreError: no image has a caption, or the model has only one tower.
     """
     parts = list(published_pieces(store.files, store.current.embeddings))
     if group is not None:
@@ -93,7 +92,7 @@ def own_captions(store: Store, num_queries: int, group: str | None = None) -> Qu
         )
     numbers = {text: number for number, text in enumerate(positions)}
     vectors: dict[int, Floats] = {}
-    answers: dict[tuple[int, str], Any] = {}  # value of the column to group by, of each query and right item
+    answers: dict[tuple[int, str], Any] = {}  # value of the column to group by, for each query and right item
     for position in sorted(set().union(*positions.values())):
         rows = _complete(parts[position], "item_id", *([own_group] if own_group else []))
         rows = rows.filter(pc.is_in(rows["caption"], value_set=pa.array(list(numbers), pa.string())))
@@ -132,11 +131,7 @@ def item_groups(store: Store, item_ids: list[str], group: str) -> list[str]:
 
 
 def check_group(group: str, store: Store) -> None:
-    """Refuse to group by a column that neither the embeddings table nor another model has, or that holds vectors.
-
-    Raises:
-        ConfigError: there is no such column.
-    """
+    """Refuse (ConfigError) to group by a column of vectors, or one that neither the table nor another model has."""
     fit = [name for name in store.columns if not name.endswith("_embedding")]
     if group not in fit:
         raise ConfigError(f"--group {group}: there is no such column; group by one of {', '.join(fit)}")
@@ -148,13 +143,13 @@ def _columns_of_table(store: Store) -> list[str]:
 
 
 def _has_captions_alone(part: SampledPart) -> bool:
-    """Whether a part file has captions without vectors, as a model makes it that has no text tower."""
+    """Whether a part file has captions without vectors, as written by a model without a text tower."""
     rows = part.read(["caption", "text_embedding"])
     return bool(pc.any(pc.and_(pc.is_valid(rows["caption"]), pc.is_null(rows["text_embedding"]))).as_py())
 
 
 def _complete(part: SampledPart, *columns: str) -> pa.Table:
-    """Rows of one part file that have a caption's and an image's vector; with these, and more columns."""
+    """Rows of one part file that have vectors of both caption and image, with these and the given columns."""
     names = ("caption", "image_embedding", "text_embedding")
     rows = part.read(list(dict.fromkeys([*names, *columns])))
     for name in names:
@@ -167,10 +162,9 @@ class QueryFile:
     """Rows of a file: right answers, in order.
 
     Attributes:
-        path: the file.
-        rows: `query`, the same one several times where several items are right; `item_id`; `group`, the name of its
-            group, where the file has that column; and `relevance`, float64 above 0, where it has grades or clicks.
-        num_irrelevant: pairs of a query and an item that were judged not right, or not found so by clicks.
+        rows: `query`, repeated if several items are right; `item_id`; `group`, the name of its group, if the file has
+            that column; and `relevance`, float64 above 0, if it has grades or clicks.
+        num_irrelevant: pairs of a query and an item that were judged not right, or found so by clicks.
     """
 
     path: str
@@ -179,12 +173,10 @@ class QueryFile:
 
 
 def read_query_file(path: str, group: str | None = None) -> QueryFile:
-    """Read Parquet, CSV, TSV, JSON Lines or a Delta table.
+    """Read Parquet, CSV, TSV, JSON Lines or a Delta table: a file, or a folder of files of one format.
 
-    Args:
-        path: the file, or a folder of files of one format.
-        group: column to group by; `group` by default, where the file has it. A column that it lacks may be one of the
-            store.
+    `group` is the column to group by; by default `group`, if the file has it. A column that it lacks may be one of the
+    store.
 
     Raises:
         SourceError: nothing is there, or it can't be read.
@@ -221,7 +213,6 @@ def read_query_file(path: str, group: str | None = None) -> QueryFile:
 
 
 def _rows(path: str, table: Table, schema: pa.Schema, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Rows of the file with these columns, checked."""
     fields = {name: schema.field(name) for name in names} | {
         name: pa.field(name, pa.string()) for name in (QUERY, ITEM_ID)
     }
@@ -236,11 +227,7 @@ def _rows(path: str, table: Table, schema: pa.Schema, names: list[str]) -> Itera
 
 
 def _judgement(where: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Grade of a row, or its position and click, as numbers.
-
-    Raises:
-        ConfigError: a cell is none.
-    """
+    """Grade of a row, or its position and click, as numbers; ConfigError if a cell is invalid."""
     if RELEVANCE in row:
         return {RELEVANCE: _number(where, RELEVANCE, row[RELEVANCE], 0, MAX_RELEVANCE)}
     if POSITION in row:
@@ -269,11 +256,7 @@ def _check_row(where: str, text: str | None, item_id: str | None) -> None:
 
 
 def _known_rows(found: QueryFile, images: ImageTable) -> pa.Table:
-    """Leave out rows whose item the store has no image of, as long as they are few.
-
-    Raises:
-        ConfigError: more than `MAX_UNKNOWN_SHARE` of the rows.
-    """
+    """Leave out rows whose item has no image in the store; ConfigError if they are more than `MAX_UNKNOWN_SHARE`."""
     is_known = images.numbers_of(found.rows[ITEM_ID]) >= 0
     unknown = found.rows[ITEM_ID].filter(pa.array(~is_known)).to_pylist()
     if len(unknown) > MAX_UNKNOWN_SHARE * len(is_known):
@@ -289,14 +272,9 @@ def _known_rows(found: QueryFile, images: ImageTable) -> pa.Table:
 def file_query_set(
     found: QueryFile, store: Store, images: ImageTable, num_queries: int | None, group: str | None
 ) -> QuerySet:
-    """Encode a file's queries; of more than `num_queries`, those with the lowest hashes.
+    """Encode a file's queries; of more than `num_queries`, those with the lowest hashes (None: all).
 
-    Args:
-        found: the file.
-        store: encodes the texts.
-        images: of the store; rows whose item has none are left out.
-        num_queries: most queries; None for all.
-        group: column to group by.
+    Rows whose item has no image in the store are left out.
 
     Raises:
         ConfigError: neither the file nor the store has the column to group by, or too many items have no image.

@@ -1,4 +1,4 @@
-"""Result of an evaluation, as it stands in evaluation.json."""
+"""Result of an evaluation, as in evaluation.json."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import Field
 
 from embedder.report.schema import ReportSection
 
-SMALL_GROUP = 30  # queries; a share of fewer is known to some +-0.15 at best
+SMALL_GROUP = 30  # queries; a share of fewer is known to +-0.15 at best
 
 
 class ConfidenceInterval(ReportSection):

@@ -16,17 +16,15 @@ from embedder.store_index.versions import manifest_of
 from shards.schema import parse_json
 
 SIDE = re.compile(r"(?P<store>.+?)(?:@(?P<run>\d{8}T\d{6}Z[\w.-]*))?(?:#(?P<model>[a-z0-9_]+))?")
-"""Address of a store, then perhaps `@RUN_ID`, then perhaps `#NAME`; other `@` and `#` belong to the address."""
-MAX_EARLIER = 50  # publications that are looked through for the report of the run that computed the vectors
+"""Address of a store, then optionally `@RUN_ID`, then optionally `#NAME`; other `@` and `#` belong to the address."""
+MAX_EARLIER = 50  # publications that are searched for the report of the run that computed the vectors
 
 
 def open_side(address: "str | Path | Store", where: str = "embedder.compare", **code: Any) -> Store:
-    """Open a store, a publication `STORE@RUN_ID`, or a model `STORE#NAME`; of an earlier one, `STORE@RUN_ID#NAME`.
+    """Open a store, a publication `STORE@RUN_ID`, a model `STORE#NAME`, or both, `STORE@RUN_ID#NAME`.
 
-    Args:
-        address: one of these, or a store that is open.
-        where: what asks, for messages.
-        code: `servables` and `allow_store_code` of `embedder.open_store`.
+    An open store is returned as it is. `where` is the caller, for messages; `code` are `servables` and
+    `allow_store_code` of `embedder.open_store`.
 
     Raises:
         StoreError: there is no store, no such publication that can be read, no such model, or it can't be compared.
@@ -50,7 +48,7 @@ def _open(address: str, code: dict[str, Any]) -> Store:
 
 
 def describe_side(name: str, store: Store, images: ImageTable, width: int) -> ComparedSide:
-    """Describe a side, by the report of the run that computed its vectors, and the manifest of its index."""
+    """Describe a side, from the report of the run that computed its vectors, and the manifest of its index."""
     run_id, report = _report(store)
     number = store.current.index
     manifest = None if number is None else manifest_of(store.files, number)
@@ -76,13 +74,13 @@ def describe_side(name: str, store: Store, images: ImageTable, width: int) -> Co
 
 
 def _number(report: dict[str, Any], key: str, kind: type) -> Any:
-    """Figure of a report; None where it has none, or 0, which stands for what was not measured."""
+    """Figure of a report; None if it is missing, or 0, which stands for not measured."""
     value = report.get(key)
     return kind(value) if isinstance(value, int | float) and value else None
 
 
 def _report(store: Store) -> tuple[str | None, dict[str, Any]]:
-    """Report of the last run that embedded with this model, up to the publication, and its id; empty where none is."""
+    """Id and report of the last run up to the publication that embedded with this model; empty if there is none."""
     from embedder.store.publish.history import publications
 
     files = store.files.main

@@ -23,14 +23,7 @@ def time_each(
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Latency:
-    """Ask one query after another, each once, until the budget is spent.
-
-    Args:
-        answer: answers one query.
-        queries: at least one.
-        budget_s: seconds; at least one query is timed.
-        clock: gives seconds.
-    """
+    """Ask one query after another, each once, until the budget is spent; at least one is timed."""
     for query in queries[:NUM_WARM_UP]:
         answer(query)
     seconds: list[float] = []
@@ -52,13 +45,7 @@ def time_each(
 
 
 def time_throughput(search: Callable[[Floats, int], object], queries: Floats, num_threads: int) -> Throughput:
-    """Measure queries per second.
-
-    Args:
-        search: `(queries, num_threads)` answers all of them.
-        queries: float32 (Q, E), at least one.
-        num_threads: at least 1.
-    """
+    """Measure queries per second; `search(queries, num_threads)` answers all of them."""
 
     def ask_one(number: int) -> None:
         search(queries[number : number + 1], 1)
@@ -77,7 +64,7 @@ def time_throughput(search: Callable[[Floats, int], object], queries: Floats, nu
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Median of a few runs, or of fewer where they take long."""
+    """Median of a few runs, or of fewer if they take long."""
     seconds: list[float] = []
     while not seconds or (len(seconds) < NUM_RUNS and sum(seconds) < BUDGET_S):
         started = time.perf_counter()

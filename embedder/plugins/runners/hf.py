@@ -40,11 +40,7 @@ _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd", "embed_dim")
 
 @lru_cache(maxsize=16)
 def local_checkpoint(uri: str) -> Path:
-    """Find the folder of a checkpoint, downloading it where it isn't local; once in a process.
-
-    Raises:
-        ModelError: there is no such folder, or it can't be downloaded.
-    """
+    """Find the folder of a checkpoint, downloading it once in a process if it isn't local; ModelError if that fails."""
     return resolve_checkpoint(uri).absolute()
 
 
@@ -142,7 +138,7 @@ class HfServable(Servable):
         return folder
 
     def _width(self) -> int:
-        """Values of a vector of features, by the model's configuration."""
+        """Size of a feature vector, by the model's configuration."""
         config: dict[str, Any] = read_json(self._folder() / CONFIG_FILE, "give a checkpoint of transformers")
         if "format_version" in config and "model_type" not in config:
             raise ServableError(f'{self.where()}: this is a model folder of embedder; write kind = "towers"')

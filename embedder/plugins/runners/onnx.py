@@ -9,7 +9,7 @@ from embedder.servables.errors import ServableError
 from embedder.servables.program import ServableProgram
 
 FIRST_TAGS = (b"\x08", b"\x12", b"\x3a")
-"""Protobuf's tags of the fields that a graph's file begins with: ir_version, producer_name, graph."""
+"""Protobuf's tags of the fields that a graph's file can begin with: ir_version, producer_name, graph."""
 
 
 class OnnxServable(DeclaredServable):
@@ -18,7 +18,7 @@ class OnnxServable(DeclaredServable):
     kind: Literal["onnx"] = "onnx"
 
     def own_files(self) -> list[Path]:
-        """Return the graph, and files beside it that begin with its name: tensors that it keeps outside."""
+        """Return the graph, and files next to it that begin with its name: tensors stored outside it."""
         path = find_file(self.where(), self.uri, "uri")
         kind = kind_of_file(path)
         with path.open("rb") as file:

@@ -1,7 +1,7 @@
 """Kind `torchscript`: a module that torch.jit saved; with `allow_pickle`, one that torch.save pickled whole.
 
-A TorchScript archive is read by torch's own reader, which makes tensors and the archive's own classes and calls nothing
-else; who names this kind asks for that.
+torch's own reader opens a TorchScript archive. It makes only tensors and the archive's own classes and calls nothing
+else, and it runs only if the user names this kind.
 """
 
 from pathlib import Path

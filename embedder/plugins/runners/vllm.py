@@ -1,6 +1,6 @@
-"""Kind `vllm`: a language model run by vLLM, which batches the requests of a whole block by itself.
+"""Kind `vllm`: a language model run by vLLM, which batches the requests of a whole block itself.
 
-Nothing here imports vLLM: with `python`, only that interpreter has to have it.
+Nothing here imports vLLM: with `python`, only that interpreter needs it.
 """
 
 from collections.abc import Mapping
@@ -92,7 +92,7 @@ class VllmServable(Servable):
         return sorted({each for pattern in ALLOWED_FILES for each in folder.glob(pattern)})
 
     def size_bytes(self) -> int:
-        """Memory that it takes: without a GPU with its cache."""
+        """Memory that it takes: without a GPU, including its cache."""
         return self.memory_bytes or super().size_bytes() + (0 if self.num_gpus else self.cache_gib << 30)
 
     def program(self) -> ServableProgram:

@@ -22,25 +22,17 @@ from embedder.plugins.serve.settings import ServeSettings
 
 
 def create_app(settings: ServeSettings) -> ASGIApp:
-    """Make the application of one server, with its protection.
-
-    Raises:
-        ConfigError: the token file can't be used.
-    """
+    """Make the application of one server, with its protection; ConfigError if the token file can't be used."""
     return add_limits(create_routes(settings), settings)
 
 
 def add_limits(routes: FastAPI, settings: ServeSettings) -> ASGIApp:
-    """Wrap the routes in limits and measurements.
-
-    Raises:
-        ConfigError: the token file can't be used.
-    """
+    """Wrap the routes in limits and measurements; ConfigError if the token file can't be used."""
     return ObservedApp(protect(routes, settings))
 
 
 def create_routes(settings: ServeSettings) -> FastAPI:
-    """Make the application without its protection: its own state is `app.state.service`, while it runs."""
+    """Make the application without its protection; while it runs, `app.state.service` is its state."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

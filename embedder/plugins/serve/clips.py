@@ -1,4 +1,4 @@
-"""Files of items: the bytes of an image or a video by Range, read in threads of their own as the client takes them."""
+"""Files of items: the bytes of an image or a video by Range, read in separate threads as the client takes them."""
 
 import mimetypes
 import re
@@ -21,13 +21,13 @@ from embedder.storage.item_error import ItemError
 
 PIECE_BYTES = 1 << 20
 SHOWN_TYPES = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/avif", "image/bmp")
-"""Images that browsers show; none of them can hold a script."""
+"""Images that browsers show; none of these formats can hold a script."""
 DEFAULT_TYPE = "application/octet-stream"
 RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
 def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """Read a Range header: first byte and the one after the last; None for the whole file.
+    """Read a Range header: the first byte and the one after the last; None for the whole file.
 
     Several ranges, and units other than bytes, are answered with the whole file, as RFC 9110 allows.
 
@@ -66,11 +66,7 @@ async def clip_response(
     max_bytes: int,
     with_body: bool,
 ) -> Response:
-    """Answer with the bytes of an item's file, or a range of them.
-
-    Raises:
-        RequestError: the file is gone or another one, or the range lies beyond its end.
-    """
+    """Answer with an item's file or a range of it; RequestError if the file is gone or changed, or is shorter."""
 
     def open_file() -> ByteRanges:
         embedded = files.of(row["item_id"], row["uri"], row["modality"])
@@ -98,7 +94,7 @@ async def clip_response(
 
 
 def _content_type(uri: str, head: bytes) -> str:
-    """Type of a file: an image's by its first bytes, as many have other names; a video's by its name."""
+    """Type of a file: an image's by its first bytes, since names are often wrong; a video's by its name."""
     found = next((each for each in IMAGE_FORMATS if each.signatures and head.startswith(each.signatures)), None)
     image = mimetypes.guess_type(f"a{found.suffixes[0]}")[0] if found is not None else None
     if image is None and head[:4] == b"RIFF" and head[8:12] == b"WEBP":
@@ -108,7 +104,7 @@ def _content_type(uri: str, head: bytes) -> str:
 
 
 async def _pieces(ranges: ByteRanges, start: int, stop: int, threads: TaskThreads) -> AsyncIterator[bytes]:
-    """Read piece by piece; a file that shrinks or goes meanwhile ends the answer early, which the client sees."""
+    """Read piece by piece; if the file shrinks or disappears, the answer ends early, which the client sees."""
     try:
         while start < stop:
             piece = await threads.run(ranges.read_at, start, min(PIECE_BYTES, stop - start))

@@ -92,12 +92,7 @@ def serve(
 
 
 def serve_store(store: str, tell: Callable[[str], None]) -> None:
-    """Serve a store on a free port of localhost until a signal.
-
-    Args:
-        store: folder or URI.
-        tell: given the address of the search page.
-    """
+    """Serve a store on a free port of localhost until a signal; `tell` gets the address of the search page."""
     from embedder.plugins.serve.run_server import run_server
     from embedder.plugins.serve.settings import ServeSettings
 
@@ -105,11 +100,7 @@ def serve_store(store: str, tell: Callable[[str], None]) -> None:
 
 
 def _limits(given: Iterable[str]) -> dict[str, Any]:
-    """Limits by name; a value that is no TOML is taken as a text.
-
-    Raises:
-        ConfigError: one is not written `name=value`.
-    """
+    """Limits by name; a value that is not TOML is taken as text. ConfigError if one is not written `name=value`."""
     pairs = [(text, *text.partition("=")) for text in given]
     for text, name, equals, _ in pairs:
         if not (name and equals):
@@ -125,15 +116,7 @@ def _value(text: str) -> Any:
 
 
 def _settings(limits: dict[str, Any], options: dict[str, Any]) -> "ServeSettings":
-    """Settings of limits, and of options over them.
-
-    Args:
-        limits: values of `--limit` by name.
-        options: values of the command's own options by name.
-
-    Raises:
-        ConfigError: one is unknown, or breaks a rule.
-    """
+    """Settings from limits, and from options, which override them; ConfigError if one is unknown or breaks a rule."""
     from pydantic import ValidationError
 
     from embedder.plugins.serve.settings import ServeSettings
@@ -145,7 +128,7 @@ def _settings(limits: dict[str, Any], options: dict[str, Any]) -> "ServeSettings
 
 
 def _explain_limit(error: "ValidationError", limits: dict[str, Any]) -> ConfigError:
-    """The first limit that is unknown or breaks a rule, in the words of a configuration."""
+    """Explain the first limit that is unknown or breaks a rule, in the words of a configuration."""
     from embedder.config_toml.mistakes import mistakes_of
     from embedder.plugins.serve.settings import ServeSettings
 
@@ -161,11 +144,7 @@ def _explain_limit(error: "ValidationError", limits: dict[str, Any]) -> ConfigEr
 
 
 def _check_open(settings: "ServeSettings", *, no_auth: bool) -> None:
-    """Refuse to let other machines in by accident.
-
-    Raises:
-        ConfigError: the address is not local, and no tokens are asked for.
-    """
+    """Refuse (ConfigError) to let other machines in by accident: a non-local address without tokens."""
     from embedder.plugins.serve.settings import LOOPBACK
 
     if settings.host not in LOOPBACK and settings.token_file is None and not no_auth:

@@ -1,6 +1,6 @@
-"""Connections of the service: uvicorn's, with the limits that it lacks, so that a slow client harms itself alone.
+"""Connections of the service: uvicorn's, with the limits that it lacks, so that a slow client harms only itself.
 
-Uvicorn waits without end for headers that come a byte at a time, and for a client that does not read its answer.
+Uvicorn waits without limit for headers that come a byte at a time, and for a client that does not read its answer.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from embedder.plugins.serve.rate_limit import client_key
 from embedder.plugins.serve.settings import ServeSettings
 
 MAX_HEADER_BYTES = 32 << 10
-MIN_BYTES_PER_S = 1024  # of an answer that a client reads; it has to be more than one byte at a time
+MIN_BYTES_PER_S = 1024  # of an answer that a client reads; must be more than one byte at a time
 MAX_CHECK_S = 2.0
 _RESET = struct.pack("ii", 1, 0)  # linger for 0 seconds
 
 
 def uvicorn_options(settings: ServeSettings) -> dict[str, Any]:
-    """Options of `uvicorn.Config` that belong to the service's safety."""
+    """Options of `uvicorn.Config` for the service's safety."""
     return {
         "http": limited_connection(settings),
         "ws": "none",
@@ -36,7 +36,7 @@ def uvicorn_options(settings: ServeSettings) -> dict[str, Any]:
 
 
 def limited_connection(settings: ServeSettings) -> type[H11Protocol]:
-    """Class of connections with the limits of some settings; uvicorn makes one for each connection."""
+    """Class of connections with the limits of these settings; uvicorn makes one instance for each connection."""
     return type("LimitedConnection", (_LimitedConnection,), {"settings": settings})
 
 
@@ -70,22 +70,22 @@ class _LimitedConnection(H11Protocol):
             self._waits_since = time.monotonic()
 
     def resume_writing(self) -> None:
-        """Go on sending: the client has read what there was."""
+        """Continue sending: the client has read what there was."""
         self._unsent_since = time.monotonic()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; one that came in between has its time from now on."""
+        """Wait for the next request; the time of one that has arrived already starts now."""
         self._waits_since = None
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP in the one shape of errors."""
+        """Answer what is not HTTP in the one shape of errors."""
         self.transport.write(_answer(400, "it is no HTTP request", "send one as RFC 9112 describes"))
         self.transport.close()
 
     def _has_too_many(self) -> bool:
-        """Whether the client has too many connections; of loopback and trusted proxies all clients may come."""
+        """Whether the client has too many connections; loopback and trusted proxies may carry all clients."""
         host = self.client[0] if self.client else ""
         if client_key(host) is None or host in self.settings.trusted_proxies:
             return False
@@ -93,7 +93,7 @@ class _LimitedConnection(H11Protocol):
         return bool(same > self.settings.max_connections_per_client)
 
     def _check(self) -> None:
-        """Close the connection if its client lets it wait too long, else look again later."""
+        """Close the connection if its client is too slow, else check again later."""
         now = time.monotonic()
         unsent = self.transport.get_write_buffer_size()
         if unsent == 0 or unsent > self._unsent or self._unsent - unsent >= MIN_BYTES_PER_S * self._check_s:
@@ -102,7 +102,7 @@ class _LimitedConnection(H11Protocol):
         is_stuck = now - self._unsent_since > self.settings.send_timeout_s
         is_late = self._waits_since is not None and now - self._waits_since > self.settings.header_timeout_s
         if is_stuck:
-            # Else the kernel would keep, and go on sending, up to megabytes.
+            # Else the kernel would keep, and continue to send, up to megabytes.
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.transport.abort()
         elif is_late and not self.transport.is_closing():

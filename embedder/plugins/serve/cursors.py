@@ -1,8 +1,8 @@
-"""Cursors: where a query goes on, bound to the query, its options and the publication.
+"""Cursors: where a query continues, bound to the query, its options and the publication.
 
-A cursor holds which hits were shown, not only how many: the search that goes on is deeper, and an approximate index may
-then find other rows, and equal scores come in another order, so that a number alone would repeat hits and leave out
-others. It holds all that is needed, so any replica takes it, and a restart loses none.
+A cursor holds which hits were shown, not only how many. The next search is deeper, so an approximate index may find
+other rows, and equal scores may come in another order; a number would then repeat hits and omit others. The cursor
+holds all that is needed, so any replica accepts it, and a restart loses none.
 """
 
 import base64
@@ -21,13 +21,7 @@ NAME_BYTES = 5  # of ten thousand hits, two have the same name in one of 20,000 
 
 
 class Cursor(NamedTuple):
-    """Place in the hits of one query.
-
-    Attributes:
-        version: publication of the hits so far.
-        digest: of the query and its options.
-        seen: names of the hits so far, one after another.
-    """
+    """Place in the hits of one query: publication, digest of query and options, and names of the hits so far."""
 
     version: str
     digest: str
@@ -45,12 +39,10 @@ def count_seen(seen: bytes) -> int:
 
 
 def following(hits: Iterable[Hit], seen: bytes, options: SearchOptions) -> tuple[list[Hit], bytes]:
-    """Take the first k hits that were not seen; returns them and their names.
+    """Return the first k hits that were not seen, and their names.
 
-    Args:
-        hits: of a search that is deep enough for those that were seen and k more.
-        seen: names of the hits of the pages before.
-        options: k, and whether a video is one hit: then any of its segments stands for it.
+    The search must be deep enough for the seen hits and k more. If the options make a video one hit, any of its
+    segments stands for it.
     """
     known = {seen[start : start + NAME_BYTES] for start in range(0, len(seen), NAME_BYTES)}
     named = [(hit, _name(hit.item_id, 0 if options.group else hit.segment)) for hit in hits]
@@ -60,16 +52,12 @@ def following(hits: Iterable[Hit], seen: bytes, options: SearchOptions) -> tuple
 
 def make_cursor(cursor: Cursor) -> str:
     """Write a cursor for clients."""
-    head = json.dumps([cursor.version, cursor.digest]).encode()  # JSON escapes the zero that follows it
+    head = json.dumps([cursor.version, cursor.digest]).encode()  # JSON escapes the zero byte that follows it
     return base64.urlsafe_b64encode(head + b"\0" + cursor.seen).decode()
 
 
 def read_cursor(text: str, max_depth: int) -> Cursor:
-    """Read a cursor of a client.
-
-    Raises:
-        RequestError: it is none.
-    """
+    """Read a client's cursor; RequestError if it is invalid."""
     try:
         head, _, seen = base64.b64decode(text.encode(), altchars=b"-_", validate=True).partition(b"\0")
         version, digest = parse_json(head)
@@ -82,11 +70,7 @@ def read_cursor(text: str, max_depth: int) -> Cursor:
 
 
 def check_cursor(cursor: Cursor, digest: str) -> None:
-    """Refuse a cursor of another query.
-
-    Raises:
-        RequestError: query or options differ from those that the cursor was made for.
-    """
+    """Refuse (RequestError) a cursor that was made for another query or other options."""
     if cursor.digest != digest:
         raise _refusal("it belongs to another query or to other options")
 

@@ -30,15 +30,10 @@ RULES_OF_STATUS = {
 
 
 class RequestError(Exception):
-    """Refusal of a request.
+    """Refusal of a request, with status and headers of the answer.
 
-    Attributes:
-        status: of the answer.
-        where: part of the request that is to blame, as `body.k`.
-        what: what was found there.
-        rule: what may stand there.
-        cure: what to do.
-        headers: of the answer.
+    `where` is the part of the request at fault, such as `body.k`; `what` was found there, `rule` says what is allowed
+    there, and `cure` what to do.
     """
 
     def __init__(self, status: int, where: str, what: str, rule: str, cure: str, **headers: str) -> None:
@@ -54,36 +49,27 @@ class RequestError(Exception):
 def error_response(
     status: int, where: str, what: str, rule: str, cure: str, *, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Make the answer to a request that is refused.
-
-    Args:
-        status: from 400 to 599.
-        where: part of the request that is to blame.
-        what: what was found there.
-        rule: what may stand there.
-        cure: what to do.
-        headers: further ones, as `Retry-After`.
-    """
+    """Make the answer to a refused request; arguments are as in `RequestError`."""
     error = {"where": where, "what": what, "rule": rule, "cure": cure}
     shown = {name: printable(text, 4 * MAX_SHOWN_CHARACTERS) for name, text in error.items()}
     return Response(to_json({"error": shown}), status, headers, "application/json")
 
 
 def busy(what: str, retry_after_s: int = 1) -> RequestError:
-    """Refuse because too much is waiting already."""
+    """Refuse because too many requests are waiting already."""
     return RequestError(
         503, "server", what, "a bounded number of requests waits", "try again later", retry_after=str(retry_after_s)
     )
 
 
 def mistake(error: Exception, where: str, status: int = 422) -> RequestError:
-    """Refuse with a message of the product, `what; the cure`."""
+    """Refuse with one of the product's messages, `what; the cure`."""
     what, _, cure = str(error).rpartition("; ")
     return RequestError(status, where, what or cure, "what the store can answer", cure)
 
 
 def invalid(error: ValidationError | RequestValidationError, where: str) -> RequestError:
-    """Refuse a request that is not of the schema; its first mistake is told."""
+    """Refuse a request that violates the schema, with its first mistake."""
     first = error.errors()[0]
     if first["type"] in ("json_invalid", "json_type"):
         return RequestError(400, where, first["msg"], "one JSON document in UTF-8", "send valid JSON")
@@ -95,26 +81,26 @@ def invalid(error: ValidationError | RequestValidationError, where: str) -> Requ
 
 async def answer_refusal(_: Request, error: Exception) -> Response:
     """Answer with the refusal."""
-    assert isinstance(error, RequestError)  # noqa: S101  # registered for this class alone
+    assert isinstance(error, RequestError)  # noqa: S101  # registered only for this class
     return error.response()
 
 
 async def answer_invalid(_: Request, error: Exception) -> Response:
-    """Answer a request that FastAPI found invalid: of its path or its query string."""
-    assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for this class alone
+    """Answer a request whose path or query string FastAPI found invalid."""
+    assert isinstance(error, RequestValidationError)  # noqa: S101  # registered only for this class
     place, *names = (str(part) for part in error.errors()[0]["loc"])
     return invalid(error, place if names else "request").response()
 
 
 async def answer_http_error(_: Request, error: Exception) -> Response:
     """Answer an address or a method that does not exist."""
-    assert isinstance(error, HTTPException)  # noqa: S101  # registered for this class alone
+    assert isinstance(error, HTTPException)  # noqa: S101  # registered only for this class
     what, rule, cure = RULES_OF_STATUS.get(error.status_code, (str(error.detail), "a valid request", "see /docs"))
     return error_response(error.status_code, "request", what, rule, cure, headers=error.headers)
 
 
 async def answer_unavailable(_: Request, error: Exception) -> Response:
-    """Answer while a file of the store can't be read; the reason names its place, so it goes to the log."""
+    """Answer while a file of the store can't be read; the reason names its place, so it goes only to the log."""
     LOG.error(f"the store can't be read: {error}")
     return busy("the store can't be read now", STORE_RETRY_S).response()
 

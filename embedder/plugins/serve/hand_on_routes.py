@@ -45,7 +45,7 @@ TYPES = {
     "sheet": ("contact-sheet.png", "image/png"),
 }
 RANKING = ("rank", "score", "probability", "rank_score", "words_rank", "vector_rank", "segments", "duplicates")
-"""Columns of hits that items which nobody searched for don't have."""
+"""Columns of hits that items have only if they were searched for."""
 
 
 @router.post(
@@ -113,11 +113,7 @@ async def duplicates(
 
 
 def _hits(publication: ServedPublication, ids: list[str]) -> Hits:
-    """Hits of items, in their order, with what their files have to be.
-
-    Raises:
-        RequestError: there is no such item.
-    """
+    """Hits of items, in their order, with what their files must match; RequestError if an item doesn't exist."""
     rows = []
     for item_id in dict.fromkeys(ids):
         own = publication.rows_of(item_id)
@@ -171,13 +167,13 @@ class _Pieces(io.RawIOBase):
         return len(content)
 
     def take(self) -> bytes:
-        """Bytes since they were last taken."""
+        """Bytes since the last call."""
         found, self._waiting = b"".join(self._waiting), []
         return found
 
 
 def _archive(hits: list[Hit]) -> Generator[bytes, None, None]:
-    """Bytes of a zip of the files of items, uncompressed, as images and videos are; what can't be read is listed."""
+    """Bytes of a zip of items' files, uncompressed, as images and videos already are; unreadable files are listed."""
     file, problems = _Pieces(), list[str]()
     digits = len(str(len(hits)))
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive, Fetcher() as fetcher:
@@ -206,12 +202,9 @@ BLOCK_ROWS = 1024
 
 
 def duplicate_groups(publication: ServedPublication, where: str | None, least_cosine: float) -> list[list[Hit]] | None:
-    """Group the items that fulfil a condition, the largest group first; None where they are too many.
+    """Group the items that fulfil a condition, the largest group first; None if there are too many.
 
-    Args:
-        publication: whose items.
-        where: SQL condition, evaluated before; None for all.
-        least_cosine: from which on two items are of one group.
+    The condition must have been evaluated before; None means all. Two items with at least this cosine are in one group.
     """
     key = (where, least_cosine)
     if key not in publication.duplicates:
@@ -238,17 +231,12 @@ def _groups(publication: ServedPublication, where: str | None, least_cosine: flo
 
 
 def group_vectors(vectors: Floats, least_cosine: float) -> list[Rows]:
-    """Group vectors that are near one of their group; those near none are left out.
+    """Group vectors, float32 (n, E), with at least this cosine to one of their group; those near none are left out.
 
-    Args:
-        vectors: float32 (n, E).
-        least_cosine: from which on two are near.
-
-    Returns:
-        Positions of each group of two or more, rising; the largest group first.
+    Returns ascending positions of each group of two or more; the largest group first.
     """
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    groups = np.arange(len(units))  # number of each one's group, the first of its members
+    groups = np.arange(len(units))  # each vector's group, named by its first member
     for start in range(0, len(units), BLOCK_ROWS):
         near = units[start : start + BLOCK_ROWS] @ units[start:].T >= least_cosine - TOLERANCE
         for place in np.flatnonzero(near.sum(axis=1) > 1).tolist():

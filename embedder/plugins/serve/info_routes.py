@@ -172,7 +172,7 @@ def _describe(service: Service, publication: ServedPublication) -> dict[str, Any
 
 
 def _index(publication: ServedPublication) -> dict[str, Any]:
-    """Kind of the index and the recall that was measured; without an index search is exact."""
+    """Kind of the index and its measured recall; without an index search is exact."""
     manifest = getattr(publication.store.searcher.snapshot.vectors, "manifest", None)
     if manifest is None:
         return {"kind": "exact", "recall_at_10": 1.0, "image_recall_at_10": 1.0}
@@ -188,7 +188,7 @@ def _index(publication: ServedPublication) -> dict[str, Any]:
 
 
 MAX_VALUES = 50
-MAX_DISTINCT = 1000  # of a column whose values are counted; beyond it, each row nearly has its own
+MAX_DISTINCT = 1000  # in a column whose values are counted; beyond it, nearly each row has its own
 SAMPLE_ROWS = 20_000
 MAX_REMEMBERED = 50  # conditions of a publication
 
@@ -196,12 +196,8 @@ MAX_REMEMBERED = 50  # conditions of a publication
 def describe_facets(publication: ServedPublication, where: str | None, *, timeout_s: float) -> bytes:
     """Describe the columns of the rows that a search can find under a condition; JSON of `schema.FacetsAnswer`.
 
-    What has a caption alone, its picture being broken or missing, is no hit of a search by vectors, so isn't counted.
-
-    Args:
-        publication: whose rows.
-        where: SQL condition, or None for all rows.
-        timeout_s: seconds in which the condition has to be evaluated.
+    An item with only a caption, because its picture is broken or missing, is no hit of a search by vectors, so it isn't
+    counted. A condition of None means all rows; it must be evaluated within `timeout_s`.
 
     Raises:
         ConfigError: it is no condition over the columns.
@@ -248,7 +244,7 @@ def _first_rows(publication: ServedPublication, where: str | None) -> pa.Array:
 
 
 def describe_column(name: str, column: pa.ChunkedArray) -> dict[str, Any] | None:
-    """Describe one column, a list by its elements; None of a type that no filter is made of (bytes, structs)."""
+    """Describe one column, a list by its elements; None for a type without filters (bytes, structs)."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     kind = _kind(column.type)
@@ -276,7 +272,7 @@ def _kind(kind: pa.DataType) -> str | None:
 
 
 def folder_values(column: pa.ChunkedArray) -> list[dict[str, Any]]:
-    """Folders with the items in each itself; where they are too many, those of fewer levels, with all below it."""
+    """Folders with the items directly in each; if there are too many, those of fewer levels, with all items below."""
     names = column.cast(pa.string())
     counts = {each["values"]: each["counts"] for each in pc.value_counts(names).to_pylist()}
     depth = max((name.count("/") for name in counts), default=0)
@@ -289,7 +285,7 @@ def folder_values(column: pa.ChunkedArray) -> list[dict[str, Any]]:
 
 
 def _values(column: pa.ChunkedArray) -> list[dict[str, Any]] | None:
-    """The most frequent values, most frequent first, equal counts by value; None where there are too many."""
+    """The most frequent values first, equal counts by value; None if there are too many."""
     for part in (column.slice(0, SAMPLE_ROWS), column):
         if pc.count_distinct(part, mode="only_valid").as_py() > MAX_DISTINCT:
             return None
@@ -301,5 +297,5 @@ def _values(column: pa.ChunkedArray) -> list[dict[str, Any]] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Value as JSON has it; a decimal as a number."""
+    """Value as in JSON; a decimal as a number."""
     return float(value) if type(value).__name__ == "Decimal" else value

@@ -25,10 +25,9 @@ class WholeItemIds:
 
 
 def item_path(raw: str) -> str:
-    """Path with the id as one part; slashes that a proxy has decoded belong to the id.
+    """Return the path with the id as one part, from what follows `/items/` in the raw path.
 
-    Args:
-        raw: what follows `/items/` in the path as it was sent.
+    Slashes that a proxy has decoded belong to the id.
     """
     id_part, _, last = raw.rpartition("/")
     ending = f"/{last}" if id_part and last in PARTS_OF_ITEMS else ""

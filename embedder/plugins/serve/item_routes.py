@@ -38,7 +38,6 @@ MAX_AGE_S = 60  # then the browser asks again, and gets 304 as long as the conte
 
 
 def _number(text: Any) -> Any:
-    """Number of a query string."""
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else text
 
 
@@ -158,7 +157,6 @@ async def original(
 
 
 async def _file(request: Request, service: Service, publication: ServedPublication, row: dict[str, Any]) -> Response:
-    """Answer with the bytes of a segment's file."""
     item_id = row["item_id"]
     etag = f'"{Frame(item_id, row["uri"], row["content_version"], None, 0).digest}"'
     headers = {"ETag": etag, "Cache-Control": f"private, max-age={MAX_AGE_S}"}
@@ -227,7 +225,6 @@ def _describe(
 
 
 def _provenance(publication: ServedPublication, row: dict[str, Any], segments: list[dict[str, Any]]) -> dict[str, Any]:
-    """Where an item's vectors come from."""
     current = publication.store.current
     first = segments[0] if segments else {}
     return {
@@ -245,7 +242,7 @@ def _provenance(publication: ServedPublication, row: dict[str, Any], segments: l
 def _neighbours(
     publication: ServedPublication, item_id: str, segment: int | None, num_neighbours: int, show_uris: bool
 ) -> list[dict[str, Any]]:
-    """Hits most like an item, without itself; none where its vectors are of captions only."""
+    """Hits most similar to an item, without itself; none if only its caption has a vector."""
     if num_neighbours == 0:
         return []
     try:

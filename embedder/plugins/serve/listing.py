@@ -1,4 +1,4 @@
-"""Lists of a publication's items in an order that no query gives: the newest first, by name, at random."""
+"""Lists of a publication's items in an order without a query: the newest first, by name, at random."""
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +19,10 @@ MAX_REMEMBERED = 12
 
 
 def list_items(publication: ServedPublication, where: str | None, sort: Sort, seed: int) -> Rows:
-    """Rows of the items that can be found and fulfil a condition, evaluated before: the first that does of each item.
+    """Rows of the items that can be found and fulfil a condition; of each item, the first such row.
 
-    Args:
-        publication: whose items.
-        where: SQL condition, or None for all items.
-        sort: their order; equal ones by id.
-        seed: of the order at random.
+    The condition must have been evaluated before; None means all items. Items that are equal in the order are sorted by
+    id; `seed` is for the random order.
     """
     rows = _order_rows(publication, sort, seed)
     rows = rows[publication.store.searcher.snapshot.is_found[rows]]  # no reject that has a caption
@@ -36,7 +33,7 @@ def list_items(publication: ServedPublication, where: str | None, sort: Sort, se
 
 
 def describe_items(publication: ServedPublication, rows: Rows) -> list[Hit]:
-    """Make hits of rows that were not searched for."""
+    """Make hits from rows that were not searched for."""
     described = publication.store.searcher.snapshot.metadata.describe(rows)
     return [Hit(score=float("nan"), **each) for each in described]
 

@@ -1,4 +1,4 @@
-"""Metrics of the service for Prometheus, in a registry of their own; measurement and access log of every request."""
+"""Metrics of the service for Prometheus, in their own registry; measurement and access log of every request."""
 
 import json
 import logging
@@ -55,28 +55,28 @@ class Metrics:
         self.publication = Info("embedder_publication", "Publication that is served", registry=registry)
 
     def watch_queue(self, length: Callable[[], int]) -> None:
-        """Take the length of the queue when the metrics are read."""
+        """Read the length of the queue from this function whenever the metrics are read."""
         self._queue_length.set_function(length)
 
     def text(self) -> bytes:
-        """Write all of it in Prometheus' format."""
+        """All metrics in Prometheus' format."""
         return generate_latest(self.registry)
 
 
 ACCESS_LOG = logging.getLogger("embedder.serve.access")
 MAX_PATH_CHARACTERS = 300
-OTHER = "other"  # one route for all addresses that don't exist: clients make them up
+OTHER = "other"  # one route for all addresses that don't exist, since clients make them up
 QUIET = ("/healthz", "/readyz", "/metrics")
 
 
 class ObservedApp:
-    """ASGI application whose requests are measured; around all others, so that refusals count."""
+    """ASGI application that measures requests; it wraps all others, so that refusals count."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and note what became of it."""
+        """Pass a request on, and record its outcome."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -110,7 +110,7 @@ class ObservedApp:
             "method": scope["method"],
             "path": printable(path, MAX_PATH_CHARACTERS),
             "route": route,
-            "status": status,  # 0: the client went before there was an answer
+            "status": status,  # 0: the client left before there was an answer
             "ms": round(1000 * seconds, 2),
             "bytes": num_bytes,
             "client": (scope.get("client") or ("",))[0],

@@ -1,8 +1,8 @@
 """Micro-batches: requests that come at nearly the same time are computed together, in worker threads.
 
-A batch holds what came while the one before it was computed. It is closed when it is full, or when its oldest request
-has waited long enough, which by default is at once. One that comes alone does not wait: the wait applies only while the
-batches before had several requests, or others are being computed.
+A batch holds what came while the previous one was computed. It is closed when it is full, or when its oldest request
+has waited long enough, which by default is at once. A lone request does not wait: the wait applies only while previous
+batches had several requests, or others are being computed.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
-SMOOTHING = 0.2  # weight of the last batch in the mean size, by which one decides whether to wait
+SMOOTHING = 0.2  # weight of the last batch in the mean size, which decides whether to wait
 SEVERAL = 1.5
 
 
@@ -23,11 +23,7 @@ class BusyError(Exception):
 
 
 class MicroBatcher(Generic[Asked, Answer]):
-    """Queue in front of a function of batches; used from one event loop.
-
-    Attributes:
-        num_waiting: requests in the queue.
-    """
+    """Queue in front of a function of batches; used from one event loop."""
 
     def __init__(
         self,
@@ -41,13 +37,8 @@ class MicroBatcher(Generic[Asked, Answer]):
     ) -> None:
         """Make an empty queue.
 
-        Args:
-            compute: called in a thread with up to `max_batch` requests; gives an answer or an error for each.
-            executor: its threads.
-            num_workers: batches that are computed at the same time.
-            max_batch: requests of one batch.
-            max_queue: requests that may wait.
-            max_wait_s: seconds that a request waits for others.
+        `compute` is called in a thread with up to `max_batch` requests and gives an answer or an error for each;
+        `num_workers` calls run at the same time. Up to `max_queue` requests wait, each up to `max_wait_s` for others.
         """
         self._compute, self._executor = compute, executor
         self._num_workers, self._max_batch, self._max_queue = num_workers, max_batch, max_queue
@@ -63,11 +54,7 @@ class MicroBatcher(Generic[Asked, Answer]):
         return len(self._queue)
 
     def submit(self, asked: Asked) -> "asyncio.Future[Answer]":
-        """Put a request into the queue; the future has its answer or its error.
-
-        Raises:
-            BusyError: the queue is full.
-        """
+        """Put a request into the queue, BusyError if it is full; the future gets its answer or its error."""
         if len(self._queue) >= self._max_queue:
             raise BusyError(f"max_queue = {self._max_queue} allows no further query to wait")
         loop = asyncio.get_running_loop()
@@ -84,7 +71,7 @@ class MicroBatcher(Generic[Asked, Answer]):
             await asyncio.sleep(0.01)
 
     def _start_batches(self) -> None:
-        """Start what is due, and set the timer for the next that will be."""
+        """Start the batches that are due, and set the timer for the next one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -65,7 +65,6 @@ def _types(answer: dict[str, Any]) -> list[str]:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """A schema in a few words."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema:
@@ -91,20 +90,14 @@ MIN_COMPRESSED_BYTES = 1024  # a smaller file is one packet either way
 
 
 class Encoded(NamedTuple):
-    """Content of a file as it is sent, and its ETag: those of a file and its compressed form differ."""
+    """Content of a file as it is sent, and its ETag: a file and its compressed form have different ones."""
 
     content: bytes
     etag: str
 
 
 class PageFile(NamedTuple):
-    """One file.
-
-    Attributes:
-        media_type: of its content.
-        plain: as it is.
-        compressed: by gzip; None of a small file.
-    """
+    """One file, plain and compressed by gzip; the latter is None for a small file."""
 
     media_type: str
     plain: Encoded
@@ -118,7 +111,7 @@ class PageFiles:
         self._files = {path.name: _read(path) for path in folder.iterdir()}
 
     async def answer(self, request: Request) -> Response:
-        """Answer with the file that the path names, the index by default, or with 304 where the browser has it.
+        """Answer with the file that the path names, the index by default, or with 304 if the browser has it.
 
         Raises:
             HTTPException: there is no such file.
@@ -128,7 +121,7 @@ class PageFiles:
             raise HTTPException(404)
         takes_gzip = "gzip" in request.headers.get("accept-encoding", "")
         sent = file.compressed if takes_gzip and file.compressed is not None else file.plain
-        # Asked for again each time, as an upgrade changes all files at once.
+        # Requested again each time, as an upgrade changes all files at once.
         headers = {"Cache-Control": "no-cache", "ETag": sent.etag, "Vary": "Accept-Encoding"}
         if is_known(request, sent.etag):
             return Response(status_code=304, headers=headers)

@@ -1,6 +1,6 @@
 """Protection of the service: what every request passes before the application, and every answer after it.
 
-Pure ASGI, as a middleware of Starlette's would put a queue between the application and a client that reads slowly.
+Pure ASGI, since Starlette's middleware would put a queue between the application and a client that reads slowly.
 """
 
 import asyncio
@@ -31,18 +31,14 @@ LOG = logging.getLogger(__name__)
 COOKIE = "embedder_token"
 MIN_CHARACTERS = 16
 _TOKEN = re.compile(r"[\x21-\x7e]+")
-_OTHERS = stat.S_IRWXO | stat.S_IWGRP  # a group may read, as where a container mounts a secret
+_OTHERS = stat.S_IRWXO | stat.S_IWGRP  # a group may read, since containers mount secrets so
 
 
 class TokenFile:
     """Tokens of a file, one a line; lines that begin with # are comments."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file.
-
-        Raises:
-            ConfigError: it can't be read, others can read or change it, or a token is too short.
-        """
+        """Read the file; ConfigError if it is unreadable, others can read or change it, or a token is too short."""
         self._path = path
         self._seen: object = None
         self._tokens: tuple[bytes, ...] = ()
@@ -52,9 +48,7 @@ class TokenFile:
     def allows(self, headers: Mapping[bytes, bytes], *, cookie: bool) -> bool:
         """Whether a request has a token; all are compared, each in constant time.
 
-        Args:
-            headers: of the request, by their names in lower case.
-            cookie: whether the cookie of a session will do.
+        Headers are by lower-case name; `cookie` says whether a session's cookie suffices.
         """
         self._refresh()
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
@@ -63,12 +57,12 @@ class TokenFile:
         return cookie and any(_is_among(value, self._sessions) for value in _cookies(headers.get(b"cookie", b"")))
 
     def session(self, headers: Mapping[bytes, bytes]) -> str:
-        """Value of the cookie for a request that has a token: made of it, and of no use in its place."""
+        """Value of the cookie for a request that has a token: derived from the token, and useless in its place."""
         token = headers.get(b"authorization", b"").partition(b" ")[2].strip()
         return _session(token).decode()
 
     def _refresh(self) -> None:
-        """Read the file again where it changed; one that can't be used any more lets nobody in."""
+        """Read the file again if it changed; one that can't be used any more lets nobody in."""
         try:
             if self._signature() == self._seen:
                 return
@@ -87,7 +81,7 @@ class TokenFile:
         try:
             self._seen = self._signature()
             mode = self._path.stat().st_mode
-            # Reading a pipe would wait for its writer, and each change is a file of its own.
+            # Reading a pipe would wait for its writer, and a change always makes a new file.
             lines = self._path.read_text(encoding="utf-8").splitlines() if stat.S_ISREG(mode) else []
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is no text"
@@ -119,7 +113,6 @@ def _is_among(given: bytes, known: tuple[bytes, ...]) -> bool:
 
 
 def _cookies(header: bytes) -> list[bytes]:
-    """Values of our cookie."""
     pairs = [each.strip().partition(b"=") for each in header.split(b";")]
     return [value for name, _, value in pairs if name == COOKIE.encode()]
 
@@ -136,11 +129,11 @@ SECURITY_HEADERS: dict[bytes, bytes] = {
     b"cross-origin-opener-policy": b"same-origin",
     b"cross-origin-resource-policy": b"same-origin",
     b"permissions-policy": b"camera=(), microphone=(), geolocation=(), payment=(), usb=()",
-    b"cache-control": b"no-store",  # where the application says nothing else
+    b"cache-control": b"no-store",  # unless the application says otherwise
 }
 PROBES = ("/healthz", "/readyz")
 PUBLIC = (*PROBES, "/", "/favicon.ico")
-DOCUMENTS = ("/docs", "/openapi.json")  # a browser that opens them can send no token, but the cookie
+DOCUMENTS = ("/docs", "/openapi.json")  # a browser that opens them can send no token, only the cookie
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 SESSION_PATH = "/session"
 SHAPELESS = {
@@ -153,11 +146,7 @@ SHAPELESS = {
 
 
 def protect(app: ASGIApp, settings: ServeSettings) -> ASGIApp:
-    """Wrap the application in all checks and limits.
-
-    Raises:
-        ConfigError: the token file can't be used.
-    """
+    """Wrap the application in all checks and limits; ConfigError if the token file can't be used."""
     return ProtectedApp(app, settings)
 
 
@@ -169,8 +158,8 @@ class ProtectedApp:
         self._tokens = TokenFile(settings.token_file) if settings.token_file is not None else None
         self._rate = RateLimit(settings.rate_per_s, settings.rate_burst)
         self._hosts = {host.lower() for host in settings.allowed_hosts}
-        # Without tokens a foreign page could read all answers through a browser, by a name that it binds to this
-        # address; to an address a browser sends none of that page's.
+        # Without tokens, a foreign page could read all answers through a browser, by a name that it binds to this
+        # address; requests to the address itself carry no such name.
         self._takes_addresses = settings.host not in LOOPBACK and not self._hosts and self._tokens is None
         if settings.host in LOOPBACK or self._takes_addresses:
             self._hosts |= set(LOOPBACK)
@@ -233,11 +222,11 @@ class ProtectedApp:
             self._num_body_bytes -= num_bytes
 
     def _release(self) -> None:
-        """Give the place back: of an answer that is being sent, the client's pace is no concern of others."""
+        """Release the place: while an answer is sent, the client's pace must not affect others."""
         self._num_answering -= 1
 
     def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse names that are not ours: a foreign page whose name was bound to this address sends its own."""
+        """Refuse names that are not ours: a foreign page whose name was bound to this address sends its own name."""
         host = headers.get(b"host", b"").decode("latin-1").lower()
         try:
             name = urlsplit(f"//{host}").hostname or ""
@@ -266,7 +255,7 @@ class ProtectedApp:
             )
 
     def _check_origin(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse what a foreign page has a browser send; there is no CORS either."""
+        """Refuse what a foreign page makes a browser send; there is no CORS either."""
         site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
         is_foreign = (
             site not in (b"same-origin", b"none")
@@ -298,7 +287,7 @@ class ProtectedApp:
             )
 
     async def _begin_session(self, scope: Scope, headers: Mapping[bytes, bytes], answer: "_Answer") -> None:
-        """Set the cookie that images and clips are asked with, as an element of a page can send no token."""
+        """Set the cookie with which images and clips are requested, since an element of a page can't send a token."""
         made: list[tuple[bytes, bytes]] = []
         if self._tokens is not None:
             secure = "; Secure" if scope["scheme"] == "https" else ""
@@ -308,7 +297,7 @@ class ProtectedApp:
         await answer({"type": "http.response.body", "body": b""})
 
     async def _read_body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        """Receive the whole body before a place is taken, so that who sends slowly keeps nobody else waiting."""
+        """Receive the whole body before a place is taken, so that a slow sender keeps nobody else waiting."""
         most = self._settings.max_body_bytes
         if int(headers.get(b"content-length", b"0")) > most:
             raise _too_large(most)
@@ -360,11 +349,9 @@ class _ClientGoneError(Exception):
 
 
 class _Answer:
-    """Send function that adds the security headers, and gives errors of other makers the one JSON shape.
+    """Send function that adds the security headers, and gives errors from elsewhere the one JSON shape.
 
-    Attributes:
-        is_started: whether the status was sent.
-        when_computed: called once, before the first bytes of the body are sent.
+    `when_computed` is called once, before the first bytes of the body are sent.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
@@ -374,7 +361,7 @@ class _Answer:
         self._is_replaced = False
 
     def mark_computed(self) -> None:
-        """Tell that nothing is left but to send; only the first time."""
+        """Report, only the first time, that only sending is left."""
         done, self.when_computed = self.when_computed, None
         if done is not None:
             done()
@@ -406,7 +393,7 @@ class _Answer:
 
 
 def _shapeless(status: int) -> RequestError:
-    """Refusal with a status for which only that is known."""
+    """Refusal of which only the status is known."""
     what, rule, cure = SHAPELESS.get(status, SHAPELESS[400 if status < 500 else 500])
     return RequestError(status, "request", what, rule, cure)
 
@@ -422,7 +409,7 @@ def _has_body(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Receive function of a body that is there already, and then of the end of the connection."""
+    """Receive function of a body that has been read already, and then of the end of the connection."""
     is_given = False
 
     async def replay() -> Message:

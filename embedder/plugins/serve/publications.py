@@ -21,18 +21,10 @@ LOG = logging.getLogger(__name__)
 
 
 class Publications:
-    """The newest publication and some earlier ones; safe for several threads.
-
-    Attributes:
-        current: the newest publication that could be opened.
-    """
+    """The newest publication that could be opened (`current`) and some earlier ones; safe for several threads."""
 
     def __init__(self, settings: ServeSettings, on_change: Callable[[ServedPublication], None]) -> None:
-        """Open the newest publication, and follow what is published.
-
-        Args:
-            settings: store, model, and how often it is looked.
-            on_change: called with each later publication, once it is served.
+        """Open the newest publication, and follow later ones; `on_change` is called with each once it is served.
 
         Raises:
             StoreError: there is no store, or nothing is published yet.
@@ -49,7 +41,7 @@ class Publications:
 
     @property
     def address(self) -> str:
-        """Name of the store; without credentials."""
+        """Name of the store, without credentials."""
         return self._files.address
 
     @property
@@ -58,7 +50,7 @@ class Publications:
         return self._following.last_error
 
     def look(self) -> bool:
-        """Look for a newer publication now; returns whether there was one."""
+        """Look for a newer publication now; return whether there was one."""
         return self._following.look()
 
     def warm_up(self) -> None:
@@ -71,11 +63,7 @@ class Publications:
                 store.search(WARM_UP_TEXT, k=1)
 
     def at(self, version: str | None) -> ServedPublication:
-        """Publication of a name, as `/versions` or an answer gives it; None for the newest.
-
-        Raises:
-            RequestError: there is none of that name, or it can't be read any more.
-        """
+        """Return a publication by name, None for the newest; RequestError if it is unknown or no longer readable."""
         run_id = version.partition("/")[0] if version is not None else None
         current = self.current
         if run_id is None or run_id == current.run_id:
@@ -87,7 +75,7 @@ class Publications:
             generation = self._generation
         opened = self._open(run_id, current)
         with self._lock:
-            if generation == self._generation:  # else what was purged meanwhile might stay
+            if generation == self._generation:  # else what was purged in the meantime might stay
                 self._earlier[run_id] = opened
                 while len(self._earlier) > self._settings.max_versions:
                     self._earlier.popitem(last=False)
@@ -137,7 +125,7 @@ class Publications:
         for model in self.current.opened_models:
             try:
                 newer.of_model(model)
-            except (RequestError, *USER_MISTAKES) as error:  # the next request for it is told
+            except (RequestError, *USER_MISTAKES) as error:  # the next request for it gets the reason
                 LOG.warning(f"model {model} of the new publication can't be opened: {error}")
         self.current = newer
         with self._lock:

@@ -29,10 +29,8 @@ Uploads = dict[str, bytes]
 class QueryPart(NamedTuple):
     """One part of a query, or an example that it stays away from.
 
-    Attributes:
-        kind: name of its field.
-        content: a text, a list of numbers, an item's id and segment, or the bytes of an image.
-        where: it stands in the request.
+    `kind` is the name of its field, `where` its place in the request. The content is a text, a list of numbers, an
+    item's id and segment, or the bytes of an image.
     """
 
     kind: str
@@ -42,11 +40,9 @@ class QueryPart(NamedTuple):
 
 @dataclass(frozen=True)
 class QueryContent:
-    """A query whose images are there.
+    """A query whose images have been read.
 
-    Attributes:
-        wanted: a text, things that look like images, or both, the text first.
-        away: examples to stay away from.
+    `wanted` is a text, things that look like images, or both, the text first; `away` are examples to stay away from.
     """
 
     wanted: tuple[QueryPart, ...]
@@ -54,7 +50,7 @@ class QueryContent:
 
     @property
     def text(self) -> str | None:
-        """What is searched for in words, stripped; None where it is no text."""
+        """What is searched for in words, stripped; None without a text."""
         return self.wanted[0].content if self.wanted[0].kind == "text" else None
 
     @property
@@ -64,16 +60,12 @@ class QueryContent:
 
     @property
     def identity(self) -> Any:
-        """All that its answer depends on, beside the options."""
+        """All that its answer depends on, besides the options."""
         return [[(part.kind, part.content) for part in parts] for parts in (self.wanted, self.away)]
 
 
 def read_content(query: Query, where: str, uploads: Uploads, service: Service) -> QueryContent:
-    """Read the parts of a query.
-
-    Raises:
-        RequestError: an image is no base64, no part of the form, or too large.
-    """
+    """Read the parts of a query; RequestError if an image is not base64, not a part of the form, or too large."""
     return QueryContent(
         (
             *(_part(kind, query, where, uploads, service) for kind in query.given),
@@ -97,7 +89,7 @@ class PartEncoder:
         self._images: dict[bytes, asyncio.Future[Floats]] = {}
 
     async def vectors(self, content: QueryContent, options: SearchOptions) -> tuple[Floats, Floats | None]:
-        """Vector of a query, float32 (E,), and those of the examples that it stays away from, (N, E), or None.
+        """Return a query's vector, float32 (E,), and those of the examples that it stays away from, (N, E), or None.
 
         Raises:
             RequestError: a part can't be encoded, has another width, or the parts cancel each other out.
@@ -117,11 +109,7 @@ class PartEncoder:
         return combined[0], away
 
     async def image(self, content: bytes) -> Floats:
-        """Vector of an uploaded image, decoded in a sandbox; float32 (E,).
-
-        Raises:
-            RequestError: it can't be decoded, or the model has no tower for images.
-        """
+        """Encode an uploaded image, decoded in a sandbox, float32 (E,); RequestError if that is not possible."""
         if content not in self._images:
             self._images[content] = asyncio.ensure_future(self._encode(content))
         return await self._images[content]
@@ -143,7 +131,7 @@ class PartEncoder:
             vectors = await self._service.uploads.run(
                 lambda decoder, _: publication.store.encoder.encode_image([content], decoder)
             )
-        except (*USER_MISTAKES, ImportError) as error:  # the latter of an installation without torch
+        except (*USER_MISTAKES, ImportError) as error:  # the latter in an installation without torch
             raise mistake(error, "image") from None
         except OSError as error:  # of the model's files
             LOG.warning(f"images can't be encoded: {mask(str(error))}")
@@ -153,7 +141,7 @@ class PartEncoder:
 
 
 def _weights(content: QueryContent, options: SearchOptions) -> list[float]:
-    """Weight of each part that is searched with, 1 altogether: texts share one, and all others the rest."""
+    """Weight of each part that is searched with, 1 in total: texts share one weight, all others the rest."""
     num_texts = sum(part.kind == "text" for part in content.wanted)
     num_others = len(content.wanted) - num_texts
     text = options.text_weight if num_others else 1.0
@@ -162,11 +150,7 @@ def _weights(content: QueryContent, options: SearchOptions) -> list[float]:
 
 
 def image_content(query: ImageQuery, where: str, uploads: Uploads, service: Service) -> bytes:
-    """Bytes of an image that came with the request.
-
-    Raises:
-        RequestError: they are no base64, no part of the form, or too many.
-    """
+    """Bytes of an image in the request; RequestError if they are not base64, not a part of the form, or too many."""
     if query.image is not None:
         where = f"{where}.image"
         try:

@@ -1,4 +1,4 @@
-"""Limit of the requests of each client: a token bucket for each address, in a table of bounded size."""
+"""Limit on the requests of each client: a token bucket for each address, in a table of bounded size."""
 
 import ipaddress
 from collections import OrderedDict
@@ -9,21 +9,16 @@ IPV6_PREFIX = 64  # what one customer gets; each has more addresses than a table
 
 
 class RateLimit:
-    """Token buckets by client: one holds up to `burst` requests, and gets `rate_per_s` a second."""
+    """Token buckets by client: each holds up to `burst` requests, and is refilled at `rate_per_s`."""
 
     def __init__(self, rate_per_s: float, burst: int) -> None:
         self._rate_per_s, self._burst = rate_per_s, float(burst)
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, client: str, now: float) -> float:
-        """Take one request from the client's bucket.
+        """Take one request from the client's bucket; return 0, or the seconds until there is one.
 
-        Args:
-            client: its address.
-            now: seconds of a clock that never goes back.
-
-        Returns:
-            0 where there was one, else the seconds until there is.
+        `now` is in seconds of a monotonic clock.
         """
         key = client_key(client)
         if key is None:

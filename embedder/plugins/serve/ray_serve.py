@@ -1,8 +1,8 @@
 """The query service on Ray Serve: replicas of the same application behind Ray's proxies.
 
 Replicas share nothing. Each follows the store itself, so two of them may name different publications for some seconds;
-every answer is of one. Limits that count clients or requests count at each replica, and the proxies, which are Ray's,
-take the place of what guards connections in a server of its own.
+every answer is from one. Limits on clients or requests apply at each replica. Ray's proxies replace what guards
+connections in the server itself.
 """
 
 import logging
@@ -22,19 +22,13 @@ from embedder.store.files import StoreFiles
 from embedder.store.store_info import read_published
 
 APPLICATION = "embedder"
-REQUESTS_PER_REPLICA = 16.0  # at once, from which on another replica is started: half of a batch waits
+REQUESTS_PER_REPLICA = 16.0  # at once; beyond this, another replica is started: half of a batch waits
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 15.0
 
 
 @dataclass(frozen=True)
 class ServeReplicas:
-    """Replicas of the service.
-
-    Attributes:
-        least: that always run.
-        most: that run under load.
-        num_cpus: that each reserves.
-    """
+    """Replicas of the service: `least` always run, `most` under load, and each reserves `num_cpus`."""
 
     least: int = 1
     most: int = 1
@@ -42,12 +36,7 @@ class ServeReplicas:
 
 
 def application(settings: ServeSettings, replicas: ServeReplicas) -> Any:
-    """Make the application of Ray Serve, for `ray.serve.run`.
-
-    Args:
-        settings: of each replica; host and port are those of the proxies.
-        replicas: how many.
-    """
+    """Make the application of Ray Serve, for `ray.serve.run`; host and port are those of the proxies."""
     from ray import serve
 
     def build() -> ASGIApp:
@@ -73,7 +62,7 @@ def application(settings: ServeSettings, replicas: ServeReplicas) -> Any:
         """Replica of the service."""
 
         async def check_health(self) -> None:
-            """Ask the application whether requests should be sent here; Ray replaces it where they should not."""
+            """Ask the application whether requests should be sent here; if not, Ray replaces the replica."""
             status = await status_of(self, "/readyz")  # type: ignore[arg-type]  # Ray makes the class an application
             if status != 200:
                 raise RuntimeError(f"/readyz answers {status}")
@@ -84,8 +73,7 @@ def application(settings: ServeSettings, replicas: ServeReplicas) -> Any:
 def application_of_manifest(arguments: dict[str, Any]) -> Any:
     """Make the application of a RayService, whose `serveConfigV2` names this function and gives the arguments.
 
-    Args:
-        arguments: settings of `ServeSettings` by name; `replicas`, `max_replicas` and `num_cpus` beside them.
+    They are settings of `ServeSettings` by name, and `replicas`, `max_replicas` and `num_cpus`.
     """
     numbers = {"replicas": 1, "max_replicas": 1, "num_cpus": 1.0}
     settings = ServeSettings.model_validate({name: each for name, each in arguments.items() if name not in numbers})
@@ -94,7 +82,7 @@ def application_of_manifest(arguments: dict[str, Any]) -> Any:
 
 
 async def status_of(app: ASGIApp, path: str) -> int:
-    """Ask an application for a path, without a connection; returns the status of its answer."""
+    """Request a path from an application, without a connection; return the status of its answer."""
     found = 0
 
     async def receive() -> Message:
@@ -129,11 +117,8 @@ def serve_on_ray(
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; then the replicas drain.
 
-    Args:
-        settings: of each replica; host and port are those of the proxies.
-        replicas: how many.
-        address: of a cluster; none starts Ray on this machine.
-        when_listening: called with the address of this machine's proxy once requests are answered.
+    Host and port are those of the proxies. An `address` of None starts Ray on this machine. `when_listening` is called
+    with the address of this machine's proxy once requests are answered.
 
     Raises:
         ConfigError: no cluster answers at the address.
@@ -144,7 +129,7 @@ def serve_on_ray(
     from ray import serve
 
     files = StoreFiles(settings.store)
-    read_published(files)  # before Ray starts, whose replicas would try again and again
+    read_published(files)  # before Ray starts, whose replicas would retry forever
     settings = settings.model_copy(update={"store": files.address})  # replicas run in other folders
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     stopped = Event()
@@ -161,7 +146,7 @@ def serve_on_ray(
             except RuntimeError as error:
                 raise RunFailedError(f"no replica starts: {error} The replicas' logs in Ray's folder say why") from None
             when_listening(f"http://{settings.host}:{settings.port}")
-            while not stopped.wait(1.0):  # a wait without an end would keep Python's handlers waiting, too
+            while not stopped.wait(1.0):  # a wait without a limit would block Python's signal handlers, too
                 pass
             serve.delete(APPLICATION)
     finally:

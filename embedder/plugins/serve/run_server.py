@@ -1,4 +1,4 @@
-"""A server that runs until a signal: uvicorn, whose end lets balancers and clients go first."""
+"""A server that runs until a signal: uvicorn, which on shutdown first lets balancers and clients leave."""
 
 import asyncio
 import errno
@@ -20,19 +20,10 @@ from embedder.plugins.serve.settings import ServeSettings
 
 
 class DrainingServer(uvicorn.Server):
-    """Uvicorn that goes on answering for a while after SIGTERM, with 503 at /readyz, before it stops listening.
-
-    Attributes:
-        when_listening: called with the address once requests are answered.
-    """
+    """Uvicorn that after SIGTERM continues to answer for a while, with 503 at /readyz, before it stops listening."""
 
     def __init__(self, settings: ServeSettings, when_listening: Callable[[str], object] = lambda _: None) -> None:
-        """Make the server and its application.
-
-        Args:
-            settings: of the server.
-            when_listening: called with the address once requests are answered.
-        """
+        """Make the server and its application; `when_listening` gets the address once requests are answered."""
         self.routes = create_routes(settings)
         self._settings, self.when_listening = settings, when_listening
         super().__init__(
@@ -48,20 +39,20 @@ class DrainingServer(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the store, listen, and tell the address."""
+        """Open the store, listen, and report the address."""
         await super().startup(sockets)
         if self.started:
             self.when_listening(self.url)
 
     @property
     def url(self) -> str:
-        """Address of the server, with the port that it got."""
+        """Address of the server, with its actual port."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals while the server runs; afterwards the command ends as if it had come to its end."""
+        """Handle signals while the server runs; afterwards the command ends as if it had finished normally."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -73,23 +64,19 @@ class DrainingServer(uvicorn.Server):
         asyncio.get_running_loop().call_soon_threadsafe(self.drain)
 
     def drain(self) -> None:
-        """Tell balancers that this server ends, and stop listening when they had time to notice."""
+        """Signal balancers that this server ends, and stop listening once they had time to notice."""
         service = getattr(self.routes.state, "service", None)
         if service is not None:
             service.is_ready = False
         asyncio.get_running_loop().call_later(self._settings.drain_s, self.stop)
 
     def stop(self) -> None:
-        """Stop listening, answer what has come, and end."""
+        """Stop listening, answer what has arrived, and end."""
         self.should_exit = True
 
 
 def run_server(settings: ServeSettings, when_listening: Callable[[str], object]) -> None:
-    """Serve until SIGTERM or Ctrl-C.
-
-    Args:
-        settings: of the server.
-        when_listening: called with the address once requests are answered.
+    """Serve until SIGTERM or Ctrl-C; `when_listening` is called with the address.
 
     Raises:
         ConfigError: the address can't be listened on, or the token file can't be used.
@@ -100,7 +87,7 @@ def run_server(settings: ServeSettings, when_listening: Callable[[str], object])
     try:
         with _logs(settings):
             server.run()
-    except SystemExit:  # the address can't be listened on, or the store not be opened
+    except SystemExit:  # the address can't be listened on, or the store can't be opened
         pass
     if (problem := getattr(server.routes.state, "problem", None)) is not None:
         raise problem
@@ -125,9 +112,9 @@ def listening_problem(host: str, port: int) -> str:
 
 @contextmanager
 def _logs(settings: ServeSettings) -> Iterator[None]:
-    """Write a line of each request to standard error, past the terminal's layout, which would cost a millisecond.
+    """Log each request to standard error in one line, bypassing the terminal's layout, which would cost a millisecond.
 
-    Uvicorn's own messages are tracebacks of what is told in a line elsewhere.
+    Uvicorn's own messages are tracebacks of what is reported in one line elsewhere.
     """
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     ACCESS_LOG.propagate = False

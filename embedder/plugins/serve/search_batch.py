@@ -36,18 +36,16 @@ class Asked:
     """One query of a request.
 
     Attributes:
-        publication: that answers it.
-        options: of the search, with k the hits of this page; None to encode the text alone.
+        options: of the search, with k the hits of this page; None to only encode the text.
         shown: the query as the answer repeats it.
         text: what is searched for in words, stripped.
-        vector: float32 (E,), where it is no text, or more than one.
+        vector: float32 (E,), if there is more than a text, or none.
         away: float32 (N, E), examples to stay away from; None for none.
         not_texts: those of them that are texts, stripped.
         profile: kind of the vector.
-        seen: names of the hits of the pages before, as a cursor has them.
+        seen: names of the hits of the previous pages, as in a cursor.
         digest: of query and options, for the cursor.
         max_depth: most hits that a cursor names.
-        show_uris: whether hits have them.
         sort: order of the hits of a page; None for the best first.
     """
 
@@ -67,12 +65,12 @@ class Asked:
 
     @property
     def depth(self) -> int:
-        """Number of hits to search for: those of the pages before, and this one's."""
+        """Number of hits to search for: those of the previous pages, and of this one."""
         return count_seen(self.seen) + (self.options.k if self.options is not None else 0)
 
     @property
     def takes_long(self) -> bool:
-        """Whether the search takes several times as long as usual: by words too, folded, or deep."""
+        """Whether the search takes several times as long as usual: also by words, folded, or deep."""
         options = self.options
         if options is None:
             return False
@@ -147,12 +145,12 @@ class BatchSearcher:
 def compute_together(
     compute: Callable[[Sequence[Given]], Iterable[Made]], given: Sequence[Given]
 ) -> list[Made | Exception]:
-    """Compute for all at once; where that fails, for each alone, so that nobody gets an error of another's query."""
+    """Compute for all at once; if that fails, for each by itself, so that nobody gets an error of another's query."""
     try:
         return list(compute(given))
-    except RequestError as refusal:  # of none alone
+    except RequestError as refusal:  # not of a single one
         return [refusal for _ in given]
-    except (*USER_MISTAKES, ImportError) as error:  # the latter of an installation without torch
+    except (*USER_MISTAKES, ImportError) as error:  # the latter in an installation without torch
         problem: Exception = mistake(error, "query")
     except Exception as error:  # noqa: BLE001  # it is raised where the answer is awaited
         problem = error
@@ -196,13 +194,9 @@ def _page(asked: Asked, hits: Hits) -> bytes:
 def as_answer(
     hit: Hit, publication: ServedPublication, *, show_uris: bool, probability: float | None = None
 ) -> dict[str, Any]:
-    """Hit as the API shows it (`schema.HitAnswer`).
+    """Return a hit as the API shows it (`schema.HitAnswer`).
 
-    Args:
-        hit: that was found.
-        publication: that it was found in; an earlier one is named in the addresses.
-        show_uris: whether it has its uri.
-        probability: that the image fits the text.
+    Addresses name the publication if it is an earlier one. `probability` is that the image fits the text.
     """
     address = f"/items/{quote(hit.item_id, safe='')}"
     version = "" if publication.is_current else f"&version={publication.run_id}"

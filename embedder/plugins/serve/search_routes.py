@@ -36,7 +36,7 @@ JSON_TYPE = "application/json"
 FORM_TYPE = "multipart/form-data"
 REQUEST_PART = "request"
 
-MAX_COLONS = 20_000  # of the keys of a request, and in its texts
+MAX_COLONS = 20_000  # in the keys of a request, and in its texts
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -108,11 +108,7 @@ async def embed(request: Request) -> Response:
 
 
 async def _read(model: type[Body], request: Request, service: Service) -> tuple[Body, Uploads]:
-    """Read a request, and the files of its form.
-
-    Raises:
-        RequestError: as `read_body`, or a field is wrong.
-    """
+    """Read a request and the files of its form; RequestError as in `read_body`, or if a field is wrong."""
     body, uploads = await read_body(request, service)
     try:
         return model.model_validate_json(body), uploads
@@ -121,11 +117,7 @@ async def _read(model: type[Body], request: Request, service: Service) -> tuple[
 
 
 async def read_body(request: Request, service: Service) -> tuple[bytes, Uploads]:
-    """Read the JSON of a request, and the files of its form.
-
-    Raises:
-        RequestError: it is neither JSON nor a form, or a file is too large.
-    """
+    """Read a request's JSON and the files of its form; RequestError if it is neither, or a file is too large."""
     kind = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
     if kind == JSON_TYPE:
         return _with_few_keys(await request.body()), {}
@@ -160,7 +152,7 @@ async def read_body(request: Request, service: Service) -> tuple[bytes, Uploads]
 
 
 def _with_few_keys(body: bytes) -> bytes:
-    """Refuse a million unknown keys before they are read: each would become an error, for seconds altogether."""
+    """Refuse a million unknown keys before they are parsed: each would become an error, taking seconds in total."""
     if (num_colons := body.count(b":")) > MAX_COLONS:
         raise RequestError(
             422, "body", f"{num_colons:,} colons", f"a JSON document with {MAX_COLONS:,} at most", "send fewer keys"
@@ -193,7 +185,7 @@ async def _page(
     cursor: Cursor | None,
     uploads: Uploads,
 ) -> bytes:
-    """JSON of the hits of one query (`schema.QueryAnswer`), remembered or asked for."""
+    """JSON of the hits of one query (`schema.QueryAnswer`), from the cache or computed."""
     if options.hybrid and query.text is None:
         raise RequestError(
             422,

@@ -1,4 +1,4 @@
-"""One publication as requests see it, and what is read of it until another takes its place."""
+"""One publication as requests see it, and what is kept of it until another replaces it."""
 
 import itertools
 import logging
@@ -27,23 +27,22 @@ LOG = logging.getLogger(__name__)
 WARM_UP_TEXT = "a photo"
 NOT_TRIED = "no text was encoded yet"
 LONG_TRY_S = 1.0
-REST = 10  # times as long as a long attempt to encode a text took, no other one is made
+REST = 10  # after a long attempt to encode a text, none is made for this many times as long
 HIDDEN = ("uri",)  # unless the server shows them
 _SERIALS = itertools.count()
 
 
 class ServedPublication:
-    """One publication as requests see it; what is read of it is kept until another takes its place.
+    """One publication as requests see it; what is read of it is kept until another replaces it.
 
     Attributes:
-        store: its snapshot.
         version: its name, `Store.version`.
         serial: number of this opening; a purge changes what an earlier publication of the same name holds.
         hidden: columns that are neither described nor read by conditions: a path could be guessed letter by letter.
         facets: answers of `/facets` by condition.
         orders: of its rows, as `listing` makes them.
         duplicates: groups of rows by condition and cosine, as `duplicates` makes them.
-        encodes_texts: whether one was encoded since the last failure.
+        encodes_texts: whether a text was encoded since the last failure.
     """
 
     def __init__(
@@ -67,15 +66,11 @@ class ServedPublication:
         self.encodes_texts, self._text_problem, self._next_try_s = False, NOT_TRIED, 0.0
 
     def find_open(self, model: str | None) -> "ServedPublication | None":
-        """Publication as a model's requests see it, where it is open: the main one's, None or `main`, always is."""
+        """Return the publication for a model if it is open; the main model's (None or `main`) always is."""
         return self if model in (None, "", MAIN) else self._further.get(model or "")
 
     def of_model(self, model: str) -> "ServedPublication":
-        """Open a further model of the publication, once.
-
-        Raises:
-            RequestError: the publication has no such model, or it has no vectors.
-        """
+        """Open a further model of the publication, once; RequestError if it doesn't exist or has no vectors."""
         with self._opening:
             if model not in self._further:
                 self._further[model] = self._open_model(model)
@@ -105,7 +100,7 @@ class ServedPublication:
         return "filter" in vars(metadata) and metadata.filter.has_mask(where)
 
     def remember_condition(self, where: str, timeout_s: float) -> None:
-        """Evaluate a stranger's condition, whose result the searches after it find.
+        """Evaluate an untrusted condition, whose result later searches find.
 
         Raises:
             ConfigError: it is no condition over the columns, does more than that, or takes too long.
@@ -114,7 +109,7 @@ class ServedPublication:
 
     @property
     def files(self) -> EmbeddedFiles:
-        """What the files of its items have to be."""
+        """What its items' files must match."""
         return self.store.searcher.snapshot.embedded_files
 
     @property
@@ -124,12 +119,12 @@ class ServedPublication:
         return None if encoder is None else str(getattr(encoder, "kind", "torch"))
 
     def encode_texts(self, texts: Sequence[str]) -> Floats:
-        """Vectors of texts, float32 (Q, E), L2-normalised.
+        """Encode texts; float32 (Q, E), L2-normalised.
 
         Raises:
             ConfigError: a text can't be encoded, or the model has no text tower.
-            StoreError: the encoder of a further model is one that may not run, or can't be loaded.
-            RequestError: no text can be, as the encoder can't be loaded.
+            StoreError: the encoder of a further model may not run, or can't be loaded.
+            RequestError: no text can be encoded, as the encoder can't be loaded.
         """
         try:
             _ = self.store.encoder
@@ -141,15 +136,15 @@ class ServedPublication:
             vectors = self.store.encode_text(texts)
         except ConfigError:
             raise
-        except (*USER_MISTAKES, ImportError) as error:  # of a tower, or torch, which is loaded with the first text
+        except (*USER_MISTAKES, ImportError) as error:  # of a tower, or of torch, which is loaded with the first text
             raise self.no_texts(error) from None
         self.encodes_texts = True
         return vectors
 
     def no_texts(self, error: Exception) -> RequestError:
-        """Note that a text couldn't be encoded, so that the next probe tries; gives the refusal of the request.
+        """Note that a text couldn't be encoded, so that the next probe tries; return the refusal of the request.
 
-        The reason may name places of this machine, so it goes to the log.
+        The reason may name places of this machine, so it goes only to the log.
         """
         LOG.warning(f"texts can't be encoded: {mask(str(error) or type(error).__name__)}")
         self.encodes_texts = False
@@ -164,9 +159,9 @@ class ServedPublication:
         )
 
     def text_problem(self) -> str | None:
-        """Reason why no text can be encoded, in one sentence; None while texts can be, or the model is for images.
+        """Return the reason why no text can be encoded, in one sentence; None if one can be, or there is no text tower.
 
-        One is encoded to find out unless that has worked since the last failure; where it takes long, not each time.
+        It encodes a text to find out, unless that has worked since the last failure; if it takes long, not every time.
         """
         if self.encodes_texts or not self._trying.acquire(blocking=False):
             return None if self.encodes_texts else self._text_problem
@@ -184,14 +179,14 @@ class ServedPublication:
             self.encode_texts([WARM_UP_TEXT])
         except RequestError:
             pass
-        except ConfigError:  # it has no text tower, and nobody expects it to have one
+        except ConfigError:  # it has no text tower, and nobody expects one
             self.encodes_texts = True
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is told
+        except Exception as error:  # noqa: BLE001  # reported, whatever it is
             self.no_texts(error)
 
     @property
     def index_recall(self) -> float:
-        """Recall@10 of its index, as it was measured when it was made; 1 where search is exact."""
+        """Recall@10 of its index, measured when it was built; 1 if search is exact."""
         manifest = getattr(self.store.searcher.snapshot.vectors, "manifest", None)
         return 1.0 if manifest is None else float(manifest.recall_at_10)
 
@@ -200,11 +195,11 @@ class ServedPublication:
         return self.store.searcher.snapshot.metadata.ids.rows(item_id)
 
     def has_picture(self, item_id: str) -> bool:
-        """Whether there is a vector of its image or video, and not of its caption alone."""
+        """Whether there is a vector of its image or video, not only of its caption."""
         return bool((self.store.searcher.snapshot.vector_rows[self.rows_of(item_id)] >= 0).any())
 
     def changed_since(self, item_id: str) -> str | None:
-        """What became of an item since this publication: `changed`, `removed`, or None where it is as it was."""
+        """What became of an item since this publication: `changed`, `removed`, or None if it is unchanged."""
         if self.is_current or self._latest is None:
             return None
         latest = self._latest()
@@ -212,17 +207,13 @@ class ServedPublication:
         return None if now & then else "changed" if now else "removed"
 
     def item_row(self, item_id: str) -> dict[str, Any] | None:
-        """Row of an item in the items table; None where there is no such item."""
+        """Row of an item in the items table; None if there is no such item."""
         table, ids = self._items
         rows = ids.rows(item_id)
         return table.slice(int(rows[0]), 1).to_pylist()[0] if len(rows) else None
 
     def segment_row(self, item_id: str, segment: int | None) -> int:
-        """Row of a segment of an item, or of its first one.
-
-        Raises:
-            RequestError: there is no such item, or no such segment.
-        """
+        """Row of an item's segment, or of its first one; RequestError if there is no such item or segment."""
         rows = self.rows_of(item_id)
         segments = self.store.searcher.snapshot.metadata.take(rows)["segment"].to_pylist()
         if not segments:
@@ -239,11 +230,7 @@ class ServedPublication:
         return int(rows[segments.index(wanted)])
 
     def vector_of(self, item_id: str, segment: int | None) -> Floats:
-        """Vector of an item's segment, float32 (E,), of unit norm.
-
-        Raises:
-            RequestError: there is no such item or segment, or it has no vector that is searched.
-        """
+        """Vector of an item's segment, float32 (E,), of unit norm; RequestError if there is none that is searched."""
         snapshot = self.store.searcher.snapshot
         row = snapshot.vector_rows[[self.segment_row(item_id, segment)]].astype(np.int64)
         if row[0] < 0:
@@ -256,7 +243,7 @@ class ServedPublication:
 
     @property
     def dim(self) -> int | None:
-        """Width of the vectors; None where there are none."""
+        """Width of the vectors; None if there are none."""
         vectors = self.store.searcher.snapshot.vectors
         return vectors.vectors(np.zeros(1, np.int64)).shape[1] if len(vectors) else None
 
@@ -267,7 +254,7 @@ class ServedPublication:
 
     @locked_cached_property
     def file_columns(self) -> pa.Table:
-        """Columns of the files of its rows but their names, texts by their few values."""
+        """Columns of its rows' files, except their names; texts are dictionary-encoded."""
         row_filter = self.store.searcher.snapshot.metadata.filter
         table = row_filter.read([name for name in row_filter.computed if name != "file_name"])
         for number, name in enumerate(table.column_names):
@@ -302,10 +289,9 @@ def _contents(publication: ServedPublication, item_id: str) -> set[str | None]:
 
 
 def error_without_place(row: dict[str, Any]) -> str | None:
-    """Error of an item, without the place of its file, which the server may not show.
+    """Error of an item, without its file's place, which the server may not show.
 
-    Args:
-        row: of the items table: `item_id`, `uri` and `error`.
+    The row needs the columns `item_id`, `uri` and `error` of the items table.
     """
     error: str | None = row["error"]
     for place in {row["uri"], readable(row["uri"] or "")} - {None, ""}:

@@ -1,4 +1,4 @@
-"""The parts of a running service: publications, queue, caches, threads; what the routes work with."""
+"""The parts of a running service, which the routes work with: publications, queue, caches, threads."""
 
 import asyncio
 import gc
@@ -27,10 +27,9 @@ ENTRY_BYTES = 500  # of a key and its places in the table
 
 
 class AnswerCache:
-    """Answers by key within a number of bytes, the least recently used of which are forgotten; of one event loop."""
+    """Answers by key, up to a number of bytes; the least recently used are dropped. For one event loop."""
 
     def __init__(self, max_bytes: int, metrics: Metrics) -> None:
-        """Make an empty cache."""
         self._max_bytes = max_bytes
         self._hits, self._misses = metrics.cache_hits.labels("answers"), metrics.cache_misses.labels("answers")
         self._known: OrderedDict[Hashable, bytes] = OrderedDict()
@@ -38,7 +37,7 @@ class AnswerCache:
         self._num_bytes = self._generation = 0
 
     async def get(self, key: Hashable, compute: Callable[[], "asyncio.Future[bytes]"]) -> bytes:
-        """Give the answer that is remembered, or comes already, or else is asked for."""
+        """Return the answer that is remembered or already being computed, or else compute it."""
         known = self._known.get(key)
         if known is not None:
             self._known.move_to_end(key)
@@ -63,7 +62,7 @@ class AnswerCache:
 
     def _keep(self, key: Hashable, done: "asyncio.Future[bytes]", generation: int) -> None:
         failed = done.cancelled() or done.exception() is not None
-        if generation != self._generation:  # forgotten meanwhile
+        if generation != self._generation:  # forgotten in the meantime
             return
         self._coming.pop(key, None)
         if failed:
@@ -79,27 +78,18 @@ class Service:
     """One open store and all that answers requests about it; made, used and closed in one event loop.
 
     Attributes:
-        settings: of the server.
-        publications: that are served.
         batcher: queue of queries.
         long_batcher: queue of those that take several times as long, so that the others don't wait for them.
-        answers: remembered ones.
-        thumbnails: of items.
         conditions: threads that evaluate conditions.
         lookups: threads that look items up.
         versions: thread that opens and lists earlier publications.
         clips: threads that read files.
         uploads: threads that decode and encode uploaded images.
-        metrics: of the server.
         is_ready: whether requests should be sent here.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
-        """Open the store.
-
-        Raises:
-            StoreError: there is no store, or nothing is published yet.
-        """
+        """Open the store; StoreError if there is no store, or nothing is published yet."""
         self.settings, self.metrics = settings, Metrics()
         self.started = time.monotonic()
         self.is_ready = False
@@ -140,7 +130,7 @@ class Service:
         self._show_publication(self.publications.current)
         self._reading = asyncio.create_task(self.versions.run(self._purge_thumbnails, self.publications.current))
         gc.collect()
-        gc.freeze()  # what is loaded stays: no later collection looks through it, for tens of milliseconds
+        gc.freeze()  # loaded objects stay: no later collection spends tens of milliseconds on them
         self.is_ready = True
 
     async def close(self) -> None:
@@ -151,11 +141,7 @@ class Service:
         await asyncio.to_thread(self._close)
 
     def submit(self, asked: Asked) -> "asyncio.Future[Any]":
-        """Put a query into the queue.
-
-        Raises:
-            RequestError: the queue is full.
-        """
+        """Put a query into the queue; RequestError if the queue is full."""
         try:
             return (self.long_batcher if asked.takes_long else self.batcher).submit(asked)
         except BusyError as error:
@@ -163,22 +149,14 @@ class Service:
             raise busy(str(error)) from None
 
     async def publication(self, version: str | None) -> ServedPublication:
-        """Publication of a name, None for the newest.
-
-        Raises:
-            RequestError: there is none, or it can't be read any more.
-        """
+        """Return a publication by name, None for the newest; RequestError if it is unknown or no longer readable."""
         current = self.publications.current
         if version is None or version.partition("/")[0] == current.run_id:
             return current
         return await self.versions.run(self.publications.at, version)
 
     async def of_model(self, publication: ServedPublication, model: str | None) -> ServedPublication:
-        """Publication as requests for a model see it; None or `main` for the main one.
-
-        Raises:
-            RequestError: it has no such model, or that has no vectors.
-        """
+        """Return the publication for a model, None or `main` for the main one; RequestError if it is unusable."""
         found = publication.find_open(model)
         if found is not None:
             return found
@@ -197,11 +175,7 @@ class Service:
             await self.conditions.run(publication.remember_condition, where, self.settings.where_timeout_s)
 
     async def filtered_publication(self, version: str | None, where: str | None) -> ServedPublication:
-        """Open the publication of a version, and evaluate a condition over its rows.
-
-        Raises:
-            RequestError: there is no such publication, or it is no condition over the columns.
-        """
+        """Open a version's publication and evaluate a condition over its rows; RequestError if either is invalid."""
         publication = await self.publication(version)
         try:
             await self.check_condition(publication, where)
@@ -210,7 +184,7 @@ class Service:
         return publication
 
     def _forget_earlier(self, publication: ServedPublication) -> None:
-        """Forget what belongs to earlier publications; called on the following thread."""
+        """Forget what belongs to earlier publications; called on the thread that follows the store."""
         self._loop.call_soon_threadsafe(self.answers.clear)
         self._show_publication(publication)
         self._purge_thumbnails(publication)
@@ -221,7 +195,7 @@ class Service:
         self.metrics.recall.set(publication.index_recall)
 
     def _purge_thumbnails(self, publication: ServedPublication) -> None:
-        if publication is self.publications.current:  # else the one after it does
+        if publication is self.publications.current:  # else the next one does
             self.thumbnails.cache.keep_only(publication.store.searcher.snapshot.metadata.ids)
 
     def _cache_folder(self) -> Any:
@@ -236,5 +210,5 @@ class Service:
 
 
 def too_large(where: str, what: str, rule: str) -> RequestError:
-    """Refuse what is larger than the limits."""
+    """Refuse what exceeds the limits."""
     return RequestError(413, where, what, rule, "send less")

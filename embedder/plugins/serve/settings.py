@@ -1,4 +1,4 @@
-"""Settings of the query service, all with the unit and the effect; nothing heavy is imported."""
+"""Settings of the query service, all with unit and effect; imports nothing heavy."""
 
 from pathlib import Path
 from typing import Any

@@ -20,11 +20,7 @@ class TaskThreads:
         self._name, self._num_waiting = name, 0
 
     async def run(self, task: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in one of the threads.
-
-        Raises:
-            RequestError: too many wait already.
-        """
+        """Call a function in one of the threads; RequestError if too many wait already."""
         if self._num_waiting >= MAX_WAITING_TASKS:
             raise busy(f"{MAX_WAITING_TASKS} requests wait for {self._name}")
         self._num_waiting += 1

@@ -42,24 +42,22 @@ class ThumbnailKey(NamedTuple):
 class ThumbnailCache:
     """Files `<digest of the item's id>/<name>`, the least recently used of which are deleted; safe for several threads.
 
-    Until `keep_only` has compared the folder with the store, nothing that an earlier process left is given out.
-
-    Attributes:
-        num_bytes: size of all files.
+    Until `keep_only` has compared the folder with the store, nothing from an earlier process is returned. `num_bytes`
+    is the size of all files.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Name the folder; it is made for the first thumbnail."""
+        """Set the folder; it is created for the first thumbnail."""
         self._folder, self._max_bytes = folder, max_bytes
         self._sizes: OrderedDict[ThumbnailKey, int] = OrderedDict()
         self._ids: IdRows | None = None
         self._is_read = False
         self.num_bytes = 0
-        # Who writes a file holds the first, so that a publication can't pass between the check and the file.
+        # A writer of a file holds the first, so that no publication can come between the check and the file.
         self._writing, self._lock = threading.Lock(), threading.Lock()
 
     def get(self, key: ThumbnailKey) -> bytes | None:
-        """Read a thumbnail; None where there is none."""
+        """Read a thumbnail; None if there is none."""
         with self._lock:
             if key not in self._sizes:
                 return None
@@ -71,7 +69,7 @@ class ThumbnailCache:
             return None
 
     def put(self, key: ThumbnailKey, content: bytes) -> None:
-        """Keep a thumbnail, unless its item has left the store meanwhile."""
+        """Keep a thumbnail, unless its item has left the store in the meantime."""
         with self._writing:
             if self._ids is None or not len(self._ids.rows(key.item_id)) or len(content) > self._max_bytes:
                 return
@@ -87,7 +85,7 @@ class ThumbnailCache:
                 self._add(key, len(content))
 
     def keep_only(self, ids: IdRows) -> None:
-        """Delete the thumbnails of all items but some: those of a publication."""
+        """Delete the thumbnails of all items except those of a publication."""
         with self._writing, self._lock:
             self._ids = ids
             if not self._is_read:
@@ -100,7 +98,7 @@ class ThumbnailCache:
                     shutil.rmtree(self._item_folder(item_id), ignore_errors=True)
 
     def _read_folder(self, ids: IdRows) -> None:
-        """Take over what an earlier process left of these items, and delete the rest."""
+        """Take over an earlier process's thumbnails of these items, and delete the rest."""
         try:
             folders = {path.name: path for path in self._folder.iterdir()}
         except OSError:  # there is none, or not for this user
@@ -143,11 +141,11 @@ def _digest(item_id: str) -> str:
 
 CONTENT_TYPE = "image/webp"
 QUALITY = 82
-ENCODING = 1  # grows when thumbnails of the same content would look different
+ENCODING = 1  # increased whenever thumbnails of the same content would look different
 MAX_REMOTE_BYTES = 1 << 30  # of a video that is downloaded for one frame
 
 OTHER_FILES = ("Changed", "TableChanged", "LinkOutsideRoot", "BrokenLink", "NotAFile")
-"""Errors of files that are others than were embedded."""
+"""Errors of files that differ from those that were embedded."""
 
 T = TypeVar("T")
 
@@ -155,13 +153,8 @@ T = TypeVar("T")
 class Frame(NamedTuple):
     """Image of an item: the file, or the frame of a video in the middle of a segment.
 
-    Attributes:
-        item_id: of the item.
-        uri: of its file.
-        content_version: of that file.
-        time_s: of the frame, in seconds; None of an image.
-        size_px: of the longer side.
-        files: what those of items have to be; None where any will do.
+    `time_s` is that of the frame, None for an image; `size_px` is of the longer side. `files` is what items' files must
+    match; None if any will do.
     """
 
     item_id: str
@@ -173,7 +166,7 @@ class Frame(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Name of content, time and size; another content has another."""
+        """Name from content, time and size; other content has another name."""
         parts = (self.item_id, self.uri, self.content_version, self.time_s, self.size_px, ENCODING)
         return blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
@@ -190,11 +183,7 @@ class DecoderThreads:
         self._all: list[SandboxedDecoder | Fetcher] = []
 
     async def run(self, task: Callable[[SandboxedDecoder, Fetcher], T]) -> T:
-        """Call a function in one of the threads, with its sandbox.
-
-        Raises:
-            RequestError: too many wait already.
-        """
+        """Call a function in one of the threads, with its sandbox; RequestError if too many wait already."""
         if self._num_waiting >= self._max_waiting:
             raise busy(f"max_waiting_images = {self._max_waiting} allows no further image to wait")
         self._num_waiting += 1
@@ -217,19 +206,14 @@ class DecoderThreads:
 
 
 class Thumbnails:
-    """Thumbnails from the cache, or made anew; equal requests at the same time make one."""
+    """Thumbnails from the cache, or newly made; equal requests at the same time make one."""
 
     def __init__(self, cache: ThumbnailCache, threads: DecoderThreads, metrics: Metrics, max_bytes: int) -> None:
-        """Join cache and threads."""
         self.cache, self._threads, self._metrics, self._max_bytes = cache, threads, metrics, max_bytes
         self._making: dict[ThumbnailKey, asyncio.Task[bytes]] = {}
 
     async def get(self, frame: Frame, *, keep: bool) -> bytes:
-        """Give a thumbnail, as a WebP file.
-
-        Args:
-            frame: what it shows.
-            keep: whether it may come from the cache and go there.
+        """Return a thumbnail, as a WebP file; with `keep` it may come from the cache and go there.
 
         Raises:
             RequestError: the file is gone, can't be decoded, or too many wait.
@@ -259,7 +243,7 @@ class Thumbnails:
     def _make_thumbnail(self, key: ThumbnailKey, done: "asyncio.Task[bytes]") -> None:
         del self._making[key]
         with suppress(asyncio.CancelledError):
-            done.exception()  # read, though nobody may wait for it any more
+            done.exception()  # retrieved, though nobody may be waiting for it any more
 
 
 def _decode(frame: Frame, decoder: SandboxedDecoder, fetcher: Fetcher, max_bytes: int) -> Pixels:
@@ -279,7 +263,7 @@ def _decode(frame: Frame, decoder: SandboxedDecoder, fetcher: Fetcher, max_bytes
 
 
 def unreadable(item_id: str, error: ItemError) -> RequestError:
-    """Refuse because an item's file is gone or broken; where it lies is not told."""
+    """Refuse because an item's file is gone or broken, without saying where it is."""
     where = f"item {printable(item_id, 200)}"
     if error.transient:
         return RequestError(

@@ -1,1 +1,1 @@
-"""Clients of trackers of experiments: MLflow and Weights & Biases."""
+"""Clients of experiment trackers: MLflow and Weights & Biases."""

@@ -1,4 +1,4 @@
-"""Clients of MLflow and of Weights & Biases, as a tracker's thread calls them; the one home of both packages."""
+"""Clients of MLflow and of Weights & Biases, called by a tracker's thread; no other module imports these packages."""
 
 import os
 import tempfile
@@ -10,18 +10,18 @@ from typing import Any
 
 from embedder.config_toml.sections import TrackerConfig
 
-MAX_CHARACTERS = 500  # of a parameter or tag, which all versions of MLflow take
-MAX_PARAMETERS = 100  # of one call of MLflow
+MAX_CHARACTERS = 500  # of a parameter or tag; all versions of MLflow take as many
+MAX_PARAMETERS = 100  # of one call to MLflow
 DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-"""Settings of MLflow's client where the environment has none: it tries for minutes, and tells its makers of its use."""
+"""Settings of MLflow's client unless the environment has them: it would retry for minutes, and report its usage."""
 
 
 class MlflowClient:
-    """Run of MLflow, by its client alone: no state of the process is touched, which may track runs of its own."""
+    """Run of MLflow, only through its client: global state stays untouched, as the process may track its own runs."""
 
     @staticmethod
     def check(config: TrackerConfig) -> None:
@@ -39,7 +39,7 @@ class MlflowClient:
         self._run_id = ""
 
     def begin(self, name: str, parameters: Mapping[str, str], tags: Mapping[str, str]) -> str:
-        """Begin a run in the experiment, which is made where there is none."""
+        """Begin a run in the experiment, which is created if missing."""
         for key, value in DEFAULTS.items():
             os.environ.setdefault(key, value)
         make, entities = import_module("mlflow.tracking").MlflowClient, import_module("mlflow.entities")
@@ -53,7 +53,7 @@ class MlflowClient:
         return self._run_id
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Add values, at the time that it is now."""
+        """Log values, with the current time."""
         make, now_ms = import_module("mlflow.entities").Metric, int(time.time() * 1000)
         self._client.log_batch(self._run_id, metrics=[make(key, value, now_ms, step) for key, value in values.items()])
 
@@ -70,7 +70,7 @@ class MlflowClient:
 
 
 class WandbClient:
-    """Run of Weights & Biases, with its network or without."""
+    """Run of Weights & Biases, online or offline."""
 
     def __init__(self, config: TrackerConfig) -> None:
         self._config = config
@@ -95,11 +95,11 @@ class WandbClient:
         return str(self._run.id)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Add values; a step that was there already gets them, too."""
+        """Log values; those for a step that was logged before are added to it."""
         self._run.log(dict(values), step=step)
 
     def add_files(self, files: Mapping[str, bytes]) -> None:
-        """Copy files beside the run's own; W&B writes a `config.yaml` there, too."""
+        """Copy files next to the run's own; W&B writes a `config.yaml` there, too."""
         for name, content in files.items():
             path = _write_file(Path(self._run.dir), name, content)
             self._run.save(str(path), base_path=self._run.dir, policy="end")
@@ -110,7 +110,6 @@ class WandbClient:
 
 
 def _write_file(folder: Path, name: str, content: bytes) -> Path:
-    """Write a file, in a folder that is made where it is missing."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)

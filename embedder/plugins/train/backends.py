@@ -1,4 +1,4 @@
-"""Backends of the training loop: this process alone, or several training workers."""
+"""Backends of the training loop: only this process, or several training workers."""
 
 import logging
 from collections.abc import Callable, Generator, Iterator
@@ -26,11 +26,8 @@ def training_setup(
 ) -> Iterator[TrainingSetup]:
     """Start the backend, and end it with the block.
 
-    Args:
-        prepared: the run.
-        cache: decodes for this process; several workers have a stream of their own.
-        validation: the held-out items; None of none.
-        should_stop: whether the run should end.
+    The cache decodes for this process; several workers have their own stream. `validation` is None without held-out
+    items.
 
     Raises:
         ConfigError: there are too few CPUs or GPUs for the workers.

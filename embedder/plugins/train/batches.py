@@ -1,6 +1,6 @@
-"""Examples in a given order, decoded or kept in memory from the epoch before, and the batches made of them.
+"""Examples in a given order, decoded or kept in memory from the epoch before, and the batches made from them.
 
-Batches are cut by position in an epoch's order: a rejected item leaves its batch smaller and no other changed.
+Batches are cut by position in an epoch's order: a rejected item makes its batch smaller and changes no other.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -29,7 +29,7 @@ Rejects = dict[str, tuple[str, str, str]]
 
 @dataclass
 class ExampleCounts:
-    """Counts of the items seen so far: rejected, unpaired, of other content than the teacher's, all."""
+    """Counts of the items seen so far: rejected, unpaired, with other content than the teacher's, all."""
 
     num_items: int
     num_seen: int = 0
@@ -64,14 +64,8 @@ class ExampleCounts:
 class ExampleCache:
     """Source of examples, in the order asked for.
 
-    Decoded examples stay in memory as long as `cache_bytes` hold them, so that a small set is decoded once; with a
-    larger one the rest is decoded anew in each epoch. The examples are the same either way.
-
-    Attributes:
-        decode: decodes a listing.
-        image_size: side of the images, px.
-        cache_bytes: limit of the memory.
-        cached_bytes: memory in use.
+    Decoded examples stay in memory up to `cache_bytes`, so that a small set is decoded once; what doesn't fit is
+    decoded again in each epoch. The examples are the same either way.
     """
 
     decode: Decode
@@ -82,15 +76,11 @@ class ExampleCache:
 
     @property
     def num_cached(self) -> int:
-        """Examples in memory."""
+        """Number of examples in memory."""
         return len(self._cache)
 
     def examples(self, items: Items) -> Generator[TrainExample, None, None]:
-        """One example for each item, in their order.
-
-        Raises:
-            RuntimeError: the engine gave other items than asked for, or in another order.
-        """
+        """Yield an example for each item, in order; RuntimeError if the engine gave other items or another order."""
         ids = items.listing["item_id"].to_pylist()
         missing = [number for number, item_id in enumerate(ids) if item_id not in self._cache]
         with closing(self._decode(items.listing, missing)) as decoded:
@@ -122,13 +112,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """Settings that decide an epoch's batches, beside the items.
-
-    Attributes:
-        batch_size: images of a batch.
-        captions_per_image: captions drawn for each image.
-        seed: of the run.
-    """
+    """Settings that decide an epoch's batches, besides the items."""
 
     batch_size: int
     captions_per_image: int
@@ -143,18 +127,10 @@ def sampler_of(config: TrainConfig) -> SamplerConfig:
 def epoch_batches(
     items: Items, cache: ExampleCache, sampler: SamplerConfig, counts: ExampleCounts, *, epoch: int, first: int = 0
 ) -> Generator[tuple[int, TrainBatch | None], None, None]:
-    """Batches of one epoch with their numbers.
+    """Yield the batches of one epoch with their numbers; a batch is None if none of its items can be trained on.
 
-    Args:
-        items: all that is trained on.
-        cache: decodes them.
-        sampler: decides the batches.
-        counts: counts every example.
-        epoch: passes over the data so far.
-        first: number of the first batch wanted; those before it are neither decoded nor counted.
-
-    Yields:
-        The batch's number, and the batch; None where none of its items can be trained on.
+    `first` is the number of the first batch wanted; those before it are neither decoded nor counted. `counts` counts
+    every example.
     """
     total = num_batches(len(items), sampler.batch_size)
     order = epoch_order(items.keys, sampler.seed, epoch)[: total * sampler.batch_size]
@@ -166,7 +142,7 @@ def epoch_batches(
 
 
 def numbered_pairs(items: Items, cache: ExampleCache, counts: ExampleCounts) -> Generator[Pair, None, None]:
-    """Examples of the items with their numbers, in the items' order, each counted."""
+    """Yield examples of the items with their numbers, in the items' order, and count each."""
     teacher = iter(items.teacher or ())
     with closing(cache.examples(items)) as examples:
         for example, key, concept in zip(examples, items.keys.tolist(), items.concepts.tolist(), strict=True):
@@ -176,21 +152,14 @@ def numbered_pairs(items: Items, cache: ExampleCache, counts: ExampleCounts) -> 
 
 
 def checked_pair(example: TrainExample, key: int, concept: int, teacher: TeacherRow | None) -> Pair:
-    """Pair of an example; where the teacher's vectors are of another content, one that can't be trained on.
-
-    Args:
-        example: of the item.
-        key: of the item.
-        concept: of the item.
-        teacher: its vectors of the item; None without a teacher.
-    """
+    """Pair of an example; if the teacher's vectors are of other content, one that can't be trained on."""
     if teacher is not None and example.problem is None and example.version != teacher.version:
         example = replace(example, problem=STALE)
     return Pair(example, key, concept, teacher)
 
 
 def make_batch(pairs: Sequence[Pair], sampler: SamplerConfig, epoch: int) -> TrainBatch | None:
-    """Batch of images, and of the captions drawn for each; None of no pairs."""
+    """Batch of images, and of the captions drawn for each; None if there are no pairs."""
     if not pairs:
         return None
     captions, taught = [], []

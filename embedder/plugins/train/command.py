@@ -48,7 +48,7 @@ def step_bar(num_steps: int, num_done: int) -> Iterator["OnStep"]:
 
 
 def train_parts(report: "TrainReport") -> list[RenderableType]:
-    """The report as a person reads it."""
+    """The report for the terminal."""
     from embedder.plugins.train.loop import describe
 
     rejected = f"{report.num_rejected:,} rejected, {report.num_unpaired:,} without an image or a caption"

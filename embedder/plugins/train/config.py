@@ -210,7 +210,7 @@ class TrainConfig(ConfigSection):
 
     @property
     def kept_layers(self) -> KeptLayers | None:
-        """Layers of `model` to begin with, by side; None: all."""
+        """Layers of `model` to begin with, by side; None means all."""
         if self.layers is None or isinstance(self.layers, KeptLayers):
             return self.layers
         return KeptLayers(vision=self.layers, text=self.layers)
@@ -230,7 +230,7 @@ class TrainConfig(ConfigSection):
 
 
 def _layer_range(value: object) -> object:
-    """Range that a list of two integers means; anything else stays as it is, for its own message."""
+    """Range that a list of two integers means; anything else is unchanged, so that validation reports it."""
     match value:
         case [int(start), int(stop)] if 0 <= start <= stop:
             return LayerRange(start, stop)

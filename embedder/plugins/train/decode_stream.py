@@ -1,7 +1,7 @@
-"""Decode step of training, in this process or on Ray Data: listed items -> tables of `EXAMPLES`, in their order.
+"""Decode step of training, in this process or on Ray Data: listed items -> tables of `EXAMPLES`, in the same order.
 
-On Ray decoding has its own tasks on whatever CPUs the cluster has, and runs ahead of the model as far as Ray's
-back-pressure lets it. Several training workers share one such stream (`embedder.plugins.train.worker_group`).
+On Ray, decoding has its own tasks on whatever CPUs the cluster has, and runs ahead of the model as far as Ray's
+back-pressure allows. Several training workers share one such stream (`embedder.plugins.train.worker_group`).
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -27,18 +27,11 @@ from shards.planning.costs import IMAGE_DECODE_S, STARTUP_S
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-BLOCKS_AHEAD = 4  # decoded blocks that are fetched before they are asked for
+BLOCKS_AHEAD = 4  # decoded blocks that are fetched in advance
 
 
 def choose_decode_engine(config: TrainConfig, num_items: int, num_cpus: int, *, has_ray: bool = True) -> EngineChoice:
-    """Follow the configuration; for `auto`, take Ray where decoding takes longer than Ray's start. Pure.
-
-    Args:
-        config: the training run.
-        num_items: items to train on.
-        num_cpus: CPUs of this machine.
-        has_ray: whether Ray is installed.
-    """
+    """Follow the configuration; for `auto`, take Ray if decoding takes longer than Ray's start. Pure."""
     if config.engine != "auto":
         return EngineChoice(config.engine, "as configured")
     if config.num_workers > 1:
@@ -56,11 +49,7 @@ def choose_decode_engine(config: TrainConfig, num_items: int, num_cpus: int, *, 
 
 @contextmanager
 def decode_stream(config: TrainConfig, spec: ExampleSpec, choice: EngineChoice) -> Iterator[Decode]:
-    """Start an engine that decodes, and stop it with the block.
-
-    Yields:
-        A function that decodes a listing.
-    """
+    """Start an engine, yield a function that decodes a listing, and stop the engine with the block."""
     num_items = FEW_ITEMS if config.decode.items_per_task == "auto" else config.decode.items_per_task
     if choice.engine == "local":
         yield lambda listing: ahead(
@@ -77,20 +66,13 @@ def decode_stream(config: TrainConfig, spec: ExampleSpec, choice: EngineChoice) 
 def decode_on_ray(
     listing: pa.Table, spec: ExampleSpec, items_per_task: int, num_cpus: float
 ) -> Generator[pa.Table, None, None]:
-    """Decode listed items; tables of EXAMPLES, in the items' order.
-
-    Args:
-        listing: rows of `embedder.sources.listing`.
-        spec: of the decode tasks.
-        items_per_task: items of one task.
-        num_cpus: CPUs that one task reserves.
-    """
+    """Decode rows of `embedder.sources.listing` into tables of EXAMPLES, in their order; a task reserves `num_cpus`."""
     dataset = _map_blocks(_blocks(listing, items_per_task), partial(decode_examples, spec=spec), num_cpus)
     yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=BLOCKS_AHEAD)
 
 
 def share_stream(blocks: Iterable[pa.Table], spec: ExampleSpec, num_cpus: float) -> "Dataset":
-    """Dataset of `decode_share` over blocks of `cut_shares`, for `streaming_split`; lazy."""
+    """Lazy dataset of `decode_share` over blocks of `cut_shares`, for `streaming_split`."""
     stream = _map_blocks(blocks, partial(decode_share, spec=spec), num_cpus)
     # While workers measure, nothing is taken; `WorkerGroup` limits how long a step may wait for its images.
     stream.context.execution_no_progress_timeout_s = -1
@@ -98,16 +80,15 @@ def share_stream(blocks: Iterable[pa.Table], spec: ExampleSpec, num_cpus: float)
 
 
 def _blocks(listing: pa.Table, num_items: int) -> Iterator[pa.Table]:
-    """Slices of a listing, one for each decode task."""
     for start in range(0, listing.num_rows, num_items):
         yield listing.slice(start, num_items)
 
 
 def _map_blocks(blocks: Iterable[pa.Table], decode: Callable[[pa.Table], Any], num_cpus: float) -> "Dataset":
-    """Run one decode task for each block; tasks may finish in any order, results come in the blocks' order, uncut."""
+    """Run one decode task for each block; tasks may finish in any order, results come in the blocks' order, whole."""
     import ray.data
 
-    # Not `from_arrow`: it asks a task about each block, and the task waits for ever for the CPU that a worker holds.
+    # Not `from_arrow`: it asks a task about each block, which waits forever for the CPU that a worker holds.
     dataset = ray.data.from_blocks(list(blocks))
     context = dataset.context  # the dataset's own copy
     context.execution_options.preserve_order = True
@@ -118,7 +99,7 @@ def _map_blocks(blocks: Iterable[pa.Table], decode: Callable[[pa.Table], Any], n
 
 
 def _limit_attempts(decode: Callable[[pa.Table], Any], block: pa.Table) -> Iterator[Any]:
-    """Run a decode task that may be begun again."""
+    """Run a decode task that may be retried."""
     with limit_deaths(lambda: f"decoding {plural(block.num_rows, 'item')} of the training data", DECODE_CURE):
         tables = decode(block)
         yield from [tables] if isinstance(tables, pa.Table) else tables

@@ -1,7 +1,7 @@
 """Decode step of training: the pipeline's own decoder, and all captions of an item as token ids.
 
-One row is one item: `item_id`, `pixels` (uint8, H x W x 3), `captions` (token ids, one list a caption), and where
-something is wrong with it `step`, `error_type` and `error`; and the hash of its content, `content_version`. Arrow in,
+One row is one item: `item_id`, `pixels` (uint8, H x W x 3), `captions` (a list of token ids for each caption),
+`content_version` (hash of its content), and, if something is wrong with it, `step`, `error_type` and `error`. Arrow in,
 Arrow out, so that it runs in this process or in tasks of Ray Data.
 """
 
@@ -40,10 +40,7 @@ NO_CLIPS = ("decode", "NotAPicture", "training takes images; clips are embedded,
 class ExampleSpec:
     """Settings of a decode task of training.
 
-    Attributes:
-        decode: of the pipeline's decoder.
-        texts: columns with further captions.
-        tag_sets: columns with lists of tags, each list one caption.
+    `texts` are columns with further captions, `tag_sets` are columns with lists of tags; each list is one caption.
     """
 
     decode: DecodeSpec
@@ -55,12 +52,8 @@ class ExampleSpec:
 class TrainExample:
     """One item as the batches take it.
 
-    Attributes:
-        item_id: of the item.
-        pixels: uint8 (H, W, 3); None where it has no image.
-        captions: int32 token ids of each caption.
-        problem: step, type and message where it can't be trained on.
-        version: hash of its content.
+    Pixels are uint8 (H, W, 3), None if it has no image; captions are int32 token ids. `problem` is the step, type and
+    message if it can't be trained on; `version` is the hash of its content.
     """
 
     item_id: str
@@ -83,7 +76,7 @@ class TrainExample:
 
 @lru_cache(maxsize=1)
 def _tools_for(spec: ExampleSpec) -> tuple[ItemReader, CaptionEncoder]:
-    """Decoder of this process: tasks that follow each other in one worker share its sandbox and tokeniser."""
+    """Decoder of this process: consecutive tasks in one worker share its sandbox and tokeniser."""
     if spec.decode.tokenizer_json is None:
         raise ValueError("training needs a text tower; `check_trainable` comes before")
     return ItemReader(spec.decode), CaptionEncoder(
@@ -100,7 +93,7 @@ def decode_examples(listing: pa.Table, *, spec: ExampleSpec) -> Iterator[pa.Tabl
 
 
 def _example_row(row: dict[str, Any], encoder: CaptionEncoder, spec: ExampleSpec) -> dict[str, Any] | None:
-    """Example of an item, made of its last row, which bears its problem; only a clip has other rows."""
+    """Example of an item, made from its last row, which carries its problem; only a clip has other rows."""
     if row["num_vectors"] is None:
         return None
     is_clip = row["start_s"] is not None or row["num_vectors"] > 1
@@ -120,13 +113,13 @@ def _example_row(row: dict[str, Any], encoder: CaptionEncoder, spec: ExampleSpec
 
 
 def as_texts(value: Any) -> list[str]:
-    """Texts of a value: a string is one, a list several, an empty one none."""
+    """Texts of a value: one for a string, several for a list, none for an empty one."""
     values = value if isinstance(value, list) else [value]
     return [text for each in values if each is not None and (text := str(each).strip())]
 
 
 def examples_of(table: pa.Table, image_size: int) -> Iterator[TrainExample]:
-    """Rows of EXAMPLES as arrays; captions that read alike count once."""
+    """Rows of EXAMPLES as arrays; identical captions count once."""
     for row in table.to_pylist():
         pixels = row["pixels"]
         captions = dict.fromkeys(tuple(caption) for caption in row["captions"])

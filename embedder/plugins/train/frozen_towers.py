@@ -1,4 +1,4 @@
-"""Projections only: the frozen towers run once over all items, and epochs go over their outputs."""
+"""Training of the projections only: the frozen towers run once over all items, and epochs use their outputs."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from embedder.plugins.train.trainer.trainer import Trainer
 
 @dataclass(frozen=True)
 class Features:
-    """Tower outputs of all items that are whole.
+    """Tower outputs of all whole items.
 
     Attributes:
-        rows: int64 (items,), each item's row in `images`; -1 where it can't be trained on.
+        rows: int64 (items,), each item's row in `images`; -1 if it can't be trained on.
         images: float32 (N, D).
-        captions: float32 (M, D'), the captions of one item behind each other.
+        captions: float32 (M, D'), the captions of one item one after another.
         starts: int64 (N + 1,), where each item's captions start.
     """
 
@@ -41,13 +41,7 @@ def run_towers(
 ) -> Features:
     """Encode every image and every caption once, without augmentation; fewer of them when asked to stop.
 
-    Args:
-        items: all that is trained on.
-        cache: decodes them.
-        trainer: holds the towers.
-        batch_size: items of one forward pass.
-        counts: counts every example.
-        should_stop: whether the run should end.
+    `batch_size` is in items of one forward pass; `counts` counts every example.
     """
     rows = np.full(len(items), -1, np.int64)
     sizes = [0]
@@ -77,7 +71,7 @@ def run_towers(
 def feature_batches(
     items: Items, features: Features, sampler: SamplerConfig, *, epoch: int, first: int = 0
 ) -> Generator[tuple[int, FeatureBatch | None], None, None]:
-    """Batches of `epoch_batches`, of tower outputs instead of pixels and token ids."""
+    """Batches of `epoch_batches`, with tower outputs instead of pixels and token ids."""
     order = epoch_order(items.keys, sampler.seed, epoch)
     for number in range(first, num_batches(len(items), sampler.batch_size)):
         positions = order[number * sampler.batch_size : (number + 1) * sampler.batch_size]

@@ -24,7 +24,7 @@ Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 LOG = logging.getLogger(__name__)
 VALIDATION_EPOCH = -1
-OWN_COLUMNS = ("item_id", "caption")  # of every listing; concepts that no column needs to be carried for
+OWN_COLUMNS = ("item_id", "caption")  # of every listing; concepts that need no carried column
 
 
 class TeacherRow(NamedTuple):
@@ -35,17 +35,17 @@ class TeacherRow(NamedTuple):
     version: str
 
     def of_caption(self, number: int) -> Vector:
-        """Vector of one of the item's captions: the teacher knows its own, which comes first, and no further ones."""
+        """Vector of one of the item's captions: the teacher knows only its own, which comes first."""
         return np.full_like(self.caption, np.nan) if number else self.caption
 
 
 @dataclass(frozen=True)
 class TeacherVectors:
-    """A teacher's vectors, and which of them are each item's.
+    """A teacher's vectors, and each item's row of them.
 
     Attributes:
         images: float32 (T, F), unit rows, NaN where there is none.
-        captions: float32 (T, F).
+        captions: float32 (T, F), likewise.
         versions: string (T,), of the content.
         rows: int64 (items,), the row of each item.
     """
@@ -61,7 +61,7 @@ class TeacherVectors:
         return int(self.images.shape[1])
 
     def take(self, positions: Keys) -> "TeacherVectors":
-        """Those of some of the items."""
+        """Vectors of the items at these positions."""
         return replace(self, rows=self.rows[positions])
 
     def __iter__(self) -> Iterator[TeacherRow]:
@@ -75,9 +75,9 @@ class Items:
     """Listed items, with a number for each item and for each concept.
 
     Attributes:
-        listing: rows of `embedder.sources.listing`, the columns with concepts and texts carried.
+        listing: rows of `embedder.sources.listing`, with carried columns of concepts and texts.
         keys: int64 (items,), from item_id.
-        concepts: int64 (items,), equal where the concept is.
+        concepts: int64 (items,), equal for items of one concept.
         teacher: vectors to learn from; None without a teacher.
     """
 
@@ -90,17 +90,13 @@ class Items:
         return len(self.keys)
 
     def take(self, positions: Keys) -> "Items":
-        """Some of the items, in this order."""
+        """The items at these positions, in this order."""
         teacher = None if self.teacher is None else self.teacher.take(positions)
         return Items(self.listing.take(pa.array(positions)), self.keys[positions], self.concepts[positions], teacher)
 
 
 def list_items(config: TrainConfig) -> Items:
-    """List all items of all sources.
-
-    Raises:
-        SourceError: a source can't be listed, lacks a named column, or there is nothing to train on.
-    """
+    """List all items of all sources; SourceError if one can't be listed or lacks a column, or there are no items."""
     columns = {*config.texts, *config.tag_sets, *({config.concept} - set(OWN_COLUMNS))}
     own = (str(Path(config.out).expanduser().absolute()),)
     sources = [
@@ -119,7 +115,7 @@ def list_items(config: TrainConfig) -> Items:
 
 
 def _concepts(listing: pa.Table, column: str) -> list[str]:
-    """Each item's concept; an item without one is a concept of its own."""
+    """Each item's concept; an item without one is its own concept."""
     ids = [f"item:{item_id}" for item_id in listing["item_id"].to_pylist()]
     if column == "item_id":
         return ids
@@ -139,11 +135,7 @@ def _keys(texts: Iterable[str]) -> Keys:
 
 
 def split_items(items: Items, config: TrainConfig) -> tuple[Items, Items]:
-    """Items to train on, and held-out items to measure on, of which at most `validation.max_items`.
-
-    Raises:
-        SourceError: nothing is left to train on.
-    """
+    """Split into items to train on (SourceError if none is left), and at most `validation.max_items` to measure on."""
     held_out = _held_out(items, config)
     train, validation = items.take(np.flatnonzero(~held_out)), items.take(np.flatnonzero(held_out))
     if len(train) < 2:

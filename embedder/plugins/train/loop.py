@@ -22,12 +22,13 @@ from embedder.plugins.train.validation import ValidationRecall
 from embedder.quantities import plural
 
 LOG = logging.getLogger(__name__)
-DRAW_EVERY_S = 20.0  # the curves take half a second
-MIN_SEEN = 1000  # items, before their share of rejects means something within the first epoch
+DRAW_EVERY_S = 20.0  # drawing the curves takes half a second
+MIN_SEEN = 1000  # items, before their share of rejects is meaningful within the first epoch
 
 Steps = Callable[[int, int], Generator[tuple[int, StepMetrics | None], None, None]]
-"""Takes the steps of an epoch, given the epoch and the number of the first batch wanted: gives each batch's number and
-what its step did; None where none of its items can be trained on."""
+"""Takes the steps of an epoch, given the epoch and the number of the first batch wanted. Yields each batch's number and
+the step's metrics, None if none of its items can be trained on.
+"""
 
 
 class TrainingBackend(Protocol):
@@ -44,10 +45,11 @@ class TrainingBackend(Protocol):
 
 OnStep = Callable[[int, int, float, float | None], None]
 """Shows one step: the number of steps so far, the passes over the data so far, the step's loss, and the latest R@10 on
-held-out items, None before the first measurement."""
+held-out items, None before the first measurement.
+"""
 
 ShowSteps = Callable[[int, int], AbstractContextManager[OnStep]]
-"""Function from the steps of a whole run and those done before to a block, which receives each step."""
+"""Opens a block, given the steps of the whole run and those done before; the function it yields receives each step."""
 
 
 def no_steps(num_steps: int, num_done: int) -> AbstractContextManager[OnStep]:
@@ -59,17 +61,8 @@ def no_steps(num_steps: int, num_done: int) -> AbstractContextManager[OnStep]:
 class PreparedTraining:
     """Inputs and state of a run.
 
-    Attributes:
-        config: the run.
-        outputs: its files.
-        train: items to train on.
-        held_out: items to measure on.
-        trainer: takes the steps; with several workers it only writes files.
-        spec: of the decode tasks.
-        progress: so far.
-        identity: what a resumption must have in common with it.
-        choice: the engine that decodes.
-        tracker: is told what is logged.
+    With several workers the trainer only writes files. `identity` is what a resumption must have in common with the
+    run. `choice` is the engine that decodes, `spec` the settings of its tasks.
     """
 
     config: TrainConfig
@@ -86,14 +79,7 @@ class PreparedTraining:
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """Backend of the loop and its functions.
-
-    Attributes:
-        trainer: one trainer, or a group of workers.
-        steps: takes the steps of an epoch.
-        measure: R@k on held-out items; None where there are none.
-        device: for the report.
-    """
+    """Backend of the loop, and its functions: `measure` is R@k on held-out items, None if there are none."""
 
     trainer: TrainingBackend
     steps: Steps
@@ -107,14 +93,7 @@ class Loop:
     def __init__(
         self, prepared: PreparedTraining, setup: TrainingSetup, on_step: OnStep, is_stopped: Callable[[], bool]
     ) -> None:
-        """Take over what the run works with.
-
-        Args:
-            prepared: the run.
-            setup: what takes its steps.
-            on_step: called after each step.
-            is_stopped: whether the run is to end after the step in flight.
-        """
+        """Keep the run; `is_stopped` says whether to end after the step in flight."""
         self.config, self.outputs, self.progress = prepared.config, prepared.outputs, prepared.progress
         self.prepared, self.setup, self.trainer = prepared, setup, setup.trainer
         self.on_step, self.is_stopped = on_step, is_stopped
@@ -122,12 +101,12 @@ class Loop:
         self._saved_s = self._drawn_s = time.monotonic()
 
     def run(self) -> None:
-        """Train to the last step, or until asked to stop; either way models, checkpoint and curves are there.
+        """Train to the last step, or until asked to stop; either way models, checkpoint and curves are written.
 
         Raises:
             RunFailedError: a signal came, or too many items were rejected.
             SourceError: no item has both an image and a caption.
-            shards.ModelError: the loss is no finite number.
+            shards.ModelError: the loss is not finite.
         """
         self._save()  # so that there is something to resume, whenever a crash comes
         while not self._is_done() and not self.is_stopped():
@@ -183,7 +162,7 @@ class Loop:
         self.prepared.tracker.log(numbers, step=self.trainer.num_steps_done)
 
     def _measure(self) -> None:
-        """Measure on held-out items, and keep the model where it is the best so far."""
+        """Measure on held-out items, and keep the model if it is the best so far."""
         if self.progress.counts.num_seen >= MIN_SEEN:
             self._check_rejects()
         if self.setup.measure is None:

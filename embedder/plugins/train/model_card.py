@@ -1,4 +1,4 @@
-"""Model card of a trained model: what it is, what it was made of, and what was measured; the rest is its owner's."""
+"""Model card of a trained model: what it is, what it was made from, and what was measured; its owner adds the rest."""
 
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -49,7 +49,7 @@ def _beginning(report: "TrainReport") -> str:
 
 
 def _figures(report: "TrainReport") -> str:
-    """Table of the best measurement and of the last one; both are of items that were held out."""
+    """Table of the best and the last measurement, both on held-out items."""
     found = {"best": report.best, "last": report.latest}
     rows = [
         (name, *(str(each[key]) if key == "step" else f"{each[key]:.3f}" for key in ("step", *_RECALLS)))

@@ -34,7 +34,7 @@ CARD_FILE = "MODEL_CARD.md"
 
 SIZE_INCH = (8, 7)
 DOTS_PER_INCH = 110
-SMOOTHING = 0.9  # of the bold line: the weight of the point before
+SMOOTHING = 0.9  # weight of the previous point in the bold line
 
 
 class Outputs:
@@ -54,7 +54,7 @@ class Outputs:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Make the folder and lock it for this process; a new one is removed where the run is refused before it trains.
+        """Make the folder and lock it for this process; a new folder is removed if the run is refused before it trains.
 
         Raises:
             ConfigError: another process trains into it, or it can't be written.
@@ -94,12 +94,12 @@ class Outputs:
         self.write_text(self.tracker, json.dumps({"id": tracker_id}) + "\n")
 
     def tracked_files(self) -> dict[str, bytes]:
-        """Read the files that a tracker gets, those that are there."""
+        """Read the files that a tracker gets, as far as they exist."""
         paths = [self.report, self.curves, self.metrics, self.model / "config.json", self.model / CARD_FILE]
         return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
     def write_card(self, text: str) -> None:
-        """Write the card of the best model and of the last one, where they are there."""
+        """Write the card of the best model and of the last one, as far as these exist."""
         for folder in (self.model, self.last):
             if folder.is_dir():
                 self.write_text(folder / CARD_FILE, text)
@@ -114,14 +114,14 @@ class Outputs:
             file.write(json.dumps(values) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All lines so far; one that a crash cut short does not count."""
+        """Read all lines so far; a line that a crash cut short is left out."""
         if not self.metrics.exists():
             return []
         lines = self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
         return [json.loads(line) for line in lines]
 
     def rewind_metrics(self, num_steps_done: int) -> None:
-        """Drop the lines of steps after a checkpoint, which come again."""
+        """Drop the lines of steps after a checkpoint, since those steps will run again."""
         kept = [line for line in self.read_metrics() if line["step"] <= num_steps_done]
         self.write_lines(self.metrics, kept)
 

@@ -1,4 +1,4 @@
-"""Progress of a training run beside its weights; saved with them, so that `--resume` continues exactly there."""
+"""Progress of a training run, saved with its weights, so that `--resume` continues exactly there."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from embedder.plugins.train.config import TrainConfig
 from embedder.plugins.train.items import Items, TeacherVectors
 
 # Keys that may differ between a run and its resumption: none changes a weight, unless a file exceeds a decoding limit.
-# Workers, threads and device change the rounding; workers also what a convolutional stem's BatchNorm sees together.
+# Workers, threads and device change rounding; workers also change what a convolutional stem's BatchNorm sees together.
 FREE_KEYS = {
     "out",
     "engine",
@@ -50,7 +50,7 @@ class TrainProgress:
 
 
 def to_plain(progress: TrainProgress) -> dict[str, Any]:
-    """Convert the progress to values that a checkpoint holds, where the counts are named `tally`."""
+    """Convert the progress to values for a checkpoint, in which the counts are named `tally`."""
     values = asdict(progress)
     counts = values.pop("counts")
     sets = {name: sorted(counts[name]) for name in COUNTED_SETS}
@@ -58,7 +58,7 @@ def to_plain(progress: TrainProgress) -> dict[str, Any]:
 
 
 def from_plain(values: dict[str, Any]) -> TrainProgress:
-    """Read the progress that a checkpoint holds."""
+    """Read the progress from a checkpoint's values."""
     tree = json.loads(values["json"])
     counts = tree.pop("tally")
     rejects = {item_id: tuple(problem) for item_id, problem in counts["rejects"].items()}
@@ -96,7 +96,7 @@ def _teacher_hash(items: Items, teacher: TeacherVectors) -> str:
 
 
 def with_warm_up_of(config: TrainConfig, state: dict[str, Any]) -> TrainConfig:
-    """Take the warm-up that a run began with where the configuration sets none: its default was another one once."""
+    """Take the warm-up that a run began with if the configuration sets none, since its default used to differ."""
     began = state.get("identity", {}).get("train.warmup_steps")
     if began is None or "warmup_steps" in config.train.model_fields_set:
         return config
@@ -104,11 +104,7 @@ def with_warm_up_of(config: TrainConfig, state: dict[str, Any]) -> TrainConfig:
 
 
 def check_identity(began: dict[str, Any], now: dict[str, Any], where: str) -> None:
-    """Refuse to resume something else.
-
-    Raises:
-        ConfigError: a setting or the listed items differ from those that the run began with.
-    """
+    """Refuse (ConfigError) to resume a run that began with other settings or other listed items."""
     for key in {**now, **began}:
         if began.get(key) != now.get(key):
             raise ConfigError(
@@ -118,6 +114,6 @@ def check_identity(began: dict[str, Any], now: dict[str, Any], where: str) -> No
 
 
 def _short(value: object) -> str:
-    """A value as a configuration writes it."""
+    """A value as a configuration file has it."""
     text = "nothing" if value is None else toml(value)
     return text if len(text) <= 160 else text[:157] + "..."

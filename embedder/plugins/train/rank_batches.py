@@ -2,8 +2,8 @@
 
 Each batch is cut into equal shares in the order of its items, so that the shares together are the batch that one
 worker would take. Ray Data's `streaming_split` gives the next block to the worker with the fewest rows so far, the
-first of them where several have as few; with blocks of one size, in order, worker 0 gets each batch's first share,
-worker 1 its second one, and so on. Every block carries its numbers, and `take_share` refuses another.
+first of them in a tie. So with blocks of one size, in order, worker 0 gets each batch's first share, worker 1 its
+second one, and so on. Every block carries its numbers, and `take_share` refuses an unexpected one.
 """
 
 from collections.abc import Iterator
@@ -15,24 +15,19 @@ from embedder.plugins.train.examples import ExampleSpec, decode_examples, exampl
 from embedder.plugins.train.items import Items, TeacherRow
 from embedder.plugins.train.sampler import epoch_order, num_batches
 
-# Beside the columns of a listing, and of EXAMPLES.
+# Columns besides those of a listing, and of EXAMPLES.
 NUMBERS = ("key", "concept", "epoch", "batch", "share")
 TEACHER = ("teacher_image", "teacher_caption", "teacher_version")
-"""The teacher's vectors of each item and the content that they are of, where there is a teacher."""
+"""The teacher's vectors of each item and the version of their content, if there is a teacher."""
 
 
 def cut_shares(
     items: Items, sampler: SamplerConfig, num_workers: int, epoch: int, first: int, num_epochs: int
 ) -> Iterator[pa.Table]:
-    """Blocks of listed items with their NUMBERS, batch after batch, worker after worker.
+    """Yield blocks of listed items with their NUMBERS, batch after batch, worker after worker.
 
-    Args:
-        items: all that is trained on; at least one batch of them.
-        sampler: decides the batches; its batch size is a multiple of the workers.
-        num_workers: shares of each batch.
-        epoch: the first one.
-        first: number of the first batch wanted of that epoch.
-        num_epochs: number of epochs.
+    There must be at least one batch of items, and the batch size must be a multiple of the workers. The stream starts
+    with batch `first` of `epoch`.
     """
     rows = sampler.batch_size // num_workers
     for number in range(epoch, epoch + num_epochs):
@@ -73,16 +68,10 @@ def decode_share(block: pa.Table, *, spec: ExampleSpec) -> pa.Table:
 
 
 def take_share(table: pa.Table, position: tuple[int, int, int], image_size: int, counts: ExampleCounts) -> list[Pair]:
-    """Pairs of a decoded block that can be trained on.
-
-    Args:
-        table: from `decode_share`.
-        position: epoch, batch and share that are due.
-        image_size: side of the images, px.
-        counts: counts every example.
+    """Return the pairs of a block from `decode_share` that can be trained on; `counts` counts every example.
 
     Raises:
-        RuntimeError: it is another block.
+        RuntimeError: it isn't the block that is due at `position` (epoch, batch, share).
     """
     found = tuple(table[name][0].as_py() for name in NUMBERS[2:])
     if found != position:
@@ -95,7 +84,7 @@ def take_share(table: pa.Table, position: tuple[int, int, int], image_size: int,
 
 
 def _teacher_rows(table: pa.Table) -> list[TeacherRow | None]:
-    """The teacher's vectors of each row; None of each without a teacher."""
+    """The teacher's vectors of each row; all None without a teacher."""
     if TEACHER[0] not in table.schema.names:
         return [None] * table.num_rows
     images, captions = (

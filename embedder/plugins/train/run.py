@@ -51,17 +51,17 @@ LOG = logging.getLogger(__name__)
 
 
 def train(config: TrainConfig, *, resume: bool = False, show_steps: ShowSteps = no_steps) -> TrainReport:
-    """Train a model as `embedder train` does; the files below `config.out` are listed in `outputs`.
+    """Train a model as `embedder train` does; `outputs` lists the files below `config.out`.
 
     Args:
         config: the run.
-        resume: go on from the checkpoint in `out`.
+        resume: continue from the checkpoint in `out`.
         show_steps: display of the progress.
 
     Raises:
-        ConfigError: there is a checkpoint without `resume`, or none with it, or it is of another run.
+        ConfigError: there is a checkpoint without `resume`, none with `resume`, or one of another run.
         SourceError: a source can't be listed, or leaves nothing to train on.
-        shards.ModelError: the model folder is none, or the settings don't fit it.
+        shards.ModelError: the model folder is not one, or the settings don't fit it.
         RunFailedError: a signal came, or more than `max_reject_fraction` was rejected.
     """
     check_argument("embedder.train: config", config, TrainConfig, "one of embedder.load_train_config")
@@ -118,11 +118,7 @@ def _prepare(
 
 
 def _check_workers(config: TrainConfig, num_items: int) -> None:
-    """Refuse several workers that would have nothing to share, or that this machine can't start.
-
-    Raises:
-        ConfigError: there is too little of something.
-    """
+    """Refuse (ConfigError) several workers that would have nothing to share, or that this machine can't start."""
     if config.num_workers == 1:
         return
     if num_items < config.batch_size:
@@ -135,7 +131,6 @@ def _check_workers(config: TrainConfig, num_items: int) -> None:
 
 
 def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Trainer, ExampleSpec]:
-    """Trainer of the model, and settings of the decode tasks."""
     device = _device(config)
     of_teacher = None
     if config.teacher is not None and items.teacher is not None:
@@ -155,14 +150,10 @@ def _trainer(config: TrainConfig, outputs: Outputs, items: Items) -> tuple[Train
 
 
 def _start(config: TrainConfig, folder: Path, outputs: Outputs) -> Path:
-    """Model folder to begin with: the one given, or in the run's folder one of some of its layers.
-
-    Raises:
-        ModelError: it lacks these layers.
-    """
+    """Model folder to begin with: the one given, or a pruned copy in the run's folder if only some layers are kept."""
     if (kept := config.kept_layers) is None:
         return folder
-    if not outputs.checkpoint.exists():  # an attempt that took no step may have begun with others
+    if not outputs.checkpoint.exists():  # an attempt that took no step may have begun with other layers
         shutil.rmtree(outputs.start, ignore_errors=True)
     if not outputs.start.exists():
         prune_model(folder, outputs.start, dict(kept))
@@ -170,11 +161,7 @@ def _start(config: TrainConfig, folder: Path, outputs: Outputs) -> Path:
 
 
 def _check_layers(config: TrainConfig, model: Model) -> None:
-    """Refuse ranges beyond the model's layers.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse (ConfigError) ranges beyond the model's layers."""
     depths = model.config.num_layers
     for tower, layers in (("vision", config.train.vision_layers), ("text", config.train.text_layers)):
         if layers.stop > depths[tower]:
@@ -185,11 +172,7 @@ def _check_layers(config: TrainConfig, model: Model) -> None:
 
 
 def _device(config: TrainConfig) -> str:
-    """Torch device of this process; training workers have their own.
-
-    Raises:
-        ConfigError: there is none of that name here.
-    """
+    """Torch device of this process, ConfigError if it isn't there; training workers have their own."""
     if config.num_workers > 1:
         return "cpu"
     if config.device == "auto":
@@ -242,7 +225,7 @@ def _captions(items: Items, config: TrainConfig) -> Iterator[str]:
 
 
 def _run(prepared: PreparedTraining, show_steps: ShowSteps) -> tuple[ExampleCache, str]:
-    """Run the loop; gives the cache of examples and the device, for the report."""
+    """Run the loop; return the cache of examples and the device, for the report."""
     config, trainer, progress = prepared.config, prepared.trainer, prepared.progress
     image_size = trainer.config.preprocess.image_size
     with decode_stream(config, prepared.spec, prepared.choice) as decode:
@@ -262,7 +245,7 @@ def _run(prepared: PreparedTraining, show_steps: ShowSteps) -> tuple[ExampleCach
 
 
 def _validation(held_out: Items, decode: Decode, image_size: int, counts: ExampleCounts) -> Validation | None:
-    """Decode the held-out items, once; None where there are none that are whole."""
+    """Decode the held-out items once; None if none of them is whole."""
     cache = ExampleCache(decode, image_size, cache_bytes=0)
     with closing(numbered_pairs(held_out, cache, counts)) as pairs:
         whole = [pair for pair in pairs if pair.example.is_pair]

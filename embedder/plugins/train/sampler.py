@@ -12,18 +12,12 @@ _UINT64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
-# One number for each thing that is drawn, so that none follows from another.
+# One number for each thing that is drawn, so that the draws are independent.
 SHUFFLE, CAPTIONS, SPLIT = 1, 2, 3
 
 
 def scramble(keys: Keys, seed: int, epoch: int, purpose: int) -> Hashes:
-    """One evenly spread number for each item.
-
-    Args:
-        keys: int64, one for each item.
-        seed: of the run.
-        epoch: passes over the data so far.
-        purpose: SHUFFLE, CAPTIONS or SPLIT.
+    """One evenly spread number for each item's key; `purpose` is SHUFFLE, CAPTIONS or SPLIT.
 
     Source: the finaliser of SplitMix64 (Steele et al. 2014), run over the key and over (seed, epoch, purpose).
     """
@@ -39,7 +33,7 @@ def _state(seed: int, epoch: int, purpose: int) -> int:
 
 
 def _mix(value: int) -> int:
-    """One number as `scrambled` does many; for a handful this is twenty times faster."""
+    """Do what `scramble` does for one number; for a handful this is twenty times faster."""
     value = ((value ^ (value >> 30)) * _FACTORS[0]) & _UINT64
     value = ((value ^ (value >> 27)) * _FACTORS[1]) & _UINT64
     return value ^ (value >> 31)
@@ -48,27 +42,18 @@ def _mix(value: int) -> int:
 def epoch_order(keys: Keys, seed: int, epoch: int) -> Keys:
     """Positions of the items in the order of one epoch; the same items give the same order, however they were listed.
 
-    Args:
-        keys: int64, one for each item (`embedder.plugins.train.trainer.batch.item_key`).
-        seed: of the run.
-        epoch: passes over the data so far.
+    `keys` are `embedder.plugins.train.trainer.batch.item_key` of each item.
     """
     return np.lexsort((keys, scramble(keys, seed, epoch, SHUFFLE)))
 
 
 def num_batches(num_items: int, batch_size: int) -> int:
-    """Whole batches of one epoch; the rest comes first in no epoch and last in none, as each has its own order."""
+    """Number of whole batches of one epoch; each epoch has its own order, so no item is always left out."""
     return max(1, num_items // batch_size)
 
 
 def is_held_out(concept_keys: Keys, fraction: float, seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Mask of the items for validation: all of a concept or none of it.
-
-    Args:
-        concept_keys: int64, one for each item.
-        fraction: share of the concepts.
-        seed: of the run.
-    """
+    """Mask of the items for validation: all items of a concept or none; `fraction` is the share of the concepts."""
     return scramble(concept_keys, seed, 0, SPLIT) < np.uint64(min(int(fraction * 2**64), _UINT64))
 
 

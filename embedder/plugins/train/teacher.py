@@ -1,7 +1,7 @@
-"""A teacher's vectors beside the items to train on: read from a store, joined by item, checked by content version.
+"""A teacher's vectors for the items to train on: read from a store, joined by item, checked by content version.
 
-The listing says which items the teacher knows; of which content its vector is shows when the item is decoded, as
-content versions are hashes. What the teacher lacks, or has of another content, is left out.
+The listing says which items the teacher knows. Whether its vector is of the same content shows only when the item is
+decoded, since content versions are hashes. Items that the teacher lacks, or has with other content, are left out.
 """
 
 import logging
@@ -51,10 +51,10 @@ class TeacherReport(BaseModel):
 
 
 def teacher_store(config: TrainConfig, teacher: TeacherConfig, outputs: Outputs) -> str:
-    """Address of the teacher's store; of a model, one in the run's folder, which embeds what it lacks.
+    """Return the address of the teacher's store; for a model, embed what is missing into a store in the run's folder.
 
     Raises:
-        RunFailedError: the embedding was stopped, or refused; the same command goes on.
+        RunFailedError: the embedding was stopped or refused; the same command continues it.
     """
     if teacher.store is not None:
         return teacher.store
@@ -68,12 +68,7 @@ def teacher_store(config: TrainConfig, teacher: TeacherConfig, outputs: Outputs)
 
 @dataclass(frozen=True)
 class Teacher:
-    """A teacher's vectors, and the items that it knows.
-
-    Attributes:
-        items: to train on, each with its row of the vectors.
-        report: counts; of stale items there are none yet.
-    """
+    """A teacher's vectors, and the items that it knows, each with its row of the vectors; none counts as stale yet."""
 
     items: Items
     report: TeacherReport
@@ -83,7 +78,7 @@ def join_teacher(items: Items, store: str, teacher: TeacherConfig) -> Teacher:
     """Join items to train on with a teacher's vectors.
 
     Raises:
-        StoreError: the store can't be read, or a vector in it is none.
+        StoreError: the store can't be read, or a vector in it is invalid.
         SourceError: the teacher knows none of the items.
     """
     opened = open_store(store, model=teacher.store_model, version=teacher.publication)
@@ -115,7 +110,7 @@ def join_teacher(items: Items, store: str, teacher: TeacherConfig) -> Teacher:
 
 
 def _rows_of(opened: Store, where: str) -> pa.Table:
-    """Rows of whole items that have a vector of an image or of a caption; segments of videos are none."""
+    """Rows of whole items with a vector of an image or a caption; segments of videos are left out."""
     check_has_vectors(opened.files, opened.current)
     if missing := set(COLUMNS) - set(opened.columns):
         raise StoreError(f"{where}: its table has no column {sorted(missing)[0]}; name a store of vectors")
@@ -144,11 +139,7 @@ def _vectors_of(rows: pa.Table, where: str) -> TeacherVectors:
 
 
 def _unit_rows(rows: pa.Table, column: str, dim: int, where: str) -> Vectors:
-    """Vectors of a column as unit rows, NaN where there is none.
-
-    Raises:
-        StoreError: one is not finite, or zero.
-    """
+    """Vectors of a column as unit rows, NaN where there is none; StoreError if one is zero or not finite."""
     values = rows[column].combine_chunks()
     is_there = values.is_valid().to_numpy(zero_copy_only=False)
     unit = np.full((len(values), dim), np.nan, np.float32)

@@ -1,8 +1,7 @@
 """One of several training workers: a replica of the trainer in a process of its own, with its share of the stream.
 
-Each reserves its resources, and those that all of them need together are looked at before anything starts.
-
-`embedder.plugins.train.worker_group` starts them as Ray's actors and calls their methods.
+Each reserves its resources; what all of them need together is checked before anything starts.
+`embedder.plugins.train.worker_group` starts them as Ray actors and calls their methods.
 """
 
 import io
@@ -31,7 +30,7 @@ from embedder.plugins.train.trainer.trainer import StepMetrics, Trainer
 from embedder.plugins.train.validation import Validation, ValidationRecall
 from shards.config import ModelConfig
 
-BLOCKS_AHEAD = 2  # decoded shares that are fetched before they are asked for
+BLOCKS_AHEAD = 2  # decoded shares that are fetched in advance
 START_TIMEOUT_S = 120.0  # processes start and import; also those that decode, within a stream's first step
 THIS_MACHINE = "127.0.0.1"
 
@@ -40,14 +39,8 @@ THIS_MACHINE = "127.0.0.1"
 class WorkerResources:
     """Requests of the workers and of one decode task.
 
-    Workers start first and hold what they asked for, so a CPU must be left to decode with, or the run waits for ever.
-
-    Attributes:
-        num_workers: processes that train together.
-        num_cpus: of each worker; a share to reserve, and no limit.
-        num_gpus: of each worker.
-        num_threads: torch threads of each worker.
-        decode_cpus: of one decode task.
+    Workers start first and hold what they requested, so a CPU must be left to decode with, or the run waits forever.
+    `num_cpus`, `num_gpus` and `num_threads` (of torch) are for each worker; `num_cpus` is reserved, not a limit.
     """
 
     num_workers: int
@@ -58,16 +51,12 @@ class WorkerResources:
 
     @property
     def device(self) -> str:
-        """Torch device of a worker; Ray shows it only the GPU that it reserved."""
+        """Torch device of a worker, which sees only the GPU that Ray reserved for it."""
         return "cuda" if self.num_gpus > 0 else "cpu"
 
 
 def allocate_workers(config: TrainConfig, available: Available) -> WorkerResources:
-    """Share out the CPUs and GPUs, and refuse what could not run.
-
-    Raises:
-        ConfigError: there are too few; the message says what to change.
-    """
+    """Divide the CPUs and GPUs among the workers; ConfigError, with what to change, if there are too few."""
     num_workers, decode = config.num_workers, decode_cpus(config.decode.num_cpus, available)
     is_on_gpus = config.device == "cuda" or (config.device == "auto" and available.num_gpus > 0)
     if is_on_gpus and available.num_gpus < num_workers:
@@ -96,14 +85,9 @@ class TrainWorker:
         resources: WorkerResources,
         teacher: tuple[DistillSettings, int] | None = None,
     ) -> None:
-        """Begin without weights, which come with `join`, so that no worker needs the model's folder.
+        """Begin without weights; they come with `join`, so that no worker needs the model's folder.
 
-        Args:
-            rank: number of this worker.
-            config: the run.
-            model: configuration of the model.
-            resources: of all workers.
-            teacher: settings of its losses and size of its vectors; None without a teacher.
+        `teacher` is the settings of its losses and the size of its vectors; None without a teacher.
         """
         self.teacher = teacher
         self.rank, self.config, self.model, self.resources = rank, config, model, resources
@@ -117,7 +101,7 @@ class TrainWorker:
         return str(ray.util.get_node_ip_address())
 
     def open_rendezvous(self, host: str) -> int:
-        """Listen for the others, on the first worker; gives the port."""
+        """Listen for the others, on the first worker; return the port."""
         # Torch's own socket would listen on every network of the machine.
         listening = socket.create_server((host, 0))
         port = int(listening.getsockname()[1])
@@ -132,15 +116,9 @@ class TrainWorker:
         return port
 
     def join(self, host: str, port: int, state: bytes) -> None:
-        """Join the process group, and take over a trainer's state.
-
-        Args:
-            host: of the first worker.
-            port: that it listens on.
-            state: from `packed`.
-        """
+        """Join the process group at the first worker's address, and take over a trainer's state, from `pack_state`."""
         if host == THIS_MACHINE:
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # it need not be reached from outside
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # it need not be reachable from outside
         if self.rank > 0:
             self._store = TCPStore(host, port, timeout=self._timeout)
         device, size = self.resources.device, self.resources.num_workers
@@ -153,13 +131,13 @@ class TrainWorker:
         self.trainer.load_state_dict(unpack_state(state))
 
     def listen(self, share: Any) -> None:
-        """Take batches from this share (a Ray Data iterator) of a stream of `decode_share` from now on."""
+        """From now on take batches from this share (a Ray Data iterator) of a stream of `decode_share`."""
         self._blocks: Iterator[pa.Table] = iter(
             share.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=BLOCKS_AHEAD)
         )
 
     def step(self, epoch: int, batch: int) -> tuple[StepMetrics | None, ExampleCounts]:
-        """Learn from this worker's share of a batch; no metrics where no worker's share has a pair."""
+        """Learn from this worker's share of a batch; no metrics if no worker's share has a pair."""
         block = next(self._blocks, None)
         if block is None:
             raise RuntimeError(f"the stream ended before batch {batch} of epoch {epoch}")
@@ -201,6 +179,6 @@ def pack_state(state: dict[str, Any]) -> bytes:
 
 
 def unpack_state(state: bytes) -> dict[str, Any]:
-    """Read the bytes of `packed`, onto the CPU."""
+    """Read the bytes of `pack_state`, onto the CPU."""
     found: dict[str, Any] = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
     return found

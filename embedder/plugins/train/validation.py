@@ -29,13 +29,13 @@ class Validation:
     """Held-out images, decoded once, and their captions, each text once for each concept."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
-        """Keep pairs; at least one."""
+        """Keep pairs, of which there must be at least one."""
         texts = {(pair.concept, tuple(caption)): caption for pair in pairs for caption in pair.example.captions}
         self.batch = pack_batch(pairs, [(caption, concept) for (concept, _), caption in texts.items()])
         self._features: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def measure(self, trainer: Trainer) -> ValidationRecall:
-        """R@k with the averaged weights, which are the ones that are exported."""
+        """Measure R@k with the averaged weights, which are the ones that are exported."""
         if trainer.settings.what == "projections":
             images, captions = self._project(trainer)
         else:
@@ -47,7 +47,7 @@ class Validation:
 
     @torch.inference_mode()
     def _project(self, trainer: Trainer) -> tuple[torch.Tensor, torch.Tensor]:
-        """Frozen towers run once; only the projections differ from one measurement to the next."""
+        """Project embeddings; frozen towers run only once, since only the projections change between measurements."""
         towers, batch = trainer.averaged, self.batch
         if self._features is None:
             lengths = torch.split(batch.token_lengths, ROWS)

@@ -2,11 +2,11 @@
 
     listed items, one block for each batch and worker -> decode and tokenise (CPU tasks) -> streaming_split -> workers
 
-Pixels go from the decode tasks to the workers; this process only names the next batch, receives its
-metrics, and writes the files. Batches, order and captions are those of one worker.
+Pixels go from the decode tasks to the workers; this process only names the next batch, receives its metrics, and writes
+the files. Batches, order and captions are those of one worker.
 
 Why not ray.train: it would bring a controller that owns the loop, with its own checkpoints, reports and dependencies
-(pandas, tensorboardX), where a handful of calls to plain actors let the one loop of `embedder.plugins.train.loop` stay.
+(pandas, tensorboardX). With a few calls to plain actors, `embedder.plugins.train.loop` stays the only loop.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -36,18 +36,16 @@ from embedder.plugins.train.trainer.trainer import StepMetrics
 from embedder.plugins.train.validation import Validation, ValidationRecall
 from embedder.quantities import duration_text, plural
 
-GRACE_S = 10.0  # in which a worker's death is reported after those that waited for it have failed
-# A stream takes two seconds to start and another two to end; on small data, one goes over several epochs.
+GRACE_S = 10.0  # within which a worker's death is reported after those that waited for it have failed
+# A stream takes two seconds to start and two more to end; on small data, one covers several epochs.
 BLOCKS_PER_STREAM = 256
 
 
 @contextmanager
 def start_workers(prepared: PreparedTraining, resources: WorkerResources) -> Iterator["WorkerGroup"]:
-    """Start workers that go on from the trainer's state, and end them with the block.
+    """Start workers that continue from the trainer's state, and end them with the block.
 
-    Args:
-        prepared: the run; its trainer is on the CPU and takes no steps, it only writes files.
-        resources: number of workers, and what each reserves.
+    The run's trainer is on the CPU and takes no steps; it only writes files.
 
     Raises:
         RunFailedError: they don't start.
@@ -68,13 +66,9 @@ def start_workers(prepared: PreparedTraining, resources: WorkerResources) -> Ite
 
 @dataclass
 class WorkerGroup:
-    """Workers in lock-step; the loop uses them as one trainer.
+    """Workers in lock-step, by rank, which the loop uses as one trainer.
 
-    Attributes:
-        workers: actors of `TrainWorker`, by rank.
-        prepared: the run, whose trainer takes over their state where a file is to be written.
-        resources: number of workers, and what each reserves.
-        num_steps_done: by the workers.
+    The run's trainer takes over their state when a file is to be written.
     """
 
     workers: list[Any]
@@ -86,11 +80,7 @@ class WorkerGroup:
         self.num_steps_done = self.prepared.trainer.num_steps_done
 
     def connect(self) -> None:
-        """Connect the workers, and give them the trainer's state.
-
-        Raises:
-            RunFailedError: one of them doesn't start.
-        """
+        """Connect the workers, and give them the trainer's state; RunFailedError if one of them doesn't start."""
         addresses = self._ask(self.workers, "address", timeout_s=START_TIMEOUT_S)
         host = THIS_MACHINE if len(set(addresses)) == 1 else addresses[0]
         (port,) = self._ask(self.workers[:1], "open_rendezvous", host)
@@ -107,11 +97,11 @@ class WorkerGroup:
         return found
 
     def steps(self, epoch: int, first: int) -> Generator[tuple[int, StepMetrics | None], None, None]:
-        """Steps of an epoch, as the loop takes them; epochs must follow one another.
+        """Take the steps of an epoch, as the loop asks; epochs must be consecutive.
 
         Raises:
             RunFailedError: a worker died, or a step takes longer than it may.
-            shards.ModelError: the loss is no finite number.
+            shards.ModelError: the loss is not finite.
         """
         total = num_batches(len(self.prepared.train), self.prepared.config.batch_size)
         for batch in range(first, total):
@@ -123,7 +113,7 @@ class WorkerGroup:
             yield batch, self._step(epoch, batch)
 
     def _listen(self, epoch: int, first: int, num_epochs: int) -> None:
-        """Start a stream of epochs, from one batch on, and let the workers take theirs from it."""
+        """Start a stream of epochs, from batch `first` on, and let the workers take theirs from it."""
         num_workers, items, sampler = len(self.workers), self.prepared.train, sampler_of(self.prepared.config)
         blocks = cut_shares(items, sampler, num_workers, epoch=epoch, first=first, num_epochs=num_epochs)
         stream = share_stream(blocks, self.prepared.spec, self.resources.decode_cpus)
@@ -131,7 +121,7 @@ class WorkerGroup:
         self._answers([worker.listen.remote(share) for worker, share in zip(self.workers, shares, strict=True)])
 
     def _step(self, epoch: int, batch: int) -> StepMetrics | None:
-        """Learn from the next batch of the stream; None where none of its items can be trained on."""
+        """Learn from the next batch of the stream; None if none of its items can be trained on."""
         done = self._ask(self.workers, "step", epoch, batch)
         for _, seen in done:
             self.prepared.progress.counts.add(seen)
@@ -152,16 +142,11 @@ class WorkerGroup:
         return trainer.export(folder, name, replace=replace)
 
     def _ask(self, workers: Sequence[Any], method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
-        """Call a method on workers, and wait for all answers."""
         asked = [getattr(worker, method).remote(*arguments) for worker in workers]
         return self._answers(asked, timeout_s)
 
     def _answers(self, asked: list[Any], timeout_s: float | None = None) -> list[Any]:
-        """Wait for all answers; the first failure of any worker ends the waiting.
-
-        Raises:
-            RunFailedError: a worker died, or doesn't answer in time.
-        """
+        """Wait for all answers, or the first failure; RunFailedError if a worker died, or doesn't answer in time."""
         waiting = asked
         timeout_s = timeout_s or self.prepared.config.no_progress_timeout_s + START_TIMEOUT_S
         try:
@@ -183,11 +168,7 @@ class WorkerGroup:
             raise self._death_error(error) from None
 
     def _blame(self, asked: list[Any]) -> None:
-        """Name the worker that died, where another one fails because of it.
-
-        Raises:
-            RunFailedError: one died.
-        """
+        """Raise a RunFailedError that names the worker that died, if another one failed because of it."""
         done, _ = ray.wait(asked, num_returns=len(asked), timeout=GRACE_S)
         for answer in done:
             try:

@@ -110,25 +110,21 @@ def stop(job: JobId, address: Address = None, as_json: AsJson = False) -> None:
 
 
 def address_of(given: str | None) -> str:
-    """Address of the dashboard: the option's, or the environment's.
-
-    Raises:
-        ConfigError: there is neither.
-    """
+    """Address of the dashboard: the option's, or the environment's; ConfigError if there is neither."""
     if address := given or os.environ.get(API_SERVER_ADDRESS):
         return address
     raise ConfigError(f"no cluster: give --address http://HEAD:8265, or set {API_SERVER_ADDRESS}")
 
 
 def job_server(address: str | None) -> "JobServer":
-    """Client of the cluster that the option names, or the environment."""
+    """Client of the cluster that the option or the environment names."""
     from embedder.plugins.deploy.submission.job_server import JobServer
 
     return JobServer(address_of(address))
 
 
 def check_arguments(kind: str, arguments: Sequence[str], commands: Mapping[str, Any]) -> "JobKind":
-    """Check a job's command line here, where a mistake costs no job.
+    """Check a job's command line here, so that a mistake costs no job.
 
     Raises:
         ConfigError: it is another command.
@@ -148,11 +144,7 @@ def _all_commands(context: typer.Context) -> Mapping[str, Any]:
 
 
 def _follow(server: "JobServer", job_id: str) -> None:
-    """Print a job's log until it ends.
-
-    Raises:
-        SignalInterrupt: of this command alone; its message says how the job is found again.
-    """
+    """Print a job's log until it ends; SignalInterrupt ends only this command, and says how to find the job again."""
     from embedder.plugins.deploy.submission.follow import follow_log
 
     try:
@@ -167,7 +159,7 @@ def _follow(server: "JobServer", job_id: str) -> None:
 
 
 def _print_log(text: str) -> None:
-    """Print a log as it is, but for characters that control the terminal."""
+    """Print a log as it is, except for characters that control the terminal."""
     terminal = Terminal()
     for line in text.splitlines():
         terminal.print(line, soft_wrap=True)

@@ -8,11 +8,11 @@ from embedder.plugins.deploy.submission.job_server import JobInfo, JobServer
 
 INTERVAL_S = 1.0
 MAX_INTERVAL_S = 10.0
-BYTES_PER_S = 1 << 20  # Ray's interface gives whole logs: of a long one less often
+BYTES_PER_S = 1 << 20  # Ray's interface only gives whole logs, so a long one is fetched less often
 
 
 def follow_log(server: JobServer, job_id: str) -> Iterator[str]:
-    """Give pieces of a job's log as they come, to its end.
+    """Yield pieces of a job's log as they come, to its end.
 
     Raises:
         ConfigError: there is no such job.
@@ -22,7 +22,7 @@ def follow_log(server: JobServer, job_id: str) -> Iterator[str]:
     while True:
         info = server.job(job_id)  # before the log, so that nothing that an ended job wrote is missed
         log = server.log(job_id)
-        if len(log) < num_told:  # begun anew
+        if len(log) < num_told:  # started again
             num_told = 0
         if piece := log[num_told:]:
             num_told = len(log)
@@ -34,11 +34,7 @@ def follow_log(server: JobServer, job_id: str) -> Iterator[str]:
 
 
 def check_ended(info: JobInfo, log: str = "") -> None:
-    """Raise where a job that has ended didn't succeed.
-
-    Raises:
-        RunFailedError: it failed or was stopped.
-    """
+    """Raise a RunFailedError if a job that has ended failed or was stopped."""
     if info.status == "SUCCEEDED":
         return
     if info.status == "STOPPED":

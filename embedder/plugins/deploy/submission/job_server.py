@@ -22,7 +22,7 @@ from embedder.storage.printable import printable
 from shards.schema import parse_json
 
 TIMEOUT_S = 10.0  # of a connection, and of an answer
-PATIENCE_S = 8.0  # in which a request is repeated; with a last one that waits, 18 s in all
+PATIENCE_S = 8.0  # in which a request is retried; with a last one that waits, 18 s in all
 PAUSE_S = 0.5
 MAX_SHOWN = 300  # characters of what an unknown server answers
 TOKEN_FILE = Path("~/.ray/auth_token")
@@ -34,16 +34,10 @@ IS_OVER = frozenset(("SUCCEEDED", "FAILED", "STOPPED"))
 
 @dataclass(frozen=True)
 class JobInfo:
-    """State of a job, as the cluster tells it.
+    """State of a job, as the cluster reports it.
 
-    Attributes:
-        job_id: that it was submitted under.
-        status: PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED.
-        message: of Ray about the status.
-        entrypoint: command line.
-        started_at, ended_at: None where it hasn't begun, or not ended.
-        exit_code: of the command; None where it hasn't ended by itself.
-        metadata: of the one who submitted it.
+    `status` is PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED, `message` is Ray's about it, `metadata` the submitter's.
+    `exit_code` is None unless the command ended by itself.
     """
 
     job_id: str
@@ -57,24 +51,22 @@ class JobInfo:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, successfully or not."""
         return self.status in IS_OVER
 
 
 class JobServer(HttpClient):
-    """Client of a cluster's job interface; requests are repeated for some seconds where nothing answers."""
+    """Client of a cluster's job interface; requests are retried for some seconds if nothing answers."""
 
     service, example = "a Ray dashboard", "http://10.0.0.1:8265"
 
     def __init__(self, address: str, token: str | None = None) -> None:
-        """Make a client; nothing is asked yet.
+        """Make a client, without a request; `address` is of the dashboard, such as http://10.0.0.1:8265.
 
-        Args:
-            address: of the dashboard, as http://10.0.0.1:8265.
-            token: of the cluster; None for what Ray would take: its variables, then its file.
+        A `token` of None stands for what Ray would take: its variables, then its file.
 
         Raises:
-            ConfigError: the address is none, or the token's file can't be read.
+            ConfigError: the address is invalid, or the token's file can't be read.
         """
         if "://" not in address:
             raise ConfigError(f"{address}: it is no address of a Ray dashboard; write http://{address}, or https://")
@@ -89,17 +81,17 @@ class JobServer(HttpClient):
         return version
 
     def has_package(self, name: str) -> bool:
-        """Whether the cluster still has what was uploaded under a name; it then keeps it for ten minutes at least."""
+        """Whether the cluster still has what was uploaded under a name; it then keeps it for at least ten minutes."""
         return self._answer("GET", f"/api/packages/gcs/{quote(name)}", allowed=(404,)).status != 404
 
     def upload(self, name: str, content: bytes) -> None:
-        """Upload a package, which its name identifies by its content, so that a second time does no harm."""
+        """Upload a package; its name identifies its content, so that a second upload does no harm."""
         self._answer("PUT", f"/api/packages/gcs/{quote(name)}", content)
 
     def submit(self, request: Mapping[str, Any]) -> str:
         """Submit a job under the id that the request names, and return that id."""
         job_id = str(request["submission_id"])
-        # A request that was cut off may have been heard: the second one then finds the id in use.
+        # A request that was cut off may have arrived: the second one then finds the id in use.
         try:
             answer = self._answer("POST", "/api/jobs/", json.dumps(request).encode(), allowed=(400, 500))
         except RunFailedError:  # a busy head may take longer to answer than to begin
@@ -119,11 +111,7 @@ class JobServer(HttpClient):
         return sorted(infos, key=lambda info: info.started_at or datetime.max.replace(tzinfo=UTC), reverse=True)
 
     def job(self, job_id: str) -> JobInfo:
-        """Describe one job.
-
-        Raises:
-            ConfigError: the cluster has none of that id.
-        """
+        """Describe one job; ConfigError if the cluster has no job with this id."""
         found = self._of_job("GET", job_id)
         if not isinstance(found, dict) or "status" not in found:
             raise self._unknown(json.dumps(found))
@@ -135,7 +123,7 @@ class JobServer(HttpClient):
         return str(found.get("logs") or "") if isinstance(found, dict) else ""
 
     def stop(self, job_id: str) -> bool:
-        """Ask a job to stop; returns at once, and whether it was running."""
+        """Ask a job to stop; return at once, and whether it was running."""
         found = self._of_job("POST", job_id, "/stop")
         return bool(isinstance(found, dict) and found.get("stopped"))
 
@@ -187,14 +175,14 @@ class JobServer(HttpClient):
         )
 
     def _refusal(self, answer: Response) -> Exception:
-        """Error of an answer that is none that was asked for."""
+        """Error for an unexpected answer."""
         text = answer.data.decode(errors="replace").strip()
         if answer.status in (401, 403):
             found = "it wants a token" if self._token is None else "it wants another token"
             return ConfigError(f"{self.url}: {found} ({answer.status}); {TOKEN_CURE}")
         if not self._has_answered:
             return self._unknown(text, answer.status)
-        last = text.rpartition("\n")[2]  # of a traceback the line that says what is wrong
+        last = text.rpartition("\n")[2]  # of a traceback, the line that says what is wrong
         return RunFailedError(f"{self.url}: the cluster refuses this ({answer.status}): {printable(last, MAX_SHOWN)}")
 
     def _unknown(self, text: str, status: int = 200) -> ConfigError:
@@ -205,11 +193,7 @@ class JobServer(HttpClient):
 
 
 def find_token(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Find the token that Ray's own clients would show; None where there is none.
-
-    Raises:
-        ConfigError: RAY_AUTH_TOKEN_PATH names a file that can't be read, or an empty one.
-    """
+    """Find the token that Ray's own clients would send, or None; ConfigError if RAY_AUTH_TOKEN_PATH is unusable."""
     if environ.get("RAY_AUTH_MODE") == "disabled":
         return None
     if token := environ.get("RAY_AUTH_TOKEN", "").strip():
@@ -244,7 +228,6 @@ def _info(found: Mapping[str, Any]) -> JobInfo:
 
 
 def _moment(milliseconds: object) -> datetime | None:
-    """Time of a Unix time in milliseconds."""
     if not isinstance(milliseconds, int | float) or not 0 < milliseconds < 1e14:
         return None
     return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -18,12 +18,7 @@ READABLE = 0o644 << 16
 
 @dataclass(frozen=True)
 class JobPackage:
-    """ZIP file that a cluster keeps while jobs need it.
-
-    Attributes:
-        name: that Ray knows it by.
-        content: all of it.
-    """
+    """ZIP file that a cluster keeps, under its name, while jobs need it."""
 
     name: str
     content: bytes
@@ -53,11 +48,7 @@ def code_package() -> JobPackage:
 
 
 def package_of(contents: Mapping[str, bytes]) -> JobPackage:
-    """Pack files.
-
-    Raises:
-        ConfigError: they are too large to be sent.
-    """
+    """Pack files, by their names; ConfigError if they are too large to be sent."""
     if (num_bytes := sum(map(len, contents.values()))) > MAX_BYTES:
         largest = max(contents, key=lambda path: len(contents[path]))
         raise ConfigError(
@@ -72,7 +63,7 @@ def package_of(contents: Mapping[str, bytes]) -> JobPackage:
             entry.compress_type = zipfile.ZIP_DEFLATED
             file.writestr(entry, content)
     content = buffer.getvalue()
-    # Named by what is packed, which no version of a compressor changes.
+    # Named by what is packed, which doesn't depend on the version of a compressor.
     digest = hashlib.sha256()
     for path, packed in sorted(contents.items()):
         digest.update(f"{path}\0{len(packed)}\0".encode() + packed)
@@ -80,11 +71,7 @@ def package_of(contents: Mapping[str, bytes]) -> JobPackage:
 
 
 def read_to_send(path: str, key: str) -> bytes:
-    """Read a file that a configuration names, to send it along.
-
-    Raises:
-        ConfigError: it can't be read.
-    """
+    """Read a file that a configuration names, to send it along; ConfigError if it can't be read."""
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:

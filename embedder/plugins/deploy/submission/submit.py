@@ -1,6 +1,6 @@
-"""Submission of a run as a job of a Ray cluster: what is sent, how it is begun there, and the hold on it afterwards.
+"""Submission of a run as a job of a Ray cluster: what is sent, how it begins there, and control over it afterwards.
 
-What a job is made of is decided by `describe_job`, which is pure but for the files that it reads; `submit` sends it.
+`describe_job` decides what a job consists of, and is pure except for the files that it reads; `submit` sends it.
 """
 
 import secrets
@@ -31,7 +31,7 @@ SUPPORTED_RAY = SpecifierSet(">=2.52.1")  # as pyproject.toml has it
 CONFIG_FILE, PLAN_FILE, OWN_FILES = "run.toml", "plan.json", "own"
 SENT = frozenset(("metric.callable", "model.extra_files", "step.callable", "step.extra_files"))
 EXTRA = "embed"
-END_S = 60.0  # beyond `stop_timeout_s`: a write task ends, and the journal is written; Ray kills after 3 s else
+END_S = 60.0  # in addition to `stop_timeout_s`: a write task ends, and the journal is written; else Ray kills after 3 s
 OUR_KEY = "embedder"  # of a job's metadata; its value is the version
 
 JobKind = Literal["refresh", "embed"]
@@ -43,15 +43,15 @@ class SubmittedJob:
     """Job of a cluster.
 
     Attributes:
-        server: of its cluster.
-        job_id: that it has there.
+        server: client of its cluster.
+        job_id: its id there.
     """
 
     server: JobServer
     job_id: str
 
     def info(self) -> JobInfo:
-        """Describe it as it is now."""
+        """Describe its current state."""
         return self.server.job(self.job_id)
 
     def log(self) -> str:
@@ -59,7 +59,7 @@ class SubmittedJob:
         return self.server.log(self.job_id)
 
     def follow(self) -> Iterator[str]:
-        """Give the pieces of its log as they come, until it has ended; leaving the loop leaves the job as it is.
+        """Yield the pieces of its log as they come, until it has ended; leaving the loop doesn't affect the job.
 
         Raises:
             RunFailedError: it failed or was stopped, or the head is gone.
@@ -67,7 +67,7 @@ class SubmittedJob:
         return follow_log(self.server, self.job_id)
 
     def stop(self) -> bool:
-        """Ask it to stop as Ctrl-C would: what is finished is kept; returns whether it was running."""
+        """Ask it to stop as Ctrl-C would, keeping what is finished; return whether it was running."""
         return self.server.stop(self.job_id)
 
 
@@ -97,15 +97,15 @@ def submit(
     """Submit a run to a Ray cluster as a job; needs neither Ray nor torch here, and returns once the cluster has it.
 
     The package and the files that the configuration names are sent along. A job that is stopped, killed, or loses its
-    cluster goes on where it was when the same is submitted again.
+    cluster continues where it was when the same is submitted again.
 
     Args:
         config: the run; paths in it are those of the cluster's nodes.
-        address: of the cluster's dashboard, as http://10.0.0.1:8265.
+        address: of the cluster's dashboard, such as http://10.0.0.1:8265.
         kind: `refresh` or `embed`.
-        arguments: further options of that command, as `--limit 1000`.
-        install: have pip install what the extra `embed` names on each node, first; else versions are checked alone.
-        python: interpreter of the head that the job is begun with.
+        arguments: further options of that command, such as `--limit 1000`.
+        install: first let pip install what the extra `embed` names on each node; else versions are only checked.
+        python: interpreter of the head that starts the job.
         token: of the cluster; None for that of RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token.
 
     Raises:
@@ -165,7 +165,7 @@ def describe_job(
 def files_of(config: RunConfig) -> dict[str, bytes]:
     """Read what a job's package holds: the configuration, without the address of a cluster, its plan and own functions.
 
-    A file of own functions or classes is packed beside the others of its folder, which it may import by name where
+    A file of own functions or classes is packed next to the others of its folder, which it may import by name if
     `extra_files` names them. All other paths are those of the nodes.
 
     Raises:
@@ -192,7 +192,7 @@ def files_of(config: RunConfig) -> dict[str, bytes]:
 
 
 def local_paths(config: RunConfig) -> list[str]:
-    """Paths of a configuration that every node must see as this machine does; addresses are none."""
+    """Paths of a configuration that every node must see as this machine does; addresses are left out."""
     models = (config.main_model, *(model.uri for model in config.further_models if ".py:" not in model.uri))
     tables = (join.path for join in config.join)
     named = (config.store, *models, *(source.path for source in config.source), *tables)
@@ -200,7 +200,7 @@ def local_paths(config: RunConfig) -> list[str]:
 
 
 def new_job_id(kind: str) -> str:
-    """Make an id that tells kind and time: `refresh-20260102-030405-1a2b`."""
+    """Make an id from kind and time, such as `refresh-20260102-030405-1a2b`."""
     return f"{kind}-{utc_now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
@@ -208,7 +208,7 @@ def check_version(url: str, version: str) -> None:
     """Refuse a cluster whose Ray this package doesn't run on.
 
     Raises:
-        ConfigError: it is of such a version.
+        ConfigError: its version is not supported.
     """
     try:
         fits = SUPPORTED_RAY.contains(Version(version), prereleases=True)
@@ -222,10 +222,10 @@ def wanted_libraries(requirements: Callable[[str], list[str] | None] = requires)
     """Requirements of a run for pip: the package's own and those of its extra, without Ray, which nodes have.
 
     Args:
-        requirements: of a distribution, by its name.
+        requirements: gives those of a distribution, by its name.
 
     Raises:
-        ConfigError: this package is not installed here, so nothing tells them.
+        ConfigError: this package is not installed here, so its requirements are unknown.
     """
     try:
         lines = requirements("embedder")

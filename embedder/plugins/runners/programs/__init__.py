@@ -1,1 +1,1 @@
-"""Programs of the kinds; run by their paths, so they import pyarrow, NumPy and their framework, and one another."""
+"""Programs of the kinds, run by path; they import only pyarrow, NumPy, their framework, and one another."""

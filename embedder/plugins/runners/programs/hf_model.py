@@ -1,4 +1,4 @@
-"""Programs of the kind `hf`: models of transformers, of version 4.40 or later; Python 3.9.
+"""Programs of the kind `hf`: models of transformers, version 4.40 or later; Python 3.9.
 
 Legend: `B` rows, `T` tokens, `D` width, `E` embedding size.
 """
@@ -19,18 +19,13 @@ BOX_KEYS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class HfModel:
-    """Base of the programs: settings, device, and how a folder is opened; nothing is downloaded, no code of it run."""
+    """Base of the programs: settings, device, and opening a folder; downloads nothing and runs none of its code."""
 
     tokenizer: Any
     processor: Any
 
     def __init__(self, folder: str, **settings: Any) -> None:
-        """Note what to load.
-
-        Args:
-            folder: the checkpoint.
-            settings: as `embedder.plugins.runners.hf` has them.
-        """
+        """Note the checkpoint to load, and settings as in `embedder.plugins.runners.hf`."""
         self.folder, self.settings = folder, settings
 
     def load(self, device: str, num_threads: int) -> None:
@@ -49,11 +44,7 @@ class HfModel:
         raise NotImplementedError
 
     def load_pretrained(self, class_name: str) -> Any:
-        """Load the model by a class of transformers.
-
-        Args:
-            class_name: as `AutoModel`.
-        """
+        """Load the model by a class of transformers, such as `AutoModel`."""
         import transformers
 
         may_be_pickle = self.settings["allow_pickle"] and not any(Path(self.folder).glob("*.safetensors"))
@@ -63,11 +54,7 @@ class HfModel:
         return model.to(device=self.device, dtype=self.dtype).eval()
 
     def prepared_by(self, class_name: str) -> Any:
-        """Load a tokeniser or processor of the folder.
-
-        Args:
-            class_name: as `AutoTokenizer`.
-        """
+        """Load a tokeniser or processor of the folder by a class such as `AutoTokenizer`."""
         import transformers
 
         loader = getattr(transformers, class_name).from_pretrained
@@ -183,7 +170,7 @@ class HfPipeline(HfModel):
         return {"truncation": True, **limit}
 
     def _classes(self, column: Any) -> dict[str, Any]:
-        """Classes of pixels that are resized already: the same softmax or sigmoid as the pipeline's."""
+        """Classes of pixels that are already resized: the same softmax or sigmoid as the pipeline's."""
         with self.torch.inference_mode():
             logits = self.pipeline.model(pixel_values=self.pixel_values(column)).logits.float()
         config = self.pipeline.model.config
@@ -195,7 +182,7 @@ class HfPipeline(HfModel):
 
 
 class HfTexts(HfModel):
-    """Texts that a model writes: about images, or after texts."""
+    """Texts that a model writes: about images, or continuing texts."""
 
     def open(self) -> None:
         """Load the generator with its processor and tokeniser."""
@@ -242,7 +229,7 @@ CLASSES = {
 
 
 def images(column: Any) -> list[Any]:
-    """Make Pillow's images of structs of pixels, height and width."""
+    """Make Pillow images from structs of pixels, height and width."""
     from PIL import Image
 
     flat, heights, widths = (column.field(name) for name in ("pixels", "height", "width"))

@@ -11,7 +11,7 @@ import pyarrow as pa
 from .tensors import graph_inputs, in_pieces, join_outputs
 
 TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY"
-"""Variable without which ONNX Runtime keeps an id of this device, and sends events to its maker."""
+"""Variable that stops ONNX Runtime from keeping an id of this device and sending events to its maker."""
 ERRORS_ONLY = 3  # severity of ONNX Runtime's log
 
 
@@ -22,16 +22,11 @@ class OnnxGraph:
     most: int | None = None
 
     def __init__(self, path: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
-        """Note what to open."""
         self.path, self.inputs, self.outputs = path, inputs, outputs
 
     def load(self, device: str, num_threads: int) -> None:
-        """Open the session.
-
-        Raises:
-            ValueError: the graph has no such input or output, or ONNX Runtime here can't use the device.
-        """
-        os.environ[TELEMETRY_OFF] = "1"  # read while the library is imported
+        """Open the session; ValueError if the graph lacks an input or output, or the device can't be used here."""
+        os.environ[TELEMETRY_OFF] = "1"  # read when the library is imported
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

@@ -1,4 +1,4 @@
-"""Batches as graphs take them, and what graphs return as columns; NumPy and Arrow alone, Python 3.9.
+"""Batches as graphs take them, and graphs' results as columns; needs only NumPy and Arrow, and Python 3.9.
 
 Legend: `B` rows, `H, W` sides in px, `T` tokens of the longest caption.
 """
@@ -15,11 +15,9 @@ MAX_BYTE = 255.0
 
 
 def graph_inputs(batch: pa.RecordBatch, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Make the arrays of a batch by the names of the graph's inputs, in their order.
+    """Convert a batch to arrays by the names of the graph's inputs, in their order.
 
-    Args:
-        batch: the servable's inputs.
-        declared: settings of each, as `embedder.servables.columns` has them.
+    `declared` has each input's settings, as in `embedder.servables.columns`.
     """
     arrays: dict[str, Any] = {}
     for name, settings in declared.items():
@@ -34,7 +32,7 @@ def graph_inputs(batch: pa.RecordBatch, declared: Mapping[str, Mapping[str, Any]
 
 
 def pixels(column: Any, settings: Mapping[str, Any]) -> Any:
-    """Make pixels of a tensor column, uint8 (B, H, W, 3): (B, 3, H, W) or as they lie, scaled as the settings say."""
+    """Convert a tensor column, uint8 (B, H, W, 3), to pixels, (B, 3, H, W) or as is, scaled as the settings say."""
     x_BHWC = column.to_numpy_ndarray()
     preprocess = settings["preprocess"]
     if settings["values"] != "uint8":
@@ -46,7 +44,7 @@ def pixels(column: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def padded_ids(name: str, column: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Make token ids (B, T) of lists of int32, and their mask if the graph takes one."""
+    """Convert lists of int32 to token ids (B, T), and their mask if the graph takes one."""
     lengths = np.diff(column.offsets.to_numpy())
     width = settings["pad_to"] or int(lengths.max())
     is_token = np.arange(width) < lengths[:, None]
@@ -57,11 +55,7 @@ def padded_ids(name: str, column: Any, settings: Mapping[str, Any]) -> dict[str,
 
 
 def dense(column: Any, settings: Mapping[str, Any]) -> Any:
-    """Make an array (B, ...) of values, or of lists of one size.
-
-    Raises:
-        ValueError: a graph takes no such column, or its rows have different sizes.
-    """
+    """Convert values, or lists of one size, to an array (B, ...); ValueError for sizes or types that don't fit."""
     if settings["make"] != "column" or settings["type"] in ("string", "binary"):
         kind = settings["make"] if settings["make"] != "column" else settings["type"]
         raise ValueError(f"a graph takes pixels, token ids and numbers, and this input is {kind!r}")
@@ -76,15 +70,9 @@ def dense(column: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def in_pieces(arrays: Mapping[str, Any], least: int, most: int | None) -> list[tuple[int, dict[str, Any]]]:
-    """Cut arrays into pieces that a graph takes; the last one's last row is repeated where that is too short.
+    """Cut arrays into pieces of `least` to `most` rows (None: no limit); return each piece's own row count and arrays.
 
-    Args:
-        arrays: of one batch.
-        least: fewest rows of a call.
-        most: most rows; None: any number.
-
-    Returns:
-        For each piece its own number of rows, and the arrays.
+    If the last piece is too short, its last row is repeated; the row count excludes the copies.
     """
     num_rows = len(next(iter(arrays.values())))
     step = most or max(num_rows, 1)
@@ -102,11 +90,7 @@ def join_outputs(pieces: list[dict[str, Any]], declared: Mapping[str, Mapping[st
 
 
 def named_outputs(found: Any, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Name what a graph returned: one value, several in order, or several by name.
-
-    Raises:
-        ValueError: there are fewer outputs than declared, or one of a declared name lacks.
-    """
+    """Name a graph's results, one or several, in order or by name; ValueError if a declared one is missing."""
     if isinstance(found, Mapping):
         missing = [name for name in declared if name not in found]
         if missing:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from .tensors import graph_inputs, in_pieces, join_outputs, named_outputs
 
 ONLY_WEIGHTS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-"""Variable with which torch.load makes tensors and plain values whatever its caller asks for."""
+"""Variable that makes torch.load restrict itself to tensors and plain values, whatever its caller asks for."""
 WHOLE_PICKLES = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 CODE_FOLDERS = ("data/aotinductor/", "data/executorch/", "data/mtia")
 OBJECT_PREFIXES = ("custom_obj_", "opaque_obj_")
@@ -29,15 +29,10 @@ class TorchGraph:
     most: int | None = None
 
     def __init__(self, path: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any], **settings: Any) -> None:
-        """Note what to load."""
         self.path, self.inputs, self.outputs, self.settings = path, inputs, outputs, settings
 
     def load(self, device: str, num_threads: int) -> None:
-        """Load the graph.
-
-        Raises:
-            ValueError: the archive holds pickles or compiled code, or other inputs than declared.
-        """
+        """Load the graph; ValueError if the archive holds pickles or compiled code, or other inputs than declared."""
         import torch
 
         torch.set_num_threads(num_threads)
@@ -63,7 +58,7 @@ class ExportedGraph(TorchGraph):
     """Program that torch.export saved."""
 
     def open(self) -> Any:
-        """Read the archive; nothing but tensors and the graph is made of it, unless pickles are allowed."""
+        """Read the archive; only tensors and the graph are made from it, unless pickles are allowed."""
         import torch.export
 
         allow_pickle = self.settings["allow_pickle"]
@@ -86,14 +81,9 @@ class ExportedGraph(TorchGraph):
         return module if rows is None else self._compile(module, rows)
 
     def _compile(self, module: Any, rows: int) -> Any:
-        """Wrap the graph, whose first call then makes machine code for one number of rows.
+        """Wrap the graph, whose first call then compiles it for one number of rows; ValueError without a compiler.
 
-        Args:
-            module: the graph.
-            rows: of each call, or the most that the graph takes; short batches repeat their last row.
-
-        Raises:
-            ValueError: there is no compiler.
+        Each call has this number of rows, or at most as many as the graph takes; short batches repeat their last row.
         """
         compilers = [os.environ.get("CXX") or "g++", "clang++"]
         if self.device.type == "cpu" and not any(map(shutil.which, compilers)):
@@ -118,7 +108,7 @@ class ExportedGraph(TorchGraph):
 
 
 class ScriptedGraph(TorchGraph):
-    """Module that torch.jit saved, or with the user's leave one that was pickled."""
+    """Module that torch.jit saved, or with the user's permission one that was pickled."""
 
     def open(self) -> Any:
         """Read the archive."""
@@ -137,11 +127,7 @@ class ScriptedGraph(TorchGraph):
 
 @contextmanager
 def weights_only(is_on: bool) -> Iterator[None]:
-    """Let torch.load make nothing but tensors within the block: torch.export's reader falls back to whole pickles.
-
-    Args:
-        is_on: whether to.
-    """
+    """With `is_on`, limit torch.load to tensors within the block: torch.export's reader falls back to whole pickles."""
     before = {name: os.environ.pop(name, None) for name in (ONLY_WEIGHTS, WHOLE_PICKLES)}
     if is_on:
         os.environ[ONLY_WEIGHTS] = "1"
@@ -156,7 +142,7 @@ def check_archive(path: str) -> None:
     """Refuse a .pt2 that holds pickled objects or compiled code.
 
     Raises:
-        ValueError: it does, or its list of files is not one that two readers understand alike.
+        ValueError: it does, or two readers could understand its list of files differently.
     """
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()

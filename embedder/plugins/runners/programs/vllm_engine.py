@@ -1,4 +1,4 @@
-"""Program of the kind `vllm`: vLLM's engine in this process, given all rows of a block at once; Python 3.9.
+"""Program of the kind `vllm`: vLLM's engine in this process, which gets all rows of a block at once; Python 3.9.
 
 Legend: `B` rows, `E` embedding size.
 """
@@ -19,26 +19,16 @@ class VllmEngine:
     """Engine of a language model; a request for each row, batched by vLLM as their lengths allow."""
 
     def __init__(self, folder: str, **settings: Any) -> None:
-        """Note what to load.
-
-        Args:
-            folder: the checkpoint.
-            settings: as `embedder.plugins.runners.vllm` has them.
-        """
+        """Note the checkpoint to load, and settings as in `embedder.plugins.runners.vllm`."""
         self.folder, self.settings = folder, settings
 
     def load(self, device: str, num_threads: int) -> None:
-        """Load the model; nothing is downloaded or reported, no code of the checkpoint run.
-
-        Args:
-            device: torch's name of a device; vLLM takes the one that its build is for.
-            num_threads: torch's threads.
-        """
-        # Read when vLLM is imported. In one process: an engine of its own would outlive this one.
+        """Load the model without downloads, usage reports or the checkpoint's code; vLLM takes its build's device."""
+        # Read when vLLM is imported. In one process: an engine in its own process would outlive this one.
         os.environ.update(
             VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", VLLM_DO_NOT_TRACK="1", HF_HUB_OFFLINE="1"
         )
-        if device == "cpu":  # left to itself it takes nine tenths of the machine's memory, and a core for each thread
+        if device == "cpu":  # by default it takes nine tenths of the machine's memory, and a core for each thread
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self.settings["cache_gib"]))
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         import torch
@@ -77,11 +67,9 @@ class VllmEngine:
 
 
 def requests(batch: pa.RecordBatch, prompt: str) -> list[dict[str, Any]]:
-    """Make vLLM's requests of rows, in their order.
+    """Make vLLM's requests from rows, in their order.
 
-    Args:
-        batch: columns `text`, `image`, or both.
-        prompt: of each row, with its text in the place of {text}.
+    The batch has a column `text`, `image`, or both; `prompt` is of each row, with {text} replaced by its text.
     """
     names = batch.schema.names
     texts = batch.column("text").to_pylist() if "text" in names else [""] * batch.num_rows

@@ -1,5 +1,5 @@
 """Training of a twin tower: settings, batches, losses, augmentation, the step, checkpoints, deltas, metrics.
 
-`Trainer.step` takes any batch of tensors; no Ray, no media, no tables. `embedder.plugins.train.trainer.settings` and
-`embedder.retrieval.rank_metrics` need no torch. Nothing heavy is imported here.
+`Trainer.step` takes any batch of tensors: no Ray, media or tables here. `embedder.plugins.train.trainer.settings` and
+`embedder.retrieval.rank_metrics` need no torch. This module imports nothing heavy.
 """

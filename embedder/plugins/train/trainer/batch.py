@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class TrainBatch:
     """Images and captions; those of one concept are positives of each other, all others negatives.
 
-    A pair of image and caption is a concept of its own unless its source says more. Either side may be empty with
-    loss "concepts".
+    A pair of image and caption is its own concept unless its source says otherwise. With loss "concepts", either side
+    may be empty.
 
     Attributes:
         pixels: uint8 (N, H, H, 3).
@@ -26,14 +26,13 @@ class TrainBatch:
         token_ids: int32 (T,), caption after caption, with [CLS] and [SEP], without padding.
         token_lengths: int64 (M,), on the CPU; they sum to T.
         caption_concepts: int64 (M,).
-        image_keys: int64 (N,), on the CPU: one number for each item (`item_key`), which determines its augmentation
-            together with the epoch; None for no augmentation.
+        image_keys: int64 (N,), on the CPU: `item_key` of each item, which with the epoch determines its augmentation;
+            None for no augmentation.
         epoch: number of passes over the data so far.
-        caption_positives: bool (M, C), for loss "concepts" where a caption fits several concepts, or float32, the share
-            that each has, summing to 1; else None.
-        teacher_images: float32 (N, F), unit rows, a teacher's vectors of the images, NaN where it has none; None where
-            there is no teacher.
-        teacher_captions: float32 (M, F), the same of the captions.
+        caption_positives: for loss "concepts" if a caption fits several concepts: bool (M, C), or float32 with the
+            share of each, summing to 1; else None.
+        teacher_images: float32 (N, F), unit rows, NaN where the teacher has no vector; None without a teacher.
+        teacher_captions: float32 (M, F), likewise.
     """
 
     pixels: torch.Tensor
@@ -52,13 +51,7 @@ class TrainBatch:
 class FeatureBatch:
     """Outputs of frozen towers for a batch, computed once; enough to train the projections.
 
-    Attributes:
-        image_features: float32 (N, D), pooled, before the projection.
-        image_concepts: int64 (N,).
-        caption_features: float32 (M, D).
-        caption_concepts: int64 (M,).
-        teacher_images: as in `TrainBatch`.
-        teacher_captions: as in `TrainBatch`.
+    Features are float32 (N, D) and (M, D), pooled, before the projection; the rest is as in `TrainBatch`.
     """
 
     image_features: torch.Tensor
@@ -70,7 +63,7 @@ class FeatureBatch:
 
 
 def item_key(item_id: str) -> int:
-    """Hash an item's id to one int64, the same on every machine."""
+    """Hash an item's id to an int64 that is the same on every machine."""
     import hashlib
 
     return int.from_bytes(hashlib.sha256(item_id.encode()).digest()[:8], "little", signed=True)

@@ -10,7 +10,7 @@ from shards.errors import ModelError
 
 
 def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
-    """Write a state of tensors and plain values; after a crash the file is the old one or the new one."""
+    """Write a state of tensors and plain values; after a crash the file is either the old one or the new one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -25,11 +25,7 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a file of `save_checkpoint`; no code in it is run.
-
-    Raises:
-        ModelError: there is no such file, or it is broken.
-    """
+    """Read a file of `save_checkpoint`, without running code from it; ModelError if the file is missing or broken."""
     if not Path(path).is_file():
         raise ModelError(f"{path}: there is no such file; name a checkpoint of a training run")
     try:

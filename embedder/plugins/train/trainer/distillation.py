@@ -1,11 +1,10 @@
 """Losses by which a student learns from a teacher's vectors, and the map between spaces of different width.
 
-The teacher itself is not run: each row of a batch brings the vector that the teacher has of it, or NaN where it has
-none. Vectors are compared one by one, and by the similarities of each row to the others of the batch, which need no
-common space.
+The teacher itself is not run: each row of a batch carries the teacher's vector, or NaN where there is none. Vectors are
+compared one by one, and by each row's similarities to the other rows of the batch, which need no common space.
 
-Sources: Hinton et al. 2015, of softened targets; Wu et al. 2023 (TinyCLIP) and Yang et al. 2024 (CLIP-KD), of both
-losses for twin towers.
+Sources: Hinton et al. 2015 for softened targets; Wu et al. 2023 (TinyCLIP) and Yang et al. 2024 (CLIP-KD) for both
+losses on twin towers.
 
 Legend: `N` images, `M` captions, `R` rows, `C` columns, `E` embedding size of the student, `F` of the teacher.
 """
@@ -21,20 +20,14 @@ from torch.nn import functional
 from embedder.plugins.train.trainer.batch import FeatureBatch, TrainBatch
 from embedder.plugins.train.trainer.settings import DistillSettings
 
-LEAST_ROWS = 2  # of a similarity matrix: a softmax over one column says nothing
+LEAST_ROWS = 2  # in a similarity matrix: a softmax over one column says nothing
 
 
 class Distillation(nn.Module):
-    """Losses of one batch's embeddings against the teacher's, beside the run's own loss.
+    """Losses of a batch's embeddings against the teacher's, besides the run's own loss.
 
-    Where the widths differ, one linear map, which both towers share and which learns with them, leads from the
-    student's space into the teacher's. It belongs to the training, not to the model.
-
-    Args:
-        settings: weights of the losses, and the temperature.
-        teacher_dim: size of the teacher's space, F.
-        embedding_dim: size of the student's space, E.
-        seed: of the map.
+    Where the widths differ, one linear map leads from the student's space into the teacher's. Both towers share it and
+    it learns with them; it belongs to the training, not to the model.
     """
 
     def __init__(self, settings: DistillSettings, teacher_dim: int, embedding_dim: int, seed: int) -> None:
@@ -48,7 +41,7 @@ class Distillation(nn.Module):
 
     @property
     def identity(self) -> str:
-        """What a run and its resumption must have in common."""
+        """Values that a run and its resumption must have in common."""
         return json.dumps({**self.settings.model_dump(), "teacher_dim": self.teacher_dim})
 
     def forward(
@@ -58,13 +51,10 @@ class Distillation(nn.Module):
         batch: TrainBatch | FeatureBatch,
         compare_pairs: Callable[[], torch.Tensor],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Compute the weighted sum of the losses, and each before its weight; one without weight is not computed.
+        """Compute the weighted sum of the losses, and each before its weight; a loss without weight is not computed.
 
-        Args:
-            images_NE: float32 (N, E), unit rows; None where the batch has no images.
-            captions_ME: float32 (M, E), unit rows; None where it has no captions.
-            batch: the teacher's vectors of both.
-            compare_pairs: computes the run's own loss.
+        Embeddings are float32 unit rows, (N, E) and (M, E), or None for a side that the batch lacks. `compare_pairs`
+        computes the run's own loss.
         """
         weights = self.settings
         sides = [
@@ -91,35 +81,30 @@ class Distillation(nn.Module):
 
 
 def _mean(losses: list[torch.Tensor], sides: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Mean of losses; where no row can be compared, a zero that still has a gradient."""
+    """Mean of losses; if no row can be compared, a zero that still has a gradient."""
     if losses:
         return torch.stack(losses).mean()
     return torch.stack([student.sum() * 0 for student, _ in sides]).sum() if sides else torch.zeros(())
 
 
 def known_rows(student_RE: torch.Tensor, teacher_RF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of which the teacher has a vector, of both; the teacher's on the student's device."""
+    """Select the rows of both for which the teacher has a vector; the teacher's are moved to the student's device."""
     teacher = teacher_RF.to(student_RE.device)
     is_known = ~teacher.isnan().any(1)
     return student_RE[is_known], teacher[is_known]
 
 
 def vector_loss(student_RF: torch.Tensor, teacher_RF: torch.Tensor) -> torch.Tensor:
-    """Compute one minus the cosine of unit rows, the mean over rows; 0 of no rows.
-
-    It is half the squared distance of the two vectors.
-    """
+    """Compute the mean over rows of one minus the cosine of unit rows (half their squared distance); 0 for no rows."""
     return (1 - (student_RF * teacher_RF).sum(-1)).sum() / max(1, len(student_RF))
 
 
 def similarity_losses(sides: list[tuple[torch.Tensor, torch.Tensor]], temperature: float) -> list[torch.Tensor]:
-    """Compute the losses of all similarity matrices of a batch that are large enough, in nats.
+    """Compute the losses, in nats, of all similarity matrices of a batch that are large enough.
 
-    Between images and captions, both ways, and within each side, where a row's similarity to itself is left out.
-
-    Args:
-        sides: vectors of the student, (R, E), and of the teacher, (R, F), of images and of captions.
-        temperature: by which cosines are divided.
+    They are between images and captions, both ways, and within each side, where a row's similarity to itself is left
+    out. Each of the `sides` (images, captions) has the student's vectors, (R, E), and the teacher's, (R, F). Cosines
+    are divided by `temperature`.
     """
     losses = []
     for place, (student, teacher) in enumerate(sides):
@@ -141,6 +126,6 @@ def without_diagonal(square_RR: torch.Tensor) -> torch.Tensor:
 
 
 def row_divergence(student_RC: torch.Tensor, teacher_RC: torch.Tensor) -> torch.Tensor:
-    """Compute the Kullback-Leibler divergence of the softmax of each row from the teacher's; the mean over rows."""
+    """Compute the Kullback-Leibler divergence of each row's softmax from the teacher's; mean over rows."""
     ours, theirs = functional.log_softmax(student_RC, dim=1), functional.log_softmax(teacher_RC, dim=1)
     return functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)

@@ -28,13 +28,8 @@ def export_model(
 ) -> Path:
     """Write a model folder, whole or not at all.
 
-    Args:
-        folder: the folder to write; must not exist yet, or be empty, unless it may be replaced.
-        config: configuration of the model.
-        weights: every tensor of the model, by name.
-        tokenizer_json: content of tokenizer.json; None writes none.
-        dtype: name of the stored dtype.
-        replace: whether an existing model folder is replaced when the new one is complete.
+    `folder` must be empty or not exist yet. With `replace`, an existing model folder is replaced once the new one is
+    complete. `tokenizer_json` is the content of the file; None writes none. Weights are stored as `dtype`.
 
     Raises:
         ModelError: the folder isn't empty and may not be replaced.
@@ -54,13 +49,7 @@ def export_model(
 
 
 def read_logit(folder: Path, name: str, initial: float) -> float:
-    """Read the log of the inverse temperature, or SigLIP's bias, that training ended with.
-
-    Args:
-        folder: the model folder.
-        name: name of the tensor.
-        initial: value where it is missing.
-    """
+    """Read the final log of the inverse temperature, or SigLIP's bias, of a training; `initial` if it is missing."""
     files = find_weights(folder)
     return read_tensor(files, name, ()).float().item() if name in files else initial
 
@@ -68,18 +57,7 @@ def read_logit(folder: Path, name: str, initial: float) -> float:
 def write_delta(
     folder: str | Path, base: str | Path, weights: Mapping[str, torch.Tensor], names: tuple[str, ...], *, title: str
 ) -> Path:
-    """Write some layers of a model that was trained on a base, and the base's fingerprint.
-
-    Args:
-        folder: the folder to write; must not exist yet, or be empty.
-        base: the model folder that training began with; it isn't changed.
-        weights: the trained tensors by name.
-        names: names of the tensors to write.
-        title: name of the version.
-
-    Raises:
-        ModelError: the folder isn't empty.
-    """
+    """Write the tensors `names`, trained on `base`, and its fingerprint; ModelError if the folder isn't empty."""
     about = {"format_version": DELTA_FORMAT, "name": title, "base_fingerprint": model_fingerprint(base)}
     with staged_folder(Path(folder)) as stage:
         write_weights(stage, ((name, weights[name]) for name in names))

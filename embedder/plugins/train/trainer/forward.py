@@ -1,6 +1,6 @@
 """Forward pass of both towers in training: augmented images and padded captions to pooled features.
 
-Images are augmented on tensors, by random numbers that depend on (seed, epoch, the image's key) alone. So neither the
+Images are augmented as tensors, with random numbers that depend only on (seed, epoch, the image's key). So neither the
 number of workers nor the order of the images changes the result.
 
 Legend: `N` images, `M` captions, `H` side in px, `L` tokens of one image, `T` tokens of the longest caption, `D` width
@@ -26,7 +26,7 @@ from shards.reference import TwinTower
 # Random numbers of one image; patch dropout takes those after them.
 NUM_DRAWS = 24
 
-# YIQ: one axis of brightness, two of colour, so that a turn of the latter changes the hue.
+# YIQ: one axis of brightness, two of colour, so that rotating the latter changes the hue.
 _TO_YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.322), (0.211, -0.523, 0.312))
 
 _UINT64 = (1 << 64) - 1
@@ -35,16 +35,9 @@ _UINT64 = (1 << 64) - 1
 def image_features(
     towers: TwinTower, pixels_NHHC: torch.Tensor, batch: TrainBatch | None = None, settings: TrainSettings | None = None
 ) -> torch.Tensor:
-    """Run the vision tower on images, augmented where a batch and settings are given.
+    """Run the vision tower on images, uint8 (N, H, H, 3), augmented if a batch and settings are given.
 
-    Args:
-        towers: the model.
-        pixels_NHHC: uint8 (N, H, H, 3).
-        batch: keys and epoch that determine the augmentation; None for none.
-        settings: augmentation and patch dropout; None for none.
-
-    Returns:
-        (N, D), pooled, in the compute dtype.
+    The batch's keys and epoch determine the augmentation. Features are (N, D), pooled, in the compute dtype.
 
     Raises:
         ModelError: pixels aren't of the model's size.
@@ -76,18 +69,13 @@ def _pool(towers: TwinTower, pixels_N3HH: torch.Tensor, kept_NK: torch.Tensor | 
 
 
 def caption_features(towers: TwinTower, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Run the text tower on packed captions, in groups of similar length, so that there is little padding.
+    """Run the text tower on packed captions, in groups of similar length to save padding.
 
-    Args:
-        towers: the model.
-        token_ids: int32 (tokens of all captions,).
-        lengths: int64 (M,), on the CPU, tokens of each caption.
-
-    Returns:
-        (M, D), pooled, in the compute dtype.
+    `token_ids` are int32 of all captions, `lengths` int64 (M,) on the CPU. Features are (M, D), pooled, in the compute
+    dtype.
 
     Raises:
-        ModelError: an id is outside the vocabulary, or a caption too long.
+        ModelError: an id is outside the vocabulary, or a caption is too long.
     """
     towers.config.required_text.check_input(token_ids, lengths)
     captions = TowerState(token_ids, lengths)
@@ -97,18 +85,9 @@ def caption_features(towers: TwinTower, token_ids: torch.Tensor, lengths: torch.
 
 
 def draw(keys: torch.Tensor, seed: int, epoch: int, num_draws: int) -> torch.Tensor:
-    """Draw random numbers for each item.
+    """Draw random numbers for each item's key, int64 (N,); float32 (N, K) in [0, 1).
 
-    Args:
-        keys: int64 (N,), one for each item.
-        seed: of the run.
-        epoch: number of passes over the data so far.
-        num_draws: K, numbers for each item.
-
-    Returns:
-        float32 (N, K) in [0, 1).
-
-    Source: SplitMix64 (Steele et al. 2014), run as a counter over draws from a state mixed of key, seed and epoch.
+    Source: SplitMix64 (Steele et al. 2014), run as a counter over draws from a state mixed from key, seed and epoch.
     """
     start = np.uint64(_mix(np.array([(seed * 0x9E3779B97F4A7C15 + epoch) & _UINT64], np.uint64))[0])
     state = _mix(keys.cpu().numpy().astype(np.int64).view(np.uint64) ^ start)
@@ -123,15 +102,9 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def augment(pixels_N3HH: torch.Tensor, settings: AugmentSettings, draws_NK: torch.Tensor) -> torch.Tensor:
-    """Vary colours and geometry of images, and erase rectangles.
+    """Vary colours and geometry of images, float32 (N, 3, H, H) in [0, 1], and erase rectangles.
 
-    Args:
-        pixels_N3HH: float32 in [0, 1].
-        settings: largest changes.
-        draws_NK: float32 in [0, 1), `NUM_DRAWS` for each image.
-
-    Returns:
-        float32 (N, 3, H, H) in [0, 1].
+    `draws_NK` are `NUM_DRAWS` float32 in [0, 1) for each image.
     """
     if settings.is_off or not len(pixels_N3HH):
         return pixels_N3HH
@@ -147,7 +120,7 @@ def _to_range(numbers: Iterator[torch.Tensor], largest: float) -> torch.Tensor:
 
 
 def _vary_colours(pixels: torch.Tensor, settings: AugmentSettings, numbers: Iterator[torch.Tensor]) -> torch.Tensor:
-    """Turn the hue, then saturation, contrast about the middle grey, brightness and a ramp of light."""
+    """Change hue, then saturation, contrast around middle grey, brightness and a ramp of light."""
     to_yiq = torch.tensor(_TO_YIQ, device=pixels.device)
     angle = _to_range(numbers, settings.hue) * 2 * math.pi
     saturation = 1 + _to_range(numbers, settings.saturation)
@@ -173,7 +146,7 @@ def _light(settings: AugmentSettings, numbers: Iterator[torch.Tensor], side: int
 
 
 def _move(pixels: torch.Tensor, settings: AugmentSettings, numbers: Iterator[torch.Tensor]) -> torch.Tensor:
-    """Turn, scale, shear, mirror and move, in one resampling."""
+    """Rotate, scale, shear, mirror and shift, in one resampling."""
     angle = _to_range(numbers, math.radians(settings.rotate_deg))
     scale_x, scale_y = (torch.exp(_to_range(numbers, math.log1p(settings.scale))) for _ in range(2))
     shear_x, shear_y = (_to_range(numbers, settings.shear) for _ in range(2))
@@ -188,7 +161,7 @@ def _move(pixels: torch.Tensor, settings: AugmentSettings, numbers: Iterator[tor
         1,
     )
     grid = functional.affine_grid(matrix, list(pixels.shape), align_corners=False)
-    # Pixels from outside are zeros; shifted, so that they become `fill`.
+    # Pixels from outside are zeros; shift values so that they become `fill`.
     return functional.grid_sample(pixels - settings.fill, grid, align_corners=False) + settings.fill
 
 

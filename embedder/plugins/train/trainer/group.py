@@ -1,12 +1,12 @@
 """Process group of workers that train one model: each embeds its share of every batch, the loss sees all of it.
 
 A contrastive loss compares each image with all captions of the batch. So embeddings are gathered over the workers,
-every worker computes the loss of the whole batch, and sends gradients back through its own rows only; the sum of the
+every worker computes the loss of the whole batch, and sends gradients back only through its own rows. The sum of the
 workers' gradients is then that of one worker with the whole batch. Sums are sent in one message per step.
 
-BatchNorm, which only a convolutional stem has, is the exception: each worker normalises by the statistics of its own
+The exception is BatchNorm, which only a convolutional stem has: each worker normalises by the statistics of its own
 share, as torch's DistributedDataParallel does, and the running statistics are averaged, so that all workers hold the
-same. Such a run is equivalent to that of one worker, not equal in numbers.
+same. Such a run is equivalent to that of one worker, but not equal in numbers.
 
 Workers are started elsewhere.
 
@@ -26,29 +26,24 @@ AnyBatch = TrainBatch | FeatureBatch
 
 
 class ProcessGroup:
-    """Rank of this process among the workers, and their collective operations.
-
-    They are those of the group that `torch.distributed.init_process_group` made.
-    """
+    """Rank of this process, and collective operations of the group that `torch.distributed.init_process_group` made."""
 
     def __init__(self) -> None:
         self.rank = distributed.get_rank()
         self.size = distributed.get_world_size()
 
     def gather(self, rows_RE: torch.Tensor) -> torch.Tensor:
-        """Gather all workers' rows in the order of their ranks, (S, E); any number each. Own rows keep their gradient.
+        """Gather all workers' rows in the order of their ranks, (S, E); own rows keep their gradient.
 
-        All workers must call it, with the same dtype and the same sizes after the first.
+        All workers must call it, with any number of rows, but the same dtype and the same sizes after the first.
         """
         gathered: torch.Tensor = _GatherRows.apply(rows_RE, self)
         return gathered
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter], means: Sequence[torch.Tensor] = ()) -> None:
-        """Sum gradients over the workers, in place.
+        """Sum gradients over the workers, in place; a gradient stays None if it is None on every worker.
 
-        Args:
-            parameters: float32; a gradient stays None where it is None on every worker.
-            means: float32 tensors that are averaged over the workers in the same message.
+        `means` are float32 tensors that are averaged over the workers in the same message.
         """
         device = parameters[0].device
         has_gradient = torch.tensor([each.grad is not None for each in parameters], dtype=torch.float32, device=device)
@@ -69,7 +64,7 @@ class ProcessGroup:
         return int(summed)
 
     def gather_values(self, rows: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        """Gather all workers' rows without gradients, (S, ...), and the number of rows of each."""
+        """Gather all workers' rows without gradients, (S, ...), and the number of rows of each worker."""
         counts = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(self.size)]
         distributed.all_gather(counts, torch.tensor([len(rows)], device=rows.device))
         sizes = [int(count) for count in counts]
@@ -82,7 +77,7 @@ class ProcessGroup:
 
 
 class _GatherRows(torch.autograd.Function):
-    """Rows of all workers; in the backward pass, each worker takes the gradient of its own.
+    """Rows of all workers; in the backward pass, each worker takes the gradient of its own rows.
 
     The backward pass sends no message, so it doesn't matter which workers have rows that learn.
     """
@@ -105,14 +100,10 @@ def gather_batch(
     batch: AnyBatch,
     none_0E: torch.Tensor,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, AnyBatch]:
-    """Gather what the loss reads of the whole batch.
+    """Gather what the loss needs of the whole batch; all workers must call this.
 
-    Args:
-        group: the workers; all of them must call this.
-        images_RE: embeddings of this worker's images; None where its share has none.
-        captions_RE: embeddings of its captions; None where its share has none.
-        batch: the share. Concepts are gathered; pixels, tokens and features stay those of the share.
-        none_0E: float32 (0, E) on the embeddings' device.
+    Embeddings are None where this worker's share has none; then `none_0E`, float32 (0, E) on their device, stands in.
+    Concepts are gathered; pixels, tokens and features stay those of the share.
     """
     images, captions = (group.gather(none_0E if rows is None else rows) for rows in (images_RE, captions_RE))
 

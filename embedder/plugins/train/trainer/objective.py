@@ -1,8 +1,8 @@
-"""Loss of one batch's embeddings, and the parameters that are trained beside the towers.
+"""Loss of one batch's embeddings, and the parameters that are trained next to the towers.
 
-A concept may have several images and several captions.
+A concept may have several images and several captions. Losses are in float32, whatever the compute dtype.
 
-Legend: `N` images, `M` captions, `C` concepts, `E` embedding size. All in float32, whatever the compute dtype.
+Legend: `N` images, `M` captions, `C` concepts, `E` embedding size.
 """
 
 import math
@@ -16,7 +16,7 @@ from embedder.plugins.train.trainer.settings import TrainSettings
 from shards.errors import ModelError
 from shards.fresh import INITIAL_LOGIT_SCALE
 
-# SigLIP starts with all pairs taken for negatives. Source: Zhai et al. 2023, section 3.
+# SigLIP starts by taking all pairs for negatives. Source: Zhai et al. 2023, section 3.
 INITIAL_SIGLIP_BIAS = -10.0
 
 
@@ -30,7 +30,7 @@ class Objective(nn.Module):
         self.logit_bias = nn.Parameter(torch.tensor(INITIAL_SIGLIP_BIAS)) if settings.loss == "siglip" else None
         if settings.loss == "concepts":
             generator = torch.Generator().manual_seed(settings.seed)
-            # About unit length: AdamW's steps are of the learning rate's size, so longer rows would hardly turn.
+            # About unit length: AdamW's steps have the size of the learning rate, so longer rows would hardly turn.
             rows = torch.randn(settings.num_concepts, embedding_dim, generator=generator) / math.sqrt(embedding_dim)
             self.prototypes = nn.Parameter(rows)
 
@@ -47,15 +47,10 @@ class Objective(nn.Module):
     def forward(
         self, images_NE: torch.Tensor | None, captions_ME: torch.Tensor | None, batch: TrainBatch | FeatureBatch
     ) -> torch.Tensor:
-        """Compute the loss of unit embeddings.
-
-        Args:
-            images_NE: float32 (N, E); None where the batch has no images.
-            captions_ME: float32 (M, E); None where it has no captions.
-            batch: the concepts of both.
+        """Compute the loss of unit embeddings, float32 (N, E) and (M, E); None for a side that the batch lacks.
 
         Raises:
-            ModelError: a pair loss got one side only.
+            ModelError: a pair loss got only one side.
         """
         scale = self.logit_scale.exp()
         if self.settings.loss == "concepts":
@@ -79,7 +74,7 @@ class Objective(nn.Module):
         batch: TrainBatch | FeatureBatch,
         scale: torch.Tensor,
     ) -> torch.Tensor:
-        """Sum of the losses of the sides that the batch has, each against the prototypes."""
+        """Sum the losses of the batch's sides, each against the prototypes."""
         prototypes = functional.normalize(self.prototypes, dim=-1)
         smoothing, losses = self.settings.label_smoothing, []
         if images_NE is not None:
@@ -106,8 +101,7 @@ def positives_of(row_concepts: torch.Tensor, column_concepts: torch.Tensor) -> t
 def clip_loss(logits_NM: torch.Tensor, positives_NM: torch.Tensor) -> torch.Tensor:
     """Compute CLIP's loss: softmax over captions for each image and over images for each caption; mean of both.
 
-    A row's target is spread evenly over its positives; with one positive a row this is CLIP's loss. A row without a
-    positive has no target and doesn't count.
+    A row's target is spread evenly over its positives. A row without positives has no target and doesn't count.
 
     Source: Radford et al. 2021 (CLIP); several positives as in Khosla et al. 2020, `L_out`.
     """
@@ -135,12 +129,9 @@ def concept_loss(
 ) -> torch.Tensor:
     """Compute the softmax loss over all concepts' prototypes.
 
-    Args:
-        logits_NC: scores against each prototype.
-        concepts: int64 (N,), the correct ones.
-        positives_NC: bool (N, C), where several are correct; the target is spread evenly over them. Or float32: the
-            share of the target that each has, summing to 1.
-        smoothing: share of the target that is spread over all concepts.
+    `concepts` are the correct ones, int64 (N,). Where several are correct, `positives_NC` is bool (the target is spread
+    evenly over them) or float32 (the share of each, summing to 1). `smoothing` is the share of the target that is
+    spread over all concepts.
     """
     if positives_NC is None:
         return functional.cross_entropy(logits_NC.float(), concepts, label_smoothing=smoothing)
@@ -153,14 +144,11 @@ def alignment_loss(
 ) -> torch.Tensor:
     """Compute one minus the cosine to the mean of the correct prototypes; the mean over captions.
 
-    A softmax only asks that the correct prototype is nearer than all others, however far it is; captions far from the
-    mean of their images find images of another style badly.
+    A softmax only asks that the correct prototype is nearer than all others, however far it is. But captions far from
+    the mean of their images find images of another style badly.
 
-    Args:
-        captions_ME: float32 (M, E), unit rows.
-        prototypes_CE: float32 (C, E), unit rows.
-        concepts: int64 (M,), the correct ones.
-        positives_MC: bool (M, C), where several are correct, or float32, the weight of each; else None.
+    Captions and prototypes are unit rows. `concepts` are the correct ones, int64 (M,). Where several are correct,
+    `positives_MC` is bool (M, C), or float32 with the weight of each; else None.
     """
     if positives_MC is None:
         targets = prototypes_CE[concepts]

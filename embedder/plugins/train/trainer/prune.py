@@ -1,7 +1,7 @@
-"""Pruning of layers: a smaller model folder from some layers of a larger one, as a start for training.
+"""Pruning of layers: a smaller model folder from some layers of a larger model, as a start for training.
 
-A layer keeps its weights to the bit. Everything else (embeddings, norms, poolers, projections, the tokeniser, the
-temperature) is copied. Of layers that share weights the set stays, and is applied less often.
+A kept layer keeps its weights bit for bit. Everything else (embeddings, norms, poolers, projections, tokeniser,
+temperature) is copied. Layers that share weights keep them, and apply them less often.
 """
 
 from collections.abc import Mapping
@@ -18,15 +18,10 @@ from shards.weights import find_weights
 
 
 def prune_model(source: Path, folder: Path, layers: Mapping[str, LayerChoice]) -> Path:
-    """Write a model folder with some layers of another one.
-
-    Args:
-        source: the model folder; it isn't changed.
-        folder: the folder to write; must not exist yet, or be empty.
-        layers: layers to keep, by side.
+    """Write a model folder with the chosen layers, by side, of another one; `folder` must be empty or not exist yet.
 
     Raises:
-        ModelError: the layers chosen are not there, or don't fit behind one another.
+        ModelError: the chosen layers don't exist, or don't fit after one another.
     """
     config = load_model_config(source)
     towers: dict[str, Tower] = {}
@@ -46,14 +41,14 @@ def prune_model(source: Path, folder: Path, layers: Mapping[str, LayerChoice]) -
 
 
 def _prune(tower: Tower, choice: LayerChoice, where: str) -> tuple[Tower, dict[str, str]]:
-    """Tower of the chosen layers, and for each tensor of its layers the name in the larger tower."""
+    """Return a tower of the chosen layers and, for each tensor of its layers, its name in the larger tower."""
     try:
         chosen = chosen_layers(choice, tower.num_layers)
     except ValueError as error:
         raise ModelError(f"{where}: {error}") from None
     smaller = tower.at_depth(len(chosen))
     origins: dict[str, str] = {}
-    for place, layer in reversed(list(enumerate(chosen))):  # of several that share weights, the first one counts
+    for place, layer in reversed(list(enumerate(chosen))):  # if several share weights, the first one counts
         ours, theirs = smaller.weights_of(place), tower.weights_of(layer)
         shapes = smaller.shapes_of(ours)
         if shapes != tower.shapes_of(theirs):

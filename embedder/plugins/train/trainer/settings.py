@@ -1,4 +1,4 @@
-"""Settings of a training run, and what follows from them: rates of each step, tensors that learn. Pure; no torch."""
+"""Settings of a training run, and what follows from them: rate of each step, tensors that learn. Pure; no torch."""
 
 import math
 import re
@@ -16,9 +16,9 @@ from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE, is_table
 Loss = Literal["clip", "siglip", "concepts"]
 What = Literal["all", "vision_frozen", "text_frozen", "projections", "layers"]
 
-MAX_WARMUP_STEPS = 100  # where none are set
+MAX_WARMUP_STEPS = 100  # if none are set
 
-# Parameters of the losses, trained beside the towers, with the temperature and SigLIP's bias.
+# Parameters of the losses, trained next to the towers, with the temperature and SigLIP's bias.
 PROTOTYPES = "prototypes"
 TEACHER_MAP = "teacher_map"
 
@@ -117,7 +117,7 @@ class TrainSettings(ModelSection):
 
     @model_validator(mode="after")
     def _warm_up_of_length(self) -> Self:
-        """Fit a warm-up that nobody set to the length of the run."""
+        """Shorten the default warm-up to fit the length of the run."""
         if "warmup_steps" not in self.model_fields_set:
             object.__setattr__(self, "warmup_steps", min(MAX_WARMUP_STEPS, self.num_steps // 10))
         return self
@@ -148,14 +148,10 @@ def _text(layers: LayerRange) -> str:
 
 
 def chosen_layers(choice: LayerChoice, num_layers: int | None) -> list[int]:
-    """Find the numbers of the layers that are kept.
-
-    Args:
-        choice: as a configuration has it.
-        num_layers: of the tower; None where it isn't known yet.
+    """Return the numbers of the layers to keep; `num_layers` is None while the tower isn't known yet.
 
     Raises:
-        ValueError: the choice is of no known form, chooses nothing, or more than there is.
+        ValueError: the choice has an unknown form, or chooses no layers or more than there are.
     """
     if not isinstance(choice, str):
         is_rising = all(one < two for one, two in pairwise(choice))
@@ -180,9 +176,9 @@ def chosen_layers(choice: LayerChoice, num_layers: int | None) -> list[int]:
 def learning_rate_at(step: int, settings: TrainSettings) -> float:
     """Compute the learning rate: linear warm-up, then half a cosine down to the final rate, which is then kept.
 
-    With `cooldown_steps` the rate is constant in between, so that a run can be made longer without starting again.
+    With `cooldown_steps` the rate is constant in between, so that a run can be extended without starting again.
 
-    Source: of the cool-down, Hu et al. 2024 (MiniCPM), "warmup-stable-decay".
+    Source of the cool-down: Hu et al. 2024 (MiniCPM), "warmup-stable-decay".
     """
     if step < settings.warmup_steps:
         return settings.learning_rate * (step + 1) / settings.warmup_steps
@@ -195,7 +191,7 @@ def learning_rate_at(step: int, settings: TrainSettings) -> float:
 
 
 def ema_decay_at(step: int, settings: TrainSettings) -> float:
-    """Compute the decay of the averaged weights at one step; lower at first, when they are still untrained.
+    """Compute the decay of the averaged weights at one step; lower at first, while the weights are still untrained.
 
     Source: the ramp (1 + t) / (10 + t) of TensorFlow's `ExponentialMovingAverage(num_updates)`.
     """
@@ -203,13 +199,7 @@ def ema_decay_at(step: int, settings: TrainSettings) -> float:
 
 
 def is_trainable(name: str, config: ModelConfig, settings: TrainSettings) -> bool:
-    """Whether a tensor learns.
-
-    Args:
-        name: as in the model folder; or one of `LOGIT_SCALE`, `LOGIT_BIAS`, `PROTOTYPES`, `TEACHER_MAP`.
-        config: the model.
-        settings: the trainable part.
-    """
+    """Whether a tensor learns; `name` is as in the model folder, or a loss's parameter (`LOGIT_SCALE` etc.)."""
     if name == TEACHER_MAP:
         return True
     if name in (PROTOTYPES, LOGIT_SCALE, LOGIT_BIAS):
@@ -218,7 +208,7 @@ def is_trainable(name: str, config: ModelConfig, settings: TrainSettings) -> boo
 
 
 def _trainable_prefixes(config: ModelConfig, settings: TrainSettings) -> tuple[str, ...]:
-    """Prefixes of the names of the towers' tensors that learn; of a layer, those of the weights that it applies."""
+    """Name prefixes of the towers' tensors that learn; for a layer, those of the weights that it applies."""
     match settings.what:
         case "all":
             return ("vision", "text")

@@ -5,7 +5,7 @@
         print(trainer.step(batch).loss)
     trainer.export("models/mine", name="mine")
 
-All randomness depends on the settings' seed, the epoch and the items' keys alone, so a state contains no generator, and
+All randomness depends only on the settings' seed, the epoch and the items' keys. So a state contains no generator, and
 resumed training equals uninterrupted training.
 
 Legend: `N` images, `M` captions, `D` width of a tower, `E` embedding size.
@@ -53,17 +53,9 @@ FEW_TOKENS = 128
 class StepMetrics:
     """Metrics of one step.
 
-    Attributes:
-        step: number of steps done, this one included.
-        loss: loss before the step.
-        learning_rate: rate of the step.
-        grad_norm: norm of all gradients together, before clipping.
-        logit_scale: inverse temperature after the step.
-        num_images: number of images in the batch.
-        num_captions: number of captions in the batch.
-        pair_loss: with a teacher, the run's own loss, before its weight; None where it has none.
-        vector_loss: of the teacher's vectors, before its weight.
-        similarity_loss: of the teacher's similarities, before its weight.
+    The loss is from before the step, `grad_norm` is the norm of all gradients together before clipping, `logit_scale`
+    is the inverse temperature after the step. With a teacher, the run's own loss (`pair_loss`) and the losses of the
+    teacher's vectors and similarities are given before their weights; None for a loss that the run lacks.
     """
 
     step: int
@@ -78,7 +70,7 @@ class StepMetrics:
     similarity_loss: float | None = None
 
     def values(self) -> dict[str, float]:
-        """Values by name, without those that the run has not."""
+        """Values by name, without those that the run lacks."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -91,10 +83,10 @@ class Trainer:
         device: torch device.
         tokenizer_json: content of tokenizer.json for the export; by default that of the model folder.
         group: workers that train together, each with a trainer of the same state and its share of each batch.
-        teacher: settings of the losses against a teacher's vectors, and the size of these; None without a teacher.
+        teacher: settings of the losses against a teacher's vectors, and their size; None without a teacher.
 
     Raises:
-        ModelError: the folder is no model folder.
+        ModelError: the folder is not a model folder.
     """
 
     def __init__(
@@ -133,11 +125,7 @@ class Trainer:
         self._optimizer = self._make_optimizer()
 
     def step(self, batch: TrainBatch | FeatureBatch) -> StepMetrics:
-        """Train on one batch; in a group, on this worker's share of it.
-
-        Raises:
-            ModelError: the batch doesn't fit the model or the loss, or the loss is no finite number.
-        """
+        """Train on a batch, or this worker's share; ModelError if it doesn't fit or the loss is not finite."""
         rate = learning_rate_at(self.num_steps_done, self.settings)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -171,11 +159,7 @@ class Trainer:
         )
 
     def tower_features(self, batch: TrainBatch) -> FeatureBatch:
-        """Run frozen towers once, without augmentation, for batches that train the projections.
-
-        Raises:
-            ModelError: the towers aren't frozen.
-        """
+        """Run frozen towers once, without augmentation, to train the projections; ModelError if they aren't frozen."""
         if self.settings.what != "projections":
             raise ModelError(f'what is "{self.settings.what}": features stay valid only with what = "projections"')
         with torch.no_grad(), self._compute_dtype():
@@ -203,7 +187,7 @@ class Trainer:
         return torch.cat(parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """State that resuming needs, as tensors and plain values; `save_checkpoint` writes it."""
+        """State for resuming, as tensors and plain values; `save_checkpoint` writes it."""
         state = {
             "version": STATE_VERSION,
             "config": self.config.to_json(),
@@ -219,11 +203,7 @@ class Trainer:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state.
-
-        Raises:
-            ModelError: the state is of another model or of other settings.
-        """
+        """Continue from a state; ModelError if the state is of another model or of other settings."""
         expected = {"config": self.config.to_json(), "settings": self.settings.model_dump_json()}
         teacher = None if self.teacher is None else self.teacher.identity
         for key, value in {"version": STATE_VERSION, **expected, "teacher": teacher}.items():
@@ -239,7 +219,7 @@ class Trainer:
         decays = [group["weight_decay"] for group in self._optimizer.param_groups]
         self._optimizer.load_state_dict(state["optimizer"])
         for group, decay in zip(self._optimizer.param_groups, decays, strict=True):
-            group["weight_decay"] = decay  # of these settings, also where a script continues with others
+            group["weight_decay"] = decay  # of these settings, even where a script continues with others
         self.num_steps_done = state["num_steps_done"]
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -253,28 +233,12 @@ class Trainer:
         return found | {name: each.detach().cpu() for name, each in logits.items() if each is not None}
 
     def export(self, folder: str | Path, name: str, *, dtype: str = "float32", replace: bool = False) -> Path:
-        """Write the averaged weights as a model folder that every command accepts.
-
-        Args:
-            folder: the folder to write; must not exist yet, or be empty, unless it may be replaced.
-            name: name of the model.
-            dtype: name of the stored dtype; weights are cast when they are loaded.
-            replace: whether an existing model folder is replaced when the new one is complete.
-
-        Raises:
-            ModelError: the folder isn't empty and may not be replaced.
-        """
+        """Write the averaged weights as a model folder that every command accepts; see `export_model`."""
         config = self.config.model_copy(update={"name": name, "trained": True})
         return export_model(Path(folder), config, self.weights(), self.tokenizer_json, dtype=dtype, replace=replace)
 
     def export_delta(self, folder: str | Path, name: str) -> Path:
-        """Write the layers that learned, and only those, as a small delta over the base, which isn't changed.
-
-        `apply_delta` makes a model folder of both.
-
-        Args:
-            folder: the folder to write; must not exist yet, or be empty.
-            name: name of this version.
+        """Write only the layers that learned, as a small delta over the unchanged base; `apply_delta` combines both.
 
         Raises:
             ModelError: training began with fresh weights, or the folder isn't empty.
@@ -336,7 +300,7 @@ class Trainer:
             self.towers.vision.patch_embed.train()
 
     def _choose_attention(self) -> None:
-        """Turn off fused attention on CPUs: over few tokens its backward pass takes a third of a step."""
+        """Turn off fused attention on CPUs: with few tokens, its backward pass takes a third of a step."""
         if self.device.type != "cpu":
             return
         vision, text = self.config.required_vision, self.config.required_text
