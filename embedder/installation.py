@@ -125,7 +125,7 @@ class UnmetRequirement:
 
 
 def unmet_requirements() -> list[UnmetRequirement]:
-    """Find packages that are missing or too old: of the light installation, and of each extra whose packages are all here.
+    """Find packages that are missing or too old: of the light installation, and of each extra that is complete.
 
     pip prevents this, except with `--no-deps` or in an image that was built without pip.
     """

@@ -41,8 +41,8 @@ class TypeCosts(JsonText):
     """Costs on one node type.
 
     `costs` are those of the model in one replica, on a GPU or one core; `host` has the CPU seconds outside the stages
-    without Ray's own; `memory_bytes` is that of a GPU, 0 without GPUs; `core_share` is the share of its cores' time that
-    busy processes get, below 1 under a quota.
+    without Ray's own; `memory_bytes` is that of a GPU, 0 without GPUs; `core_share` is the share of its cores' time
+    that busy processes get, below 1 under a quota.
     """
 
     __pydantic_config__ = STRICT
@@ -237,8 +237,8 @@ def problem_of_cluster(
 ) -> PlacementProblem:
     """State the planner's problem for the cluster: one pool per node type, whose cores have their own speed.
 
-    Stages on nodes with GPUs use only the GPUs; the cores there do the work outside the stages. `mix` holds means over the
-    items, and `caps` are `memory_cap_bytes` and `weights_cap_bytes` of one replica.
+    Stages on nodes with GPUs use only the GPUs; the cores there do the work outside the stages. `mix` holds means over
+    the items, and `caps` are `memory_cap_bytes` and `weights_cap_bytes` of one replica.
     """
     usual = max(found.types, key=lambda each: (not each.num_gpus, found.cores(each)))
     usual_s = found.costs[usual.name].host.item_s(mix)

@@ -17,9 +17,9 @@ RAY_PREFIX = "ray.io/"  # of labels that only Ray sets
 class NodeHardware:
     """What is known of a node before any measurement there.
 
-    `node` is Ray's description, `cores` the CPU seconds that Ray's processes may spend there per second, `memory_bytes`
-    main memory, `machine` the key of measurements on it (`embedder.planning.profile.machine_key`), and `has_bf16` whether
-    its cores have bfloat16 instructions.
+    `node` is Ray's description, `cores` the CPU seconds that Ray's processes may spend there per second,
+    `memory_bytes` main memory, `machine` the key of measurements on it (`embedder.planning.profile.machine_key`), and
+    `has_bf16` whether its cores have bfloat16 instructions.
     """
 
     node: Node
@@ -43,8 +43,8 @@ class NodeHardware:
 class NodeType:
     """Nodes that compute equally fast, at least one.
 
-    `name` is that used in plans (see `shards.plan.PlannedStage`); `ray_type` is Ray's name of their GPUs, None for CPUs or
-    if Ray has no name for them.
+    `name` is that used in plans (see `shards.plan.PlannedStage`); `ray_type` is Ray's name of their GPUs, None for CPUs
+    or if Ray has no name for them.
     """
 
     name: str
@@ -99,7 +99,7 @@ def node_types(nodes: Iterable[NodeHardware], type_label: str) -> tuple[NodeType
 
 
 def _check_cpus(groups: Sequence[Sequence[NodeHardware]], type_label: str) -> None:
-    """Raise `ConfigError` if nodes without GPUs differ in speed and at least one lacks the label that tells them apart."""
+    """Raise `ConfigError` if nodes without GPUs differ in speed and one lacks the label that tells them apart."""
     nodes = [facts for group in groups for facts in group]
     label = "type" if type_label.startswith(RAY_PREFIX) else type_label  # nobody but Ray may set Ray's labels
     for facts, other in product((facts for facts in nodes if not facts.node.device_type), nodes):

@@ -45,7 +45,7 @@ class ItemSample:
 
 
 def sample_items(rows: RowSettings, model: Model, listing: pa.Table | None = None) -> ItemSample:
-    """Decode items that are evenly spread over a listing (of `embedder.sources.listing`); None uses the shipped images."""
+    """Decode items spread evenly over a listing of `embedder.sources.listing`; None uses the shipped images."""
     if listing is None or listing.num_rows == 0:
         with shipped_source() as source:
             listing = pa.concat_tables(list(list_sources([source])))
