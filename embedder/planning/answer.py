@@ -187,7 +187,7 @@ def _measured_cluster(request: _Request) -> "ClusterCosts":
 
 
 def _costs(request: _Request, fleet: Fleet) -> tuple[dict[str, ModelCosts], HostCosts]:
-    """Return the model's costs on each device: from the table, or measured here if the fleet is this machine's cores."""
+    """Return the model's costs on each device: from the table, or measured here if these are the machine's cores."""
     model, options = request.model, request.options
     if options.devices is not None or options.estimate or not request.has_weights:
         dtype = request.compute.settled_dtype

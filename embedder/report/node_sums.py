@@ -18,7 +18,10 @@ SECONDS_PER_HOUR = 3600
 
 
 def node_reports(nodes: Iterable[Node], trace: Iterable[Measurement]) -> list[NodeReport]:
-    """Sum up a run's measurements, including those of loading, by node; they name hosts, so nodes of a host count as one."""
+    """Sum up a run's measurements, including those of loading, by node.
+
+    Measurements name hosts, so nodes of one host count as one.
+    """
     by_host: dict[str, list[Node]] = {}
     for node in nodes:
         by_host.setdefault(node.name.partition(" ")[0], []).append(node)

@@ -20,8 +20,8 @@ from shards.shard_specs import ShardSpec
 class StageShape:
     """One stage as it runs.
 
-    `num_replicas` counts processes; `num_threads` is the number of cores that one replica keeps busy, 0 on a GPU; `share`
-    is the part of the time that one replica may compute, below 1 under a CPU quota.
+    `num_replicas` counts processes; `num_threads` is the number of cores that one replica keeps busy, 0 on a GPU;
+    `share` is the part of the time that one replica may compute, below 1 under a CPU quota.
     """
 
     spec: ShardSpec
@@ -94,8 +94,8 @@ def problem_of(
 ) -> PlacementProblem:
     """State the planner's problem for predictions: work and costs, with one device of unlimited size per stage.
 
-    `costs` are seconds of the layers in one replica, `host_costs` CPU seconds of the work around them, `mix` the contents
-    of the items, and `rows_per_batch` the items that pass together.
+    `costs` are seconds of the layers in one replica, `host_costs` CPU seconds of the work around them, `mix` the
+    contents of the items, and `rows_per_batch` the items that pass together.
     """
     device = DeviceType(costs.device, "gpu", {dtype: 1.0}, BOUNDLESS, 1.0)
     return PlacementProblem(

@@ -9,7 +9,7 @@ from embedder.report.schema import LoadReport, StepReport
 from embedder.store.journal.step_metrics import LOAD, Measurement
 
 MIN_UP_S = 1.0  # a shorter time is no measurement
-# In fewer calls, warm-up calls and the blocks that were decoded while the stages loaded weigh too much.
+# Below these, warm-up calls and the blocks that were decoded while the stages loaded weigh too much.
 MIN_STEADY_S = 30.0
 MIN_STEADY_CALLS = 20
 MAX_CALLS = 50_000
@@ -125,7 +125,7 @@ def _spans(calls: Calls) -> list[tuple[float, float]]:
 
 
 def timeline(calls: Calls, begin_s: float) -> list[tuple[float, int]]:
-    """Return (seconds since `begin_s`, number of working replicas) whenever the number changed; the last number is 0."""
+    """Return (seconds since `begin_s`, number of working replicas) for each change of the number; it ends with 0."""
     changes: dict[float, int] = {}
     for start_s, stop_s in _spans(calls):
         changes[start_s] = changes.get(start_s, 0) + 1
@@ -138,10 +138,10 @@ def timeline(calls: Calls, begin_s: float) -> list[tuple[float, int]]:
 
 
 def replica_seconds(calls: Calls, window: tuple[float, float], num_at_start: int) -> float:
-    """Sum the seconds available to all replicas of a step: the whole window for the initial ones, else from their start.
+    """Sum the seconds available to all replicas of a step: the whole window for initial ones, else from their start.
 
-    `window` are the Unix times of the first call of all steps and of the last one's end; `num_at_start` counts replicas
-    that were started before the first call.
+    `window` are the Unix times of the first call of all steps and of the last one's end; `num_at_start` counts
+    replicas that were started before the first call.
     """
     start_s, stop_s = window
     later = _spans(calls)[num_at_start:]
@@ -176,8 +176,8 @@ def steady_part(
 ) -> SteadyPart:
     """Find the steady part of a run from the calls of one step that began once all stages were up.
 
-    `observed` names that step: the last stage, or a slower step after it. `calls` are those of all steps, `loads` are of
-    `split_loads`, and `steps` are sums over all calls.
+    `observed` names that step: the last stage, or a slower step after it. `calls` are those of all steps, `loads` are
+    of `split_loads`, and `steps` are sums over all calls.
     """
     start_s = all_up_s(loads)
     begun = [call for call in calls if call.started_s >= start_s]

@@ -1,4 +1,4 @@
-"""Declared columns of servables: the content of one row of an input or output; read from a configuration, without Arrow.
+"""Declared columns of servables: what a row of an input or output holds; read from a configuration, without Arrow.
 
 Shapes are those of one row: `[]` one value, `[768]` a vector, `["any", 4]` any number of boxes.
 """

@@ -28,8 +28,8 @@ def pack_servables(ordered: Sequence[Servable], room_bytes: int) -> list[ActorGr
     """Put consecutive servables into one actor as long as they fit into its memory.
 
     Only those with the same GPUs and number of replicas share one; each part of a split servable gets its own actor.
-    `ordered` is the result of `embedder.servables.order.order_servables`; `room_bytes` is the memory of one actor, which a
-    single servable may exceed. Raises `ServableError` if a file is missing.
+    `ordered` is the result of `embedder.servables.order.order_servables`; `room_bytes` is the memory of one actor,
+    which a single servable may exceed. Raises `ServableError` if a file is missing.
     """
     groups: list[ActorGroup] = []
     for servable in (part for each in ordered for part in each.parts()):

@@ -78,7 +78,8 @@ class ServablePredictor:
     def predict(self, dataset: "Dataset", *, image: str = "image", caption: str = "caption") -> "Dataset":
         """Add NAME.OUTPUT for each output of each servable, and NAME.error, which says why a row has none.
 
-        The dataset's columns are returned unchanged. Lazy, like all of Ray Data: nothing runs before the result is read.
+        The dataset's columns are returned unchanged. Lazy, like all of Ray Data: nothing runs before the result is
+        read.
 
         Args:
             dataset: rows with images, captions, or both.

@@ -73,10 +73,10 @@ class LoadedProgram:
 
 
 def serve(channel: Any, program: Mapping[str, Any], device: str, num_threads: int, search_path: Sequence[str]) -> None:
-    """Send a greeting, load a program, and answer batches until the end: the main loop of a child of `embedder.process`.
+    """Send a greeting, load a program, and answer batches until the end: main loop of a child of `embedder.process`.
 
-    `channel` is an `embedder.process.child_main.Channel` to the parent, `program` has the fields of `ServableProgram`, and
-    `search_path` lists folders for modules, after those of this interpreter.
+    `channel` is an `embedder.process.child_main.Channel` to the parent, `program` has the fields of
+    `ServableProgram`, and `search_path` lists folders for modules, after those of this interpreter.
     """
     channel.send(HELLO, {"python": platform.python_version(), "pyarrow": pa.__version__})
     sys.path.extend(path for path in search_path if path not in sys.path)
@@ -104,8 +104,8 @@ def find_program(place: str, name: str) -> Any:
     """Import the class or function that a program names.
 
     A file is imported as the module of its own package, so that it may import its neighbours relatively
-    (`from .boxes import crop`), and none of its names hides an installed module. `place` is the absolute path of a Python
-    file, or the name of a module.
+    (`from .boxes import crop`), and none of its names hides an installed module. `place` is the absolute path of a
+    Python file, or the name of a module.
 
     Raises:
         AttributeError: there is no such class or function, or the class lacks a method.

@@ -58,8 +58,8 @@ class OwnThread:
     def call(self, what: str, limit_s: float, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in the thread.
 
-        `what` describes the call in messages; `limit_s` is the time limit in seconds. Raises `RunFailedError` if it hangs or
-        did so before, and whatever the function raises.
+        `what` describes the call in messages; `limit_s` is the time limit in seconds. Raises `RunFailedError` if it
+        hangs or did so before, and whatever the function raises.
         """
         answer: Future[T] = Future()
         if self.hung is None:
