@@ -100,7 +100,7 @@ class LiveMetrics:
     """Values of a running command; one thread feeds them, and one reads them."""
 
     def __init__(self, store: str | None, kind: str, started_s: float) -> None:
-        """Start without counts; `store` is its address, None if there is none, and `started_s` the command's start (Unix time)."""
+        """Start without counts; `store` is an address, or None, and `started_s` the command's start (Unix time)."""
         self._lock = threading.Lock()
         self._labels = printable(mask(store or "")), kind
         self._store = PublishedState(store)

@@ -242,8 +242,9 @@ class Report(ReportSection):
     moved_bytes: int | None = None
     """Bytes of blocks that a stage fetched from another node; None for a run in one process."""
     cost_per_million: float | None = None
-    """Cost of a million items at this run's rate, by `[prices]`; None if a device that the run held has no price: all of the
-    machine, or on a cluster what its steps reserved.
+    """Cost of a million items at this run's rate, by `[prices]`; None if a device that the run held has no price.
+
+    The run held the whole machine, or on a cluster what its steps reserved.
     """
     currency: str | None = None
     """Currency of `cost_per_million`; None if the configuration names none."""
