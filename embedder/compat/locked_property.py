@@ -22,7 +22,7 @@ class locked_cached_property(Generic[Value]):
     @overload
     def __get__(self, owner: object, kind: type) -> Value: ...
     def __get__(self, owner: object | None, kind: type) -> Self | Value:
-        """Return the value; only called until it is computed, because the object's own attribute then takes precedence."""
+        """Return the value; only called until it is computed, as the object's own attribute then takes precedence."""
         if owner is None:
             return self
         values = owner.__dict__

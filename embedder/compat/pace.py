@@ -37,7 +37,10 @@ class StageCalls:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of one turn of the loop besides its own work: the longest wait for finished tasks, and the pause after it."""
+    """Seconds of one turn of the loop besides its own work.
+
+    `wait_s` is the longest wait for finished tasks, `pause_s` the pause after it.
+    """
 
     wait_s: float = WAIT_S
     pause_s: float = 0.0

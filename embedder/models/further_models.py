@@ -188,7 +188,7 @@ def _info(rows: RowSettings, servable: Servable, fingerprint: str) -> StoreInfo:
 
 
 def further_inputs(models: Sequence[FurtherModel], main: Model, colour: Colour) -> tuple[FurtherInput, ...]:
-    """Return the inputs that decode makes for further models: equal ones once, if possible in the main model's column."""
+    """Return decode's inputs for further models: equal ones only once, in the main model's column if possible."""
     found: dict[str, FurtherInput] = {}
     for made, rule, of_main in _inputs(models, main):
         column = of_main or made.column

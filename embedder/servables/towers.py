@@ -34,7 +34,7 @@ TOWERS: dict[Side, str] = {"image": "vision", "text": "text"}
 
 
 class TowersServable(Servable):
-    """Towers of a model folder; computes `image_embedding` and `text_embedding`, L2-normalised, for the sides of a row."""
+    """Towers of a model folder; compute `image_embedding` and `text_embedding`, L2-normalised, as far as a row has both."""
 
     kind: Literal["towers"] = "towers"
     sides: tuple[Side, ...] = Field(
