@@ -1,4 +1,4 @@
-"""`embedder search`: queries and options in, a table and plain data for each query out."""
+"""`embedder search`: takes queries and options, returns a table and plain data for each query."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -152,10 +152,10 @@ def search(
 
 
 def _check_outputs(sheet: Path | None, out: Path | None, copies: Path | None) -> None:
-    """Refuse files that can't be written, before anything is searched.
+    """Refuse unwritable output files before the search.
 
     Raises:
-        ConfigError: a suffix names no format, or a folder is missing or holds something.
+        ConfigError: a suffix names no format, or a folder is missing or not empty.
     """
     if sheet is not None:
         from embedder.media.contact_sheet import SHEET_FORMATS
@@ -171,7 +171,7 @@ def _check_outputs(sheet: Path | None, out: Path | None, copies: Path | None) ->
 
 
 def _failure(copied: "CopiedFiles") -> str:
-    """Line about items that could not be copied; empty where all were."""
+    """Return a line about items that could not be copied; empty if there are none."""
     if not copied.problems:
         return ""
     num_items = copied.num_files + len(copied.problems)
@@ -183,7 +183,7 @@ def _failure(copied: "CopiedFiles") -> str:
 
 
 def _read_token(path: Path) -> str:
-    """First token of a file, one a line, in which lines that begin with # are comments.
+    """Return the first token of a file, one per line; lines that begin with # are comments.
 
     Raises:
         ConfigError: there is no such file, or no token in it.
@@ -199,7 +199,7 @@ def _read_token(path: Path) -> str:
 
 
 def _read_vectors(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
-    """Vectors (Q, E) of a `.npy` file, which may hold a single one (E,).
+    """Return the vectors (Q, E) of a `.npy` file, which may hold a single one (E,).
 
     Raises:
         ConfigError: there is no such file, or it holds no array of numbers.
@@ -213,7 +213,7 @@ def _read_vectors(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
 
 
 def _format_hits(hits: "Hits", options: SearchOptions) -> RenderableType:
-    """A table, or the line that says why there is none."""
+    """Return a table, or the line that says why there is none."""
     from embedder.retrieval.hit import describe_more
 
     if not hits:

@@ -104,7 +104,7 @@ class Place(NamedTuple):
 
 
 def find_place(root: type[BaseModel], tree: Any, path: Path) -> Place:
-    """Find the field of a path to a key, or to an entry of its list or table, in the values `tree` of the class `root`."""
+    """Find the field of a path, to a key or to an entry of its list or table, in the values `tree` of class `root`."""
     place = Place(root, "", None, [root])
     for part in path:
         tree, default = value_at(tree, (part,)), None

@@ -65,7 +65,7 @@ class Section:
 
 
 def sections_of(kind: type[BaseModel], known: Collection[type[BaseModel]] = ()) -> list[Section]:
-    """Describe all tables of a configuration class, the top level first, except for `known` ones described elsewhere."""
+    """Describe all tables of a configuration class, top level first, except for `known` ones described elsewhere."""
     tables = [table for table in tables_below(kind) if not table.keys or table.kind not in known]
     return [_section(table, [each for each in tables if each.keys == table.keys], kind) for table in tables]
 
