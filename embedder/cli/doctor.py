@@ -129,7 +129,7 @@ def _dtype(config: "RunConfig") -> str:
 
 
 def _gpus() -> tuple[int, str]:
-    """Return the number of GPUs, and which of them torch can use; it may find none of those that the driver counts for Ray."""
+    """Return the number of GPUs, and which of them torch can use: perhaps none of those that the driver reports."""
     from embedder.placement import hardware
 
     num_gpus = hardware.num_gpus()

@@ -71,7 +71,7 @@ def _ids_in(path: Path | None) -> list[str]:
 
 
 def _confirm(lines: list[str]) -> None:
-    """Ask on the terminal, so that standard output holds only the result; raises `typer.Abort` unless the answer is yes."""
+    """Ask on the terminal, so that standard output holds only the result; raise `typer.Abort` unless confirmed."""
     terminal = Terminal(stderr=True)
     for line in lines:
         terminal.print(line, soft_wrap=True)
@@ -98,7 +98,10 @@ def _allow_again(config: RunConfig, item_ids: list[str]) -> Result:
 
 
 def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
-    """Remove items for good; `confirm` shows the plan and asks first. The new publication's index follows the configuration."""
+    """Remove items for good, after showing the plan and asking if `confirm`.
+
+    The configuration also constrains the index of the new publication.
+    """
     from embedder.store.layout import read_current
     from embedder.store.maintenance.purge.purge import purge as run_purge
     from embedder.store_index.keep_index import index_choice

@@ -15,10 +15,8 @@ PAUSE_S = 0.15  # between two turns, while all calls are long
 CALL_OVERHEAD_S = 0.005  # of Ray between two calls of one replica
 FEWEST_IN_FLIGHT = 2  # of Ray Data: one is computed while the next is ready
 MOST_IN_FLIGHT = 16
-STORE_PART = 4  # a stage's calls in flight may hold this fraction (one part in ...) of the shared memory
-STARVED_SHARE = (
-    0.1  # of a decode task's seconds; after a longer turn its CPU would wait for the loop while a stage waits for it
-)
+STORE_PART = 4  # a stage's calls in flight may hold one part in so many of the shared memory
+STARVED_SHARE = 0.1  # of a decode task's seconds; in a longer turn its CPU waits for the loop, and a stage for it
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,7 @@ def refusal_of(address: str) -> str | None:
     from ray.exceptions import AuthenticationError, RayError
 
     try:
-        ensure_token_if_auth_enabled(
-            create_token_if_missing=False
-        )  # a missing token would otherwise end the process in C++
+        ensure_token_if_auth_enabled(create_token_if_missing=False)  # else its absence ends the process in C++
         head = GcsClient(address=address)
         metadata = get_cluster_metadata(head)
         ids = {node_id.hex() for node_id in head.get_all_node_info(timeout=TIMEOUT_S)}

@@ -147,9 +147,7 @@ class RunObserver:
             return None
         try:
             files = StoreFiles(self.settings.store)
-            current = (
-                read_current(files) if files.exists(CURRENT_FILE) else None
-            )  # mere reading would create the folder
+            current = read_current(files) if files.exists(CURRENT_FILE) else None  # reading would create the folder
         except UNWRITABLE:
             return None
         return current.published_at if current else None

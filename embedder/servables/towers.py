@@ -34,7 +34,7 @@ TOWERS: dict[Side, str] = {"image": "vision", "text": "text"}
 
 
 class TowersServable(Servable):
-    """Towers of a model folder: `image_embedding` and `text_embedding`, L2-normalised, for those inputs that a row has."""
+    """Towers of a model folder: `image_embedding` and `text_embedding`, L2-normalised, for the inputs of each row."""
 
     kind: Literal["towers"] = "towers"
     sides: tuple[Side, ...] = Field(
