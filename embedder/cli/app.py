@@ -129,7 +129,6 @@ def _fail(message: str, code: int) -> int:
 
 
 def _show_usage_error(error: Any) -> int:
-    """Report a mistake in the command line, and the command that explains its options."""
     if type(error).__name__ == "NoArgsIsHelpError":  # a command without arguments, which has printed its help
         return 2
     message = " ".join(error.format_message().split()).rstrip(".")

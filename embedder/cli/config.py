@@ -100,7 +100,6 @@ def _reference() -> Result:
 
 
 def _section_parts(section: "Section") -> list[RenderableType]:
-    """Return heading and table of one section."""
     rows = [
         (key.name, key.type, key.default, key.unit, key.meaning + (f"; see {key.table}" if key.table else ""))
         for key in section.keys

@@ -87,7 +87,6 @@ def _serve(store: Path, *, opens_browser: bool) -> None:
 
 
 def _index_line(store: StoreFiles) -> str:
-    """Describe the published index in one line."""
     from embedder.store.store_info import read_published
     from embedder.store_index.versions import manifest_of
 
@@ -130,7 +129,6 @@ def _recall_table(recalls: "list[Recall]") -> Table:
 
 
 def _search(store: "Store", out: Path) -> list[RenderableType]:
-    """Answer some queries, and draw one answer as a contact sheet."""
     lines: list[RenderableType] = []
     for query in QUERIES:
         hits = store.search(query, k=4)

@@ -86,7 +86,6 @@ def _fallbacks() -> list[str]:
 
 
 def _image_formats() -> str:
-    """Describe the formats that can be read here, and what the others need."""
     from importlib.util import find_spec
 
     from embedder.media.formats import EXTRA_FORMATS, IMAGE_FORMATS
@@ -117,7 +116,6 @@ def _model(uri: str) -> str:
 
 
 def _dtype(config: "RunConfig") -> str:
-    """Describe the compute dtype of a store that a run would make here, and why."""
     from embedder.executors.find_gpus import gpus_here
     from embedder.placement import hardware
     from embedder.placement.compute_dtype import choose_dtype

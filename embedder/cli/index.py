@@ -127,7 +127,6 @@ def _load_published(files: StoreFiles, model: str | None) -> "tuple[StoreFiles, 
 
 
 def _describe(number: int, manifest: Manifest) -> str:
-    """Describe an index version in one line."""
     recall = "exact" if manifest.design == "Flat" else f"recall@10 {manifest.recall_at_10:.3f}"
     return (
         f"index {number}: {manifest.design}, {plural(manifest.num_vectors, 'vector')} x {manifest.dim}, {recall}, "

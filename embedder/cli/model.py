@@ -168,7 +168,6 @@ def _describe_text(model: "ModelConfig") -> str:
 
 
 def _delta_info(folder: Path) -> Result:
-    """Describe a delta."""
     from shards.summary import describe_delta
 
     delta = describe_delta(folder)

@@ -126,7 +126,6 @@ def _answer_parts(
 
 
 def _plan_table(cut: "ShardPlan", *, explain: bool) -> Table:
-    """Lay out one row per stage; a bar shows how busy its replicas are."""
     columns = ["stage", "on", "image layers", "text layers", "weights, MiB", "memory, MiB", "ms/item", "out, KiB/item"]
     rows = [[str(number), *_row(cut, stage)] for number, stage in enumerate(cut.stages)]
     if explain:
@@ -191,7 +190,6 @@ def _alternative_text(other: "Alternative") -> str:
 
 
 def _basis_lines(cut: "ShardPlan") -> list[RenderableType]:
-    """Describe the items and costs that the prediction is for."""
     mix = cut.mix
     if mix is None:
         return []
@@ -221,7 +219,6 @@ def _cpu_line(problem: "PlacementProblem", cut: "ShardPlan") -> str:
 
 
 def _what_if_parts(found: "WhatIf", currency: str | None) -> list[RenderableType]:
-    """Lay out hours, cost, ratios, and the gain of one more device of each kind."""
     hours = ", ".join(f"{figure(value)} {name}-hours" for name, value in found.device_hours.items())
     used = ", ".join(f"{figure(value)} {name}" for name, value in found.used.items())
     cost = "" if found.cost is None else f"; cost {money(found.cost, currency)}{'' if currency else UNNAMED_CURRENCY}"

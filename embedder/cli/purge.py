@@ -83,7 +83,6 @@ def _confirm(lines: list[str]) -> None:
 
 
 def _allow_again(config: RunConfig, item_ids: list[str]) -> Result:
-    """Forget that items were purged."""
     from embedder.store.publish.tombstones import allow_again
 
     with write_access(config) as files:
@@ -123,11 +122,7 @@ def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
 
 
 def _purge_plan(files: StoreFiles, item_ids: list[str], *, reads_alone: bool = False) -> "PurgePlan":
-    """Plan a purge.
-
-    `reads_alone` takes no lock, which would be a file in the store; a run that changes files meanwhile may make it
-    fail.
-    """
+    """Plan a purge; with `reads_alone` without a lock, a file in the store, so a concurrent run may make it fail."""
     from embedder.store.lock import write_lock
     from embedder.store.maintenance.purge.plan import plan_purge
     from embedder.store.store_info import read_store_info
@@ -156,7 +151,6 @@ def _plan_data(plan: "PurgePlan") -> dict[str, Any]:
 
 
 def _plan_lines(plan: "PurgePlan") -> list[str]:
-    """Describe the plan in sentences."""
     listed = [item for item in plan.items if not (plan.finds_nothing and item.was_purged)][:MAX_LISTED]
     lines = [
         f"{item.item_id!r}: "
@@ -191,7 +185,6 @@ def _join_run_ids(run_ids: Sequence[str]) -> str:
 
 
 def _describe_purge(files: StoreFiles, done: "Purge") -> list[RenderableType]:
-    """Describe the finished purge in sentences."""
     plan, scan = done.plan, done.scan
     lines = [
         f"of {plural(len(plan.items), 'item')}, {plan.num_published:,} had been published, with "

@@ -83,7 +83,6 @@ def _refresh(config: RunConfig, options: "IngestOptions") -> Result:
 
 
 def _forecast_parts(found: "Forecast") -> list[RenderableType]:
-    """Return the work of each kind with its reason, and a summary."""
     from embedder.ingest.diff import CONTENT_CHANGED
 
     table = new_table("what", "items", "MiB to read", "why", left=("what", "why"))
@@ -112,7 +111,6 @@ def _forecast_parts(found: "Forecast") -> list[RenderableType]:
 
 
 def _model_lines(found: "Forecast") -> list[RenderableType]:
-    """Return one line per further model on what would be done."""
     lines: list[RenderableType] = []
     for name, each in found.models.items():
         parts = [f"{reason.num_items:,} {reason.reason}" for reason in each.reasons]

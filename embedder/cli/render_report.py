@@ -48,7 +48,6 @@ def metric_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[RenderableTyp
 
 
 def _plain(value: object) -> str:
-    """Format a figure in few digits; counts as integers."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return "unknown" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
@@ -60,12 +59,10 @@ def _steady(report: Report) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    """Format a duration, with tenths below a minute or two."""
     return duration_text(round(seconds, 1))
 
 
 def _operator_parts(report: Report) -> list[RenderableType]:
-    """Lay out each operator's peak use in a run on Ray, and the bottleneck."""
     if not report.operators:
         return []
     columns = ("operator", "queue", "tasks", "CPUs", "GPUs", "store, MiB", "busy", "held back, s")
@@ -86,7 +83,6 @@ def _operator_parts(report: Report) -> list[RenderableType]:
 
 
 def _cluster_parts(report: Report) -> list[RenderableType]:
-    """Lay out nodes of a cluster, events, bytes that were spilled or moved, and the cost."""
     parts: list[RenderableType] = []
     if len(report.nodes) > 1:
         table = new_table("node", "CPUs", "GPUs", "peak memory, MiB", "steps", left=("node", "steps"))
@@ -109,7 +105,6 @@ def _cluster_parts(report: Report) -> list[RenderableType]:
 
 
 def _step_table(report: Report) -> Table:
-    """Lay out the steps of a run: how busy each was, and how much it passed on."""
     replicas = [replicas_over_time(step) for step in report.steps]
     has_grown = any(replicas)
     figures = ("wall share", "CPU share", "out, KiB/row", "peak RSS, MiB")
@@ -181,7 +176,6 @@ def blame_lines(review: Review, items_per_s: float) -> list[str]:
 
 
 def _review_table(review: Review, expected: Expected) -> Table:
-    """Lay out the seconds of an item by step: expected and observed."""
     table = new_table("step", "expected, ms/item", "observed, ms/item", "observed / expected", left=("step",))
     for step, observed_s in sorted(review.observed_seconds_per_item.items()):
         expected_s = expected.seconds_per_item.get(step)
@@ -201,7 +195,6 @@ def clip_lines(steps: Iterable[StepReport]) -> list[RenderableType]:
 
 
 def _gpu_lines(report: Report) -> list[RenderableType]:
-    """Return the device of each stage, if any stage held a GPU."""
     if not any(place.num_gpus for place in report.places):
         return []
     places = [f"stage {place.stage} on {place.device} ({place.num_gpus:g} GPU)" for place in report.places]

@@ -45,7 +45,6 @@ def json_line(data: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return the text of a value that JSON has no type for: a time or a path."""
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 

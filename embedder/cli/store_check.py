@@ -70,7 +70,6 @@ def _data(address: str, found: "StoreCheck") -> dict[str, Any]:
 
 
 def _lines(address: str, found: "StoreCheck") -> list[RenderableType]:
-    """Return a line for each finding, then what was checked, and the verdict."""
     lines: list[RenderableType] = [f"{each.severity}: {each.text}" for each in found.findings]
     for name, each in found.models.items():
         model = f"model {name}: " if name else ""

@@ -54,7 +54,6 @@ def _verification_data(found: "Verification") -> dict[str, Any]:
 
 
 def _verification_parts(found: "Verification") -> list[RenderableType]:
-    """Return summary, tables and verdict."""
     cut = ", ".join(
         f"[{spec.vision.start}, {spec.vision.stop}) + [{spec.text.start}, {spec.text.stop})" for spec in found.plan
     )
@@ -81,7 +80,6 @@ def _comparisons(found: "Verification") -> Table:
 
 
 def _precisions(found: "Verification") -> Table:
-    """Return a table of each dtype's costs and losses."""
     table = new_table("dtype", "weights, MiB", "stages, ms/row", "least cosine", "mean cosine", "R@10, text to image")
     for each in found.precisions:
         least, mean = (

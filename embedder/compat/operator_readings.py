@@ -50,7 +50,6 @@ def _states(executor: "StreamingExecutor") -> tuple[OperatorState, ...]:
 
 
 def _names(operators: list[tuple[str, bool]]) -> list[str]:
-    """Name a run's operators in the order of the flow, from Ray's name of each and whether it has actors; pure."""
     models, stages = count(), count()
     middle = [
         (f"models {next(models)}" if MODEL_ACTOR in name else f"stage {next(stages)}") if has_actors else "no vectors"

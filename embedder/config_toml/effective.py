@@ -101,7 +101,6 @@ def lines_of(table: TomlTable) -> Iterator[str]:
 
 
 def _can_be_written(value: Any) -> bool:
-    """Return whether a value is text that a file in UTF-8 can hold."""
     try:
         toml(value).encode()
     except UnicodeEncodeError:

@@ -81,7 +81,6 @@ class Origins:
         return f"--set {mistake.text}{cure}" if repeats else f"{setting}: {mistake.text}{cure}"
 
     def _where(self, path: values.Path, text: str) -> str:
-        """Name the place of a mistake."""
         if not path:
             return self._where_named(text)
         if setting := self.setting_of(path):
@@ -186,11 +185,7 @@ def _as_python(value: Any, whole: Collection[values.Path] = (), path: values.Pat
 
 
 def parse_setting(text: str) -> Setting:
-    """Parse one `key=value`; a value that isn't TOML is taken as a string.
-
-    Raises:
-        ConfigError: it has no equals sign, or no key.
-    """
+    """Parse one `key=value` (else `ConfigError`); a value that isn't TOML is taken as a string."""
     key, separator, written = text.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
     if not separator or not all(keys):

@@ -62,7 +62,6 @@ class ConfigMistakesError(ConfigError):
     """Mistakes of one configuration, each in one of the `lines`."""
 
     def __init__(self, lines: Sequence[str]) -> None:
-        """Keep the first mistakes, and count the others."""
         more = len(lines) - MAX_LINES
         self.lines = [*lines[:MAX_LINES], *([f"and {more} more mistake{'s' * (more > 1)}"] if more > 0 else [])]
         super().__init__("\n".join(self.lines))
@@ -159,7 +158,6 @@ def _keys_of_another_kind(root: type[BaseModel], tree: Mapping[str, Any]) -> dic
 
 
 def _explain(found: _Found) -> Mistake:
-    """Explain pydantic's finding in TOML's words."""
     error = found.detail["type"]
     if _is_of_type(found.detail):
         return _wrong_type(found)
@@ -197,7 +195,6 @@ def _broken_pattern(found: _Found) -> Mistake:
 
 
 def _wrong_family(found: _Found) -> Mistake:
-    """Describe a table whose `family` names none of its classes."""
     families = [family_of(each) for each in find_place(found.root, {}, found.path[:-1]).tables]
     return _wrong_choice(found, " or ".join(sorted(map(toml, families))), families)
 
@@ -237,7 +234,6 @@ def _wrong_type(found: _Found) -> Mistake:
 
 
 def _plain(kinds: Collection[Any]) -> set[Any]:
-    """Return the plain types among those that a key takes."""
     return {kind for kind in (str, bool, int, float) if kind in kinds}
 
 
@@ -306,7 +302,6 @@ def _unknown_key(found: _Found) -> Mistake:
 
 
 def _format_key(path: Path, annotation: Any) -> str:
-    """Format a key as in a file: the header of a table, or only the key."""
     if str in members(annotation) or choices(annotation):
         return str(path[-1])
     is_table = tables_in(annotation) or any(get_origin(each) is dict for each in members(annotation))

@@ -50,11 +50,7 @@ class ConfigFile:
 
 
 def read_file(path: Path) -> ConfigFile:
-    """Read a TOML file.
-
-    Raises:
-        ConfigError: there is no such file, it can't be read, or it isn't TOML.
-    """
+    """Read a TOML file; raises `ConfigError` if it is missing, unreadable, or isn't TOML."""
     content = _bytes(path)
     try:
         text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8")  # skip the byte order mark of UTF-8
@@ -74,11 +70,7 @@ def read_file(path: Path) -> ConfigFile:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Parse TOML.
-
-    Raises:
-        ValueError: it isn't TOML; the message ends with line and column, if known.
-    """
+    """Parse TOML; the message of its `ValueError` ends with line and column, if known."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:

@@ -464,7 +464,6 @@ def with_declared(step: Any) -> Any:
 
 
 def _declared_in(name: str, classes: dict[str, ast.ClassDef], place: str) -> dict[str, Any]:
-    """Return the declarations of a class, and of its bases in the same file."""
     found: dict[str, Any] = {}
     if (tree := classes.get(name)) is None:
         return found

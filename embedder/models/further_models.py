@@ -139,7 +139,6 @@ def open_models(sections: Iterable[Mapping[str, Any]], rows: RowSettings) -> tup
 
 
 def _givers(servable: Servable) -> set[str]:
-    """Return the names of the servables whose outputs one takes."""
     inputs = servable.input_columns().values()
     return {(each.of or "").partition(".")[0] for each in inputs if comes_from_servable(each)}
 
@@ -227,7 +226,6 @@ def _inputs(models: Sequence[FurtherModel], main: Model) -> Iterator[tuple[Furth
 
 
 def _own_columns(main: Model) -> Mapping[Rule, str]:
-    """Return the columns of the main model's inputs, by the rules that make them."""
     own: dict[Rule, str] = {}
     if main.config.vision is not None:
         own[resize_spec(main), None, 0, None] = "pixels"
@@ -237,7 +235,6 @@ def _own_columns(main: Model) -> Mapping[Rule, str]:
 
 
 def _make_input(declared: InputColumn, models: frozenset[str]) -> FurtherInput:
-    """Describe an input in plain values."""
     column = decoded_name(declared)
     match declared:
         case ImageInput():

@@ -24,14 +24,11 @@ from embedder.store.journal.step_metrics import measure, trace_column
 
 @dataclass(frozen=True)
 class ModelGroup:
-    """Further models that share an actor.
+    """Further models that share an actor, one for each of its servables.
 
-    Attributes:
-        models: one for each servable of the actor.
-        actor: what the actor holds and reserves.
-        shared: columns of the main model's inputs by the names under which servables look for them.
-        needed_later: decoded columns that later groups need; the others are dropped here.
-        is_last: whether the main model's stages follow.
+    `actor` says what it holds and reserves; `shared` has the main model's input columns by the names that servables
+    use; `needed_later` are decoded columns that later groups need (others are dropped here); `is_last` says whether the
+    main model's stages follow.
     """
 
     models: tuple[FurtherModel, ...]

@@ -17,11 +17,7 @@ READABLE_BY_ALL = 0o644  # the collector runs as another user, and the umask may
 
 
 def write_metrics(path: Path, summary: Mapping[str, Any]) -> None:
-    """Replace the file in one step, so that a scrape sees the old or the new one.
-
-    Raises:
-        OSError: the file can't be written.
-    """
+    """Replace the file in one step, so that a scrape sees the old or the new one; raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The collector only reads `*.prom`, so it ignores a temporary file left by a kill.
     with atomic_write(path) as file:

@@ -142,7 +142,6 @@ class RunObserver:
             LOG.warning(self.log.problem)
 
     def _published_at(self) -> datetime | None:
-        """Return the time of the current publication; None if unknown."""
         if self.settings.store is None:
             return None
         try:

@@ -122,7 +122,6 @@ def mask_settings(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a tree of tables and lists, by dotted keys."""
     if isinstance(tree, dict | list):
         for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from _flat(value, f"{key}.{name}" if key else str(name))

@@ -167,7 +167,6 @@ class ThreadedTracker:
                 self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
     def _give_up(self, reason: str) -> None:
-        """Warn once why the tracker gets no further calls."""
         with self._lock:
             is_first, self._is_given_up = not self._is_given_up, True
         if is_first:

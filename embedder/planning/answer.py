@@ -169,10 +169,7 @@ def _with_engine(
 
 
 def _measured_cluster(request: _Request) -> "ClusterCosts":
-    """Return the cluster's node types and the costs on each.
-
-    Raises `ConfigError` if devices are named too, there are no weights to measure, or the cluster can't be measured.
-    """
+    """Return the cluster's node types and the costs on each; raises `ConfigError` if they can't be measured."""
     options = request.options
     if options.devices is not None:
         raise ConfigError("--cluster and --devices: give one of the two; --cluster takes the devices that are there")
@@ -201,7 +198,6 @@ def _costs(request: _Request, fleet: Fleet) -> tuple[dict[str, ModelCosts], Host
 
 
 def _on_cores(compute: ComputeSettings) -> ComputeSettings:
-    """Return settings with all stages on CPUs, for a plan without `--devices`."""
     stages = tuple(stage.model_copy(update={"device": "cpu"}) for stage in compute.stage)
     return replace(compute, device="cpu", stage=stages)
 

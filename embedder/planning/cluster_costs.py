@@ -200,7 +200,6 @@ def measure_here(compute: ComputeSettings, rows: RowSettings, uri: str, cores: f
 
 
 def _on_node(task: Callable[..., Any], node_id: str, *arguments: object, **takes: Any) -> Any:
-    """Start a task on one node."""
     import ray
 
     options = {"label_selector": {"ray.io/node-id": node_id}, "max_retries": 1, **worker_options(), **takes}
@@ -208,11 +207,7 @@ def _on_node(task: Callable[..., Any], node_id: str, *arguments: object, **takes
 
 
 def _answer_of(answer: Any, where: str, timeout_s: float) -> Any:
-    """Wait for a task of `_on_node`; `where` is for messages.
-
-    Raises:
-        ConfigError: the answer timed out, the node was lost, or the user's mistake surfaced there.
-    """
+    """Wait for a task; raises `ConfigError` on time-out, on loss of the node, or for a user's mistake found there."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 

@@ -39,11 +39,7 @@ class PlanOptions:
 
 
 def parse_size(option: str, text: str | None) -> int | None:
-    """Parse `2GiB`, `500MB`, `200TB` as bytes; None for None.
-
-    Raises:
-        ConfigError: it is no size.
-    """
+    """Parse `2GiB`, `500MB`, `200TB` as bytes; None for None. Raises `ConfigError` if it is no size."""
     if text is None:
         return None
     match = _SIZE.fullmatch(text.strip())

@@ -53,8 +53,7 @@ ENGINE_CALL_S = 0.010
 def measured_costs(compute: ComputeSettings, rows: RowSettings, model: Model) -> tuple[ModelCosts, HostCosts]:
     """Measure costs on this machine with the shipped images, or read them from the cache.
 
-    Raises:
-        shards.ModelError: the weights aren't those of the model's configuration.
+    Raises `shards.ModelError` if the weights aren't those of the model's configuration.
     """
     setting = setting_of(compute)
     costs = read_or_make(ModelCosts, _model_key(model, setting), lambda: model_costs(rows, model, setting))
@@ -82,8 +81,7 @@ def measure(
 ) -> tuple[ModelCosts, HostCosts, DataMix]:
     """Measure costs on this machine for these items, and their mix; the mix and decoding are never cached.
 
-    Raises:
-        shards.ModelError: the weights aren't those of the model's configuration.
+    Raises `shards.ModelError` if the weights aren't those of the model's configuration.
     """
     sample = sample_items(rows, model, listing)
     setting = setting_of(compute, sample.mix.caption_tokens)

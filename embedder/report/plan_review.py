@@ -116,7 +116,6 @@ def _problem(job: Job, costs: tuple[ModelCosts, HostCosts], mix: DataMix) -> Pla
 
 
 def _as_run(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:
-    """Return the shapes of the stages with the most replicas that worked at a time."""
     num_replicas = {step.step: step.max_replicas for step in steps}
     shapes = shapes_of([stage.shard for stage in job.stages], job.allocation)
     return [replace(shape, num_replicas=num_replicas.get(f"stage {index}", 1)) for index, shape in enumerate(shapes)]

@@ -115,7 +115,6 @@ def _step(name: str, calls: list[Measurement], window: tuple[float, float], num_
 
 
 def _spans(calls: Calls) -> list[tuple[float, float]]:
-    """Return start of first call and end of last call of each replica, sorted by start."""
     found: dict[tuple[str, int], tuple[float, float]] = {}
     for call in calls:
         start_s, stop_s = call.started_s, call.started_s + call.wall_s

@@ -106,7 +106,6 @@ class _Calls:
 
 
 def _sums(events: Iterable[tuple[float, int]]) -> tuple[list[float], list[int]]:
-    """Return the times of events in order, and the running sum of their rows."""
     ordered = sorted(events)
     return [time_s for time_s, _ in ordered], [0, *accumulate(num_rows for _, num_rows in ordered)]
 
@@ -141,6 +140,5 @@ def draw_timeline(path: Path, timeline: Timeline, events: Sequence[EventReport],
 
 
 def _per_second(times_s: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """Return differences of counts divided by those of times."""
     spans_s = [max(later - earlier, 0.1) for earlier, later in pairwise(times_s)]
     return [(later - earlier) / span_s for (earlier, later), span_s in zip(pairwise(counts), spans_s, strict=True)]

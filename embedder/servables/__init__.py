@@ -52,7 +52,6 @@ def make_servable(settings: "Mapping[str, Any] | Servable") -> "Servable":
 
 
 def _describe_rules(error: ValidationError) -> str:
-    """Describe each broken rule in one clause: the key, the value, the rule."""
     return "; ".join(
         f"{'.'.join(map(str, item['loc'])) or 'section'} = {_short(item['input'])}: "
         f"{item['msg'].removeprefix('Value error, ')}"

@@ -145,11 +145,7 @@ class Servable(ConfigSection):
         return not (self.python is None and self.timeout_s is None and self.load_timeout_s is None)
 
     def load(self, device: str = "cpu", num_threads: int = 1) -> Computation:
-        """Load it in this process, or start the interpreter that runs it.
-
-        Raises:
-            ServableError: it can't be loaded.
-        """
+        """Load it in this process, or start the interpreter that runs it; raises `ServableError` on failure."""
         program = self.program()
         if self.has_own_process:
             from embedder.servables.interpreter import InterpreterLimits, start_program

@@ -95,7 +95,6 @@ def _same_values(found: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def _row_problems(column: pa.Array, output: OutputColumn, expected: Bools) -> dict[int, str]:
-    """Return the problems of single rows, by row number."""
     is_null = column.is_null().to_numpy(zero_copy_only=False)
     problems = {
         int(row): "there is a value, and an input that it needs is missing"

@@ -92,11 +92,7 @@ class DeclaredServable(Servable):
 
 
 def find_file(where: str, path: str, key: str) -> Path:
-    """Find a local file.
-
-    Raises:
-        ServableError: it is missing, a folder, or unreadable.
-    """
+    """Find a local file; raises `ServableError` if it is missing, a folder, or unreadable."""
     found = Path(path).expanduser()
     if found.is_file():
         return found.absolute()
@@ -105,11 +101,7 @@ def find_file(where: str, path: str, key: str) -> Path:
 
 
 def find_module(where: str, name: str, instead: str) -> Path:
-    """Find the source of an importable module without importing it.
-
-    Raises:
-        ServableError: there is no such module, or it has no source.
-    """
+    """Find the source of an importable module without importing it; raises `ServableError` if there is none."""
     try:
         spec = find_spec(name)
     except (ImportError, ValueError) as error:

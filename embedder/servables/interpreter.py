@@ -120,7 +120,6 @@ class ChildProgram:
         raise error
 
     def _start_child(self) -> ChildProcess:
-        """Start a child that loads the program; raises `ServableError` on failure."""
         try:
             child = ChildProcess(
                 self._command,
@@ -149,12 +148,7 @@ class ChildProgram:
         raise self._unloadable(payload)
 
     def _greet(self, child: ChildProcess) -> dict[str, Any]:
-        """Read the child's first message and compare versions.
-
-        Raises:
-            ServableError: they don't match.
-            ChildDiedError: it sent no message.
-        """
+        """Read the child's first message (`ChildDiedError` if none) and compare versions (`ServableError` if different)."""
         kind, payload = child.receive(self._limits.start_s)
         found: dict[str, Any] = json.loads(bytes(payload))
         if kind == FAILED:  # only pyarrow is imported by the program's file
@@ -241,7 +235,6 @@ def _stream(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def _describe_error(payload: bytearray) -> str:
-    """Return type and message of the child's error in one line."""
     found = json.loads(bytes(payload))
     return shorten_line(f"{found['type']}: {found['message']}")
 

@@ -41,7 +41,6 @@ def order_servables(servables: Sequence[Servable], columns: Collection[str] | No
 
 
 def _needs(servable: Servable, by_name: Collection[str], columns: Collection[str] | None) -> list[str]:
-    """Return the names of the servables whose outputs one needs."""
     found = []
     for name, column in servable.input_columns().items():
         giver, _, output = (column.of or "").rpartition(".")

@@ -129,7 +129,6 @@ def item_inputs(servables: Sequence[Servable]) -> dict[str, InputColumn]:
 
 
 def _needed_later(later: Sequence[ActorGroup]) -> frozenset[str]:
-    """Return the names of the decoded columns that later actors still need."""
     return frozenset(item_inputs([servable for group in later for servable in group.servables]))
 
 
@@ -259,7 +258,6 @@ class ServableStage(Stage):
     """Servables of one group, which take turns."""
 
     def __init__(self, group: ActorGroup, limits: DecodeLimits, needed: frozenset[str]) -> None:
-        """Keep what to load."""
         self.running: list[RunningServable] = []
         self._group, self._limits, self._needed = group, limits, needed
 

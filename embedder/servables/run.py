@@ -78,7 +78,6 @@ class OwnThread:
 
 
 def _work(calls: "queue.SimpleQueue[Any]") -> None:
-    """Execute calls in order until there are no more."""
     while (call := calls.get()) is not None:
         answer, function, arguments, num_threads = call
         try:
@@ -102,12 +101,7 @@ class RunningServable:
     def __init__(
         self, servable: Servable, device: str = "cpu", num_threads: int = 1, limits: DecodeLimits | None = None
     ) -> None:
-        """Load it.
-
-        Raises:
-            ServableError: it can't be loaded.
-            RunFailedError: it hangs in this process.
-        """
+        """Load it; raises `ServableError` if that fails, and `RunFailedError` if it hangs in this process."""
         self.servable = servable
         self.inputs, self.outputs = servable.input_columns(), servable.output_columns()
         self._preparer = InputPreparer(limits)
@@ -204,7 +198,6 @@ class RunningServable:
     def _compute(
         self, prepared: Mapping[str, PreparedInput], present: Mapping[str, Bools], rows: Any
     ) -> CheckedOutputs:
-        """Compute some rows, in batches of the servable's size."""
         size, parts = self.servable.batch_size, []
         for start in range(0, len(rows), size):
             chosen = rows[start : start + size]

@@ -77,7 +77,6 @@ class TowersServable(Servable):
         return load_model_config(self._folder)
 
     def _sides(self) -> list[Side]:
-        """Return the requested sides that the model has a tower for."""
         found = [side for side in self.sides if TOWERS[side] in self._config.towers]
         named = {"image": self.image_of, "text": self.text_of}
         missing = [side for side in self.sides if side not in found and (named[side] or len(self.sides) == 1)]
@@ -160,7 +159,6 @@ class TowersProgram:
         self._stage = TowerStage(spec).load()
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Table:
-        """Compute a batch."""
         columns = {name: batch.column(name) for name in batch.schema.names if not name.endswith(GRID)}
         if "pixels" + GRID in batch.schema.names:
             columns[IMAGE_GRID.name] = batch.column("pixels" + GRID)

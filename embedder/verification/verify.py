@@ -206,7 +206,6 @@ def _as_published(config: RunConfig, files: StoreFiles) -> RunConfig:
 
 
 def _gpus_of(device: str) -> Gpus:
-    """Return the GPU of a torch device; none for the CPU."""
     import torch
 
     kind = torch.device(device)
@@ -250,7 +249,6 @@ class _Runner:
 
 
 def _decode_items(config: RunConfig, model: Model, num_items: int) -> list[pa.Table]:
-    """Decode items into rows as the decode step passes them to the first stage."""
     with shipped_source() as shipped:
         listing = _take(list_sources(config.source or (shipped,)), num_items)
         rows = list(
@@ -269,7 +267,6 @@ def _decode_items(config: RunConfig, model: Model, num_items: int) -> list[pa.Ta
 
 
 def _take(listing: Iterable[pa.Table], num_items: int) -> pa.Table:
-    """Take items, evenly spaced over the first `MAX_LISTED`."""
     tables: list[pa.Table] = []
     for table in listing:
         tables.append(table)
@@ -306,7 +303,6 @@ def _compare(found: Embedded, reference: str, expected: Embedded, limit: Limit) 
 def _compare_with_store(
     files: StoreFiles, info: StoreInfo, rows: Sequence[pa.Table], found: Embedded, limit: Limit
 ) -> list[VectorComparison]:
-    """Compare with the vectors that a store has published for the same content."""
     current = read_published(files)
     served = served_info(read_store_info(files), current)
     if names := differing(served, info):
@@ -341,7 +337,6 @@ def _keys(rows: pa.Table) -> list[tuple[object, ...]]:
 
 
 def _select_rows(vectors: Vectors, wanted: Mask) -> Vectors:
-    """Return the vectors of only some rows."""
     return Vectors(vectors.values[wanted[vectors.present]], vectors.present & wanted)
 
 
