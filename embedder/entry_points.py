@@ -64,7 +64,7 @@ def find_plugins(group: str) -> MappingProxyType[str, EntryPoint]:
 
 
 def load_plugin(group: str, name: str, where: str) -> Any:
-    """Import a plug-in for `where`; raises `ConfigError` if there is none of that name, or its package can't be imported."""
+    """Import a plug-in for `where`; raises `ConfigError` if there is none, or its package can't be imported."""
     known = find_plugins(group)
     if name not in known:
         raise ConfigError(

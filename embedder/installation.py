@@ -86,7 +86,7 @@ def _is_there(package: str) -> bool:
 
 
 def require(extra: str, where: str) -> None:
-    """Fail early on what this installation can't do: raises `InstallationError` if a package of the extra is missing."""
+    """Fail early on what this installation can't do: raise `InstallationError` if a package of the extra is missing."""
     if lacking := missing(extra):
         raise _refusal(extra, where, lacking)
 

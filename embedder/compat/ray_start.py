@@ -62,7 +62,7 @@ def messages_to_log() -> None:
 
 
 def _log_message(data: dict[str, Any], ignore_prefix: bool) -> None:
-    """Log a message of Ray's as one line; `ignore_prefix` is whether Ray would leave out the name of the process."""
+    """Log a message of Ray's as one line; replaces Ray's own function, hence the unused `ignore_prefix`."""
     LOG.info("Ray: " + " ".join(" ".join(data["lines"]).split()))
 
 

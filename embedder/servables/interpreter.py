@@ -148,7 +148,7 @@ class ChildProgram:
         raise self._unloadable(payload)
 
     def _greet(self, child: ChildProcess) -> dict[str, Any]:
-        """Read the child's first message (`ChildDiedError` if none) and compare versions (`ServableError` if different)."""
+        """Read the child's first message, else raise `ChildDiedError`; raise `ServableError` if versions differ."""
         kind, payload = child.receive(self._limits.start_s)
         found: dict[str, Any] = json.loads(bytes(payload))
         if kind == FAILED:  # only pyarrow is imported by the program's file
