@@ -122,6 +122,7 @@ class ItemBar:
         self._started_s = time.monotonic()
 
     def __call__(self, num_done: int) -> None:
+        """Show the number of finished items."""
         seconds = time.monotonic() - self._started_s
         self._update(num_done, "embedding", f"{num_done / seconds:.0f} items/s" if seconds else "")
 

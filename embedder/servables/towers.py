@@ -159,6 +159,7 @@ class TowersProgram:
         self._stage = TowerStage(spec).load()
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Table:
+        """Compute a batch."""
         columns = {name: batch.column(name) for name in batch.schema.names if not name.endswith(GRID)}
         if "pixels" + GRID in batch.schema.names:
             columns[IMAGE_GRID.name] = batch.column("pixels" + GRID)
