@@ -1,11 +1,11 @@
-"""Schema of the table that flows from step to step, and the changes of its columns on the way.
+"""Schema of the table that flows from step to step, and how its columns change on the way.
 
 One row is one item, or one segment of a video. Each tower's state is in one column, which the stages replace:
 
     pixels    -> image_activation -> image_embedding
     token_ids -> text_activation  -> text_embedding
 
-Images that keep their own proportions have a column `image_grid` beside the first two, of which other models have none.
+For models whose images keep their own proportions, a column `image_grid` accompanies the first two image columns.
 
 All but the embeddings are nullable `large_binary`, one value per row: nulls cost nothing, the value buffer is the
 packed tensor, the offsets are the lengths. All other columns pass through without a copy.
@@ -21,13 +21,13 @@ from embedder.installation import MISSING_EXTRA
 # the pipeline.
 CARRIED = "carried:"
 
-# Column with the number of a row's item, where carried columns go around the model (`embedder.executors.carried`).
+# Column with the number of a row's item, if carried columns bypass the model (`embedder.executors.carried`).
 ITEM_NUMBER = "item_number"
 
-# Column of a listing with the address that is published in the place of `uri`, where that is only a run's.
+# Column of a listing with the address that is published instead of `uri`, if that is only valid in a run.
 SHOWN_URI = "shown_uri"
 
-# In the reason why a model or a step has nothing of a row: its process was ended, and another time it may be faster.
+# In the reason why a model or a step has no output for a row: its process was killed, and a retry may be faster.
 HUNG = "took longer than"
 
 TENSOR = pa.large_binary()
@@ -36,22 +36,22 @@ VECTOR = pa.list_(pa.float32())
 TRACE = pa.list_(
     pa.struct(
         {
-            "step": pa.string(),  # decode, stage 0, stage 1, ...; load 0, load 1, ... where a stage begins
+            "step": pa.string(),  # decode, stage 0, stage 1, ...; load 0, load 1, ... for the start of a stage
             "node": pa.string(),
             "pid": pa.int64(),
             "started_s": pa.float64(),  # Unix time
             "wall_s": pa.float64(),
-            "cpu_s": pa.float64(),  # of the process with its threads; of decode, the thread and its sandbox process
+            "cpu_s": pa.float64(),  # of the process with its threads; for decode, of the thread and its sandbox process
             "num_rows": pa.int64(),
-            "num_images": pa.int64(),  # decode's alone, as the next two: images and video frames
+            "num_images": pa.int64(),  # only of decode, like the next two: images and video frames
             "num_captions": pa.int64(),
-            "num_tokens": pa.int64(),  # of captions, as they are computed: with the padding of their groups
-            "num_frames": pa.int64(),  # of videos, which are embedded
-            "num_decoded_frames": pa.int64(),  # of videos, which were decoded for those
+            "num_tokens": pa.int64(),  # of captions, as computed: with the padding of their groups
+            "num_frames": pa.int64(),  # of videos, embedded
+            "num_decoded_frames": pa.int64(),  # of videos, decoded to get those
             "bytes_out": pa.int64(),  # tensors passed on
             "peak_rss_bytes": pa.int64(),  # of the process so far
-            "peak_gpu_bytes": pa.int64(),  # the same of its tensors on a GPU; 0 without one
-            "waited_input_s": pa.float64(),  # a GPU computed nothing before the call, as no input had come
+            "peak_gpu_bytes": pa.int64(),  # the same for its tensors on a GPU; 0 without one
+            "waited_input_s": pa.float64(),  # a GPU was idle before the call because no input had arrived
             "waited_copy_s": pa.float64(),  # the same, while it was copied
             "waited_launch_s": pa.float64(),  # the same, until the first kernel
         }
@@ -59,15 +59,17 @@ TRACE = pa.list_(
 )
 
 REGION = pa.struct({name: pa.int32() for name in ("x", "y", "width", "height", "image_width", "image_height")})
-"""Part of an image that a row is about, in pixels of the image, whose width and height stand beside it."""
+"""Part of an image that a row is about, in pixels of the image, with the image's width and height."""
 
 IMAGE_GRID = pa.field("image_grid", TENSOR)
 """int32 (3,): frames, patch rows and patch columns."""
 
 UNREADABLE_KIND, OTHER_FILE = "UnreadableKind", "OtherFile"
 LEFT_OUT = (UNREADABLE_KIND, OTHER_FILE, MISSING_EXTRA)
-"""Error types of items that are not broken: media of a kind that this version or installation can't read, or no media.
-Such an item's state is `left_out`; it is not counted as a reject."""
+"""Error types of items that are not broken: media that this version or installation can't read, or no media.
+
+The state of such an item is `left_out`; it is not counted as a reject.
+"""
 
 # Columns that the decode step adds to a listing. `modality` is null in a row that only reports on its item;
 # `num_vectors` (rows of the item that have a modality) is null except in the last row of an item.
@@ -92,23 +94,22 @@ DECODED = pa.schema(
 
 
 def carried_schema(schema: pa.Schema) -> pa.Schema:
-    """Schema of the carried columns under their own names."""
+    """Return the schema of the carried columns under their own names."""
     return pa.schema(
         [column.with_name(column.name.removeprefix(CARRIED)) for column in schema if column.name.startswith(CARRIED)]
     )
 
 
 def step_schema(outputs: Mapping[str, str]) -> pa.Schema:
-    """Schema of the columns that the user's own steps add to the embeddings table, under their own names.
+    """Return the schema of the columns that the user's own steps add to the embeddings table, under their own names.
 
-    Args:
-        outputs: type of each, as a configuration writes it: `float32`, `string[]`, `region`.
+    `outputs` has the type of each as in a configuration: `float32`, `string[]`, `region`.
     """
     return pa.schema([pa.field(name, step_type(kind)) for name, kind in outputs.items()])
 
 
 def step_type(kind: str) -> pa.DataType:
-    """Arrow type of an output of a step."""
+    """Return the Arrow type of an output of a step."""
     if kind == "region":
         return REGION
     value = kind.removesuffix("[]")

@@ -1,4 +1,4 @@
-"""Paths of a configuration file, which are relative to the file's folder."""
+"""Paths in a configuration file, which are relative to the file's folder."""
 
 import json
 import os
@@ -15,10 +15,10 @@ PATHS = {
     *RESULTS, *LOGS, "model", "plan", "tokenizer", "model.uri", "model.plan", "model.extra_files",
     "model.inputs.tokenizer", "step.extra_files", "source.path", "join.path", "teacher.store", "teacher.model",
 }  # fmt: skip
-"""Keys that hold paths, as they are named without the numbers of lists' entries."""
+"""Keys that hold paths, without indexes of list entries."""
 
 PROGRAMS = ("model.python", "on_failure.command")
-"""Keys that hold a path where they have a folder, else a name that is looked for."""
+"""Keys that hold a path if it includes a folder, else a name that is looked up."""
 
 CODE = ("model.uri", "step.callable", "metric.callable")
 """Keys that hold FILE.py:NAME, or a module."""
@@ -31,36 +31,30 @@ Replace = Callable[[str, str], str]
 
 
 def follow_file(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Resolve all relative paths of a configuration against the folder of its file.
+    """Resolve all relative paths of a configuration (TOML) against the folder of its file.
 
-    A model that has the form of a hub id stays one unless a folder of that name is there; programs that are found by
-    their bare name stay as they are.
-
-    Args:
-        tree: a configuration as TOML has it; values of the wrong type are left for their check.
-        file: path of the configuration.
+    A model in the form of a hub id stays one unless a folder of that name exists; bare names of programs stay as they
+    are. Values of the wrong type are left for their check.
 
     Raises:
-        ConfigError: nothing is at a path below the file's folder, and something is below the working directory.
+        ConfigError: nothing is at a path below the file's folder, but something is below the working directory.
     """
     folder = Path(os.path.abspath(file)).parent  # noqa: PTH100 (a link to a file stands where the link stands)
     return replace_paths(tree, lambda key, path: _follow(path, key, folder, file))
 
 
 def replace_paths(tree: Mapping[str, Any], replace: Replace) -> dict[str, Any]:
-    """Copy a configuration with other paths.
+    """Copy a configuration (TOML) with other paths.
 
-    Args:
-        tree: a configuration as TOML has it; values of the wrong type are left for their check.
-        replace: the new path for a key, as `source.path` or `model`, and its path or address; of a function or class in
-            a file of its own, that file.
+    `replace` takes a key, such as `source.path` or `model`, and its path or address (for a function or class in its own
+    file, that file), and returns the new path. Values of the wrong type are left for their check.
     """
     return {key: _replace(key, value, replace) for key, value in tree.items()}
 
 
 def _replace(key: str, value: Any, replace: Replace) -> Any:
     match value:
-        case dict():  # inputs have any names
+        case dict():  # inputs may have any names
             inner = {name: f"{key}.{name}" for name in value}
             inner |= {name: key for name in value if key == "model.inputs" and isinstance(value[name], dict)}
             return {name: _replace(inner[name], each, replace) for name, each in value.items()}
@@ -99,7 +93,7 @@ def _follow(value: str, key: str, folder: Path, file: Path) -> str:
 
 
 def _is_there(path: str) -> bool:
-    """Whether something is at a path, or at the folder above its first wildcard."""
+    """Return whether something is at a path, or at the folder above its first wildcard."""
     if os.path.lexists(path) or not (wildcard := _WILDCARD.search(path)):
         return os.path.lexists(path)
     return os.path.isdir(path[: wildcard.start()].rpartition("/")[0])  # noqa: PTH112

@@ -1,4 +1,4 @@
-"""Entrances of what takes a run's configuration without a run: each hands on the keys that its work needs."""
+"""Entry points that take a run's configuration without a run: each passes on the keys that its work needs."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,13 @@ DEFAULT_OPTIONS = PlanOptions()
 def plan(config: RunConfig, options: PlanOptions = DEFAULT_OPTIONS, **keywords: Any) -> "PlanAnswer":
     """Plan the cut of the model and the placement of its stages.
 
-    The number of stages is that of `num_stages` or of the `[[stage]]` entries where the configuration has either. Else
-    it is searched: the fewest stages that no other number beats by more than costs are known.
+    The number of stages is that of `num_stages` or of the `[[stage]]` entries if the configuration has either.
+    Otherwise it is searched: the fewest stages that no other number beats by more than the uncertainty of the costs.
 
     Args:
         config: the run; `model` must be set.
         options: see `PlanOptions`.
-        keywords: fields of `PlanOptions`, over those of `options`: `devices="2xA100:80GB, 8xCPU"`.
+        keywords: fields of `PlanOptions` that override those of `options`: `devices="2xA100:80GB, 8xCPU"`.
 
     Raises:
         ConfigError: the configuration names no model, or the cluster can't be measured.
@@ -50,15 +50,15 @@ def build_index(
     Args:
         config: names the store; its `index` section has kind, constraints and the recall it must reach.
         model: name of a further model whose vectors are indexed; by default those of the main one are.
-        kind: instead of `config.index.kind`.
-        force: publish it though its recall is lower than that of the last one, as other constraints may ask for. The
-            floor stays: below `index.min_recall` no index is published.
-        measure_all: measure all designs, even where exact search will do.
+        kind: overrides `config.index.kind`.
+        force: publish it even if its recall is lower than that of the last one, as other constraints may require. The
+            floor still applies: below `index.min_recall` no index is published.
+        measure_all: measure all designs, even if exact search suffices.
 
     Raises:
-        ConfigError: the configuration names no store, or no cluster answers at the address that it gives.
+        ConfigError: the configuration names no store, or no cluster answers at its address.
         StoreError: nothing is published yet, there is no such model or it has no vectors, or no image is published.
-        RetrievalError: no design keeps the constraints.
+        RetrievalError: no design meets the constraints.
         GateRefusedError: the recall of the index is too low; the published one stays.
     """
     check_argument("embedder.build_index: config", config, RunConfig, "one of embedder.load_config")

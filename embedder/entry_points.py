@@ -1,12 +1,12 @@
 """Plug-ins of this installation, by entry points: commands, trackers, kinds of models, deploy targets, configurations.
 
-A package adds one in its own metadata, and nothing here has to know it:
+A package adds one in its own metadata, without any change here:
 
     [project.entry-points."embedder.trackers"]
     notebook = "my_package.trackers:NotebookTracker"
 
-Those of `embedder.plugins` stand in its file `entry_points.txt`, which the metadata of this package are made of. They
-are read from the file, as code that was copied to a node has no metadata.
+Those of `embedder.plugins` are in its file `entry_points.txt`, from which this package's metadata are made. They are
+read from the file, as code that was copied to a node has no metadata.
 """
 
 import configparser
@@ -23,11 +23,11 @@ LOG = logging.getLogger(__name__)
 COMMANDS = "embedder.commands"
 """Functions, or Typer applications, by the name of the command."""
 CONFIGURATIONS = "embedder.configurations"
-"""Classes of TOML files of another kind than a run's; `embedder config` shows them."""
+"""Classes of TOML files other than a run's; `embedder config` shows them."""
 RUNNERS = "embedder.runners"
 """Subclasses of `embedder.servables.base.Servable`, by the `kind` of `[[model]]`."""
 TARGETS = "embedder.targets"
-"""Functions that write what starts a cluster, by the name of the subcommand of `embedder deploy`."""
+"""Functions that write the files to start a cluster, by the subcommand of `embedder deploy`."""
 TRACKERS = "embedder.trackers"
 """Classes of `embedder.observability.trackers.TrackerClient`, by the `kind` of `[tracker]`."""
 
@@ -38,14 +38,14 @@ PACKAGE = "embedder"
 
 @cache
 def _read_entry_points() -> tuple[EntryPoint, ...]:
-    """Entry points of all packages for this one; to find them takes some 30 ms."""
+    """Return the entry points of all packages for this one; the search takes some 30 ms."""
     found = entry_points()
     return tuple(point for group in GROUPS for point in found.select(group=group))
 
 
 @cache
 def find_plugins(group: str) -> MappingProxyType[str, EntryPoint]:
-    """Plug-ins of a group by name, those of this package first; imports none of them."""
+    """Return the plug-ins of a group by name, those of this package first; imports none of them."""
     parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign] # names keep their capitals
     parser.read(OWN_FILE, encoding="utf-8")
@@ -64,16 +64,7 @@ def find_plugins(group: str) -> MappingProxyType[str, EntryPoint]:
 
 
 def load_plugin(group: str, name: str, where: str) -> Any:
-    """Import a plug-in.
-
-    Args:
-        group: as `TRACKERS`.
-        name: of the plug-in.
-        where: what asked for it, for the message.
-
-    Raises:
-        ConfigError: there is none of that name, or its package can't be imported.
-    """
+    """Import a plug-in for `where`; raises `ConfigError` if there is none, or its package can't be imported."""
     known = find_plugins(group)
     if name not in known:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Errors that the user can repair, as one family.
+"""Errors that the user can fix, as one family.
 
-`shards` and `index` stand below this package and have roots of their own (`shards.ModelError`, `index.RetrievalError`);
-the command line reports all three (`USER_MISTAKES`) in one line and exits with 2. Anything else keeps its traceback.
+The layers `shards` and `index` below this package have their own roots (`shards.ModelError`, `index.RetrievalError`).
+The command line reports all three (`USER_MISTAKES`) in one line and exits with 2. Anything else keeps its traceback.
 """
 
 from index.errors import RetrievalError
@@ -9,7 +9,7 @@ from shards.errors import ModelError
 
 
 class EmbedderError(ValueError):
-    """Mistake that the user can repair; the message says where, what was found, the rule, and the cure."""
+    """Mistake that the user can fix; the message says where, what was found, the rule, and the fix."""
 
 
 class ConfigError(EmbedderError):
@@ -21,23 +21,21 @@ class SourceError(EmbedderError):
 
 
 class StoreError(EmbedderError):
-    """Store that can't be used as asked: missing, of an unknown format, locked, or of another model."""
+    """Store that can't be used as requested: missing, of an unknown format, locked, or of another model."""
 
 
 class ArgumentTypeError(EmbedderError, TypeError):
-    """Argument of a Python function of a type that it doesn't take; the message names those that it does."""
+    """Argument of a Python function with an unsupported type; the message names the supported ones."""
 
 
 USER_MISTAKES = (EmbedderError, ModelError, RetrievalError)
 
 
 class RunFailedError(Exception):
-    """End of a command through no mistake of the user's. One line, exit 1.
+    """End of a command that is not the user's mistake. One line, exit 1.
 
-    Attributes:
-        details: a traceback, for the run's log.
-        is_resumable: whether a run that had begun can go on; `embedder.observability.run_observer` adds that to the
-            message of such a run, as other commands have nothing to go on with.
+    `details` is a traceback, for the run's log. `is_resumable` says whether a run that had begun can be resumed;
+    `embedder.observability.run_observer` adds that to the message, only for runs, as other commands can't be resumed.
     """
 
     details = ""
@@ -45,16 +43,12 @@ class RunFailedError(Exception):
 
 
 class HeadLostError(RunFailedError):
-    """End of a command whose cluster has lost its head; Ray in this process would wait for it for ever."""
+    """End of a command whose cluster has lost its head; Ray in this process would wait for it forever."""
 
     is_resumable = True
 
 
 def check_argument(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
-    """Refuse an argument of a type that a Python function doesn't take.
-
-    Raises:
-        ArgumentTypeError: it is of none of them.
-    """
+    """Raise `ArgumentTypeError` unless a Python function's argument has one of the types."""
     if not isinstance(value, kinds):
         raise ArgumentTypeError(f"{name}: found {type(value).__name__}; give {expected}")

@@ -1,8 +1,7 @@
-"""Installations: the light one and its extras, and the one line that says what a missing package is for.
+"""Installations: the light one and its extras, and the one-line message that says what a missing package is for.
 
-`pip install embedder` is light: it searches, plans, asks a service, and reads stores. What computes vectors or writes
-to a store comes with an extra. Code imports such packages where it needs them; nothing but this module deals with their
-absence.
+`pip install embedder` is light: it searches, plans, queries a service, and reads stores. Computing vectors and writing
+to a store need an extra. Code imports such packages where it needs them; only this module handles their absence.
 """
 
 import os
@@ -39,7 +38,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "wandb": ("wandb",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
-"""Packages, by the names they are imported under, that each extra of pyproject.toml brings."""
+"""Packages of each extra in pyproject.toml, by import name."""
 
 VECTOR_LIBRARIES = {
     "torch": "sums of products in another order; the resizing of torchvision's processors",
@@ -51,19 +50,19 @@ VECTOR_LIBRARIES = {
     "simplejpeg": "decoding of JPEGs",
     "av": "decoding of videos",
 }
-"""Libraries that decide the last bits of vectors, and by what."""
+"""Libraries that affect the last bits of vectors, and how."""
 
 MAX_NAMED = 3
 MISSING_EXTRA = "MissingExtra"
-"""Error type of an item whose decoder an extra brings that is not installed."""
+"""Error type of an item whose decoder needs an extra that isn't installed."""
 
 
 class InstallationError(EmbedderError):
-    """Package that is not installed, and the extra that brings it."""
+    """A package isn't installed; names the extra that brings it."""
 
 
 def command_here() -> str:
-    """Command of this installation as the shell finds it: its name, or its path where the environment is not active."""
+    """Return the command as the shell finds it: its name, or its path if the environment isn't active."""
     own = Path(sys.executable).with_name("embedder")
     found = shutil.which("embedder")
     if not own.exists() or (found is not None and Path(found).resolve() == own.resolve()):
@@ -74,12 +73,12 @@ def command_here() -> str:
 
 @cache
 def missing(extra: str) -> tuple[str, ...]:
-    """Packages of an extra that can't be found here; imports none of them."""
+    """Return the packages of an extra that can't be found here; imports none of them."""
     return tuple(package for package in EXTRAS[extra] if not _is_there(package))
 
 
 def _is_there(package: str) -> bool:
-    """Whether a package can be found; of one within another, the outer ones are imported."""
+    """Return whether a package can be found; imports the parents of a nested one."""
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:
@@ -87,17 +86,13 @@ def _is_there(package: str) -> bool:
 
 
 def require(extra: str, where: str) -> None:
-    """Refuse before anything is begun what this installation can't do.
-
-    Raises:
-        InstallationError: a package of it is missing.
-    """
+    """Fail early on what this installation can't do: raise `InstallationError` if a package of the extra is missing."""
     if lacking := missing(extra):
         raise _refusal(extra, where, lacking)
 
 
 def explain_missing(error: ModuleNotFoundError, where: str) -> Exception:
-    """Name the extra that brings a missing package; the error as it is where none does."""
+    """Return an error that names the extra that brings a missing package; the original error if none does."""
     name = error.name or ""
     package = name.partition(".")[0]
     extra = next((extra for extra, packages in EXTRAS.items() if {name, package} & {*packages}), None)
@@ -108,11 +103,8 @@ def explain_missing(error: ModuleNotFoundError, where: str) -> Exception:
 class UnmetRequirement:
     """Package that is missing or too old for what is installed of this project.
 
-    Attributes:
-        package: its name.
-        installed: its version; None where it is missing.
-        wanted: what is asked for, as pip takes it.
-        asked_by: `embedder`, or it with an extra.
+    `installed` is its version, None if missing; `wanted` is the requirement in pip's syntax; `asked_by` is `embedder`,
+    with or without an extra.
     """
 
     package: str
@@ -121,7 +113,7 @@ class UnmetRequirement:
     asked_by: str
 
     def describe(self) -> str:
-        """Say what was found, the rule, and the cure, in one line."""
+        """Describe what was found, the rule, and the fix, in one line."""
         cure = f"pip install '{self.wanted}'"
         if self.package == "torch" and self.installed:
             cure = f"start from an image or a module with {self.wanted}, or in an environment of its own: {cure}"
@@ -129,15 +121,15 @@ class UnmetRequirement:
 
 
 def unmet_requirements() -> list[UnmetRequirement]:
-    """Find packages that are missing or too old: of the light installation, and of each extra that has all of its own.
+    """Find packages that are missing or too old: of the light installation, and of each extra that is complete.
 
-    pip keeps to what is asked for, unless it is called with `--no-deps` or an image was put together without it.
+    pip prevents this, except with `--no-deps` or in an image that was built without pip.
     """
     from packaging.requirements import Requirement
 
     try:
         lines = requires("embedder") or []
-    except PackageNotFoundError:  # the checkout is on the path, and not installed
+    except PackageNotFoundError:  # the checkout is on the path, but not installed
         return []
     found = []
     for extra in ("", *(extra for extra in EXTRAS if not missing(extra))):
@@ -153,7 +145,7 @@ def unmet_requirements() -> list[UnmetRequirement]:
 
 
 def installed_version(package: str) -> str | None:
-    """Version of an installed package, without importing it; None where it is missing."""
+    """Return the version of an installed package, without importing it; None if missing."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -161,13 +153,13 @@ def installed_version(package: str) -> str | None:
 
 
 def vector_libraries() -> dict[str, str]:
-    """Versions of the libraries that decide the last bits of vectors; without those that are missing."""
+    """Return the versions of the libraries that affect the last bits of vectors; missing ones are left out."""
     found = {name: installed_version(name) for name in VECTOR_LIBRARIES}
     return {name: version for name, version in found.items() if version is not None}
 
 
 def describe() -> str:
-    """This installation in a few words: light or not, and the extras that are whole."""
+    """Describe this installation in a few words: light or not, and the complete extras."""
     extras = [extra for extra in EXTRAS if not missing(extra)]
     if "embed" in extras:
         return f"embedder[{','.join(extras)}]"

@@ -1,12 +1,12 @@
-"""Whole Ray Data graph: listed items -> decode and tokenise -> stage 0 -> stage 1 -> stage 2 -> part files.
+"""The complete Ray Data graph: listed items -> decode and tokenise -> stage 0 -> stage 1 -> stage 2 -> part files.
 
     items   blocks of listed items, made by the driver
-    decode  CPU tasks; each hands on batches of rows (`embedder.batch_schema`)
+    decode  CPU tasks; each outputs batches of rows (`embedder.batch_schema`)
     models  further models of the run, if any: one pool of actors for those that share one
     stages  one pool of actors for each shard; batches pass whole from stage to stage
     write   tasks that gather rows into part files and journal them
 
-Nothing here is committed: `embedder.store.publish.publish` does that when the graph has run dry.
+Nothing here is committed: `embedder.store.publish.publish` does that when the graph has finished.
 """
 
 import re
@@ -44,23 +44,18 @@ from embedder.store.journal.part_writer import LAST_TASK
 from embedder.store.journal.runs import Run
 from shards.errors import ModelError
 
-MAX_ERROR_CHARACTERS = 300  # of what Ray says
+MAX_ERROR_CHARACTERS = 300  # of Ray's messages
 
 
 def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None = None) -> None:
     """Run the graph to its end; Ray must be up (`embedder.executors.ray_session`).
 
-    Ray begins again without end what a lost node or process takes along, and each step limits that for work that kills
-    its process (`embedder.steps.attempts`).
-
-    Args:
-        listing: listed items.
-        job: model, plan, resources and run.
-        stop: request to end early, if one may come.
+    Ray retries endlessly what is lost with a node or process; each step limits that for work that kills its process
+    (`embedder.steps.attempts`).
 
     Raises:
-        RunFailedError: no step finished anything for `no_progress_timeout_s`, something killed its process again and
-            again, an actor could not start, or the journal is not what the write tasks returned.
+        RunFailedError: no step finished anything for `no_progress_timeout_s`, something killed its process repeatedly,
+            an actor could not start, or the journal doesn't match what the write tasks returned.
         EmbedderError: as a task raised it.
     """
     listing, carried = detach_carried_columns(
@@ -91,7 +86,7 @@ def translate_ray_error(error: Exception) -> Exception:
     """Return the error that a task raised; a failed run where Ray lost a process; a bug keeps its traceback."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, EmbedderError | RunFailedError | ModelError):
-        cause.args = (_first_line(cause),)  # Ray appends how often it has tried
+        cause.args = (_first_line(cause),)  # without the number of tries, which Ray appends
         return cause
     if isinstance(error, OutOfDiskError) or isinstance(cause, OutOfDiskError):
         node = re.search(r"\bip=([^,)\s]+)", str(error))
@@ -108,7 +103,7 @@ def translate_ray_error(error: Exception) -> Exception:
             f"a process of a step could not start ({_last_line(error)[:MAX_ERROR_CHARACTERS]}); the traceback is in "
             "the log of the run; what is finished is kept, and the same command goes on"
         )
-        failure.details = str(error)  # all that Ray keeps of what a constructor raised
+        failure.details = str(error)  # Ray keeps only this text of what a constructor raised
         return failure
     failure = RunFailedError(
         f"Ray lost a process that the run needs ({type(error).__name__}: "
@@ -123,7 +118,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _sentences(error: Exception) -> str:
-    """What happened and why, without Ray's indented list of ids between the two."""
+    """Return what happened and why, without Ray's indented list of ids in between."""
     return " ".join(line for line in str(error).strip().split("\n") if line and not line.startswith("\t"))
 
 
@@ -144,7 +139,7 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
         job.settings,
     )
     is_large = num_items > job.decode.rows_per_batch and num_items * bytes_per_row > CPU_SETTINGS.block_bytes
-    # Not `from_arrow`, which asks a task of one CPU about each block.
+    # Not `from_arrow`, which runs a task with one CPU for each block.
     dataset = ray.data.from_blocks(list(cut_listing(listing, num_items, job.settings)))
     dataset = dataset.map_batches(
         partial(
@@ -160,7 +155,7 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
     dataset = through_models(dataset, job)
     if job.groups and not any(
         select_for_main_model(table).num_rows for table in listing
-    ):  # its towers would load for nothing
+    ):  # don't load its towers for nothing
         return dataset.map_batches(
             without_vectors, batch_format="pyarrow", batch_size=None, num_cpus=job.allocation.decode_cpus
         )
@@ -170,7 +165,7 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
 def through_models(dataset: Dataset, job: Job) -> Dataset:
     """Append one pool of actors for each group of further models; each block passes whole.
 
-    They come before the stages: what they give is small, and the main model's inputs, which they may share, end there.
+    They precede the stages: their outputs are small, and the main model's inputs, which they may share, end there.
     """
     for number, (group, num_cpus) in enumerate(zip(job.groups, job.model_cpus, strict=True)):
         dataset = map_blocks(
@@ -195,12 +190,8 @@ def through_stages(
 ) -> Dataset:
     """Append one pool of actors for each stage to a dataset of decoded rows; each block passes whole, as it was made.
 
-    Args:
-        dataset: decoded rows.
-        stages: shard and settings of each stage.
-        allocation: CPUs, GPUs and replicas of each stage.
-        run: run whose request to stop the first stage looks for before each block.
-        type_label: label whose value is the type of a node's devices.
+    The first stage checks for a request to stop `run` before each block. `type_label` is the label whose value is the
+    type of a node's devices.
     """
     for number, (spec, resources) in enumerate(zip(stages, allocation.stages, strict=True)):
         dataset = map_blocks(
@@ -218,7 +209,7 @@ def through_stages(
 
 
 def _nodes_of(resources: StageResources, type_label: str) -> dict[str, Any]:
-    """Options that place each replica on its node; elsewhere, on devices of its type, where that has no room."""
+    """Return the options that place each replica on its node; if that is full, elsewhere on devices of its type."""
     of_type = type_selector(resources.device_types, type_label)
     if not resources.node_ids:
         return {"label_selector": of_type} if of_type else {}
@@ -232,6 +223,6 @@ def _nodes_of(resources: StageResources, type_label: str) -> dict[str, Any]:
 
 
 def _pool(spec: StageSpec, resources: StageResources) -> ActorPoolStrategy:
-    """Bounds of a stage's replicas, and the calls that each has in work: several on a GPU, to overlap their copies."""
+    """Return the bounds of a stage's replicas, and the calls in flight on each: several on a GPU, to overlap copies."""
     calls_at_once = settings_of([spec.device]).calls_at_once
     return actor_pool(resources.min_replicas, resources.max_replicas, calls_at_once)

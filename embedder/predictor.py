@@ -1,4 +1,4 @@
-"""Embed any Ray dataset with columns of images and captions: adds two columns of embeddings."""
+"""Adds two columns of embeddings to any Ray dataset with columns of images and captions."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ PREDICT_CURE = "smaller blocks of the dataset need less memory (Dataset.repartit
 ADDED = ("image_embedding", "text_embedding", "embedding_error")
 IMAGE_TYPES = "binary (files), string (URIs), struct<bytes: binary, path: string>, or a tensor of uint8 (H, W, 3)"
 CAPTION_TYPES = "string"
-OBJECTS = "ray.data.arrow_pickled_object"  # of values that Arrow has no type for; each row of them is looked at
+OBJECTS = "ray.data.arrow_pickled_object"  # type of values that Arrow has no type for; each row of them is checked
 
 
 class BatchPredictor:
@@ -64,14 +64,14 @@ class BatchPredictor:
 
     @staticmethod
     def from_servables(servables: Sequence[Servable | Mapping[str, Any]], **options: Any) -> ServablePredictor:
-        """Open models of any framework, which run on one read and one decode; what one returns may feed another.
+        """Open models of any framework, which share one read and one decode; outputs of one may be inputs of another.
 
         Args:
-            servables: or their sections, as `{"name": "tower", "kind": "towers", "uri": "models/clip"}`.
-            options: keys of the configuration file; `decode` and `web` alone matter here.
+            servables: or their sections, such as `{"name": "tower", "kind": "towers", "uri": "models/clip"}`.
+            options: keys of the configuration file; only `decode` and `web` matter here.
 
         Raises:
-            ServableError: one breaks a rule, lacks a file, or doesn't fit to the others.
+            ServableError: one breaks a rule, lacks a file, or doesn't fit the others.
             shards.ModelError: a model folder is none.
             ConfigError: an option is unknown, or breaks its rule.
         """
@@ -83,9 +83,9 @@ class BatchPredictor:
     def predict(self, dataset: "Dataset", *, image: str = "image", caption: str = "caption") -> "Dataset":
         """Add `image_embedding` and `text_embedding` (list<float>, L2-normalised; null where a row lacks the side).
 
-        All other columns come back untouched. A row that can't be embedded keeps its place, with the reason in
-        `embedding_error`. Lazy, as all of Ray Data: nothing runs before the result is read. The dataset's schema is
-        checked at once; where Ray Data doesn't know it, the first rows are computed for it.
+        All other columns are returned unchanged. A row that can't be embedded keeps its place, with the reason in
+        `embedding_error`. Lazy, like all of Ray Data: nothing runs before the result is read. The dataset's schema is
+        checked at once; if Ray Data doesn't know it, it computes the first rows for it.
 
         Args:
             dataset: rows with images, captions, or both.
@@ -93,9 +93,9 @@ class BatchPredictor:
             caption: column with captions. It may be missing, but not both.
 
         Raises:
-            ArgumentTypeError: the dataset is none of Ray Data, or a column's name is no text.
-            ConfigError: neither column is there, one is of a type that isn't taken, or one has a name that is added;
-                the stages ask for more CPUs or GPUs than the cluster has, or int8 doesn't help here.
+            ArgumentTypeError: the dataset isn't one of Ray Data, or a column's name isn't a string.
+            ConfigError: neither column is there, one has an unsupported type or the name of an added column; the stages
+                need more CPUs or GPUs than the cluster has, or int8 doesn't help here.
         """
         require("embed", "BatchPredictor.predict")
         import ray
@@ -143,17 +143,11 @@ def _decoder_for(spec: DecodeSpec) -> tuple[ItemDecoder, Fetcher]:
 def decode_columns(table: pa.Table, *, spec: DecodeSpec, image: str, caption: str) -> Iterator[pa.Table]:
     """Decode a dataset's rows into pixels and token ids, in batches; the dataset's columns are carried along.
 
-    Args:
-        table: rows of the dataset.
-        spec: settings of the decoder.
-        image: column with images.
-        caption: column with captions.
-
     Raises:
-        ConfigError: as of `check_columns`.
+        ConfigError: as in `check_columns`.
         RunFailedError: the rows have killed several processes.
     """
-    check_columns(dict.fromkeys(table.schema.names), image, caption)  # a block of other types costs its rows alone
+    check_columns(dict.fromkeys(table.schema.names), image, caption)  # a block of other types only loses its own rows
     with limit_deaths(lambda: f"decoding {plural(table.num_rows, 'row')} of the dataset", PREDICT_CURE):
         yield from _decode_rows(table, spec, image, caption)
 
@@ -187,16 +181,13 @@ def show_columns(table: pa.Table) -> pa.Table:
 
 
 def check_columns(columns: Mapping[str, Any], image: str, caption: str) -> None:
-    """Check that a dataset has the columns that are needed, of types that are taken, and room for those added.
+    """Check that a dataset has the needed columns, of supported types, and none with the name of an added one.
 
-    Args:
-        columns: Arrow type of each column by its name; anything else where it is not known before the rows are read.
-        image: column with images.
-        caption: column with captions.
+    `columns` has the Arrow type of each column by name; anything else if it isn't known before the rows are read.
 
     Raises:
-        ArgumentTypeError: a column's name is no text.
-        ConfigError: neither column is there, one is of another type, or the dataset has a column that would be added.
+        ArgumentTypeError: a column's name isn't a string.
+        ConfigError: neither column is there, one has another type, or the dataset has a column that would be added.
     """
     for key, name in (("image", image), ("caption", caption)):
         check_argument(f"BatchPredictor.predict: {key}", name, str, "the name of a column")
@@ -222,7 +213,7 @@ def check_columns(columns: Mapping[str, Any], image: str, caption: str) -> None:
 
 
 def _number_type(kind: Any) -> pa.DataType | None:
-    """Type of a tensor's numbers: `value_type` from Ray 2.56 on, `scalar_type` before."""
+    """Return the type of a tensor's numbers: `value_type` since Ray 2.56, `scalar_type` before."""
     return getattr(kind, "value_type", None) or getattr(kind, "scalar_type", None)
 
 

@@ -1,6 +1,6 @@
-"""Quantities as people write them: counts with their nouns, figures, sizes, times, shares.
+"""Quantities for people: counts with their nouns, figures, sizes, times, shares.
 
-Messages and tables are written with these; JSON has the numbers themselves.
+Messages and tables use these; JSON has the numbers themselves.
 """
 
 import math
@@ -10,12 +10,9 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 
 
 def plural(num: float, noun: str, several: str = "") -> str:
-    """Write a count or a mean with its noun: 1 item, 1,911 items, 0 indexes, 1.25 images.
+    """Format a count, or a mean (to three digits), with its noun: 1 item, 1,911 items, 0 indexes, 1.25 images.
 
-    Args:
-        num: the count, or the mean of counts, of which three digits are written.
-        noun: in the singular.
-        several: the noun in the plural, where that is more than an s.
+    `several` is the plural of the noun, if it isn't formed with an s.
     """
     text = f"{num:,}" if isinstance(num, int) else figure(num)
     return f"{text} {noun if text == '1' else several or f'{noun}s'}"
@@ -27,7 +24,7 @@ def agree(num: int, singular: str, plural: str) -> str:
 
 
 def figure(value: float, digits: int = 3) -> str:
-    """Write a measured number to so many digits, whole where it has more before the point: 0.0412, 83.5, 15,460."""
+    """Format a number to some digits; whole if it has more before the point: 0.0412, 83.5, 15,460."""
     if value == 0:
         return "0"
     places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -36,12 +33,12 @@ def figure(value: float, digits: int = 3) -> str:
 
 
 def rate(items_per_s: float) -> str:
-    """Write a throughput: 83.5 items/s."""
+    """Format a throughput: 83.5 items/s."""
     return f"{figure(items_per_s)} items/s"
 
 
 def size_text(size_bytes: float) -> str:
-    """Write a number of bytes: 512 bytes, 83 KiB, 4.2 MiB, 12.4 GiB."""
+    """Format a number of bytes: 512 bytes, 83 KiB, 4.2 MiB, 12.4 GiB."""
     if size_bytes < KIB:
         return plural(int(size_bytes), "byte")
     if round(size_bytes / KIB) < 1024:
@@ -53,7 +50,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Write a length of time in the two units that say most: 0.4 s, 18.2 s, 13 min, 2 h 13 min, 3 days 4 h."""
+    """Format a duration in its two most significant units: 0.4 s, 18.2 s, 13 min, 2 h 13 min, 3 days 4 h."""
     if seconds < 10:
         return f"{figure(seconds, 2)} s"
     if round(seconds) < 2 * MINUTE_S:
@@ -72,23 +69,13 @@ def _two_units(number: int, base: int, large: str, small: str) -> str:
 
 
 def percent(share: float, *, signed: bool = False) -> str:
-    """Write a share: 7 %, 0.5 %; of a change +7 %, -0.5 %.
-
-    Args:
-        share: as a fraction.
-        signed: whether a gain has its sign too.
-    """
+    """Format a share, given as a fraction: 7 %, 0.5 %; `signed` adds the sign of a gain too: +7 %, -0.5 %."""
     value = round(100 * share, 1)
     places = 0 if abs(value) >= 10 or value == round(value) else 1
     return f"{value:{'+' if signed else ''},.{places}f} %"
 
 
 def money(amount: float, currency: str | None) -> str:
-    """Write a price in its currency, to three digits below a hundred: 1.24 EUR, 1,240 EUR.
-
-    Args:
-        amount: the price.
-        currency: of the configuration; None where it names none, and the amount stands alone.
-    """
+    """Format a price, to three digits below a hundred: 1.24 EUR, 1,240 EUR; without a currency if that is None."""
     text = f"{amount:,.0f}" if amount >= 100 else f"{amount:,.2f}" if amount >= 1 else figure(amount)
     return f"{text} {currency}" if currency else text

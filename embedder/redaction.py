@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 MASK = "***"
 SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
-PLACE_NAME = re.compile(r"_(PATH|FILE|DIR|URI|URL)$", re.IGNORECASE)  # where a secret lies is none
-MIN_SECRET_CHARACTERS = 8  # a shorter value would blank out words
+PLACE_NAME = re.compile(r"_(PATH|FILE|DIR|URI|URL)$", re.IGNORECASE)  # the place of a secret is none
+MIN_SECRET_CHARACTERS = 8  # masking shorter values would blank out words
 
 _USER_INFO = re.compile(r"(?<=://)[^/?#\s@]+@")
 _QUERY_VALUE = re.compile(
@@ -21,9 +21,7 @@ _AUTHORIZATION = re.compile(r"(?i)\b(authorization:\s*(?:\w+\s+)?|bearer\s+(?=\S
 def mask(text: str, environment: Mapping[str, str] | None = None) -> str:
     """Replace secrets: names and passwords in addresses, signatures and tokens, headers, and values of the environment.
 
-    Args:
-        text: any text.
-        environment: variables whose names say that their values are secret; by default this process's.
+    The variables in `environment`, by default this process's, whose names mark them as secret have secret values.
     """
     for name, value in (os.environ if environment is None else environment).items():
         is_secret = SECRET_NAME.search(name) and not PLACE_NAME.search(name)

@@ -1,3 +1,3 @@
-"""Version of this package, in a place that all layers may import."""
+"""Version of this package, in a module that all layers may import."""
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
-"""The command line, the one home of typer and rich: a module for each family of commands.
+"""The command line, the only user of typer and rich: one module per family of commands.
 
-A command reads its configuration before it imports anything heavy, inside its function: `--help` stays light, and a
+Inside its function, a command reads its configuration before it imports anything heavy: `--help` stays light, and a
 mistake in an option is reported at once.
 """
 

@@ -43,7 +43,7 @@ from embedder.redaction import mask
 from embedder.storage.printable import printable
 from embedder.version import __version__
 
-# Importing a million objects that all stay takes a fifth longer where Python looks for garbage after each 700.
+# Importing creates a million objects that all stay; with garbage collection after each 700 it takes a fifth longer.
 OBJECTS_PER_COLLECTION = 100_000
 USAGE_ERRORS: tuple[type[Exception], ...] = typer.BadParameter.__bases__  # of all versions of typer
 
@@ -95,11 +95,11 @@ def main() -> None:
     """Run the command line, and turn errors into exit codes."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     sys.excepthook = _show_traceback
-    if isinstance(sys.stdout, TextIOWrapper):  # a terminal that knows no Unicode shows escapes, as on standard error
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal without Unicode shows escapes, as on standard error
         sys.stdout.reconfigure(errors="backslashreplace")
     with interruptible(), messages_to(TerminalLog()):
         try:
-            # Typer itself would print mistakes as they came, and take the hook for tracebacks.
+            # Typer itself would print errors in its own style, and replace the hook for tracebacks.
             sys.exit(typer.main.get_command(app)(standalone_mode=False))
         except USAGE_ERRORS as error:
             sys.exit(_show_usage_error(error))
@@ -116,7 +116,7 @@ def main() -> None:
             sys.exit(_fail(str(refusal), 2))
         except HeadLostError as error:
             sys.stdout.flush()
-            os._exit(_fail(str(error), 1))  # Ray's own end would wait for the head
+            os._exit(_fail(str(error), 1))  # Ray's own shutdown would wait for the head
         except RunFailedError as error:
             sys.exit(_fail(str(error), 1))
         except SignalInterrupt as error:
@@ -129,7 +129,6 @@ def _fail(message: str, code: int) -> int:
 
 
 def _show_usage_error(error: Any) -> int:
-    """Report a mistake in the command line, and the command that explains its options."""
     if type(error).__name__ == "NoArgsIsHelpError":  # a command without arguments, which has printed its help
         return 2
     message = " ".join(error.format_message().split()).rstrip(".")
@@ -138,7 +137,7 @@ def _show_usage_error(error: Any) -> int:
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    """Print a traceback whose messages don't control the terminal."""
+    """Print a traceback whose messages can't control the terminal."""
     for piece in traceback.format_exception(kind, error, where):
         for line in piece.rstrip("\n").split("\n"):
             sys.stderr.write(printable(line) + "\n")

@@ -60,7 +60,7 @@ def _effective(file: Path | None, settings: Sequence[str]) -> Result:
 
 
 def _kind(file: Path | None, settings: Sequence[str]) -> str:
-    """Kind of a configuration, told by the keys at its top."""
+    """Return the kind of a configuration, judged by its top-level keys."""
     keys = set() if file is None else set(read_file(file).tree)
     keys |= {str(parse_setting(setting).path[0]) for setting in settings}
     return TRAINING if keys & set(OF_TRAINING) else RUN
@@ -74,7 +74,7 @@ def _class_of(kind: str) -> type[ConfigSection]:
 
 
 def _environment(config: Any) -> dict[str, tuple[Any, str]]:
-    """Values that the environment gives in place of the configuration's, by key, and the variables' names."""
+    """Return the values that the environment overrides, by key, with the variables' names."""
     from embedder.executors.cluster_address import RAY_ADDRESS
     from shards.compat import FAST_START_VARIABLE, is_fast_start
 
@@ -100,7 +100,6 @@ def _reference() -> Result:
 
 
 def _section_parts(section: "Section") -> list[RenderableType]:
-    """Heading and table of one section."""
     rows = [
         (key.name, key.type, key.default, key.unit, key.meaning + (f"; see {key.table}" if key.table else ""))
         for key in section.keys

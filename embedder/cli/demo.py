@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 QUERIES = ("red heart", "slice of pizza", "cat crying with laughter", "flag of Japan", "medical doctor", "snow")
 SHEET_QUERY = "smiling cat"
-UNSEEN_TAGS = "openmoji_tags"  # a second set of human tags, which no training has read
+UNSEEN_TAGS = "openmoji_tags"  # a second set of human tags, which no training has used
 
 
 @command
@@ -87,7 +87,6 @@ def _serve(store: Path, *, opens_browser: bool) -> None:
 
 
 def _index_line(store: StoreFiles) -> str:
-    """The published index in one line."""
     from embedder.store.store_info import read_published
     from embedder.store_index.versions import manifest_of
 
@@ -100,7 +99,7 @@ def _index_line(store: StoreFiles) -> str:
 
 
 def _measure(store: "Store") -> "list[Recall]":
-    """Text-to-image R@k over all emoji: by caption, flags apart, and by tags that no training has read."""
+    """Measure text-to-image R@k over all emoji: by caption, without flags, and by tags that no training has used."""
     import numpy as np
     import pyarrow.compute as pc
 
@@ -109,7 +108,7 @@ def _measure(store: "Store") -> "list[Recall]":
 
     rows = rows_with_images(store.to_arrow()).combine_chunks()
     is_flag = pc.equal(rows["group"], "flags").to_numpy(zero_copy_only=False)
-    # The first thousand emoji have no such tags, so the lists came over as the JSON that they stand in.
+    # The first thousand emoji have no such tags, so the column of lists arrived as JSON texts.
     tags = [", ".join(json.loads(words)) for words in rows[UNSEEN_TAGS].to_pylist()]
     has_tags = np.array([bool(words) for words in tags])
     tag_queries = store.encode_text([words for words in tags if words])
@@ -130,7 +129,6 @@ def _recall_table(recalls: "list[Recall]") -> Table:
 
 
 def _search(store: "Store", out: Path) -> list[RenderableType]:
-    """Answer some queries, and draw one answer as a contact sheet."""
     lines: list[RenderableType] = []
     for query in QUERIES:
         hits = store.search(query, k=4)

@@ -77,7 +77,7 @@ def doctor(read: ReadConfig) -> Result:
 
 
 def _fallbacks() -> list[str]:
-    """Patches of libraries that are off; none where nothing runs on Ray and torch."""
+    """Describe the library patches that are off; none if Ray and torch aren't installed."""
     if missing("embed"):
         return []
     from embedder.compat import describe_fallbacks
@@ -86,7 +86,6 @@ def _fallbacks() -> list[str]:
 
 
 def _image_formats() -> str:
-    """Formats that are read here, and what the others need."""
     from importlib.util import find_spec
 
     from embedder.media.formats import EXTRA_FORMATS, IMAGE_FORMATS
@@ -98,7 +97,7 @@ def _image_formats() -> str:
 
 
 def _model(uri: str) -> str:
-    """Name of the configuration's model, and whether it is trained; nothing is downloaded for that."""
+    """Return the name of the configuration's model, and whether it is trained; downloads nothing."""
     from pathlib import Path
 
     from embedder.storage.model_download import resolve_model
@@ -117,7 +116,6 @@ def _model(uri: str) -> str:
 
 
 def _dtype(config: "RunConfig") -> str:
-    """Compute dtype of a store that a run would make here, and why."""
     from embedder.executors.find_gpus import gpus_here
     from embedder.placement import hardware
     from embedder.placement.compute_dtype import choose_dtype
@@ -129,7 +127,7 @@ def _dtype(config: "RunConfig") -> str:
 
 
 def _gpus() -> tuple[int, str]:
-    """Number of GPUs, and which of them torch can use; it may find none of those that the driver counts for Ray."""
+    """Return the number of GPUs, and which of them torch can use: perhaps none of those that the driver reports."""
     from embedder.placement import hardware
 
     num_gpus = hardware.num_gpus()

@@ -119,11 +119,7 @@ def rollback(read: ReadConfig, store: StoreUri = None, model: ModelName = None, 
 
 
 def _load_published(files: StoreFiles, model: str | None) -> "tuple[StoreFiles, Current]":
-    """View of a model, and what is published of it.
-
-    Raises:
-        StoreError: nothing is published, or not that model.
-    """
+    """Return the view of a model, and what is published of it; raises `StoreError` if nothing is."""
     from embedder.store.store_info import read_published
     from embedder.store.tables.models import find_model
 
@@ -131,7 +127,6 @@ def _load_published(files: StoreFiles, model: str | None) -> "tuple[StoreFiles, 
 
 
 def _describe(number: int, manifest: Manifest) -> str:
-    """An index version in one line."""
     recall = "exact" if manifest.design == "Flat" else f"recall@10 {manifest.recall_at_10:.3f}"
     return (
         f"index {number}: {manifest.design}, {plural(manifest.num_vectors, 'vector')} x {manifest.dim}, {recall}, "
@@ -140,7 +135,7 @@ def _describe(number: int, manifest: Manifest) -> str:
 
 
 def _trials_table(manifest: Manifest) -> Table:
-    """The designs that were measured before the choice; those on the Pareto front are marked."""
+    """Lay out the designs that were measured before the choice; those on the Pareto front are marked."""
     table = new_table("design", "recall@10", "ms", "MiB", "build, s", "front", "verdict")
     for trial in manifest.trials:
         table.add_row(

@@ -60,7 +60,7 @@ def model_import(
 
 
 def _checkpoint(source: str, *, config_only: bool = False) -> Path:
-    """Find the folder of a checkpoint; of a file of weights, the error says what is missing beside it."""
+    """Find the folder of a checkpoint; given a file of weights, the error says what is missing next to it."""
     from embedder.storage.model_download import resolve_checkpoint
     from shards.convert import find_checkpoint
 
@@ -70,13 +70,7 @@ def _checkpoint(source: str, *, config_only: bool = False) -> Path:
 
 
 def _import_notes(model: "ModelConfig", out: Path, *, is_joined: bool) -> list[str]:
-    """Lines on what an imported model can't do yet.
-
-    Args:
-        model: its configuration.
-        out: its folder.
-        is_joined: whether `--text` joined its towers.
-    """
+    """Return lines on what an imported model can't do yet; `is_joined` is whether `--text` joined its towers."""
     from shards.summary import fresh_towers, untrained_reason
 
     notes = []
@@ -174,7 +168,6 @@ def _describe_text(model: "ModelConfig") -> str:
 
 
 def _delta_info(folder: Path) -> Result:
-    """Describe a delta."""
     from shards.summary import describe_delta
 
     delta = describe_delta(folder)

@@ -49,12 +49,11 @@ Force = Annotated[
 ]
 
 ReadConfig = Callable[..., RunConfig]
-"""Function that reads the configuration: `--config`, then a mapping of values by key, then texts `key=value`, then
-`--set`."""
+"""Function that reads the configuration from `--config`, a mapping of values by key, texts `key=value`, and `--set`."""
 
 
 def command(function: Callable[..., Result]) -> Callable[..., None]:
-    """Make a command of a function from its options to what is printed.
+    """Make a command from a function that takes options and returns what is printed.
 
     The function's first parameter is a `ReadConfig`, its others are the command's own options; `--config`, `--set` and
     `--json` are added to them.
@@ -94,14 +93,10 @@ def add_plugins(group: str, to: typer.Typer) -> None:
 
 
 def source_override(path: str | None, **described: Any) -> list[dict[str, Any]] | None:
-    """The one source that the command line describes, as the configuration file would.
+    """Return the one source that the command line describes, in the form of a configuration file.
 
-    Args:
-        path: path or URI of the source; None for the sources of the file.
-        described: other keys of a `[[source]]`; what is empty or None was not given.
-
-    Raises:
-        ConfigError: options describe a source that is not given.
+    A `path` (or URI) of None keeps the sources of the file. `described` are other keys of a `[[source]]`; empty or None
+    means not given. Raises `ConfigError` if options describe a source that is not given.
     """
     given = {key: value for key, value in described.items() if value}
     if path is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NUM_ITEMS = 1_000_000  # items of --what-if, unless an option says otherwise
 UNNAMED_CURRENCY = ' (currency = "EUR" in the configuration names the prices\' currency)'
-BAR = 24  # characters of a stage that is always busy
+BAR = 24  # width of the bar of a stage that is always busy
 
 
 @command
@@ -100,20 +100,17 @@ def plan(
 
 
 def _dtype_lines(answer: "PlanAnswer") -> list[RenderableType]:
-    """Dtype that `auto` has become, and why; nothing where it was asked for."""
+    """Return the dtype that `auto` has become, and why; nothing if the user chose it."""
     return [] if answer.dtype.was_asked else [f"dtype {answer.dtype}"]
 
 
 def _answer_parts(
     answer: "PlanAnswer", currency: str | None, *, fixed_by: str | None, explain: bool
 ) -> list[RenderableType]:
-    """Everything that was asked, part by part.
+    """Lay out everything that was asked, part by part.
 
-    Args:
-        answer: the plan, and what was asked beside it.
-        currency: of the prices.
-        fixed_by: option or key that fixes the number of stages; None where it was searched.
-        explain: whether it was asked how busy each stage is.
+    `fixed_by` is the option or key that fixes the number of stages, None if it was searched; `explain` adds how busy
+    each stage is.
     """
     cut = answer.plan
     parts: list[RenderableType] = [_plan_table(cut, explain=explain)]
@@ -129,7 +126,6 @@ def _answer_parts(
 
 
 def _plan_table(cut: "ShardPlan", *, explain: bool) -> Table:
-    """One row for each stage; a bar shows how busy its replicas are."""
     columns = ["stage", "on", "image layers", "text layers", "weights, MiB", "memory, MiB", "ms/item", "out, KiB/item"]
     rows = [[str(number), *_row(cut, stage)] for number, stage in enumerate(cut.stages)]
     if explain:
@@ -154,26 +150,23 @@ def _row(cut: "ShardPlan", stage: "PlannedStage") -> list[str]:
 
 
 def _where(stage: "PlannedStage") -> str:
-    """Replicas and their devices: `4 x T4`, `1/2 H200`, `2 x CPU`."""
+    """Format replicas and their devices: `4 x T4`, `1/2 H200`, `2 x CPU`."""
     if stage.num_gpus and stage.num_gpus < 1:
         return f"1/{round(1 / stage.num_gpus)} {stage.device}"
     return f"{stage.num_replicas} x {stage.device}"
 
 
 def _bar(cut: "ShardPlan", stage: "PlannedStage") -> str:
-    """Share of the time that a stage's replicas work at the predicted throughput, drawn and in percent."""
+    """Draw the share of the time that a stage's replicas work at the predicted throughput, with percent."""
     speed = stage.num_gpus * stage.num_replicas if stage.num_gpus else stage.num_replicas
     share = (cut.items_per_s or 0.0) * (stage.seconds_per_item or 0.0) / speed
     return "█" * round(share * BAR) + "░" * (BAR - round(share * BAR)) + f" {percent(round(share, 2))}"
 
 
 def _stages_line(num_stages: int, alternatives: "Sequence[Alternative]", fixed_by: str | None) -> str:
-    """Number of stages, why so many, and what one less and one more would bring.
+    """Describe the number of stages, the reason for it, and the effect of one fewer and one more.
 
-    Args:
-        num_stages: of the plan.
-        alternatives: one stage less and one more.
-        fixed_by: option or key that fixes the number; None where it was searched.
+    `fixed_by` is the option or key that fixes the number; None if it was searched.
     """
     from shards.planning.explain import AS_GOOD, MAX_STAGES_SEARCHED
 
@@ -197,7 +190,6 @@ def _alternative_text(other: "Alternative") -> str:
 
 
 def _basis_lines(cut: "ShardPlan") -> list[RenderableType]:
-    """Items and costs that the prediction is for."""
     mix = cut.mix
     if mix is None:
         return []
@@ -211,7 +203,7 @@ def _basis_lines(cut: "ShardPlan") -> list[RenderableType]:
 
 
 def _cpu_line(problem: "PlacementProblem", cut: "ShardPlan") -> str:
-    """CPU seconds of the hosts by what spends them, as predicted for the plan on the problem's devices."""
+    """Describe the predicted CPU seconds of the hosts by use, for the plan on the problem's devices."""
     from shards.planning.problem import PlacedStage, predict
 
     pools = {pool.device.name: pool for pool in problem.pools}
@@ -227,7 +219,6 @@ def _cpu_line(problem: "PlacementProblem", cut: "ShardPlan") -> str:
 
 
 def _what_if_parts(found: "WhatIf", currency: str | None) -> list[RenderableType]:
-    """Hours, cost, ratios, and the gain of one more device of each kind."""
     hours = ", ".join(f"{figure(value)} {name}-hours" for name, value in found.device_hours.items())
     used = ", ".join(f"{figure(value)} {name}" for name, value in found.used.items())
     cost = "" if found.cost is None else f"; cost {money(found.cost, currency)}{'' if currency else UNNAMED_CURRENCY}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from embedder.store.maintenance.purge.purge import Purge
 
 MAX_LISTED = 20
-"""Items, and versions, that a plan names one by one."""
+"""Most items, and most versions, that a plan lists individually."""
 
 
 @command
@@ -45,7 +45,7 @@ def purge(
         raise ConfigError("purge: --allow-again changes one small file and has no --dry-run; leave one of them out")
     run = read({"store": store})
     if not (allow_again or dry_run or yes or sys.stdin.isatty()):
-        _purge_plan(StoreFiles(run.required_store), ids, reads_alone=True)  # refuses what is unknown
+        _purge_plan(StoreFiles(run.required_store), ids, reads_alone=True)  # refuses unknown items
         raise ConfigError(
             "purge: there is no terminal to ask on whether to remove the items for good; --yes says so beforehand, "
             "--dry-run says what would be done"
@@ -59,11 +59,11 @@ def purge(
 
 
 def _ids_in(path: Path | None) -> list[str]:
-    """One id a line; spaces belong to an id, empty lines do not count."""
+    """Read one id per line; spaces belong to an id, empty lines are skipped."""
     if path is None:
         return []
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # an id may hold what else ends lines
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # an id may hold other line separators
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else "it is not UTF-8"
         raise ConfigError(f"--from-file {path}: can't be read ({reason}); give a text file, an id per line") from None
@@ -71,11 +71,7 @@ def _ids_in(path: Path | None) -> list[str]:
 
 
 def _confirm(lines: list[str]) -> None:
-    """Ask on the terminal, apart from the result on standard output.
-
-    Raises:
-        typer.Abort: the answer is not yes.
-    """
+    """Ask on the terminal, so that standard output holds only the result; raise `typer.Abort` unless confirmed."""
     terminal = Terminal(stderr=True)
     for line in lines:
         terminal.print(line, soft_wrap=True)
@@ -87,7 +83,6 @@ def _confirm(lines: list[str]) -> None:
 
 
 def _allow_again(config: RunConfig, item_ids: list[str]) -> Result:
-    """Forget that items were purged."""
     from embedder.store.publish.tombstones import allow_again
 
     with write_access(config) as files:
@@ -102,12 +97,9 @@ def _allow_again(config: RunConfig, item_ids: list[str]) -> Result:
 
 
 def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
-    """Remove items for good.
+    """Remove items for good, after showing the plan and asking if `confirm`.
 
-    Args:
-        config: configuration that names the store and constrains the index of the new publication.
-        item_ids: ids of the items.
-        confirm: show the plan and ask first.
+    The configuration also constrains the index of the new publication.
     """
     from embedder.store.layout import read_current
     from embedder.store.maintenance.purge.purge import purge as run_purge
@@ -130,13 +122,7 @@ def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
 
 
 def _purge_plan(files: StoreFiles, item_ids: list[str], *, reads_alone: bool = False) -> "PurgePlan":
-    """Say what a purge would do.
-
-    Args:
-        files: the store.
-        item_ids: ids of the items.
-        reads_alone: take no lock, which is a file of the store; a run that changes files meanwhile may end it.
-    """
+    """Plan a purge; with `reads_alone` without a lock, a file in the store, so a concurrent run may make it fail."""
     from embedder.store.lock import write_lock
     from embedder.store.maintenance.purge.plan import plan_purge
     from embedder.store.store_info import read_store_info
@@ -165,7 +151,6 @@ def _plan_data(plan: "PurgePlan") -> dict[str, Any]:
 
 
 def _plan_lines(plan: "PurgePlan") -> list[str]:
-    """The plan in sentences."""
     listed = [item for item in plan.items if not (plan.finds_nothing and item.was_purged)][:MAX_LISTED]
     lines = [
         f"{item.item_id!r}: "
@@ -200,7 +185,6 @@ def _join_run_ids(run_ids: Sequence[str]) -> str:
 
 
 def _describe_purge(files: StoreFiles, done: "Purge") -> list[RenderableType]:
-    """The finished purge in sentences."""
     plan, scan = done.plan, done.scan
     lines = [
         f"of {plural(len(plan.items), 'item')}, {plan.num_published:,} had been published, with "

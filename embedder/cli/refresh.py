@@ -67,7 +67,7 @@ def refresh(
 
 
 def forecast_run(config: RunConfig, options: "IngestOptions") -> Result:
-    """Say what a run would do, and why; nothing is changed."""
+    """Describe what a run would do, and why; changes nothing."""
     from embedder.ingest.dry_run import forecast
 
     found = forecast(config, options)
@@ -83,7 +83,6 @@ def _refresh(config: RunConfig, options: "IngestOptions") -> Result:
 
 
 def _forecast_parts(found: "Forecast") -> list[RenderableType]:
-    """Work of each kind with its reason, and a summary."""
     from embedder.ingest.diff import CONTENT_CHANGED
 
     table = new_table("what", "items", "MiB to read", "why", left=("what", "why"))
@@ -112,7 +111,6 @@ def _forecast_parts(found: "Forecast") -> list[RenderableType]:
 
 
 def _model_lines(found: "Forecast") -> list[RenderableType]:
-    """What would be done for each further model, in a line each."""
     lines: list[RenderableType] = []
     for name, each in found.models.items():
         parts = [f"{reason.num_items:,} {reason.reason}" for reason in each.reasons]
@@ -148,13 +146,9 @@ def rejects(
 
 
 def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, str | bool], model: str = "") -> Result:
-    """List rejects: those of what is published, of the newest run where nothing is, or of one run.
+    """List rejects of one run, or those of what is published (before any publication, of the newest run).
 
-    Args:
-        config: configuration that names the store.
-        run_id: id of the run; None for what is published, or the newest run where nothing is.
-        filters: values that columns of `items` must have.
-        model: name of a further model whose rejects are wanted; empty for the main one.
+    `filters` are values that columns of `items` must have; `model` names a further model, empty for the main one.
     """
     from embedder.store.publish.rejects import find_rejects, rejecting_model
 
@@ -182,7 +176,7 @@ def _rejects_table(items: list[dict[str, Any]]) -> Table:
     for row in items:
         error = f"{row['error_type']}: {row['error']}"
         marks = ("yes" if row[name] else "" for name in ("transient", "stale"))
-        attempts = "" if row["attempts"] is None else str(row["attempts"])  # an older format has none
+        attempts = "" if row["attempts"] is None else str(row["attempts"])  # missing in an older format
         table.add_row(row["item_id"], row["step"], error, *marks, attempts)
     return table
 
@@ -195,14 +189,10 @@ def retry_rejects(
     forced: Collection[str] = (),
     model: str = "",
 ) -> Result:
-    """Embed rejects again, and nothing else: published ones, or those of the newest run that is not published.
+    """Embed only rejects again: those of one run, or published ones (before any publication, of the newest run).
 
-    Args:
-        config: configuration of the run, with the model and the sources.
-        filters: values that columns of `items` must have.
-        run_id: id of the run; None for what is published, or the newest run where nothing is.
-        forced: names of guards that are overridden.
-        model: name of a further model whose rejects are tried again; empty for the main one.
+    `filters` are values that columns of `items` must have, `forced` names overridden guards, and `model` names a
+    further model, empty for the main one.
 
     Raises:
         ConfigError: the configuration names no source or no model, or the run is over.

@@ -1,4 +1,4 @@
-"""Report of a run as a person reads it: steps, review of the plan, summary."""
+"""Report of a run for people: steps, review of the plan, summary."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from embedder.report.schema import Expected, PlaceReport, Report, Review, StepRe
 
 
 def report_parts(report: Report) -> list[RenderableType]:
-    """The report as a person reads it."""
+    """Lay out the report for people."""
     if report.held:
         return [report.outcome]
     if report.run_id is None:
@@ -34,12 +34,12 @@ def report_parts(report: Report) -> list[RenderableType]:
 
 
 def _of_rejects(report: Report) -> str:
-    """Rows of rejects, which are no pictures as a rule: the caption of a broken one keeps its vector."""
+    """Describe the rows of rejects, usually not pictures: the caption of a broken picture keeps its vector."""
     return f", {report.num_reject_vectors:,} of them of rejects" if report.num_reject_vectors else ""
 
 
 def metric_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[RenderableType]:
-    """A line for each metric: its figures, without a matrix."""
+    """Return a line for each metric with its figures, without a matrix."""
     lines: list[RenderableType] = []
     for name, figures in metrics.items():
         told = [f"{key} {_plain(value)}" for key, value in figures.items() if not isinstance(value, dict)]
@@ -48,24 +48,21 @@ def metric_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[RenderableTyp
 
 
 def _plain(value: object) -> str:
-    """A figure in few digits; counts whole."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return "unknown" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _steady(report: Report) -> str:
-    """Rate without the start, where it differs."""
+    """Format the rate without the start, if it differs."""
     return f" ({figure(report.steady_items_per_s)} once all stages were up)" if report.steady_items_per_s else ""
 
 
 def _seconds(seconds: float) -> str:
-    """A length of time, below a minute or two with its tenths."""
     return duration_text(round(seconds, 1))
 
 
 def _operator_parts(report: Report) -> list[RenderableType]:
-    """The most that each operator of a run on Ray held, and the bottleneck."""
     if not report.operators:
         return []
     columns = ("operator", "queue", "tasks", "CPUs", "GPUs", "store, MiB", "busy", "held back, s")
@@ -86,7 +83,6 @@ def _operator_parts(report: Report) -> list[RenderableType]:
 
 
 def _cluster_parts(report: Report) -> list[RenderableType]:
-    """Nodes of a cluster, events, bytes that were spilled or moved, and the cost."""
     parts: list[RenderableType] = []
     if len(report.nodes) > 1:
         table = new_table("node", "CPUs", "GPUs", "peak memory, MiB", "steps", left=("node", "steps"))
@@ -109,7 +105,6 @@ def _cluster_parts(report: Report) -> list[RenderableType]:
 
 
 def _step_table(report: Report) -> Table:
-    """The steps of a run: how busy each was, and how much it passed on."""
     replicas = [replicas_over_time(step) for step in report.steps]
     has_grown = any(replicas)
     figures = ("wall share", "CPU share", "out, KiB/row", "peak RSS, MiB")
@@ -128,10 +123,10 @@ def _step_table(report: Report) -> Table:
 
 
 def replicas_over_time(step: StepReport) -> str:
-    """The numbers of replicas in their order, with the seconds at which a stage grew or shrank."""
+    """Format the numbers of replicas in order, with the seconds at which a stage grew or shrank."""
     if step.max_replicas == 1:
         return ""
-    # All go at the end, one after another; that is no news.
+    # At the end all are stopped one after another, which needn't be shown.
     line = list(step.replicas)
     while len(line) > 1 and line[-1][1] < line[-2][1]:
         line.pop()
@@ -140,7 +135,7 @@ def replicas_over_time(step: StepReport) -> str:
 
 
 def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
-    """The run against what was expected of it, where costs were measured; and the better plan where there is one."""
+    """Lay out the run next to its prediction, if costs were measured, and the better plan, if any."""
     parts: list[RenderableType] = []
     if review.expected and review.too_short:
         return [f"too short to judge its plan: {review.too_short}"]
@@ -162,7 +157,7 @@ def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
 
 
 def blame_lines(review: Review, items_per_s: float) -> list[str]:
-    """Name the step to blame where a run has reached less than half of what was expected of it."""
+    """Name the slow step if a run has reached less than half of its predicted rate."""
     expected = review.expected
     if expected is None or items_per_s >= expected.items_per_s / 2:
         return []
@@ -181,7 +176,6 @@ def blame_lines(review: Review, items_per_s: float) -> list[str]:
 
 
 def _review_table(review: Review, expected: Expected) -> Table:
-    """Seconds of an item by step: expected and observed."""
     table = new_table("step", "expected, ms/item", "observed, ms/item", "observed / expected", left=("step",))
     for step, observed_s in sorted(review.observed_seconds_per_item.items()):
         expected_s = expected.seconds_per_item.get(step)
@@ -191,7 +185,7 @@ def _review_table(review: Review, expected: Expected) -> Table:
 
 
 def clip_lines(steps: Iterable[StepReport]) -> list[RenderableType]:
-    """Frames of videos that were decoded for each that is embedded, where any is."""
+    """Return a line on the video frames decoded for each embedded one, if there are any."""
     return [
         f"clips: {step.num_decoded_frames:,} frames decoded for {step.num_frames:,} that are embedded, "
         f"{step.num_decoded_frames / step.num_frames:.1f} for each"
@@ -201,7 +195,6 @@ def clip_lines(steps: Iterable[StepReport]) -> list[RenderableType]:
 
 
 def _gpu_lines(report: Report) -> list[RenderableType]:
-    """The device of each stage, where any stage held a GPU."""
     if not any(place.num_gpus for place in report.places):
         return []
     places = [f"stage {place.stage} on {place.device} ({place.num_gpus:g} GPU)" for place in report.places]
@@ -211,7 +204,7 @@ def _gpu_lines(report: Report) -> list[RenderableType]:
 
 
 def gpu_time_lines(steps: Iterable[StepReport], places: Iterable[PlaceReport], num_items: int) -> list[str]:
-    """GPU time of a million items: held from the first call of any step to the last, and computing."""
+    """Return the GPU time of a million items: held from the first call of any step to the last, and computing."""
     num_gpus = {f"stage {place.stage}": place.num_gpus for place in places}
     times = [
         (step.wall_s / step.wall_share, step.wall_s, num_gpus.get(step.step, 0.0)) for step in steps if step.wall_share
@@ -224,11 +217,10 @@ def gpu_time_lines(steps: Iterable[StepReport], places: Iterable[PlaceReport], n
 
 
 def idle_line(step: StepReport) -> str | None:
-    """For what the GPUs of a stage waited between its batches; None of a stage without one.
+    """Describe what the GPUs of a stage waited for between its batches; None for a stage without a GPU.
 
-    Args:
-        step: of a report. Its seconds are those in which the device computed, and of the causes those between batches;
-            from the first batch on, the two are all of the time.
+    The step's seconds are those in which the device computed; its waits are between batches. From the first batch
+    on, the two add up to the whole time.
     """
     causes = {"input": step.waited_input_s, "copies": step.waited_copy_s, "launches": step.waited_launch_s}
     if not any(causes.values()):
@@ -240,7 +232,7 @@ def idle_line(step: StepReport) -> str | None:
 
 
 def _outcome_lines(report: Report) -> list[RenderableType]:
-    """Counts of a refresh beside embedding, guards that were overridden, and any outcome but `published`."""
+    """Return counts of a refresh other than embedding, overridden guards, and any outcome but `published`."""
     counts = {
         "equal though touched": report.num_equal,
         "retired": report.num_retired,

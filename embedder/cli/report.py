@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ParsedT = TypeVar("ParsedT", bound="BaseModel")
 
-MAX_LISTED = 5  # runs that a refusal names
+MAX_LISTED = 5  # runs that an error message names
 
 RunOfReport = Annotated[
     str | None, typer.Argument(metavar="[RUN_ID]", help="A run in STORE/runs; by default the last one with a report.")
@@ -68,11 +68,7 @@ def report(
 
 
 def _parse(files: "StoreFiles", path: str, kind: type[ParsedT]) -> ParsedT:
-    """Parse a file of a run.
-
-    Raises:
-        StoreError: it is damaged.
-    """
+    """Parse a file of a run; raises `StoreError` if it is damaged."""
     from pydantic import ValidationError
 
     try:
@@ -85,7 +81,7 @@ def _parse(files: "StoreFiles", path: str, kind: type[ParsedT]) -> ParsedT:
 
 
 def _reports(known: list[str]) -> str:
-    """The newest runs with a report, in a line of bounded length."""
+    """Return the newest runs with a report, in a line of bounded length."""
     if not known:
         return "only runs that end leave one: run `embedder embed` to its end"
     more = f", and of {plural(len(known) - MAX_LISTED, 'earlier run')}" if len(known) > MAX_LISTED else ""

@@ -1,4 +1,4 @@
-"""Result of a command, printed for a person or as one line of JSON; tables, as all commands show them."""
+"""Result of a command, printed for a person or as one line of JSON; tables in the style of all commands."""
 
 import json
 import sys
@@ -11,18 +11,15 @@ from rich.table import Table
 
 from embedder.cli.terminal import Terminal
 
-PIPE_WIDTH = 250  # characters; into a file or a pipe, tables are not folded to the width of a screen
+PIPE_WIDTH = 250  # characters; in a file or a pipe, tables are not folded to a screen's width
 
 
 @dataclass(frozen=True)
 class Result:
     """Output of a command.
 
-    Attributes:
-        data: for `--json`.
-        shown: for the terminal.
-        failure: why the command exits with 1 all the same; empty where it does not.
-        afterwards: called once it is printed, by a command that then goes on.
+    `data` is for `--json`, `shown` for the terminal. `failure` says why the command exits with 1, empty if it doesn't.
+    `afterwards` is called after printing, by a command that then continues.
     """
 
     data: dict[str, Any]
@@ -42,23 +39,19 @@ def print_result(as_json: bool, result: Result) -> None:
 
 
 def json_line(data: dict[str, Any]) -> str:
-    """One line of ASCII without a control character, from which every string comes back as it was."""
+    """Return one line of ASCII without control characters that preserves every string."""
     # JSON may leave DEL as it is, and `json.dumps` does.
     return json.dumps(data, default=_plain).replace("\x7f", r"\u007f") + "\n"
 
 
 def _plain(value: Any) -> Any:
-    """Text of a value that JSON has no type for: a time or a path."""
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def new_table(*columns: str, left: Collection[str] | None = None, rows: Iterable[Sequence[str]] = ()) -> Table:
-    """Make a table without lines; what is too long for its column goes on below.
+    """Make a table without lines, whose cells wrap.
 
-    Args:
-        columns: the headings.
-        left: headings of the columns that are aligned left, the others right; by default all of them.
-        rows: cells of each row.
+    `left` has the headings of left-aligned columns, the others are right-aligned; None means all of them.
     """
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in columns:

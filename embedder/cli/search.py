@@ -1,4 +1,4 @@
-"""`embedder search`: queries and options in, a table and plain data for each query out."""
+"""`embedder search`: takes queries and options, returns a table and plain data for each query."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -152,11 +152,7 @@ def search(
 
 
 def _check_outputs(sheet: Path | None, out: Path | None, copies: Path | None) -> None:
-    """Refuse files that can't be written, before anything is searched.
-
-    Raises:
-        ConfigError: a suffix names no format, or a folder is missing or holds something.
-    """
+    """Refuse unwritable output files before the search: an unknown suffix, or a folder that is missing or not empty."""
     if sheet is not None:
         from embedder.media.contact_sheet import SHEET_FORMATS
 
@@ -171,7 +167,6 @@ def _check_outputs(sheet: Path | None, out: Path | None, copies: Path | None) ->
 
 
 def _failure(copied: "CopiedFiles") -> str:
-    """Line about items that could not be copied; empty where all were."""
     if not copied.problems:
         return ""
     num_items = copied.num_files + len(copied.problems)
@@ -183,11 +178,7 @@ def _failure(copied: "CopiedFiles") -> str:
 
 
 def _read_token(path: Path) -> str:
-    """First token of a file, one a line, in which lines that begin with # are comments.
-
-    Raises:
-        ConfigError: there is no such file, or no token in it.
-    """
+    """Return the first token of a file, one per line; lines that begin with # are comments."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
@@ -199,11 +190,7 @@ def _read_token(path: Path) -> str:
 
 
 def _read_vectors(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
-    """Vectors (Q, E) of a `.npy` file, which may hold a single one (E,).
-
-    Raises:
-        ConfigError: there is no such file, or it holds no array of numbers.
-    """
+    """Return the vectors (Q, E) of a `.npy` file, which may hold a single one (E,)."""
     import numpy as np
 
     try:
@@ -213,7 +200,6 @@ def _read_vectors(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
 
 
 def _format_hits(hits: "Hits", options: SearchOptions) -> RenderableType:
-    """A table, or the line that says why there is none."""
     from embedder.retrieval.hit import describe_more
 
     if not hits:

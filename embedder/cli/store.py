@@ -69,7 +69,6 @@ def history(
 
 
 def _figures_of(files: StoreFiles, runs: "list[PastRun]") -> list[tuple[str, dict[str, Any]]]:
-    """Figures of the metrics of those runs that have any."""
     from embedder.store.layout import read_record, run_file
     from embedder.store.row_metrics import METRICS_FILE, RunMetrics
 
@@ -95,7 +94,6 @@ def _history_cells(run: "PastRun") -> list[str]:
 
 
 def _further_models(run: "PastRun") -> str:
-    """Further models of a publication, each with its rows and its index."""
     if run.record is None:
         return ""
     found = []

@@ -1,4 +1,4 @@
-"""Access to write to the store that a configuration names."""
+"""Read and write access to the store that a configuration names."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from embedder.store.files import StoreFiles
 
 @contextmanager
 def read_access(config: RunConfig) -> Iterator[StoreFiles]:
-    """Give the files of the store to a command that only reads: it takes no lock, and works where none can be taken.
+    """Yield the files of the store for a command that only reads: it takes no lock, and works where none can be taken.
 
     Raises:
         ConfigError: no store is named.
@@ -25,11 +25,9 @@ def read_access(config: RunConfig) -> Iterator[StoreFiles]:
 
 @contextmanager
 def write_access(config: RunConfig, *, commits: str | None = None) -> Iterator[StoreFiles]:
-    """Hold the lock of the store, and finish a publication that was cut off; yields the store's files.
+    """Hold the lock of the store, and finish an interrupted publication; yields the store's files.
 
-    Args:
-        config: names the store.
-        commits: the command, where it commits to the tables, which takes the extra `embed`.
+    `commits` names the command if it commits to the tables, which needs the extra `embed`.
 
     Raises:
         InstallationError: this installation can't commit.

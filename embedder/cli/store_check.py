@@ -47,7 +47,7 @@ def check(
 
 
 def _data(address: str, found: "StoreCheck") -> dict[str, Any]:
-    """Data for `--json`; the counts beside `models` are of the main model."""
+    """Return data for `--json`; the counts next to `models` are of the main model."""
     main = found.models.get("")
     return {
         "store": address,
@@ -70,7 +70,6 @@ def _data(address: str, found: "StoreCheck") -> dict[str, Any]:
 
 
 def _lines(address: str, found: "StoreCheck") -> list[RenderableType]:
-    """A line for each finding, then what was checked, and the verdict."""
     lines: list[RenderableType] = [f"{each.severity}: {each.text}" for each in found.findings]
     for name, each in found.models.items():
         model = f"model {name}: " if name else ""

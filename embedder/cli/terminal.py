@@ -1,4 +1,4 @@
-"""The terminal: a console that shows text of files as it is; messages and progress on standard error."""
+"""The terminal: a console that shows text from files literally; messages and progress on standard error."""
 
 import logging
 import re
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 MAX_LINE_CHARACTERS = 4_000
 MAX_CELL_CHARACTERS = 500
 
-# Of a piece that is laid out already: tables are made of lines.
+# A piece that is laid out already: tables consist of lines.
 _DANGEROUS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class Terminal(Console):
     """Console for text from outside: names, captions, messages.
 
-    Strings are literal, without markup and emoji codes; control characters in them are escapes, and long ones are
-    shortened. Callers escape nothing.
+    Strings are literal, without markup and emoji codes; their control characters are escaped, and long ones shortened.
+    Callers need not escape anything.
     """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
@@ -45,7 +45,7 @@ class Terminal(Console):
         return super().render_str(printable(text, MAX_CELL_CHARACTERS), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Lay anything out; text that is no string controls the terminal as little."""
+        """Lay out anything; text in other objects than strings can't control the terminal either."""
         for segment in super().render(renderable, options):
             text = segment.text if segment.control else _DANGEROUS.sub(lambda found: printable(found[0]), segment.text)
             yield Segment(text, segment.style, segment.control)
@@ -53,7 +53,7 @@ class Terminal(Console):
 
 @cache
 def error_terminal() -> Terminal:
-    """Console of standard error; one, so that messages stand above a bar that is drawn."""
+    """Return the one console of standard error, so that messages appear above a progress bar."""
     return Terminal(stderr=True)
 
 
@@ -67,15 +67,10 @@ class TerminalLog(logging.Handler):
 
 @contextmanager
 def progress_bar(total: int, description: str, num_done: int = 0) -> Iterator[Callable[[int, str, str], None]]:
-    """Draw a bar on standard error, where that is a terminal.
+    """Draw a bar on standard error, if that is a terminal.
 
-    Args:
-        total: number at the end; 0 where it is not known.
-        description: text beside it at first.
-        num_done: number at first.
-
-    Yields:
-        Function that takes the number done, the text and the rate.
+    `total` is the number at the end, 0 if unknown; `description` and `num_done` are the initial text and number. Yields
+    a function that takes the number done, the text and the rate.
     """
     with bar_with_lines(total, description, num_done) as (update, _):
         yield update
@@ -87,13 +82,7 @@ def bar_with_lines(
 ) -> Iterator[tuple[Callable[[int, str, str], None], Callable[[RenderableType], None]]]:
     """Draw a bar as `progress_bar` does, with room for something below it.
 
-    Args:
-        total: number at the end; 0 where it is not known.
-        description: text beside it at first.
-        num_done: number at first.
-
-    Yields:
-        The function of `progress_bar`, and one that takes what is shown below the bar.
+    Yields the function of `progress_bar`, and one that takes what is shown below the bar.
     """
     from rich import progress
 
@@ -128,17 +117,12 @@ class ItemBar:
     """Bar over the items of a run, and a line for each operator below it; an `OperatorDisplay`."""
 
     def __init__(self, update: Callable[[int, str, str], None], show_below: Callable[[RenderableType], None]) -> None:
-        """Start the clock.
-
-        Args:
-            update: of `progress_bar`.
-            show_below: of `progress_bar`.
-        """
+        """Start the clock; the functions come from `bar_with_lines`."""
         self._update, self._show_below = update, show_below
         self._started_s = time.monotonic()
 
     def __call__(self, num_done: int) -> None:
-        """Show the number of items that are done."""
+        """Show the number of finished items."""
         seconds = time.monotonic() - self._started_s
         self._update(num_done, "embedding", f"{num_done / seconds:.0f} items/s" if seconds else "")
 
@@ -148,7 +132,7 @@ class ItemBar:
 
 
 def operator_lines(view: "OperatorView") -> Text:
-    """Lines of a run's operators below their headings; laid out once, as a bar is drawn ten times a second."""
+    """Lay out the lines of a run's operators and their headings; only once, as a bar is drawn ten times per second."""
     from embedder.executors.bottleneck import OPERATOR_COLUMNS, operator_cells
 
     rows = [("", *OPERATOR_COLUMNS), *((state.name, *operator_cells(state)) for state in view.operators)]

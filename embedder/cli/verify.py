@@ -45,7 +45,7 @@ def verify(
 
 
 def _verification_data(found: "Verification") -> dict[str, Any]:
-    """Data for `--json`; a difference that is no number is null."""
+    """Return data for `--json`; a NaN difference is null."""
     data = asdict(found)
     for comparison in data["comparisons"]:
         if not math.isfinite(comparison["max_difference"]):
@@ -54,7 +54,6 @@ def _verification_data(found: "Verification") -> dict[str, Any]:
 
 
 def _verification_parts(found: "Verification") -> list[RenderableType]:
-    """Summary, tables and verdict."""
     cut = ", ".join(
         f"[{spec.vision.start}, {spec.vision.stop}) + [{spec.text.start}, {spec.text.stop})" for spec in found.plan
     )
@@ -81,7 +80,6 @@ def _comparisons(found: "Verification") -> Table:
 
 
 def _precisions(found: "Verification") -> Table:
-    """Costs of each dtype, and beside them what it loses."""
     table = new_table("dtype", "weights, MiB", "stages, ms/row", "least cosine", "mean cosine", "R@10, text to image")
     for each in found.precisions:
         least, mean = (

@@ -1,11 +1,11 @@
-"""The end of a Ray Data run that is asked to stop or fails: what is waited for, and that its stages give way.
+"""End of a Ray Data run that is asked to stop or fails: what it waits for, and how its stages are ended.
 
 Without it, Ray would start a task for each block that is not decoded yet, and wait for stages that still load their
-weights, before the last rows that are finished came together in a part file. It would also leave a stage that hangs
-with the CPUs and the GPU that it reserved until its call is over.
+weights, before the last finished rows reached a part file. It would also leave a hanging stage with the CPUs and
+the GPU that it reserved until its call is over.
 
-Needed for correctness, so `fast_start = false` leaves it on. Where Ray has other names, a stopped run waits for it: its
-tasks see the request to stop and hand on no rows, so the run ends once they have seen every block.
+`fast_start = false` leaves it on, because it is needed for correctness. If Ray has other names, a stopped run waits:
+its tasks see the request to stop and output no rows, so the run ends once they have seen every block.
 """
 
 from collections.abc import Iterator
@@ -104,22 +104,21 @@ class RunStop(Protocol):
 
     @property
     def asked(self) -> bool:
-        """Whether the run is to stop."""
+        """Return whether the run is to stop."""
 
     @property
     def is_overdue(self) -> bool:
-        """Whether nothing is waited for any more."""
+        """Return whether to stop waiting for anything."""
 
 
-# Ray makes the callback itself, and sends its settings to every process; this one stays here.
+# Ray creates the callback, and sends its settings to every process; this one stays here.
 STOP: ContextVar[RunStop | None] = ContextVar("stop", default=None)
 
 
 class DrainedError(ExecutionTimeoutError):  # type: ignore[misc]  # Ray prints the trace of any other as a bug of its own
     """The stages are empty, or were not waited for.
 
-    Attributes:
-        finished: references to blocks of rows that are finished and that no write task has.
+    `finished` has references to blocks of finished rows that no write task has taken.
     """
 
     def __init__(self, finished: list[Any]) -> None:
@@ -129,7 +128,7 @@ class DrainedError(ExecutionTimeoutError):  # type: ignore[misc]  # Ray prints t
 
 @contextmanager
 def draining(stop: RunStop | None) -> Iterator[None]:
-    """Let a dataset that is executed in the block end by `DrainedError` when the stop is requested."""
+    """Let datasets executed in the block end by `DrainedError` when the stop is requested."""
     token = STOP.set(stop)
     try:
         yield

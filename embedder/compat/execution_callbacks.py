@@ -1,10 +1,10 @@
-"""Choice of the callbacks that Ray Data makes for each dataset that it executes."""
+"""Selection of the callbacks that Ray Data creates for each dataset that it executes."""
 
 from embedder.compat.draining import EARLY_END, PACE, STATES, STEADY_POOLS
 
 
 def select_callbacks() -> list[type]:
-    """Select the classes of callbacks that Ray Data is to make for each dataset that it executes."""
+    """Return the classes of callbacks that Ray Data is to create for each dataset that it executes."""
     callbacks: list[type] = []
     if PACE.saves_time():
         from embedder.compat.ray_callbacks import LoopPace

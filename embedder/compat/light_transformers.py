@@ -1,10 +1,10 @@
-"""Imports of transformers on two thirds of the CPU, for a process that only computes a shard.
+"""Imports transformers with a third less CPU, for a process that only computes a shard.
 
-transformers imports torch's tensors on many devices and its flexible attention wherever they are to be had, which a
-shard never uses: 0.7 s of CPU, half of it for sympy. And Python looks for garbage after each few hundred new objects,
-where importing makes a million that all stay: another 0.4 s.
+transformers imports torch's tensors on many devices and its flexible attention if available, which a shard never uses:
+0.7 s of CPU, half of it for sympy. And Python collects garbage after every few hundred new objects, although importing
+creates a million that all stay: another 0.4 s.
 
-Only for processes of our own: the patched functions of transformers stay replaced.
+Only for our own processes: the patched functions of transformers stay replaced.
 """
 
 import gc
@@ -23,11 +23,7 @@ QUESTIONS = Private(
 
 @contextmanager
 def sparing_imports(*, with_text: bool) -> Iterator[None]:
-    """Import in the block what a shard needs and no more.
-
-    Args:
-        with_text: whether transformers will be needed; it is not imported otherwise.
-    """
+    """Import in the block only what a shard needs; transformers only if `with_text`."""
     if not is_fast_start():
         yield
         return
@@ -45,7 +41,7 @@ def _spare_transformers() -> None:
     from transformers import utils
     from transformers.utils import import_utils
 
-    for module in (utils, import_utils):  # asked in both places
+    for module in (utils, import_utils):  # both have the function
         vars(module).update(dict.fromkeys(UNUSED, _no))
 
 

@@ -1,4 +1,4 @@
-"""Attributes that are computed at their first use, once, however many threads use them."""
+"""Attributes that are computed on first use, only once even with several threads."""
 
 import threading
 from collections.abc import Callable
@@ -8,9 +8,9 @@ Value = TypeVar("Value")
 
 
 class locked_cached_property(Generic[Value]):
-    """A `functools.cached_property` with a lock for each object, so that no two threads compute it.
+    """A `functools.cached_property` with a lock for each object, so that two threads never compute it twice.
 
-    From Python 3.12 on, `cached_property` lets two threads load the same model or index.
+    Since Python 3.12, `cached_property` lets two threads load the same model or index.
     """
 
     def __init__(self, make: Callable[[Any], Value]) -> None:
@@ -22,7 +22,7 @@ class locked_cached_property(Generic[Value]):
     @overload
     def __get__(self, owner: object, kind: type) -> Value: ...
     def __get__(self, owner: object | None, kind: type) -> Self | Value:
-        """Return the value; called only until it is computed, as the object's own attribute comes first afterwards."""
+        """Return the value; only called until it is computed, as the object's own attribute then takes precedence."""
         if owner is None:
             return self
         values = owner.__dict__

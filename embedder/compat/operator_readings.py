@@ -14,15 +14,15 @@ from embedder.compat.operator_stats import LISTENER, OperatorState, Replica, Sam
 if TYPE_CHECKING:
     from ray.data._internal.execution.streaming_executor import StreamingExecutor
 
-MODEL_ACTOR = "ModelActor"  # in Ray's name of an operator that holds further models
+MODEL_ACTOR = "ModelActor"  # in Ray's name of an operator with further models
 INTERVAL_S = 2.0  # one reading takes a tenth of a millisecond
 
 
 class OperatorReadings(ExecutionCallback):  # type: ignore[misc]  # Ray ships no types
-    """Reading of the operators, for who listens."""
+    """Reads the operators' states for a listener."""
 
     def before_execution_starts(self, executor: "StreamingExecutor") -> None:
-        """Take the listener of the thread that executes the dataset; the other methods are called by another one."""
+        """Get the listener of the thread that executes the dataset; another thread calls the other methods."""
         self._listener = LISTENER.get()
         self._next_s = 0.0
         if self._listener is not None:
@@ -30,14 +30,14 @@ class OperatorReadings(ExecutionCallback):  # type: ignore[misc]  # Ray ships no
                 _count_spilled(operator.metrics)
 
     def on_execution_step(self, executor: "StreamingExecutor") -> None:
-        """Read all states, if it is time to."""
+        """Read all states, if it is time."""
         if self._listener is None or time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + INTERVAL_S
         self._listener(Sample(time.time(), _states(executor)))
 
     def after_execution_succeeds(self, executor: "StreamingExecutor") -> None:
-        """Read the last sums."""
+        """Read the final sums."""
         if self._listener is not None:
             self._listener(Sample(time.time(), _states(executor)))
 
@@ -50,11 +50,6 @@ def _states(executor: "StreamingExecutor") -> tuple[OperatorState, ...]:
 
 
 def _names(operators: list[tuple[str, bool]]) -> list[str]:
-    """Name a run's operators in the order of the flow; pure.
-
-    Args:
-        operators: Ray's name of each, and whether it has actors.
-    """
     models, stages = count(), count()
     middle = [
         (f"models {next(models)}" if MODEL_ACTOR in name else f"stage {next(stages)}") if has_actors else "no vectors"
@@ -85,7 +80,7 @@ def _state(name: str, operator: Any, state: Any, usage: Any) -> OperatorState:
 
 
 def _count_spilled(metrics: Any) -> None:
-    """Have the metrics count spilled bytes; Ray itself would ask a server about each block, and this takes 10 us."""
+    """Make the metrics count spilled bytes; Ray would query a server about each block, whereas this takes 10 us."""
     finished = metrics.on_task_finished
 
     def count_task(task_index: int, *ended: Any) -> None:

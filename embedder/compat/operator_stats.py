@@ -1,4 +1,4 @@
-"""State of each operator of a Ray Data run: for what it shows, and for nothing that it decides."""
+"""State of each operator of a Ray Data run; only for display, never for decisions."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Replica:
-    """Actor of a stage that has begun.
+    """Actor of a stage that has started.
 
-    Attributes:
-        actor_id: stays the same when Ray starts it again.
-        node_id: node of its process.
-        is_restarting: whether its process is lost and the next one doesn't compute yet.
+    `actor_id` stays the same when Ray restarts it; `is_restarting` is true from the loss of its process until the next
+    one computes.
     """
 
     actor_id: str
@@ -27,18 +25,18 @@ class OperatorState:
 
     Attributes:
         name: `decode`, `models 0` for further models, `stage 0`, ..., `write`.
-        queued_blocks: blocks that wait before it, none of which a task has taken.
-        num_tasks: tasks under way, those included that wait in a replica.
+        queued_blocks: blocks waiting before it that no task has taken.
+        num_tasks: running tasks, including those that wait in a replica.
         replicas: actors of a stage; tasks have none.
         num_starting: actors that load.
         num_cpus: CPUs that it holds; GPUs likewise.
-        object_store_bytes: of blocks that it makes and has made, until the next operator is done with them; estimated.
+        object_store_bytes: of its output blocks, until the next operator has processed them; estimated.
         num_calls: finished tasks.
-        num_rows: rows that came out.
+        num_rows: rows output.
         work_s: seconds inside the calls.
-        backpressure_s: seconds in which it could not begin a task, as what follows is full or its CPUs are in use.
-        moved_bytes: bytes of blocks that a task took on another node than they lay on.
-        spilled_bytes: bytes of blocks that Ray had moved to disk before a task was done with them.
+        backpressure_s: seconds in which it could not start a task: the next operator was full, or its CPUs in use.
+        moved_bytes: bytes of blocks that a task fetched from another node.
+        spilled_bytes: bytes of blocks that Ray had moved to disk before a task had processed them.
     """
 
     name: str
@@ -65,13 +63,13 @@ class Sample:
     operators: tuple[OperatorState, ...]
 
 
-# Ray makes the callback itself, and sends its settings to every process; this one stays here.
+# Ray creates the callback, and sends its settings to every process; this one stays here.
 LISTENER: ContextVar[Callable[[Sample], None] | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
 def sampled_to(listener: Callable[[Sample], None] | None) -> Iterator[None]:
-    """Send samples of a dataset that is executed in the block to a function, which Ray's scheduling loop calls."""
+    """Send samples of datasets executed in the block to a function, which Ray's scheduling loop calls."""
     token = LISTENER.set(listener)
     try:
         yield

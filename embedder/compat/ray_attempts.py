@@ -1,10 +1,10 @@
-"""What Ray tells a task about its own earlier attempts, and notes that outlive the task's process.
+"""Ray's information for a task about its earlier attempts, and notes that outlive the task's process.
 
-The notes are in the key-value store of Ray's head, which every process has a connection to: a note costs no process
-and about a millisecond. Tasks that are tried again make some, and those that decode long videos.
+The notes are in the key-value store of Ray's head, to which every process is connected: a note takes no process and
+about a millisecond. Retried tasks make some, and so do those that decode long videos.
 
-Without them every attempt passes for the first one: work that kills its process is tried again until
-`no_progress_timeout_s` ends the run.
+Without them every attempt counts as the first: work that kills its process is retried until `no_progress_timeout_s`
+ends the run.
 """
 
 import sys
@@ -32,7 +32,7 @@ NAMESPACE = b"embedder-attempts"
 
 
 def is_in_worker() -> bool:
-    """Whether this process is one of Ray's workers, and can count a task's attempts."""
+    """Return whether this process is a Ray worker, and can count a task's attempts."""
     if "ray" not in sys.modules or not ATTEMPTS.is_there():
         return False
     from ray._private.worker import WORKER_MODE, global_worker
@@ -41,7 +41,7 @@ def is_in_worker() -> bool:
 
 
 def attempt_number() -> int:
-    """Return how often Ray has begun this task or actor before, or tried to; 0 outside of Ray's workers."""
+    """Return how often Ray has started this task or actor before, or tried to; 0 outside of Ray's workers."""
     if not is_in_worker():
         return 0
     from ray._private.worker import global_worker
@@ -110,7 +110,7 @@ def living_nodes() -> dict[str, str]:
 
 
 def ends_of(workers: Collection[str]) -> dict[str, str]:
-    """Return what Ray says about the ends of worker processes, by id; those of which it knows nothing are left out."""
+    """Return Ray's explanation of how worker processes ended, by id; unknown ones are left out."""
     from ray._private.state import state
     from ray.core.generated.gcs_pb2 import WorkerTableData
 

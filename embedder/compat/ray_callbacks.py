@@ -15,22 +15,17 @@ from embedder.compat.pace import WAIT_S, Pace, StageCalls, calls_in_flight, pace
 if TYPE_CHECKING:
     from ray.data._internal.execution.streaming_executor import StreamingExecutor
 
-QUICK_S = 20.0  # from the start, without pauses: blocks come to the first stages, and what is short is over
-LOOK_S = 0.5  # between two looks at the stages' calls
-FEW_CALLS = 3  # say nothing yet
-RECENT_SHARE = 0.5  # of the latest calls in a mean; the earlier ones weigh the less the older they are
-STARVED_LOOKS = 10  # at the first stage, by which it is told whether decoding keeps it waiting
-NUM_BEFORE_STAGES = 2  # operators: the input, and decoding
+QUICK_S = 20.0  # from the start, without pauses: blocks reach the first stages, and short runs are over
+LOOK_S = 0.5  # between two checks of the stages' calls
+FEW_CALLS = 3  # fewer are not conclusive
+RECENT_SHARE = 0.5  # weight of the latest calls in a mean; the weight of earlier ones decays
+STARVED_LOOKS = 10  # checks of the first stage, to see whether decoding keeps it waiting
+NUM_BEFORE_STAGES = 2  # the input, and decoding
 
 
 @dataclass
 class MeasuredCalls:
-    """Mean seconds of an operator's latest calls, as its processes measured them.
-
-    Attributes:
-        operator: of Ray Data.
-        call_s: the mean; none before `FEW_CALLS`.
-    """
+    """Mean seconds of an operator's latest calls, as measured by its processes; `call_s` is None before `FEW_CALLS`."""
 
     operator: Any
     call_s: float | None = None
@@ -38,7 +33,7 @@ class MeasuredCalls:
     _total_s: float = 0.0
 
     def look(self) -> None:
-        """Take the calls that have ended since the last look."""
+        """Add the calls that have ended since the last time."""
         metrics = self.operator.metrics
         num, total_s = metrics.num_tasks_finished, metrics.block_generation_time + metrics.block_serialization_time_s
         if num < self._num + (FEW_CALLS if self.call_s is None else 1):
@@ -49,13 +44,13 @@ class MeasuredCalls:
 
 
 class LoopPace(ExecutionCallback):  # type: ignore[misc]  # Ray ships no types
-    """Pauses, waits and calls in flight that follow the seconds of the stages' calls (`embedder.compat.pace`).
+    """Adapts pauses, waits and calls in flight to the duration of the stages' calls (`embedder.compat.pace`).
 
-    A turn of the loop takes 5 ms of CPU and more. Ray Data turns it ten times a second, and gives a replica two calls.
+    A turn of the loop takes 5 ms of CPU or more. Ray Data turns it ten times per second, and gives a replica two calls.
     """
 
     def before_execution_starts(self, executor: "StreamingExecutor") -> None:
-        """Note the start and the operators whose calls are measured; the stages and decoding."""
+        """Record the start and the operators whose calls are measured: the stages and decoding."""
         self._begin_s = self._next_look_s = time.monotonic()
         pools = [each for each in executor._topology if isinstance(each, ActorPoolMapOperator)]
         self._stages = [MeasuredCalls(each) for each in pools]
@@ -66,7 +61,7 @@ class LoopPace(ExecutionCallback):  # type: ignore[misc]  # Ray ships no types
         self._pace = Pace()
 
     def on_execution_step(self, executor: "StreamingExecutor") -> None:
-        """Look at the calls from time to time, and pause."""
+        """Check the calls from time to time, and pause."""
         now_s = time.monotonic()
         self._num_turns += 1
         if now_s >= self._next_look_s:
@@ -76,11 +71,11 @@ class LoopPace(ExecutionCallback):  # type: ignore[misc]  # Ray ships no types
             time.sleep(self._pace.pause_s)
 
     def after_execution_succeeds(self, executor: "StreamingExecutor") -> None:
-        """Give Ray Data its own wait back."""
+        """Restore Ray Data's own wait."""
         streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S = WAIT_S
 
     def after_execution_fails(self, executor: "StreamingExecutor", error: Exception) -> None:
-        """Give Ray Data its own wait back."""
+        """Restore Ray Data's own wait."""
         self.after_execution_succeeds(executor)
 
     def _look(self, executor: "StreamingExecutor") -> None:
@@ -100,7 +95,7 @@ class LoopPace(ExecutionCallback):  # type: ignore[misc]  # Ray ships no types
         streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S = self._pace.wait_s
 
     def _starved_decode_s(self) -> float | None:
-        """Seconds of a decode task, where the first stage has lately had no calls while such tasks ran."""
+        """Return the seconds of a decode task, if the first stage has lately had no calls while such tasks ran."""
         if self._decode is None:
             return None
         self._decode.look()
@@ -130,10 +125,10 @@ def _raise_in_flight(pool: Any, in_flight: int) -> int:
 
 
 class DrainOnStop(ExecutionCallback):  # type: ignore[misc]  # Ray ships no types
-    """End of the execution with `DrainedError` once it is asked to stop and nothing is in flight."""
+    """Ends the execution with `DrainedError` once it is asked to stop and nothing is in flight."""
 
     def before_execution_starts(self, executor: "StreamingExecutor") -> None:
-        """Take the stop of the thread that executes the dataset; the other methods are called by another one."""
+        """Get the stop of the thread that executes the dataset; another thread calls the other methods."""
         self._stop = STOP.get()
 
     def on_execution_step(self, executor: "StreamingExecutor") -> None:
@@ -148,10 +143,10 @@ class DrainOnStop(ExecutionCallback):  # type: ignore[misc]  # Ray ships no type
 
 
 class EndStagesOnFailure(ExecutionCallback):  # type: ignore[misc]  # Ray ships no types
-    """End of the stages' processes at once where an execution fails or is stopped, whatever they do."""
+    """Ends the stages' processes at once, whatever they do, when an execution fails or is stopped."""
 
     def before_execution_starts(self, executor: "StreamingExecutor") -> None:
-        """Replace the executor's shutdown; Ray calls no callback between the failure and that."""
+        """Replace the executor's shutdown; Ray calls no callback between the failure and the shutdown."""
         shutdown = executor.shutdown
 
         def end(force: bool, exception: Exception | None = None) -> None:
@@ -171,14 +166,14 @@ def _kill_at_shutdown(pool: Any) -> None:
 
 
 def _are_busy(stages: list[Any], write: Any) -> bool:
-    """Whether rows are inside the stages; blocks that wait for the first stage don't count."""
+    """Return whether rows are inside the stages; blocks that wait for the first stage don't count."""
     first = stages[0]
     num_begun, num_through = first.metrics.rows_task_outputs_generated, write.metrics.num_row_inputs_received
     return bool(first.num_active_tasks() or num_begun > num_through)
 
 
 def _blocks_before(write: Any, state: Any) -> list[Any]:
-    """Blocks that wait for a write task, because they are too few for a part file or all tasks are busy."""
+    """Return the blocks waiting for a write task, because they are too few for a part file or all tasks are busy."""
     bundler, (queue,) = write._block_ref_bundler, state.input_queues
     bundles = [*bundler._ready_bundles, *bundler._pending_bundles]
     while queue.has_next():

@@ -1,6 +1,6 @@
 """Claim of a cluster by one driver while its actors start, kept in the key-value store of the cluster's head.
 
-Two drivers that look for room at once would both find it, and each could then hold what the other one needs.
+Otherwise, two drivers that look for room at the same time could both find it, and each hold what the other needs.
 """
 
 from embedder.compat.ray_attempts import job_id
@@ -22,7 +22,7 @@ KEY = b"starting"
 
 
 def claim() -> bool:
-    """Claim the cluster, and return whether it is this driver's; a driver that has ended has no claim any more."""
+    """Claim the cluster, and return whether this driver has it; the claim of a driver that has ended is void."""
     if not CLAIM.is_there():
         return True
     from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
@@ -38,7 +38,7 @@ def claim() -> bool:
 
 
 def release() -> None:
-    """Give the claim back, if it is this driver's."""
+    """Release the claim, if it is this driver's."""
     if not CLAIM.is_there():
         return
     from ray.experimental.internal_kv import _internal_kv_get

@@ -1,6 +1,6 @@
-"""What differs between versions of Ray Data: blocks that pass whole, pools of actors, settings, errors.
+"""Differences between versions of Ray Data: blocks that pass whole, pools of actors, settings, errors.
 
-Only `WHOLE_BLOCKS` is private; the other names are public, and older versions lack them.
+Only `WHOLE_BLOCKS` is private; the other names are public, but missing in older versions.
 """
 
 import logging
@@ -17,7 +17,7 @@ from shards import compat
 from shards.compat import Private
 
 LOG = logging.getLogger(__name__)
-UNCHECKED = ("map_batches_internal", "_map_batches_without_batch_size_validation")  # from Ray 2.58 on, and before
+UNCHECKED = ("map_batches_internal", "_map_batches_without_batch_size_validation")  # since Ray 2.58, and before
 WHOLE_BLOCKS = Private(
     "the way of whole blocks to stages on GPUs",
     ("ray.data.dataset:Dataset.map_batches_internal(fn, batch_size)",),
@@ -27,7 +27,7 @@ WHOLE_BLOCKS = Private(
 
 
 class NoTimeoutError(Exception):
-    """In the place of Ray Data's own time-out, of versions that have none; never raised."""
+    """Stands for Ray Data's own time-out in versions that have none; never raised."""
 
 
 ExecutionTimeoutError: Any = getattr(ray.data.exceptions, "ExecutionTimeoutError", NoTimeoutError)
@@ -38,16 +38,9 @@ def map_blocks(
 ) -> Dataset:
     """Append a pool of actors that take Arrow tables; each block is one call, as it was made.
 
-    `map_batches` does this without GPUs. With them it asks for a number of rows, by which it joins blocks that hold
-    fewer and cuts them anew; what it calls once it has asked does not.
-
-    Args:
-        dataset: blocks of rows.
-        actor: class of the actors.
-        arguments: of its constructor.
-        rows_per_batch: rows of a full block, for versions of Ray without such a method.
-        num_gpus: GPUs of an actor; 0 for none.
-        options: further ones of `Dataset.map_batches`.
+    `map_batches` does this without GPUs. With GPUs it requires a number of rows, by which it joins and cuts blocks
+    anew; the function that it calls internally does not. `rows_per_batch` are the rows of a full block, for versions
+    of Ray without that function; `options` are further ones of `Dataset.map_batches`.
     """
     options |= {"fn_constructor_args": tuple(arguments), "batch_format": "pyarrow"}
     if not num_gpus:
@@ -55,7 +48,7 @@ def map_blocks(
     places = {name: f"ray.data.dataset:Dataset.{name}(fn, batch_size)" for name in UNCHECKED}
     name = next((name for name, place in places.items() if compat.has_name(place)), None)
     if name is None:
-        WHOLE_BLOCKS.is_there()  # tells that it isn't
+        WHOLE_BLOCKS.is_there()  # logs that it is missing
         return dataset.map_batches(actor, batch_size=rows_per_batch, num_gpus=num_gpus, **options)
     unchecked = getattr(dataset, name)
     unset = dict.fromkeys(signature(unchecked).parameters.keys() - {"fn", "ray_remote_args"})
@@ -64,12 +57,9 @@ def map_blocks(
 
 
 def actor_pool(min_size: int, max_size: int, calls_at_once: int | None = None) -> ActorPoolStrategy:
-    """Bounds of a pool.
+    """Return the bounds of a pool.
 
-    Args:
-        min_size: fewest actors.
-        max_size: most actors.
-        calls_at_once: calls that an actor computes at the same time, to overlap their copies; None: Ray's own number.
+    `calls_at_once` is the number of concurrent calls of an actor, to overlap their copies; None means Ray's own number.
     """
     if calls_at_once is None:
         return ActorPoolStrategy(min_size=min_size, max_size=max_size)
@@ -81,7 +71,7 @@ def actor_pool(min_size: int, max_size: int, calls_at_once: int | None = None) -
 
 
 def known_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Select the settings of Ray Data's context that the installed version has, and tell what is lost otherwise."""
+    """Select the settings of Ray Data's context that the installed version has, and log the effect of missing ones."""
     known = {field.name for field in fields(DataContext)}
     if "execution_no_progress_timeout_s" not in known:
         _log_once("no_progress_timeout_s has no effect, and a run that is stuck waits until it is stopped", "2.58")

@@ -1,4 +1,4 @@
-"""Nodes of a cluster as its GCS tells a driver; no dashboard is needed."""
+"""Nodes of a cluster as its GCS reports them to a driver; no dashboard is needed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ FREE = Private(
 
 
 def can_read() -> bool:
-    """Return whether the installed Ray tells of its nodes."""
+    """Return whether the installed Ray can report its nodes."""
     return FLEET.is_there()
 
 
@@ -28,8 +28,8 @@ def read_nodes() -> tuple[list[dict[str, Any]], Mapping[str, int]] | None:
     """Read the table of nodes.
 
     Returns:
-        Entries of `ray.nodes()`, dead ones included, and the deadline of each node that is drained, by id: Unix time in
-        milliseconds, 0 for none. None where the GCS doesn't answer.
+        Entries of `ray.nodes()`, including dead ones, and the deadline of each draining node by id: Unix time in
+        milliseconds, 0 for none. None if the GCS doesn't answer.
     """
     import ray
     from ray._private.state import state
@@ -38,11 +38,11 @@ def read_nodes() -> tuple[list[dict[str, Any]], Mapping[str, int]] | None:
         entries, draining = ray.nodes(), state.get_draining_nodes()
     except (RuntimeError, ConnectionError, ray.exceptions.RayError):
         return None
-    return (entries, draining) if entries else None  # what the GCS answers that is just gone
+    return (entries, draining) if entries else None  # the answer of a GCS that is just ending
 
 
 def free_resources() -> dict[str, dict[str, float]] | None:
-    """Return what no process holds, by node; None where Ray doesn't tell."""
+    """Return the resources that no process holds, by node; None if Ray doesn't report them."""
     if not FREE.is_there():
         return None
     from ray._private.state import available_resources_per_node

@@ -1,8 +1,8 @@
-"""Questions to the head of a Ray cluster before this process attaches to it: token, version, node here, types of GPUs.
+"""Queries to the head of a Ray cluster before this process attaches to it: token, version, node here, types of GPUs.
 
-`ray.init` asks them too, but ends the process where there is no token, tries for minutes where one is wrong, and takes
-a minute for a machine that is no node. Needed for what the user is told, so never switched off. Without the names
-nothing is asked, and `ray.init` answers in its own time and words.
+`ray.init` checks them too, but ends the process if there is no token, retries for minutes with a wrong one, and takes
+a minute for a machine that is no node. Never switched off, because the user needs the message. Without the private
+names nothing is queried, and `ray.init` answers in its own time and words.
 """
 
 from shards.compat import Private
@@ -32,15 +32,11 @@ GPU_TYPES = Private(
     "a first run computes in float32, unless told",
 )
 TIMEOUT_S = 5.0
-GPU_TYPE = "accelerator_type:"  # begins the name of a resource by which Ray tells the type of a node's GPUs
+GPU_TYPE = "accelerator_type:"  # prefix of the resource by which Ray names the type of a node's GPUs
 
 
 def refusal_of(address: str) -> str | None:
-    """Return why this process can't attach to the cluster, and the cure; None where it can.
-
-    Args:
-        address: HOST:PORT, where a server of gRPC answers.
-    """
+    """Return why this process can't attach to the cluster at HOST:PORT (a gRPC server), and the fix; None if it can."""
     if not REFUSALS.is_there():
         return None
     from ray._common.usage.usage_lib import get_cluster_metadata
@@ -50,7 +46,7 @@ def refusal_of(address: str) -> str | None:
     from ray.exceptions import AuthenticationError, RayError
 
     try:
-        ensure_token_if_auth_enabled(create_token_if_missing=False)  # its absence would end the process in C++
+        ensure_token_if_auth_enabled(create_token_if_missing=False)  # else its absence ends the process in C++
         head = GcsClient(address=address)
         metadata = get_cluster_metadata(head)
         ids = {node_id.hex() for node_id in head.get_all_node_info(timeout=TIMEOUT_S)}
@@ -82,13 +78,9 @@ def refusal_of(address: str) -> str | None:
 
 
 def gpu_types(address: str) -> list[str | None] | None:
-    """Return the types of the GPUs of a cluster's nodes, one for each node that has any, as Ray calls them.
+    """Return the GPU type of each node with GPUs of the cluster at HOST:PORT (a gRPC server), in Ray's terms.
 
-    Args:
-        address: HOST:PORT, where a server of gRPC answers.
-
-    Returns:
-        The types, None for one that Ray doesn't know; nothing at all where the head doesn't tell.
+    A type that Ray doesn't know is None; so is the whole result if the head doesn't answer.
     """
     if not GPU_TYPES.is_there():
         return None
@@ -101,7 +93,7 @@ def gpu_types(address: str) -> list[str | None] | None:
         ensure_token_if_auth_enabled(create_token_if_missing=False)
         infos = GcsClient(address=address).get_all_node_info(timeout=TIMEOUT_S)
     except (RayError, RuntimeError, OSError):
-        return None  # whoever attaches is told why
+        return None  # attaching will report the reason
     alive = [info.resources_total for info in infos.values() if info.state == GcsNodeInfo.ALIVE]
     return [
         next((name.removeprefix(GPU_TYPE) for name in resources if name.startswith(GPU_TYPE)), None)

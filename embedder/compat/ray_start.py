@@ -39,10 +39,10 @@ MONITORS = Private(
 
 
 def bind_to_loopback() -> None:
-    """Let Ray listen on this machine alone, also where it was imported before its environment variable was set.
+    """Let Ray listen only on this machine, even if it was imported before its environment variable was set.
 
-    Needed for safety, so never switched off. Without the name the variable alone does it, in a process that has not
-    imported Ray before. `ray.init` refuses a loopback address by its argument.
+    Needed for safety, so never switched off. Without the private name, the variable has the same effect in a process
+    that has not imported Ray before. `ray.init` refuses a loopback address as its argument.
     """
     if LOOPBACK.is_there():
         import ray
@@ -51,9 +51,9 @@ def bind_to_loopback() -> None:
 
 
 def messages_to_log() -> None:
-    """Log what Ray tells of its cluster, as the loss of a node; it would print that on standard output.
+    """Log Ray's messages about its cluster, such as the loss of a node, which it would print on standard output.
 
-    Needed where standard output is read by a program, so never switched off.
+    Never switched off, because programs may read standard output.
     """
     if MESSAGES.is_there():
         from ray._private import worker
@@ -62,12 +62,7 @@ def messages_to_log() -> None:
 
 
 def _log_message(data: dict[str, Any], ignore_prefix: bool) -> None:
-    """Log a message of Ray's as one line.
-
-    Args:
-        data: with its lines.
-        ignore_prefix: whether Ray would name the process; a message of the cluster has none.
-    """
+    """Log a message of Ray's as one line; replaces Ray's own function, hence the unused `ignore_prefix`."""
     LOG.info("Ray: " + " ".join(" ".join(data["lines"]).split()))
 
 
@@ -76,7 +71,7 @@ def light_start() -> Iterator[None]:
     """Start Ray in the block without the autoscaler's monitor, the log monitor and the API server.
 
     Each takes half a second of CPU to start, 50 MB, and some CPU all the time; `ray.init` has no argument for them. Nor
-    has it one for SIGTERM, which stays with its former handler; this part is never switched off.
+    has it one for SIGTERM, which keeps its former handler; this part is never switched off.
     """
     with ExitStack() as patches:
         if SIGTERM.is_there():
@@ -95,7 +90,7 @@ def light_start() -> Iterator[None]:
 
 @contextmanager
 def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute for the block."""
+    """Replace an attribute inside the block."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

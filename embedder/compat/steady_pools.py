@@ -1,4 +1,4 @@
-"""Ray Data's autoscaler of actor pools, whose decisions take effect once they have lasted."""
+"""Ray Data's autoscaler of actor pools, whose decisions only take effect if they last."""
 
 import math
 import time
@@ -17,23 +17,21 @@ if TYPE_CHECKING:
     from ray.data._internal.execution.streaming_executor import StreamingExecutor
     from ray.data._internal.execution.streaming_executor_state import OpState
 
-# Ray Data 2.60 adds a replica as soon as two blocks lie with one actor, and takes it away when a pool is half idle in
-# one step of its loop. Two blocks that arrive together are enough: stages behind a slow one load replicas for work that
+# Ray Data 2.60 adds a replica as soon as two blocks wait at one actor, and removes it when a pool is half idle in
+# one step of its loop. Two blocks that arrive together are enough: stages after a slow one load replicas for work that
 # is over before these are ready. So demand must last.
-GROW_AFTER_S = 4.0  # a replica takes about as long to load; what is over sooner, it would not have helped
+GROW_AFTER_S = 4.0  # a replica takes about as long to load; it wouldn't have helped with a shorter peak
 SHRINK_AFTER_S = 20.0  # at least; several times what loading it again would take
 STAYS_FOR_LOADS = 3.0  # times the measured seconds of loading
-SUSTAINED_SHARE = 0.8  # of that time; a pool that is refilled shows a free slot now and then
+SUSTAINED_SHARE = 0.8  # of that time; a refilling pool has a free slot now and then
 
 
 @dataclass
 class SustainedDemand:
-    """Directions (1 grow, -1 shrink, 0 stay) that one pool's load lately asked for, and whether one of them lasts.
+    """Recent directions (1 grow, -1 shrink, 0 stay) that one pool's load asked for, and whether one of them lasts.
 
-    Attributes:
-        grow_after_s: seconds that demand for more replicas must last.
-        shrink_after_s: seconds that demand for fewer must last.
-        load_s: seconds that replicas last took to load; 0 before any has.
+    Demand must last `grow_after_s` or `shrink_after_s` seconds; `load_s` is the last load time of replicas, 0 before
+    any.
     """
 
     grow_after_s: float = GROW_AFTER_S
@@ -42,14 +40,9 @@ class SustainedDemand:
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def lasts(self, direction: int, now_s: float) -> bool:
-        """Note a direction, and return whether it has lasted.
+        """Record a direction (1, 0 or -1) at a monotonic time; it counts until the next call.
 
-        Args:
-            direction: 1, 0 or -1; it counts until the next call.
-            now_s: monotonic time.
-
-        Returns:
-            Whether a direction other than 0 has lasted; the history then starts anew.
+        Returns whether a direction other than 0 has lasted; if so, the history starts anew.
         """
         self._seen.append((now_s, direction))
         while len(self._seen) > 1 and self._seen[1][0] <= now_s - max(self.grow_after_s, self.shrink_after_s):
@@ -72,18 +65,18 @@ class SustainedDemand:
         )
 
     def forget(self) -> None:
-        """Forget the history; the pool has changed."""
+        """Forget the history, as the pool has changed."""
         self._seen.clear()
 
     def note_load(self, load_s: float) -> None:
-        """Let a replica that took so long to load stay the longer without work."""
+        """Record a replica's load time: the longer it took, the longer a replica may stay without work."""
         self.forget()
         self.load_s = load_s
         self.shrink_after_s = max(self.shrink_after_s, STAYS_FOR_LOADS * load_s)
 
 
 class SteadyActorAutoscaler(BacklogAwareActorAutoscaler):  # type: ignore[misc]  # Ray ships no types
-    """Ray Data's own autoscaler, whose decisions take effect once they have lasted."""
+    """Ray Data's own autoscaler, whose decisions only take effect if they last."""
 
     def __init__(self, executor: "StreamingExecutor") -> None:
         super().__init__(
@@ -115,7 +108,7 @@ class SteadyActorAutoscaler(BacklogAwareActorAutoscaler):  # type: ignore[misc] 
 
 
 def _left_s(pool: "AutoscalingActorPool", op: "PhysicalOperator") -> float:
-    """Seconds until the replicas that compute are through all blocks of the run; endless where that is unknown."""
+    """Return the seconds until the computing replicas have processed all blocks of the run; infinite if unknown."""
     num_done, num_blocks = op.metrics.num_tasks_finished, op.input_dependencies[0].num_outputs_total()
     if not num_done or num_blocks is None:
         return math.inf
@@ -124,8 +117,8 @@ def _left_s(pool: "AutoscalingActorPool", op: "PhysicalOperator") -> float:
 
 
 class SteadyPools(ExecutionCallback):  # type: ignore[misc]  # Ray ships no types
-    """Callback that gives each dataset that is executed the steady autoscaler."""
+    """Callback that gives each executed dataset the steady autoscaler."""
 
     def before_execution_starts(self, executor: "StreamingExecutor") -> None:
-        """Replace the autoscaler; the executor's thread has not begun."""
+        """Replace the autoscaler before the executor's thread starts."""
         executor._actor_autoscaler = SteadyActorAutoscaler(executor)

@@ -1,4 +1,4 @@
-"""Configurations as TOML: how a file is read, what is said of mistakes in it, how values and keys are printed.
+"""Configurations as TOML: reading files, messages about mistakes, printing values and keys.
 
-Everything here is general: it works from the fields of any configuration's classes, and names no key of one.
+All of it works from the fields of any configuration's classes, and names no specific key.
 """

@@ -1,4 +1,4 @@
-"""Effective configuration: every key with the value that holds, and where that is from, as TOML that loads again."""
+"""Effective configuration: every key with its effective value and its origin, as TOML that loads again."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,13 +16,10 @@ COMMENT_COLUMN = 44
 
 @dataclass(frozen=True)
 class Value:
-    """One value that holds.
+    """One effective value.
 
-    Attributes:
-        path: of its key.
-        value: as TOML has it, secrets masked; None where the key isn't set.
-        origin: where it is from.
-        is_masked: whether a secret is left out.
+    `value` has TOML's types, with secrets masked (`is_masked`); None if the key isn't set. `origin` says where it is
+    from.
     """
 
     path: Path
@@ -33,13 +30,7 @@ class Value:
 
 @dataclass(frozen=True)
 class TomlTable:
-    """One table, its own values before the tables in it.
-
-    Attributes:
-        path: of the table.
-        values: of its keys.
-        tables: within it.
-    """
+    """One table, its own values before the tables in it."""
 
     path: Path
     values: tuple[Value, ...]
@@ -51,11 +42,8 @@ def effective(
 ) -> TomlTable:
     """Collect the values of a configuration.
 
-    Args:
-        config: the configuration.
-        origins: where its values are from.
-        environment: of keys at the top, the value that the environment gives in place of the configuration's, and the
-            name of the variable.
+    `origins` say where they are from. `environment` has, for keys at the top level, the value that the environment
+    gives instead and the name of the variable.
     """
     return _table(config, (), origins, environment or {})
 
@@ -88,14 +76,14 @@ def _value(path: Path, value: Any, origin: str) -> Value:
 
 
 def values_of(table: TomlTable) -> Iterator[Value]:
-    """All values of a table and of those within it."""
+    """Yield all values of a table and of those within it."""
     yield from table.values
     for inner in table.tables:
         yield from values_of(inner)
 
 
 def lines_of(table: TomlTable) -> Iterator[str]:
-    """Write a table as TOML; a comment says where each value is from."""
+    """Format a table as TOML; comments give the origin of each value."""
     if table.path:
         yield ""
         yield heading(table.path)
@@ -113,7 +101,6 @@ def lines_of(table: TomlTable) -> Iterator[str]:
 
 
 def _can_be_written(value: Any) -> bool:
-    """Whether a value is text that a file in UTF-8 can hold."""
     try:
         toml(value).encode()
     except UnicodeEncodeError:
@@ -122,7 +109,7 @@ def _can_be_written(value: Any) -> bool:
 
 
 def as_data(table: TomlTable) -> dict[str, dict[str, Any]]:
-    """Values for JSON by dotted key, each with its origin; entries of lists are numbered from 0."""
+    """Return values for JSON by dotted key, each with its origin; list entries are numbered from 0."""
     return {
         ".".join(str(part) if isinstance(part, int) else dotted_key((part,)) for part in value.path): {
             "value": value.value,

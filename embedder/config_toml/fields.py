@@ -21,7 +21,7 @@ _ARTICLES = {"string": "a ", "number": "a ", "integer": "an ", "list": "a ", "ta
 
 
 def members(annotation: Any) -> list[Any]:
-    """Types that an annotation allows, each without its rules; None is left out."""
+    """Return the types that an annotation allows, each without its rules, and without None."""
     if get_origin(annotation) is Annotated:
         return members(get_args(annotation)[0])
     if get_origin(annotation) in (UnionType, Union):
@@ -30,12 +30,12 @@ def members(annotation: Any) -> list[Any]:
 
 
 def type_words(annotation: Any) -> str:
-    """What a key takes, without an article: `integer or "auto"`."""
+    """Describe what a key takes, without an article: `integer or "auto"`."""
     return " or ".join(dict.fromkeys(map(_words, members(annotation))))
 
 
 def takes(annotation: Any) -> str:
-    """What a key takes, as it goes on after "takes"."""
+    """Describe what a key takes, as a phrase after "takes"."""
     words = type_words(annotation)
     return _ARTICLES.get(words.partition(" ")[0], "") + words
 
@@ -55,40 +55,40 @@ def _words(member: Any) -> str:
 
 
 def choices(annotation: Any) -> list[Any]:
-    """Single values that a key takes: those of an enumeration."""
+    """Return the single values that a key takes: those of an enumeration."""
     return [value for member in members(annotation) if get_origin(member) is Literal for value in get_args(member)]
 
 
 def entry_type(annotation: Any) -> Any:
-    """Type of the entries of a list or of a table with free keys; None where a key takes neither."""
+    """Return the type of the entries of a list or of a table with free keys; None for other keys."""
     found = (get_args(member) for member in members(annotation) if get_origin(member) in (dict, tuple))
     return next((arguments[0 if arguments[-1] is Ellipsis else -1] for arguments in found), None)
 
 
 def tables_in(annotation: Any) -> list[type[BaseModel]]:
-    """Classes of the table that a key takes; several where its key `family` says which."""
+    """Return the classes of the table that a key takes; several if its key `family` chooses among them."""
     return [member for member in members(annotation) if isinstance(member, type) and issubclass(member, BaseModel)]
 
 
 def listed_tables(annotation: Any) -> list[type[BaseModel]]:
-    """Classes of the entries of a list of tables, `[[name]]`; none where a key takes no such list."""
+    """Return the classes of the entries of a list of tables, `[[name]]`; none for other keys."""
     entry = entry_type(annotation) if "tables" in map(_words, members(annotation)) else None
     return [] if entry is None else tables_in(entry)
 
 
 def family_of(kind: type[BaseModel]) -> str:
-    """Value of `family` that chooses this class among several; empty where there is no choice."""
+    """Return the value of `family` that chooses this class among several; empty if there is no choice."""
     field = kind.model_fields.get("family")
     return "" if field is None else str(field.default)
 
 
 class Place(NamedTuple):
-    """What is known of a place of a configuration.
+    """What is known of a place in a configuration.
 
     Attributes:
         kind: class of the table that holds the key.
-        key: its name; empty for the whole.
-        annotation: what is taken here, which may be an entry of the key's list or table; None for no such key.
+        key: its name; empty for the whole configuration.
+        annotation: what is taken here, possibly for an entry of the key's list or table; None if there is no such key.
         tables: classes of the table here, the likeliest first.
     """
 
@@ -104,13 +104,7 @@ class Place(NamedTuple):
 
 
 def find_place(root: type[BaseModel], tree: Any, path: Path) -> Place:
-    """Find the field of a place.
-
-    Args:
-        root: class of the whole configuration.
-        tree: its values.
-        path: of a key, or an entry of its list or table.
-    """
+    """Find the field of a path, to a key or to an entry of its list or table, in the values `tree` of class `root`."""
     place = Place(root, "", None, [root])
     for part in path:
         tree, default = value_at(tree, (part,)), None
@@ -127,7 +121,7 @@ def find_place(root: type[BaseModel], tree: Any, path: Path) -> Place:
 
 
 def value_at(tree: Any, path: Path) -> Any:
-    """Value at a path; None where there is none."""
+    """Return the value at a path; None if there is none."""
     for part in path:
         try:
             tree = tree[part]
@@ -137,7 +131,7 @@ def value_at(tree: Any, path: Path) -> Any:
 
 
 def unit_of_field(kind: type[BaseModel], key: str) -> str:
-    """Unit of a key: what its field says, else what its name tells; empty for none."""
+    """Return the unit of a key, from its field or else from its name; empty for none."""
     field = kind.model_fields[key]
     if unit := extra_of(field, "unit") or unit_of(key):
         return unit
@@ -145,13 +139,13 @@ def unit_of_field(kind: type[BaseModel], key: str) -> str:
 
 
 def extra_of(field: FieldInfo, name: str) -> str:
-    """What a field says beyond pydantic: its `unit`, `rule` or `default`, in words; empty where it says nothing."""
+    """Return a field's `unit`, `rule` or `default` in words, which pydantic doesn't have; empty if it has none."""
     extra = field.json_schema_extra
     return str(extra.get(name, "")) if isinstance(extra, dict) else ""
 
 
 def bounds_of(field: FieldInfo) -> list[tuple[str, str, float]]:
-    """Bounds of a number: the sign, the same in words, the number."""
+    """Return the bounds of a number: the sign, the same in words, the number."""
     return [
         (sign, words, bound)
         for rule in [*field.metadata, *_rules_within(field.annotation)]
@@ -161,7 +155,7 @@ def bounds_of(field: FieldInfo) -> list[tuple[str, str, float]]:
 
 
 def _rules_within(annotation: Any) -> Iterator[Any]:
-    """Rules within an annotation: of a member of a union, of the entries of a table."""
+    """Yield the rules within an annotation: of a member of a union, of the entries of a table."""
     first, *rules = get_args(annotation) or (None,)
     if get_origin(annotation) is Annotated:
         yield from (each for rule in rules for each in (rule.metadata if isinstance(rule, FieldInfo) else [rule]))
@@ -173,12 +167,9 @@ def _rules_within(annotation: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class TableType:
-    """One kind of table in a configuration.
+    """One type of table in a configuration.
 
-    Attributes:
-        keys: from the top to it; none for the top.
-        is_list: whether it is written in double brackets.
-        kind: its class.
+    `keys` lead from the top to it, none for the top; `is_list` says whether it is written in double brackets.
     """
 
     keys: tuple[str, ...]
@@ -193,12 +184,9 @@ class TableType:
 
 
 def tables_below(kind: type[BaseModel], keys: tuple[str, ...] = (), is_list: bool = False) -> Iterator[TableType]:
-    """All tables of a configuration, itself first, in the order of the keys.
+    """Yield all tables of a configuration class, itself first, in the order of the keys.
 
-    Args:
-        kind: its class.
-        keys: from the top to it.
-        is_list: whether it is written in double brackets.
+    `keys` lead from the top to it; `is_list` says whether it is written in double brackets.
     """
     yield TableType(keys, is_list, kind)
     for key, field in kind.model_fields.items():

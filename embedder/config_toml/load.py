@@ -1,4 +1,4 @@
-"""Loading of a configuration: a file, then options, then `--set`; where each value is from; all mistakes at once."""
+"""Loads a configuration from a file, then options, then `--set`; records origins; reports all mistakes at once."""
 
 import re
 import shlex
@@ -24,12 +24,7 @@ SomeConfig = TypeVar("SomeConfig", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Setting:
-    """One `--set`.
-
-    Attributes:
-        path: its key.
-        value: as TOML, or the text itself where it is no TOML.
-    """
+    """One `--set`; `value` is parsed as TOML, or the text itself if it isn't TOML."""
 
     path: values.Path
     value: Any
@@ -44,7 +39,7 @@ class Origins:
 
     Attributes:
         file: the file; None for none.
-        options: keys that options of the command, or arguments of a function, gave.
+        options: keys given by options of the command, or arguments of a function.
         settings: the `--set`, in their order.
     """
 
@@ -53,18 +48,18 @@ class Origins:
     settings: tuple[Setting, ...]
 
     def setting_of(self, path: values.Path) -> Setting | None:
-        """The last `--set` that gave a value; None where none did."""
+        """Return the last `--set` that gave a value; None if none did."""
         found = (each for each in reversed(self.settings) if path[: len(each.path)] == each.path)
         return next(found, None)
 
     def line_of(self, path: values.Path) -> int | None:
-        """Line of the file on which a value stands; None where it stands on none."""
+        """Return the line of the file with a value; None if it isn't in the file."""
         if self.file is None or self.setting_of(path) or (path and path[0] in self.options):
             return None
         return self.file.lines.get(path)
 
     def of(self, path: values.Path) -> str:
-        """Name the origin of a value: `line 3`, `--set`, `option` or `default`."""
+        """Return the origin of a value: `line 3`, `--set`, `option` or `default`."""
         if self.setting_of(path):
             return "--set"
         if path and path[0] in self.options:
@@ -75,7 +70,7 @@ class Origins:
         return "default"
 
     def line(self, mistake: Mistake) -> str:
-        """Write a mistake as one line: where it is, what it is, and what to write there."""
+        """Format a mistake as one line: its place, what it is, and the fix."""
         path, name = mistake.path, dotted_key(mistake.path)
         setting = self.setting_of(path) if path else None
         if setting is None or setting.path != path:
@@ -86,7 +81,6 @@ class Origins:
         return f"--set {mistake.text}{cure}" if repeats else f"{setting}: {mistake.text}{cure}"
 
     def _where(self, path: values.Path, text: str) -> str:
-        """Name the place of a mistake."""
         if not path:
             return self._where_named(text)
         if setting := self.setting_of(path):
@@ -100,7 +94,7 @@ class Origins:
         return str(below) if below else str(self.file.path)
 
     def _where_named(self, text: str) -> str:
-        """Place of a combination: the lines and the `--set` of the keys that its message names."""
+        """Name the place of a combination: the lines and the `--set` of the keys that its message names."""
         settings = [str(each) for each in self.settings if _is_named(each.path, text)]
         if self.file is None:
             return " and ".join(settings) or "the command line"
@@ -128,17 +122,17 @@ def load(
 ) -> Loaded[SomeConfig]:
     """Load a configuration: the file first, then the command line's options, then its `--set key=value`.
 
-    Relative paths follow the file where they stand in it, and the working directory where the command line gives them.
+    Relative paths in the file are relative to it, those of the command line to the working directory.
 
     Args:
         kind: class of the configuration.
         path: a TOML file, or none.
-        overrides: values of options by key; those that are None are left out.
+        overrides: values of options by key; None values are left out.
         settings: `key=value` texts; the key may be dotted (`decode.timeout_s=5`), the value is read as TOML.
 
     Raises:
-        ConfigError: the file is missing or is no TOML, a key is unknown, or a value breaks its rule; of several such
-            mistakes each is told.
+        ConfigError: the file is missing or isn't TOML, a key is unknown, or a value breaks its rule; all such mistakes
+            are reported.
     """
     lists = [key for key, field in kind.model_fields.items() if listed_tables(field.annotation)]
     file = read_file(Path(path)) if path is not None else None
@@ -166,7 +160,7 @@ def load(
 
 
 def _validate(kind: type[SomeConfig], tree: Any) -> SomeConfig:
-    """Check all values strictly: no text is a number; but lists are tuples, and 4.0 is the integer 4."""
+    """Check all values strictly (text isn't a number), except that lists are tuples, and 4.0 is the integer 4."""
     try:
         return kind.model_validate(_as_python(tree), strict=True)
     except ValidationError as error:
@@ -178,10 +172,10 @@ def _validate(kind: type[SomeConfig], tree: Any) -> SomeConfig:
 
 
 def _as_python(value: Any, whole: Collection[values.Path] = (), path: values.Path = ()) -> Any:
-    """Values as the classes take them; a decimal, which none takes, for an integer beyond TOML's 64 bits."""
+    """Convert values for the classes; an integer beyond TOML's 64 bits becomes a decimal, which none takes."""
     if isinstance(value, Mapping):
         return {key: _as_python(each, whole, (*path, key)) for key, each in value.items()}
-    if hasattr(value, "tolist"):  # NumPy's, of a caller in Python
+    if hasattr(value, "tolist"):  # NumPy values of a caller in Python
         value = value.tolist()
     if isinstance(value, list | tuple | Set):
         return tuple(_as_python(each, whole, (*path, number)) for number, each in enumerate(value))
@@ -191,11 +185,7 @@ def _as_python(value: Any, whole: Collection[values.Path] = (), path: values.Pat
 
 
 def parse_setting(text: str) -> Setting:
-    """Read one `key=value`; a value that is no TOML is taken as a string.
-
-    Raises:
-        ConfigError: it has no equals sign, or no key.
-    """
+    """Parse one `key=value` (else `ConfigError`); a value that isn't TOML is taken as a string."""
     key, separator, written = text.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
     if not separator or not all(keys):
@@ -209,11 +199,7 @@ def parse_setting(text: str) -> Setting:
 
 
 def _apply(tree: dict[str, Any], setting: Setting, lists: Collection[str]) -> None:
-    """Set one value in the tree.
-
-    Raises:
-        ConfigError: the key leads through a list, or through a value that is no table.
-    """
+    """Set one value in the tree; raises `ConfigError` if the key leads through a list or a non-table."""
     *parents, leaf = (str(part) for part in setting.path)
     for depth, parent in enumerate(parents, 1):
         inner = tree.get(parent, {})
@@ -228,12 +214,12 @@ def _apply(tree: dict[str, Any], setting: Setting, lists: Collection[str]) -> No
         if not isinstance(inner, Mapping):
             shown = values.format_value(setting.path[:depth], inner)
             raise ConfigError(f"{setting}: {name} = {shown} is no table and has no keys; write [{name}] in the file")
-        tree[parent] = dict(inner)  # the file's own values stay as they are
+        tree[parent] = dict(inner)  # don't modify the file's own values
         tree = tree[parent]
     tree[leaf] = setting.value
 
 
 def _is_named(path: values.Path, text: str) -> bool:
-    """Whether a message names a key as TOML writes it: `key = `, `[key]`, or in backticks."""
+    """Return whether a message names a key as TOML writes it: `key = `, `[key]`, or in backticks."""
     name = re.escape(dotted_key(path))
     return isinstance(path[-1], str) and bool(re.search(rf"(?<![\w.]){name} = |\[{name}\]|`{name}`", text))

@@ -1,6 +1,6 @@
-"""Mistakes in a configuration, each in one line of TOML's words: where, what was found, the rule, the cure.
+"""Mistakes in a configuration, each in one line of TOML's words: the place, what was found, the rule, the fix.
 
-pydantic finds them; one table says the common ones in our words. Of others its own words are told, with key and value.
+pydantic finds them; one table rephrases the common ones. Others keep pydantic's words, with key and value.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,7 +34,7 @@ from embedder.errors import ConfigError
 MAX_LINES = 10
 MAX_LISTED = 12  # keys of a table that a message names
 MAX_OWNERS = 3  # tables that have a key of one name
-MIN_CHARACTERS = 3  # a shorter word is close to anything
+MIN_CHARACTERS = 3  # shorter words are close to anything
 GIB = 1 << 30
 REFERENCE = "`embedder config --reference` lists all"
 OTHER_WORDS = {
@@ -53,20 +53,15 @@ OTHER_WORDS = {
     "uri": ["path"],
     "url": ["path"],
 }
-"""Values and keys that another word was meant to be."""
+"""Frequently confused values and keys, with the right ones."""
 
 _BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), "true") | dict.fromkeys(("false", "no", "off", "0"), "false")
 
 
 class ConfigMistakesError(ConfigError):
-    """Mistakes of one configuration.
-
-    Attributes:
-        lines: one for each.
-    """
+    """Mistakes of one configuration, each in one of the `lines`."""
 
     def __init__(self, lines: Sequence[str]) -> None:
-        """Take the first mistakes, and count the others."""
         more = len(lines) - MAX_LINES
         self.lines = [*lines[:MAX_LINES], *([f"and {more} more mistake{'s' * (more > 1)}"] if more > 0 else [])]
         super().__init__("\n".join(self.lines))
@@ -77,9 +72,9 @@ class Mistake:
     """One mistake.
 
     Attributes:
-        path: where it is; empty where it is one of the whole, as of a combination of keys.
-        text: what was found, the rule, the cure.
-        instead: value to write in place of the one that was found, as TOML, where that is the cure.
+        path: its place; empty if it concerns the whole, such as a combination of keys.
+        text: what was found, the rule, the fix.
+        instead: replacement for the value, as TOML, if that is the fix.
     """
 
     path: Path
@@ -107,20 +102,16 @@ class _Found:
         return unit_of_field(self.place.kind, self.place.key)
 
     def said(self, rule: str, instead: str | None = None) -> Mistake:
-        """The mistake of a value, which is shown."""
+        """Return the mistake of a value, which is shown."""
         return Mistake(self.path, f"{self.name} = {format_value(self.path, self.value)}: {rule}", instead)
 
 
 def mistakes_of(kind: type[BaseModel], tree: Mapping[str, Any], error: ValidationError) -> list[Mistake]:
-    """Find all mistakes of a configuration.
-
-    Returns:
-        The mistakes, each place once.
-    """
+    """Find all mistakes of a configuration, each place only once."""
     found: dict[Path, ErrorDetails] = {}
     for detail in error.errors():
         path = path_of(tree, detail)
-        # A value that is no member of a union breaks the rule of each; that of the one that was meant is told.
+        # A value that fits no member of a union breaks each one's rule; the intended member's rule is reported.
         is_less = path in found and (_is_of_type(detail) or not _is_of_type(found[path]))
         if detail["type"] != "default_factory_not_called" and not is_less:
             found[path] = detail
@@ -138,7 +129,7 @@ def mistakes_of(kind: type[BaseModel], tree: Mapping[str, Any], error: Validatio
 
 
 def path_of(tree: Any, detail: ErrorDetails) -> Path:
-    """Keys from the top to what pydantic found, whose locations also name the members of unions."""
+    """Return the keys from the top to what pydantic found, whose locations also name the members of unions."""
     path: list[str | int] = []
     for part in detail["loc"]:
         is_list = isinstance(tree, list | tuple)
@@ -151,14 +142,14 @@ def path_of(tree: Any, detail: ErrorDetails) -> Path:
 
 
 def _is_of_type(detail: ErrorDetails) -> bool:
-    """Whether a value is of another type than its key takes, which one of several values is, too."""
+    """Return whether a value has another type than its key takes; or is none of the permitted values."""
     error = detail["type"]
-    is_item = error == "missing" and isinstance(detail["loc"][-1], int)  # of a list that is too short
+    is_item = error == "missing" and isinstance(detail["loc"][-1], int)  # entry of a list that is too short
     return is_item or error.endswith(("_type", "_parsing")) or error in _OF_TYPE
 
 
 def _keys_of_another_kind(root: type[BaseModel], tree: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Unknown keys at the top that another kind of configuration has, by what its `elsewhere` says of them."""
+    """Return unknown top-level keys of another kind of configuration, by what its `elsewhere` says of them."""
     elsewhere: Mapping[str, str] = getattr(root, "elsewhere", {})
     found: dict[str, list[str]] = {}
     for key in tree.keys() & elsewhere.keys() - root.model_fields.keys():
@@ -167,7 +158,6 @@ def _keys_of_another_kind(root: type[BaseModel], tree: Mapping[str, Any]) -> dic
 
 
 def _explain(found: _Found) -> Mistake:
-    """Say what pydantic found, in TOML's words."""
     error = found.detail["type"]
     if _is_of_type(found.detail):
         return _wrong_type(found)
@@ -205,7 +195,6 @@ def _broken_pattern(found: _Found) -> Mistake:
 
 
 def _wrong_family(found: _Found) -> Mistake:
-    """A table whose `family` names none of its classes."""
     families = [family_of(each) for each in find_place(found.root, {}, found.path[:-1]).tables]
     return _wrong_choice(found, " or ".join(sorted(map(toml, families))), families)
 
@@ -216,7 +205,7 @@ def _wrong_choice(found: _Found, taken: str, known: Collection[str]) -> Mistake:
 
 
 def _wrong_type(found: _Found) -> Mistake:
-    """A value of a type that its key doesn't take, or none of the values that it does."""
+    """Describe a value that isn't of the type, or among the values, that its key takes."""
     path, value, annotation = found.path, found.value, found.place.annotation
     kinds, listed, tables = members(annotation), listed_tables(annotation), tables_in(annotation)
     if listed and isinstance(value, Mapping):
@@ -245,12 +234,11 @@ def _wrong_type(found: _Found) -> Mistake:
 
 
 def _plain(kinds: Collection[Any]) -> set[Any]:
-    """Plain types among those that a key takes."""
     return {kind for kind in (str, bool, int, float) if kind in kinds}
 
 
 def _instead(found: _Found) -> str | None:
-    """Value to write in place of one of another type; None where none can be told."""
+    """Return the replacement for a value of another type; None if there is no obvious one."""
     value, key = found.value, found.place.key
     kinds = _plain(members(found.place.annotation))
     if isinstance(value, str) and str in members(entry_type(found.place.annotation)):
@@ -272,7 +260,7 @@ def _instead(found: _Found) -> str | None:
 
 
 def close_to(word: str, known: Collection[str]) -> str | None:
-    """Known word that another was probably meant to be; None for none."""
+    """Return the known word that was probably meant; None if there is none."""
     lower = {each.lower(): each for each in known}
     if meant := next((each for each in OTHER_WORDS.get(word.lower(), ()) if each in known), None):
         return meant
@@ -281,7 +269,7 @@ def close_to(word: str, known: Collection[str]) -> str | None:
 
 
 def _unknown_key(found: _Found) -> Mistake:
-    """A key that a table doesn't have; its value isn't shown, as nobody knows whether it is a secret."""
+    """Describe a key that a table doesn't have; its value isn't shown, as it may be a secret."""
     root, key, table, value = found.root, str(found.path[-1]), found.path[:-1], found.value
     kind = find_place(root, found.tree, table).tables[0]
     owners = {each: owner for owner in tables_below(root) for each in owner.kind.model_fields}
@@ -314,7 +302,6 @@ def _unknown_key(found: _Found) -> Mistake:
 
 
 def _format_key(path: Path, annotation: Any) -> str:
-    """A key as a file has it: the header of a table, or the key alone."""
     if str in members(annotation) or choices(annotation):
         return str(path[-1])
     is_table = tables_in(annotation) or any(get_origin(each) is dict for each in members(annotation))
@@ -323,7 +310,7 @@ def _format_key(path: Path, annotation: Any) -> str:
 
 
 def _with_unit(kind: type[BaseModel], key: str, value: Any) -> str:
-    """Cure of a key whose name has another unit than the one that exists, as `memory_gb`; empty for none."""
+    """Return the fix for a key with another unit than the existing one, such as `memory_gb`; empty for none."""
     stem, end = stem_of(key)
     for known in kind.model_fields:
         known_stem, known_end = stem_of(known)

@@ -1,4 +1,4 @@
-"""Reading of a TOML file: whatever else a path may lead to is named, and each key has its line."""
+"""Reads a TOML file; names whatever else a path may lead to, and finds the line of each key."""
 
 import re
 import tomllib
@@ -14,7 +14,7 @@ from embedder.errors import ConfigError
 
 MAX_BYTES = 1 << 20
 MAX_CHARACTERS = 1 << 16  # longer files have no line numbers
-MAX_STATEMENT_LINES = 100  # each line of a statement is tried as its end
+MAX_STATEMENT_LINES = 100  # most that are tried as the end of a statement
 SUFFIX = ".toml"
 
 _OTHER_FORMATS = {"JSON": r'\s*(\{|\[\s*[{"])', "XML or HTML": r"\s*<", "YAML": r"(#.*\n|\s)*(---|[\w.-]+:(\s|$))"}
@@ -32,18 +32,12 @@ _CURES = {
     "Unclosed array": "write ] at the end of the list, and commas between its items",
     "Expected ']'": "write [name], or [[name]] for a list; a name is one word",
 }
-"""What to write, by the begin of what Python's parser says."""
+"""The fix, by the beginning of the message of Python's parser."""
 
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A configuration file as it was read.
-
-    Attributes:
-        path: of the file.
-        text: what it holds.
-        tree: the same, parsed.
-    """
+    """A configuration file as read: its text, and the same parsed (`tree`)."""
 
     path: Path
     text: str
@@ -56,14 +50,10 @@ class ConfigFile:
 
 
 def read_file(path: Path) -> ConfigFile:
-    """Read a TOML file.
-
-    Raises:
-        ConfigError: there is no such file, it can't be read, or it is no TOML.
-    """
+    """Read a TOML file; raises `ConfigError` if it is missing, unreadable, or isn't TOML."""
     content = _bytes(path)
     try:
-        text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8")  # a mark of UTF-8 is left out
+        text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8")  # skip the byte order mark of UTF-8
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(
@@ -80,28 +70,19 @@ def read_file(path: Path) -> ConfigFile:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Parse TOML.
-
-    Raises:
-        ValueError: it is none; the message ends with the line and the column, where they are known.
-    """
+    """Parse TOML; the message of its `ValueError` ends with line and column, if known."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         raise
-    except (RecursionError, ValueError):  # of Python's integers
+    except (RecursionError, ValueError):  # ValueError: of Python's integers
         raise ValueError("lists within each other, hundreds deep, or a number of thousands of digits") from None
 
 
 def explain_syntax(text: str, message: str) -> str:
-    """Say in one line where a text is no TOML, and what to write.
+    """Explain in one line, to follow the file's name, where a text isn't TOML, and the fix.
 
-    Args:
-        text: of the file; no line of it is repeated, which may hold a secret.
-        message: of Python's parser, which ends with the line and the column.
-
-    Returns:
-        What follows the name of the file.
+    The message of Python's parser ends with line and column. No line of the text is quoted, as it may hold a secret.
     """
     place = _PLACE.search(message)
     said = message[: place.start()] if place else message
@@ -115,10 +96,9 @@ def explain_syntax(text: str, message: str) -> str:
 
 
 def line_index(text: str) -> dict[values.Path, int]:
-    """Find the line of each table, key and entry of a list, which Python's parser doesn't tell.
+    """Find the line (from 1) of each table, key and list entry, which Python's parser doesn't report.
 
-    Returns:
-        Lines by path, from 1; a value of several lines has its first one. Paths that aren't found are left out.
+    A value of several lines has its first one. Paths that aren't found are left out.
     """
     lines: dict[values.Path, int] = {}
     lengths: dict[values.Path, int] = {}  # of lists of tables, so far
@@ -136,10 +116,10 @@ def line_index(text: str) -> dict[values.Path, int]:
 
 
 def statements(text: str) -> Iterator[tuple[int, str]]:
-    """Split a file into headers and assignments, each with the line that it begins on.
+    """Split a file into headers and assignments, each with its first line.
 
     A statement ends with the first line that makes it valid: a value of several lines isn't valid before its last one.
-    What doesn't become valid is the last, and is left out; of a very long file everything is.
+    A statement that never becomes valid ends the search and is left out; in a very long file everything is.
     """
     lines = text.replace("\r\n", "\n").split("\n") if len(text) <= MAX_CHARACTERS else []
     first = 0
@@ -164,7 +144,7 @@ def _is_valid(text: str) -> bool:
 
 
 def _header(tree: dict[str, Any], lengths: dict[values.Path, int]) -> values.Path:
-    """Path of the table that a header begins, which counts it where it is an entry of a list."""
+    """Return the path of the table that a header begins; counts it if it is an entry of a list."""
     path: values.Path = ()
     value: Any = tree
     while isinstance(value, dict) and value:
@@ -178,7 +158,7 @@ def _header(tree: dict[str, Any], lengths: dict[values.Path, int]) -> values.Pat
 
 
 def _paths(value: Any) -> Iterator[values.Path]:
-    """Paths of all that is within a value."""
+    """Yield the paths of everything within a value."""
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in entries:
         yield (key,)
@@ -206,7 +186,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _near(path: Path) -> str:
-    """File beside a missing one whose name it probably was."""
+    """Return a neighbour of a missing file whose name was probably meant."""
     if not path.parent.exists():
         return f", and no folder {path.parent}"
     names = [each.name for each in path.parent.glob(f"*{SUFFIX}")]

@@ -33,11 +33,11 @@ class ReferenceKey:
     """One key.
 
     Attributes:
-        name: as a file has it.
+        name: as in a file.
         type: in TOML's words, with its bounds.
-        default: as TOML writes it; `required`, or words where it depends on other keys; empty where it isn't set.
+        default: as TOML writes it; `required`, or words if it depends on other keys; empty if it isn't set.
         unit: empty for none.
-        meaning: what it is for.
+        meaning: its purpose.
         table: header of the table that it holds; empty for a plain value.
     """
 
@@ -53,12 +53,8 @@ class ReferenceKey:
 class Section:
     """One table.
 
-    Attributes:
-        heading: its header; empty for the top.
-        family: value of its key `family`, where that chooses among several; else empty.
-        is_default: whether it is the family that is meant where none is named.
-        summary: what it is, in one line.
-        keys: in the order of the fields.
+    `heading` is its header, empty for the top level. `family` is the value of its key `family` if that chooses among
+    several tables, else empty; `is_default` marks the family that is used if none is named.
     """
 
     heading: str
@@ -69,18 +65,13 @@ class Section:
 
 
 def sections_of(kind: type[BaseModel], known: Collection[type[BaseModel]] = ()) -> list[Section]:
-    """Describe all tables of a configuration, the top first.
-
-    Args:
-        kind: its class.
-        known: classes of tables that are described elsewhere, and left out.
-    """
+    """Describe all tables of a configuration class, top level first, except for `known` ones described elsewhere."""
     tables = [table for table in tables_below(kind) if not table.keys or table.kind not in known]
     return [_section(table, [each for each in tables if each.keys == table.keys], kind) for table in tables]
 
 
 def kinds_of(kind: type[BaseModel]) -> set[type[BaseModel]]:
-    """Classes of all tables of a configuration."""
+    """Return the classes of all tables of a configuration."""
     return {table.kind for table in tables_below(kind)}
 
 
@@ -117,7 +108,7 @@ def _summary(kind: type[BaseModel]) -> str:
 
 
 def _upstream(kind: type[BaseModel], key: str) -> str:
-    """What a key without a description of its own means: in a tower, the same as in the library that builds it."""
+    """Describe a key without its own description: in a tower, as in the library that builds it."""
     if not family_of(kind):
         return ""
     if key == "family":
@@ -138,10 +129,10 @@ def _default(field: FieldInfo, *, is_table: bool) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Value as TOML has it: a range of layers is a list of two."""
+    """Convert a value to TOML's types: a range of layers is a list of two."""
     return [value.start, value.stop] if hasattr(value, "start") and hasattr(value, "stop") else value
 
 
 def toml_number(value: float) -> str:
-    """Write a number of a default or a bound: without a point where it is whole."""
+    """Format a number of a default or a bound; whole numbers without a decimal point."""
     return toml(value) if isinstance(value, int) else f"{value:g}"

@@ -19,7 +19,7 @@ class ConfigSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Keys that belong to another kind of configuration, and what is said of each."""
+    """Keys that belong to another kind of configuration, with the message for each."""
 
 
 Metric = Literal["R@1", "R@5", "R@10", "MRR", "nDCG@10"]
@@ -141,7 +141,7 @@ class FurtherModelConfig(ConfigSection):
 
 
 def check_models(models: tuple[FurtherModelConfig, ...], given: Collection[str]) -> None:
-    """Raise ValueError where the entries of [[model]] don't fit together."""
+    """Raise ValueError if the entries of [[model]] don't fit together."""
     if not models:
         raise ValueError("[[model]] has no entry; write one, or leave the key out")
     first, *further = models
@@ -173,17 +173,17 @@ ModelTables = Annotated[tuple[FurtherModelConfig, ...], Tag("tables")]
 
 
 def stages_of(model: Any) -> int | None:
-    """Number of stages that the first entry of [[model]] gives."""
+    """Return the number of stages that the first entry of [[model]] gives."""
     return model[0].stages if isinstance(model, tuple) and model else None
 
 
 def plan_of(model: Any) -> str | None:
-    """Plan that the first entry of [[model]] gives."""
+    """Return the plan that the first entry of [[model]] gives."""
     return model[0].plan if isinstance(model, tuple) and model else None
 
 
 def form_of_model(value: Any) -> str:
-    """Whether the key `model` is one address, or tables."""
+    """Return whether the key `model` is one address, or tables."""
     return "uri" if isinstance(value, str) else "tables"
 
 
@@ -234,7 +234,7 @@ class JoinConfig(ConfigSection):
 
 
 def check_joins(joins: tuple[JoinConfig, ...], sources: set[str | None]) -> None:
-    """Raise ValueError where a [[join]] names a source that isn't there, or two bring the same."""
+    """Raise ValueError if a [[join]] names a missing source, or two add the same column."""
     brought: dict[str, str] = {}
     for join in joins:
         if sources and join.source is not None and join.source not in sources:
@@ -255,9 +255,9 @@ OUTPUT_TYPE = r"^(bool|int32|int64|float32|float64|string|binary)(\[\])?$|^(imag
 
 Setting = bool | int | float | str
 OWN_STEPS = ("read", "decode", "tokenise", "embed", "write")
-"""Names that rejects of the pipeline's own steps have."""
+"""Step names in rejects of the pipeline's own steps."""
 REPLACED = {"image": "image", "region": "region", "caption": "string"}
-"""Outputs of steps after decoding that have a meaning, and the type of each."""
+"""Outputs of steps after decoding that have a meaning, with their types."""
 IMAGE_TYPES = ("image", "region")
 ENTRY_POINTS = "embedder.steps"
 DECLARED = {
@@ -268,7 +268,7 @@ DECLARED = {
     "one_to_many": "one_to_many",
     "resources": "resources",
 }
-"""Attributes of a class, and the keys that they stand for; those of `resources` are keys themselves."""
+"""Attributes of a class, and the keys that they set; those of `resources` are keys themselves."""
 
 
 class StepConfig(ConfigSection):
@@ -356,7 +356,7 @@ class StepConfig(ConfigSection):
 
 
 def check_steps(steps: tuple[StepConfig, ...]) -> None:
-    """Raise ValueError where the entries of [[step]] don't fit together."""
+    """Raise ValueError if the entries of [[step]] don't fit together."""
     columns: dict[str, str] = {}
     names: set[str] = set()
     for step in steps:
@@ -437,20 +437,17 @@ class MetricConfig(ConfigSection):
 
 
 def check_metrics(metrics: tuple[MetricConfig, ...]) -> None:
-    """Raise ValueError where two entries of [[metric]] have one name."""
+    """Raise ValueError if two entries of [[metric]] have the same name."""
     names = [metric.name for metric in metrics]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f'two metrics have the name "{twice[0]}"; write another')
 
 
 def with_declared(step: Any) -> Any:
-    """Fill in a section, as TOML has it, by what its class declares; keys of the section go before it.
+    """Add the declarations of a step's class to its section (TOML); keys of the section take precedence.
 
-    Args:
-        step: an entry of [[step]]; of the wrong type, or of a function, it stays as it is.
-
-    Raises:
-        ConfigError: a declaration is computed.
+    A section of the wrong type, or of a function, is returned as it is. Raises `ConfigError` if a declaration is
+    computed rather than literal.
     """
     if not isinstance(step, dict) or not isinstance(named := step.get("callable"), str):
         return step
@@ -461,13 +458,12 @@ def with_declared(step: Any) -> Any:
         spec = None if place.endswith(".py") else find_spec(place)
         tree = ast.parse(Path(spec.origin if spec and spec.origin else place).expanduser().read_bytes())
     except (OSError, ImportError, SyntaxError, ValueError):
-        return step  # what is wrong with it is told where it is looked for
+        return step  # errors in it are reported where it is looked for
     found = _declared_in(name, {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}, place)
     return found.pop("resources", {}) | found | step
 
 
 def _declared_in(name: str, classes: dict[str, ast.ClassDef], place: str) -> dict[str, Any]:
-    """Declarations of a class, and of its bases in the same file."""
     found: dict[str, Any] = {}
     if (tree := classes.get(name)) is None:
         return found

@@ -1,4 +1,4 @@
-"""Units of keys, told from their names, and numbers that were written with another one."""
+"""Units of keys, derived from their names, and numbers that were written with another unit."""
 
 import re
 
@@ -17,10 +17,10 @@ UNITS = {
     "_deg": "degrees",
     "_tokens": "tokens",
 }
-"""Units by the ends of keys; other keys that have one say so in their field."""
+"""Units by the ends of keys; other keys with a unit declare it in their field."""
 
 MEASURES = ("seconds", "milliseconds", "bytes", "pixels", "degrees")
-"""Units that a message names; those of counts say nothing that the key doesn't."""
+"""Units that a message names; those of counts add nothing to the key."""
 
 _SECONDS: dict[str, float] = {
     "ms": 1e-3,
@@ -51,7 +51,7 @@ _COUNT = re.compile(r"num_(\w+)|(\w+)_per_\w+")
 
 
 def unit_of(key: str) -> str:
-    """Name the unit of a key; empty where its name tells none."""
+    """Return the unit of a key; empty if its name has none."""
     if unit := next((unit for end, unit in UNITS.items() if key.endswith(end)), ""):
         return unit
     counted = _COUNT.fullmatch(key)
@@ -66,15 +66,10 @@ def stem_of(key: str) -> tuple[str, str]:
 
 
 def number_in(text: str, unit: str, *, is_integer: bool = False) -> int | float | None:
-    """Read a number that was written as a text, with or without a unit.
+    """Parse a number with or without a unit, such as "8", "1_000", "10 GB", "5m", "1h30m", "5%", in the key's `unit`.
 
-    Args:
-        text: as "8", "1_000", "10 GB", "5m", "1h30m", "5%".
-        unit: what the key is in, as `unit_of` names it.
-        is_integer: whether the key takes whole numbers only.
-
-    Returns:
-        The number in the key's unit; None where the text is no number, or of a unit that doesn't fit.
+    None if the text is no number, or has a unit that doesn't fit. `is_integer` says whether the key takes only
+    integers.
     """
     if len(text) > MAX_CHARACTERS or not text.strip() or _PART.sub("", text):
         return None
@@ -90,6 +85,6 @@ def number_in(text: str, unit: str, *, is_integer: bool = False) -> int | float 
 
 
 def _factor(scale: dict[str, float], name: str) -> float | None:
-    """Factor of a unit, whose name may be a plural, in any case."""
+    """Return the factor of a unit, whose name may be a plural, in any case."""
     name = name.lower()
     return scale.get(name, scale.get(name.removesuffix("s")))

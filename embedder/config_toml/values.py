@@ -1,4 +1,4 @@
-"""Values as TOML writes them, and in TOML's words; secrets in them are masked."""
+"""Values in TOML's syntax and TOML's words; secrets in them are masked."""
 
 import json
 import re
@@ -9,11 +9,11 @@ from typing import Any
 from embedder.redaction import MASK, mask
 
 Path = tuple[str | int, ...]
-"""Keys from the top to a value, with the numbers of a list's entries, from 0."""
+"""Keys from the top to a value, including indexes of list entries, from 0."""
 
 MAX_SHOWN_CHARACTERS = 80
 MAX_INTEGER = 2**63
-GROUPED_FROM = 100_000  # integers from here on are written in groups of three digits
+GROUPED_FROM = 100_000  # larger integers are written in groups of three digits
 
 _TYPE_NAMES: tuple[tuple[Any, str], ...] = (
     (bool, "a boolean"),
@@ -26,11 +26,11 @@ _TYPE_NAMES: tuple[tuple[Any, str], ...] = (
 )
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SECRET_OPTION = re.compile(r"(?i)--?[\w-]*(token|password|passwd|secret|credential|api-?key|access-?key)[\w-]*")
-_WEBHOOK = re.compile(r"^((?:\w+://)?[^/?#]*).+", re.DOTALL)  # whoever knows its path may post to it
+_WEBHOOK = re.compile(r"^((?:\w+://)?[^/?#]*).+", re.DOTALL)  # anyone who knows its path may post to it
 
 
 def toml(value: Any) -> str:
-    """Write a value on one line, as it stands behind the equals sign."""
+    """Format a value on one line, as it stands after the equals sign."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, Mapping):
@@ -44,33 +44,27 @@ def toml(value: Any) -> str:
 
 
 def toml_key(key: str) -> str:
-    """Write one key; in quotes where it has other characters than letters, digits, `_` and `-`."""
+    """Format one key, quoted if it has characters other than letters, digits, `_` and `-`."""
     return key if _BARE_KEY.fullmatch(key) else toml(key)
 
 
 def dotted_key(path: Path) -> str:
-    """Write the keys of a path as `--set` takes them; the entries of a list have no numbers."""
+    """Format a path as `--set` takes it, without indexes of list entries."""
     return ".".join(toml_key(key) for key in path if isinstance(key, str))
 
 
 def heading(path: Path) -> str:
-    """Write the name of a table: `[decode]`, and `[[source]]` where it is an entry of a list."""
+    """Format the name of a table: `[decode]`, or `[[source]]` for an entry of a list."""
     return f"[[{dotted_key(path)}]]" if path and isinstance(path[-1], int) else f"[{dotted_key(path)}]"
 
 
 def without_secrets(path: Path, value: Any) -> Any:
-    """Mask what is secret in a value.
-
-    Args:
-        path: where it stands.
-        value: as the configuration has it; names and passwords in addresses, tokens and their like are replaced, and
-            the path of a webhook.
-    """
+    """Mask secrets in a value: names and passwords in addresses, tokens and the like, and the path of a webhook."""
     match value:
         case str() if path and path[-1] == "webhook":
             return mask(_WEBHOOK.sub(rf"\1/{MASK}", value))
         case str():
-            # An option of a command is masked as it is within quotes, where it begins the text.
+            # A command's option is masked as within quotes if it starts the text.
             return mask(f'"{value}"')[1:-1]
         case list() | tuple():
             found = [without_secrets(path, each) for each in value]
@@ -82,13 +76,13 @@ def without_secrets(path: Path, value: Any) -> Any:
 
 
 def format_value(path: Path, value: Any) -> str:
-    """Write a value for a message: masked, and shortened."""
+    """Format a value for a message: masked, and shortened."""
     text = toml(without_secrets(path, value))
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
 
 
 def is_too_long(value: Any) -> bool:
-    """Whether a value is an integer of more bits than TOML's have."""
+    """Return whether a value is an integer with more bits than TOML's."""
     return isinstance(value, int) and abs(value) >= MAX_INTEGER
 
 

@@ -1,1 +1,1 @@
-"""Model folders, and further models beside the main one."""
+"""Model folders, and further models besides the main one."""

@@ -1,6 +1,6 @@
-"""Further models of a run: their servables, what their rows in the store look like, and what decode makes for them.
+"""Further models of a run: their servables, the columns of their rows in the store, and the inputs that decode makes.
 
-Nothing of a framework is imported: a dry run and a submission need none.
+No framework is imported: a dry run and a submission need none.
 """
 
 import json
@@ -41,17 +41,15 @@ from embedder.user_steps.declared import changes_rows, step_fingerprints
 from shards.fingerprint import short_hash
 
 EMBEDDING = "embedding"
-"""Output that is the image's vector, or the text's, by what the servable takes."""
+"""Output that is the vector of the image or text, by what the servable takes."""
 
 
 @dataclass(frozen=True)
 class FurtherModel:
-    """Model of a run beside the main one.
+    """Model of a run in addition to the main one.
 
-    Attributes:
-        servable: what computes it.
-        info: what decides its rows, as its folder of the store keeps it.
-        computed_for: it, and the models that need what it returns.
+    `info` is what determines its rows, as stored in its folder of the store; `computed_for` names it and the models
+    that need its outputs.
     """
 
     servable: Servable
@@ -70,7 +68,7 @@ class FurtherModel:
 
     @cached_property
     def outputs(self) -> pa.Schema:
-        """Columns of its table beside vectors."""
+        """Columns of its table other than vectors."""
         declared = self.servable.output_columns()
         return pa.schema(
             [
@@ -81,15 +79,15 @@ class FurtherModel:
         )
 
     def files(self, store: StoreFiles) -> StoreFiles:
-        """View of its folder in a store."""
+        """Return a view of its folder in a store."""
         return model_files(store, self.name)
 
 
 def columns_of(servable: Servable) -> dict[str, str]:
-    """Columns of a model's table by the outputs of its servable: vectors, else under the outputs' own names.
+    """Return the columns of a model's table by outputs of its servable: vector columns, else the outputs' own names.
 
     Raises:
-        ConfigError: two outputs are one column, or one has the name of a column that all tables have.
+        ConfigError: two outputs have the same column, or one has the name of a column that all tables have.
     """
     declared = servable.output_columns()
     of_images = any(isinstance(each, IMAGES) for each in servable.input_columns().values())
@@ -114,16 +112,14 @@ def _is_vector(output: OutputColumn) -> bool:
 
 
 def open_models(sections: Iterable[Mapping[str, Any]], rows: RowSettings) -> tuple[FurtherModel, ...]:
-    """Read and check the further models of a configuration, in the order that they run in.
+    """Read and check the further models of a configuration, in the order in which they run.
 
-    Args:
-        sections: one of each model, as `embedder.servables.make_servable` takes it.
-        rows: what makes rows of items.
+    Each of the `sections` is one that `embedder.servables.make_servable` takes.
 
     Raises:
-        ServableError: one breaks a rule, lacks a file, or doesn't fit to the others.
+        ServableError: one breaks a rule, lacks a file, or doesn't fit the others.
         shards.ModelError: a model folder is none.
-        ConfigError: an output has the name of another column, or an input is none that a run's items have.
+        ConfigError: an output has the name of another column, or a run's items don't have an input.
     """
     servables = [make_servable(section).absolute() for section in sections]
     ordered = order_servables(servables)
@@ -143,7 +139,6 @@ def open_models(sections: Iterable[Mapping[str, Any]], rows: RowSettings) -> tup
 
 
 def _givers(servable: Servable) -> set[str]:
-    """Names of the servables whose outputs one takes."""
     inputs = servable.input_columns().values()
     return {(each.of or "").partition(".")[0] for each in inputs if comes_from_servable(each)}
 
@@ -158,7 +153,7 @@ def _check_inputs(servable: Servable) -> None:
 
 
 def _info(rows: RowSettings, servable: Servable, fingerprint: str) -> StoreInfo:
-    """Describe what decides a model's rows: the servable, and how videos and animations are cut."""
+    """Describe what determines a model's rows: the servable, and how videos and animations are cut."""
     columns = columns_of(servable)
     outputs = servable.output_columns()
     others = pa.schema(
@@ -192,7 +187,7 @@ def _info(rows: RowSettings, servable: Servable, fingerprint: str) -> StoreInfo:
 
 
 def further_inputs(models: Sequence[FurtherModel], main: Model, colour: Colour) -> tuple[FurtherInput, ...]:
-    """Inputs that decode makes for further models: equal ones once, if possible in the main model's column."""
+    """Return decode's inputs for further models: equal ones only once, in the main model's column if possible."""
     found: dict[str, FurtherInput] = {}
     for made, rule, of_main in _inputs(models, main):
         column = of_main or made.column
@@ -205,7 +200,7 @@ def further_inputs(models: Sequence[FurtherModel], main: Model, colour: Colour) 
 
 
 def shared_columns(models: Sequence[FurtherModel], main: Model) -> dict[str, str]:
-    """Columns of the main model's inputs that further models take, too, by the names that these use."""
+    """Return the main model's input columns that further models also take, by the names that these use."""
     found: dict[str, str] = {}
     for made, rule, of_main in _inputs(models, main):
         if of_main is not None:
@@ -219,7 +214,7 @@ Rule = tuple[ResizeSpec | None, str | None, int, int | None]
 
 
 def _inputs(models: Sequence[FurtherModel], main: Model) -> Iterator[tuple[FurtherInput, Rule, str | None]]:
-    """Inputs that decode makes, each with the rule that it is made by, and the main model's column of that rule."""
+    """Yield the inputs that decode makes, with their rules and the main model's column of the same rule."""
     own = _own_columns(main)
     for model in models:
         for declared in model.servable.input_columns().values():
@@ -231,7 +226,6 @@ def _inputs(models: Sequence[FurtherModel], main: Model) -> Iterator[tuple[Furth
 
 
 def _own_columns(main: Model) -> Mapping[Rule, str]:
-    """Columns of the main model's inputs, by the rule that they are made by."""
     own: dict[Rule, str] = {}
     if main.config.vision is not None:
         own[resize_spec(main), None, 0, None] = "pixels"
@@ -241,7 +235,6 @@ def _own_columns(main: Model) -> Mapping[Rule, str]:
 
 
 def _make_input(declared: InputColumn, models: frozenset[str]) -> FurtherInput:
-    """Describe an input in plain values."""
     column = decoded_name(declared)
     match declared:
         case ImageInput():

@@ -1,7 +1,7 @@
-"""Further models at work on decoded rows: in actors of a run on Ray, or in the process of the local engine.
+"""Further models that process decoded rows, in actors of a run on Ray or in the process of the local engine.
 
-They come before the main model's stages, while its inputs, which they may share, are still there. Each computes the
-rows that it or a model behind it needs; what it gives is in NAME.OUTPUT, and NAME.error says why a row has none.
+They precede the main model's stages, while its inputs, which they may share, still exist. Each computes the rows that
+it or a model depending on it needs. Its outputs are in NAME.OUTPUT, and NAME.error says why a row has none.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,11 @@ from embedder.store.journal.step_metrics import measure, trace_column
 
 @dataclass(frozen=True)
 class ModelGroup:
-    """Further models that share an actor.
+    """Further models that share an actor, one for each of its servables.
 
-    Attributes:
-        models: that of each servable of the actor.
-        actor: what the actor holds and reserves.
-        shared: columns of the main model's inputs by the names under which servables look for them.
-        needed_later: decoded columns that later groups need; the others end here.
-        is_last: whether the main model's stages follow.
+    `actor` says what it holds and reserves; `shared` has the main model's input columns by the names that servables
+    use; `needed_later` are decoded columns that later groups need (others are dropped here); `is_last` says whether the
+    main model's stages follow.
     """
 
     models: tuple[FurtherModel, ...]
@@ -42,14 +39,9 @@ class ModelGroup:
 
 
 def group_models(models: Sequence[FurtherModel], shared: dict[str, str]) -> tuple[ModelGroup, ...]:
-    """Put models into actors by their memory.
+    """Group models into actors by memory, keeping their order.
 
-    Args:
-        models: in their order.
-        shared: of `embedder.models.further_models.shared_columns`.
-
-    Raises:
-        ServableError: a file is missing.
+    `shared` comes from `embedder.models.further_models.shared_columns`. Raises `ServableError` if a file is missing.
     """
     by_name = {part.name: model for model in models for part in model.servable.parts()}
     actors = pack_servables([model.servable for model in models], ACTOR_BYTES)
@@ -72,7 +64,6 @@ class ModelStage(ServableStage):
     """Further models of a group: each computes the rows that need it."""
 
     def __init__(self, group: ModelGroup, limits: DecodeLimits) -> None:
-        """Keep what to load."""
         super().__init__(group.actor, limits, group.needed_later)
         self._models = group
 
@@ -96,18 +87,12 @@ class ModelActor(ServableActor):
     """Ray actor of a group of models."""
 
     def __init__(self, group: ModelGroup, limits: DecodeLimits, run: Run | None = None) -> None:
-        """Load the servables.
-
-        Args:
-            group: what the actor holds.
-            limits: on the decoding of images that servables return.
-            run: as of `embedder.steps.stage_actor.RowActor`.
-        """
+        """Load the servables; `limits` are for decoding images that servables return, `run` is as in `RowActor`."""
         super().__init__(ModelStage(group, limits), group.actor, run)
 
 
 def _run_where_needed(table: pa.Table, model: FurtherModel, running: RunningServable) -> tuple[pa.Table, int]:
-    """Append a model's columns, null in rows that neither it nor a model behind it needs; and count the others."""
+    """Append a model's columns, null in rows that neither it nor a model depending on it needs; count the others."""
     masks = [is_needed(table, name) for name in model.computed_for]
     if any(mask is None for mask in masks):
         return running(table), table.num_rows

@@ -25,7 +25,7 @@ def open_model(uri: str) -> Model:
     """Fetch the folder if it is remote, and read its configuration and tokeniser.
 
     Raises:
-        shards.ModelError: it is no whole model folder.
+        shards.ModelError: the model folder is missing or incomplete.
         ConfigError: its tokeniser is missing.
     """
     folder = resolve_model(uri)
@@ -40,10 +40,5 @@ def open_model(uri: str) -> Model:
 
 
 def resize_spec(model: Model, colour: Colour = "srgb") -> ResizeSpec:
-    """Return how the model's images are read and resized.
-
-    Args:
-        model: the model.
-        colour: how their numbers are read; of a store, as it was made.
-    """
+    """Return how the model's images are read and resized; for a store, `colour` must be that it was made with."""
     return ResizeSpec.of(model.config.preprocess, model.config.required_vision, colour)

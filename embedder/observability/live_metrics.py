@@ -1,9 +1,9 @@
-"""Metrics of a run while it goes on, for Prometheus: counts of its journal, states of its operators, age of the store.
+"""Metrics of a running command for Prometheus: counts of its journal, states of its operators, age of the store.
 
     curl http://127.0.0.1:9477/metrics
 
-Counters begin at 0 with each command. Store and kind of the run are labels of every sample. What costs a request to the
-store is read again at most every `STORE_INTERVAL_S`, when somebody asks.
+Counters begin at 0 with each command. Every sample has the store and the kind of the run as labels. Values that need a
+request to the store are refreshed on a scrape, at most every `STORE_INTERVAL_S`.
 """
 
 import logging
@@ -39,7 +39,7 @@ class LiveMetric:
     """Metric of a running command.
 
     Attributes:
-        name: whole, without the `_total` that Prometheus adds to counters.
+        name: complete, except for the `_total` that Prometheus adds to counters.
         meaning: one line.
         is_counter: whether it only grows.
         by_step: whether it has the label `step`: decode, stage 0, ..., write.
@@ -90,23 +90,17 @@ LIVE_METRICS = (
     LiveMetric("embedder_published_age_seconds", "Seconds since then, now; after a run's end, as of its end."),
     LiveMetric("embedder_index_recall", "Recall@10 of the published index on its held-out queries, 0 to 1."),
 )
-"""All that a running command may show, in the order of the page."""
+"""All metrics that a running command may have, in the order of the page."""
 
 Samples = dict[str, float]
-"""Values by step; by an empty string where a metric has no steps."""
+"""Values by step; the key is an empty string if a metric has no steps."""
 
 
 class LiveMetrics:
-    """Values of a running command; one thread each feeds and reads them."""
+    """Values of a running command; one thread feeds them, and one reads them."""
 
     def __init__(self, store: str | None, kind: str, started_s: float) -> None:
-        """Begin without counts.
-
-        Args:
-            store: its address; None where the configuration names none.
-            kind: embed, refresh.
-            started_s: Unix time of the command's begin.
-        """
+        """Start without counts; `store` is an address, or None, and `started_s` the command's start (Unix time)."""
         self._lock = threading.Lock()
         self._labels = printable(mask(store or "")), kind
         self._store = PublishedState(store)
@@ -116,7 +110,7 @@ class LiveMetrics:
             self._set(name, 0)
 
     def on_listed(self, num_items: int) -> None:
-        """Take the number of items that are to be embedded."""
+        """Record the number of items that are to be embedded."""
         with self._lock:
             self._set("listed_items", num_items)
 
@@ -142,7 +136,7 @@ class LiveMetrics:
                     self._raise("gpu_peak_memory_bytes", call.peak_gpu_bytes, call.step)
 
     def operators(self, view: OperatorView) -> None:
-        """Take the states of a run's operators on Ray."""
+        """Record the states of a run's operators on Ray."""
         with self._lock:
             for state in view.operators:
                 for name in (
@@ -163,14 +157,14 @@ class LiveMetrics:
                 self._set("waiting_share", use.waiting_share, use.name)
 
     def engine_ended(self) -> None:
-        """Forget the states of operators that are gone; what they have counted stays."""
+        """Forget the states of finished operators; their counts stay."""
         with self._lock:
             for metric in LIVE_METRICS:
                 if metric.on_ray and not metric.is_counter:
                     self._values.pop(metric.name, None)
 
     def samples(self) -> Iterator[tuple[LiveMetric, Samples]]:
-        """Give the metrics that have values, with them."""
+        """Yield the metrics that have values, with these."""
         with self._lock:
             values = {name: dict(samples) for name, samples in self._values.items()}
         for name, value in self._store.values(time.time()).items():
@@ -178,7 +172,7 @@ class LiveMetrics:
         return ((metric, values[metric.name]) for metric in LIVE_METRICS if metric.name in values)
 
     def collect(self) -> "Iterator[CounterMetricFamily | GaugeMetricFamily]":
-        """Give the families of all metrics; prometheus_client calls this when somebody asks."""
+        """Yield the families of all metrics; prometheus_client calls this on a scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for metric, samples in self.samples():
@@ -207,20 +201,19 @@ OF_STATE: Mapping[str, str] = {
     "moved_bytes": "moved_bytes",
     "spilled_bytes": "spilled_bytes",
 }
-"""Metrics that are attributes of an operator's state, and the names of those."""
+"""Metrics that are attributes of an operator's state, with the attributes' names."""
 
 
 class PublishedState:
-    """What readers see of a store, read again from time to time."""
+    """What readers see of a store, refreshed from time to time."""
 
     def __init__(self, store: str | None, read: "Callable[[str], PublishedFigures | None] | None" = None) -> None:
-        """Begin without a reading."""
         self._address, self._read = store, read or read_published
         self._next_s = 0.0
         self._found: PublishedFigures | None = None
 
     def values(self, now_s: float) -> dict[str, float]:
-        """Metrics at a Unix time; none where nothing is published, or the store doesn't answer now."""
+        """Return the metrics at a Unix time; none if nothing is published, or the store doesn't answer now."""
         if self._address is not None and now_s >= self._next_s:
             try:
                 self._found = self._read(self._address)
@@ -238,14 +231,14 @@ class PublishedState:
 
 @dataclass(frozen=True)
 class PublishedFigures:
-    """Time of a publication as Unix time, and recall@10 of its index, where it has one."""
+    """Unix time of a publication, and recall@10 of its index, if it has one."""
 
     at_s: float
     recall: float | None
 
 
 def read_published(store: str) -> PublishedFigures | None:
-    """Read what is published; None where nothing is.
+    """Read what is published; None if nothing is.
 
     Raises:
         OSError, StoreError, StoreUnavailableError: the store can't be read.
@@ -253,7 +246,7 @@ def read_published(store: str) -> PublishedFigures | None:
     from embedder.store_index.versions import manifest_of
 
     files = StoreFiles(store)
-    if not files.exists(CURRENT_FILE):  # reading alone makes the folder
+    if not files.exists(CURRENT_FILE):  # mere reading would create the folder
         return None
     current: Current | None = read_current(files)
     if current is None:
@@ -264,17 +257,10 @@ def read_published(store: str) -> PublishedFigures | None:
 
 @contextmanager
 def answering(address: str | None, metrics: LiveMetrics) -> Iterator[int | None]:
-    """Answer Prometheus over HTTP while the block runs; a port that is taken is told, and fails nothing.
+    """Serve metrics to Prometheus over HTTP inside the block; an occupied port is logged, and isn't an error.
 
-    Args:
-        address: HOST:PORT, or :PORT for this machine alone; None answers nobody.
-        metrics: what is told.
-
-    Yields:
-        The port; None where nothing listens.
-
-    Raises:
-        InstallationError: prometheus_client is missing.
+    `address` is HOST:PORT, or :PORT for only this machine; None serves nobody. Yields the port; None if nothing
+    listens. Raises `InstallationError` if prometheus_client is missing.
     """
     if address is None:
         yield None
@@ -287,7 +273,7 @@ def answering(address: str | None, metrics: LiveMetrics) -> Iterator[int | None]
     registry.register(cast("Collector", metrics))
     try:
         server, thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
-    except (OSError, OverflowError) as error:  # the second of a port above 65535
+    except (OSError, OverflowError) as error:  # OverflowError: a port above 65535
         reason = getattr(error, "strerror", None) or error
         LOG.warning(f"metrics_address {address}: can't be listened on ({reason}); choose another port")
         yield None

@@ -1,4 +1,4 @@
-"""Messages of the product, which are logged by the standard `logging`: where they go, and the log of one run."""
+"""The product's messages, sent by the standard `logging`: where they go, and the log of one run."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -13,12 +13,12 @@ from embedder.store.layout import utc_now
 
 LOGGERS = tuple(logging.getLogger(name) for name in ("embedder", "shards", "index"))
 UNWRITABLE = (OSError, StoreError, StoreUnavailableError)
-"""Errors of a disk or a store that is full, gone or read-only."""
+"""Errors of a disk or a store that is full, missing or read-only."""
 
 
 @contextmanager
 def messages_to(handler: logging.Handler) -> Iterator[None]:
-    """Send the product's messages to a handler while the block runs, whatever level the program has set."""
+    """Send the product's messages to a handler inside the block, whatever level the program has set."""
     levels = [logger.level for logger in LOGGERS]
     for logger in LOGGERS:
         logger.addHandler(handler)
@@ -33,12 +33,10 @@ def messages_to(handler: logging.Handler) -> Iterator[None]:
 
 
 class RunLog(logging.Handler):
-    """Handler that collects lines with the time, and writes them as soon as it knows where to.
+    """Handler that collects lines with the time, and writes them as soon as it has a destination.
 
-    Secrets are masked, and a line stays one line: no name or caption in it can begin another.
-
-    Attributes:
-        problem: why lines could not be written; None where they could.
+    It masks secrets and keeps each message on one line, so no name or caption can forge another line. `problem` says
+    why lines could not be written; None if they could.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -54,13 +52,13 @@ class RunLog(logging.Handler):
         self.add(record.getMessage())
 
     def add(self, message: str) -> None:
-        """Add a line that the log alone gets."""
+        """Add a line that only goes to this log."""
         now = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
         self._waiting += f"{now} {printable(mask(message))}\n"
         self._flush()
 
     def write_to(self, write: Callable[[str], None]) -> None:
-        """Set what receives the lines, unless there is a path: those that wait, and the later ones."""
+        """Set what receives the waiting and all later lines; ignored if there is a path."""
         if self._path is None:
             self._write = write
             self._flush()

@@ -1,4 +1,4 @@
-"""A run as a Prometheus text file, for node_exporter's textfile collector: one file a store, replaced whole.
+"""A run as a Prometheus text file, for node_exporter's textfile collector: one file per store, replaced atomically.
 
 embedder_run_exit_code{kind="refresh",store="/data/store"} 0.0
 
@@ -17,25 +17,17 @@ READABLE_BY_ALL = 0o644  # the collector runs as another user, and the umask may
 
 
 def write_metrics(path: Path, summary: Mapping[str, Any]) -> None:
-    """Replace the file in one step, so that a scrape sees the old or the new one.
-
-    Raises:
-        OSError: the file can't be written.
-    """
+    """Replace the file in one step, so that a scrape sees the old or the new one; raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The collector reads `*.prom` alone, so a temporary file left by a kill is not taken for metrics.
+    # The collector only reads `*.prom`, so it ignores a temporary file left by a kill.
     with atomic_write(path) as file:
         file.write(metrics_text(summary).encode())
         os.fchmod(file.fileno(), READABLE_BY_ALL)
 
 
 def metrics_text(summary: Mapping[str, Any]) -> str:
-    """Describe a run in Prometheus' text format.
-
-    Args:
-        summary: of `embedder.observability.summary.summarise`.
-    """
-    from prometheus_client import CollectorRegistry, generate_latest  # 60 ms, which only runs with metrics need
+    """Return a summary of `embedder.observability.summary.summarise` in Prometheus' text format."""
+    from prometheus_client import CollectorRegistry, generate_latest  # takes 60 ms, which only runs with metrics need
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 
@@ -57,7 +49,7 @@ def metrics_text(summary: Mapping[str, Any]) -> str:
 
 
 def _families(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None, Mapping[str, Any]]]:
-    """Metrics: name, description, a label of its own or none, and values by that label's; none where it is unknown."""
+    """Yield name, description, own label or None, and values by that label of each metric; without unknown ones."""
     for name, description, value in (
         ("run_end_timestamp_seconds", "When the last run ended, Unix time.", _unix(summary["ended_at"])),
         ("run_exit_code", "How the last run ended: 0 done, 2 the user's mistake, 1 failed.", summary["exit_code"]),

@@ -1,4 +1,4 @@
-"""Notifications that a run failed: a command, a webhook. Time-limited, and never a second failure."""
+"""Notifications that a run failed: a command, a webhook. They are time-limited, and never cause a second failure."""
 
 import json
 import logging
@@ -24,12 +24,7 @@ REAP_S = 2.0
 
 
 def notify_failure(on_failure: OnFailure, summary: Mapping[str, Any]) -> None:
-    """Run the command and call the webhook; what goes wrong is logged, not raised.
-
-    Args:
-        on_failure: command, webhook, and the seconds that each may take.
-        summary: of `embedder.observability.summary.summarise`.
-    """
+    """Run the command and call the webhook with a summary of `embedder.observability.summary`; log any problem."""
     if on_failure.command:
         LOG.info(f"on_failure.command: {run_command(on_failure.command, summary, on_failure.timeout_s) or 'done'}")
     if on_failure.webhook:
@@ -39,18 +34,12 @@ def notify_failure(on_failure: OnFailure, summary: Mapping[str, Any]) -> None:
 
 
 def run_command(command: tuple[str, ...], summary: Mapping[str, Any], timeout_s: float) -> str | None:
-    """Run a command with the summary as JSON on standard input.
+    """Run a command with the summary as JSON on standard input, for at most `timeout_s` seconds.
 
-    Args:
-        command: program and arguments.
-        summary: of `embedder.observability.summary.summarise`.
-        timeout_s: seconds after which the command is ended.
-
-    Returns:
-        What went wrong, in one line; none where nothing did.
+    Returns the problem in one line; None if there was none.
     """
     try:
-        # A session of its own, so that a command which hangs is ended with all that it started.
+        # A separate session, so that a hanging command is killed with all its children.
         process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
@@ -73,25 +62,19 @@ def run_command(command: tuple[str, ...], summary: Mapping[str, Any], timeout_s:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the command and its children, and wait a moment: the kernel may hold one."""
+    """Kill the command and its children, and wait only a moment, because the kernel may block one."""
     with suppress(OSError, subprocess.TimeoutExpired):
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=REAP_S)
 
 
 def call_webhook(url: str, summary: Mapping[str, Any], timeout_s: float) -> str | None:
-    """POST the summary as JSON, with `text` for chats.
+    """POST the summary as JSON, with `text` for chats, and wait at most `timeout_s` seconds for the answer.
 
-    Args:
-        url: address of the webhook.
-        summary: of `embedder.observability.summary.summarise`.
-        timeout_s: seconds to wait for the answer.
-
-    Returns:
-        What went wrong, without the address, which is a secret; none where nothing did.
+    Returns the problem, without the address, which is a secret; None if there was none.
     """
     answers: list[str | None] = []
-    # In a thread: no limit holds for the look-up of a name.
+    # In a thread, because no time limit applies to a name look-up.
     thread = threading.Thread(target=lambda: answers.append(_post(url, summary, timeout_s)), daemon=True)
     thread.start()
     thread.join(timeout_s)
@@ -104,7 +87,7 @@ def _post(url: str, summary: Mapping[str, Any], timeout_s: float) -> str | None:
     headers = {"Content-Type": "application/json", "User-Agent": "embedder"}
     limits = Limits(timeout_s, time.monotonic() + timeout_s)
     try:
-        # A redirect isn't followed: it would carry the summary to an address that nobody configured.
+        # Redirects aren't followed: they would send the summary to an address that nobody configured.
         with (
             closing(Connections()) as connections,
             connections.ask("POST", parse_address(url), limits, headers, body, use_proxy=True) as response,
@@ -114,6 +97,6 @@ def _post(url: str, summary: Mapping[str, Any], timeout_s: float) -> str | None:
         reason = "it is no address of a web server"
     except TimeoutError:
         return f"no answer within timeout_s = {timeout_s:g}"
-    except (OSError, HTTPException) as error:  # in words of the system: those of a library may quote the address
+    except (OSError, HTTPException) as error:  # in the system's words, because those of a library may quote the address
         reason = (getattr(error, "strerror", None) or "").lower() or "its answer is not HTTP"
     return f"it can't be reached ({reason}); check the address and the network"

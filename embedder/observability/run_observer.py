@@ -1,11 +1,11 @@
-"""One run as its operators see it: its log, its line in `runs.jsonl`, its metrics, and a call where it fails.
+"""One run as its operators see it: its log, its line in `runs.jsonl`, its metrics, and a notification if it fails.
 
     with observe_run(config.observing, "refresh", show_progress) as observer:
         observer.on_run(run)          # once there is a run: its folder takes the log
         observer.on_report(report)    # whatever the outcome
 
-The run's log receives all messages that the product logs meanwhile. Nothing here fails a run: what can't be written is
-logged, for the terminal.
+The run's log receives all messages that the product logs meanwhile. No failure here fails a run: what can't be written
+is logged, for the terminal.
 """
 
 import json
@@ -50,20 +50,11 @@ GOES_ON = "; what is finished is kept, and the same command goes on"
 class RunObserver:
     """Observer of a run for its operators.
 
-    Attributes:
-        live: metrics while it goes on.
-        traces: spans of its phases.
-        tracking: what its tracker is told.
+    `live` has metrics of the running command, `traces` spans of its phases, and `tracking` feeds its tracker.
     """
 
     def __init__(self, settings: ObserveSettings, kind: Kind, show_progress: ShowProgress) -> None:
-        """Begin to watch, and take the time.
-
-        Args:
-            settings: where its log, line and metrics go.
-            kind: `embed` or `refresh`.
-            show_progress: display of the progress.
-        """
+        """Start observing, and take the time; `settings` say where its log, line and metrics go."""
         self.settings, self.kind = settings, kind
         self.started_at = utc_now()
         self.started_s = time.time()
@@ -94,8 +85,8 @@ class RunObserver:
     def on_run(self, run: Run) -> None:
         """Write the log to the run's folder from now on, unless `log_file` says otherwise.
 
-        A bucket can't append, so the whole log is written for each line. It is read once: until the run ends, its
-        command holds the store, and nobody else writes to it.
+        A bucket can't append, so each line rewrites the whole log. It is read only once, as the command holds the store
+        until the run ends and nobody else writes to it.
         """
         self._run = run
         self.traces.describe(run_id=run.run_id, session=run.session)
@@ -104,7 +95,7 @@ class RunObserver:
 
         def write(lines: str) -> None:
             nonlocal text
-            if text is None or self._has_ended:  # a purge may have changed it since
+            if text is None or self._has_ended:  # a purge may have changed it since the end
                 text = run.files.read(path) if run.files.exists(path) else b""
             text += lines.encode()
             run.files.write(path, text)
@@ -123,20 +114,20 @@ class RunObserver:
             self.on_end(1, reason + (GOES_ON if self._run is not None else ""))
 
     def add_prospect(self, error: BaseException) -> None:
-        """Add to the message of an error that a run goes on with what it has finished, where there is such a run."""
+        """Add to an error's message that the run can be resumed from what it has finished, if there is such a run."""
         if self._run is not None and getattr(error, "is_resumable", False):
             error.args = (f"{error}{GOES_ON}",)
         elif self._run is None and isinstance(error, SignalInterrupt):
             error.args = (f"{error} before anything was embedded",)
 
     def on_end(self, exit_code: int, message: str) -> None:
-        """Write the end of the run to the log, the runs file, the metrics and, after a failure, send notifications.
+        """Write the end of the run to the log, the runs file and the metrics; after a failure, send notifications.
 
         Errors of a full or missing disk are logged, not raised.
         """
         self._has_ended = True
         if self._run is not None and not self._run.files.exists(run_file(self._run.run_id, RUN_FILE)):
-            self.log.write_to(lambda lines: None)  # the command was refused, and took its run away
+            self.log.write_to(lambda lines: None)  # the command was refused, and has removed its run
         times, store = (self.started_at, utc_now()), self.settings.store or ""
         summary = summarise(self.kind, store, exit_code, message, times, self.report, self._published_at())
         self.log.add(f"exit {exit_code}: {message} ({duration_text(summary['wall_s'])})")
@@ -151,18 +142,17 @@ class RunObserver:
             LOG.warning(self.log.problem)
 
     def _published_at(self) -> datetime | None:
-        """Time of publication of what readers see; none where it is not known."""
         if self.settings.store is None:
             return None
         try:
             files = StoreFiles(self.settings.store)
-            current = read_current(files) if files.exists(CURRENT_FILE) else None  # reading alone makes the folder
+            current = read_current(files) if files.exists(CURRENT_FILE) else None  # reading would create the folder
         except UNWRITABLE:
             return None
         return current.published_at if current else None
 
     def _append_line(self, summary: dict[str, Any]) -> None:
-        """Append one line in one write, so that two runs that end together don't mix theirs."""
+        """Append one line in one write, so that the lines of two runs that end together don't mix."""
         path = self._runs_file(is_refusal=summary["exit_code"] == USER_MISTAKE)
         if path is None:
             return
@@ -173,7 +163,7 @@ class RunObserver:
             os.close(handle)
 
     def _runs_file(self, *, is_refusal: bool) -> Path | None:
-        """Path of `runs_file`, or of a file in a local store, which a refusal leaves as it is; buckets can't append."""
+        """Return the path of `runs_file`, or of a file in a local store (not after a refusal); buckets can't append."""
         if self.settings.runs_file:
             path = Path(self.settings.runs_file).expanduser()
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +182,7 @@ class RunObserver:
 
 
 class _ObservedProgress:
-    """Display of the progress, which goes to metrics and traces, too, and to the log from time to time.
+    """Display of the progress that also feeds metrics and traces, and the log from time to time.
 
     An `OperatorDisplay` and a `JournalDisplay`.
     """
@@ -230,13 +220,7 @@ class _ObservedProgress:
 def observe_run(
     settings: ObserveSettings, kind: Kind, show_progress: ShowProgress = no_progress
 ) -> Iterator[RunObserver]:
-    """Watch the block for the run's operators, and report how it ended; its error goes on to the caller.
-
-    Args:
-        settings: what operators see of it.
-        kind: `embed` or `refresh`.
-        show_progress: display of the progress.
-    """
+    """Observe the block for the run's operators, and report how it ended; its error propagates to the caller."""
     observer = RunObserver(settings, kind, show_progress)
     with messages_to(observer.log), track_run(settings.tracker, f"embedder {kind}") as tracker:
         observer.tracking = RunTracking(tracker, settings, kind)

@@ -1,4 +1,4 @@
-"""A run of `embed` or `refresh` as its tracker sees it: settings, counts at each part, figures and files at its end."""
+"""Tracking of an `embed` or `refresh` run: settings, counts after each part, and figures and files at its end."""
 
 import json
 import logging
@@ -28,26 +28,20 @@ LOG = logging.getLogger(__name__)
 TRACKER_FILE = "tracker.json"
 LOG_EVERY_S = 2.0  # between two points of a curve
 FILES = (REPORT_FILE, METRICS_FILE)
-"""Files of a run's folder that are added to the tracker's run, where they are."""
+"""Files of a run's folder that are added to the tracker's run, if present."""
 CARDS = ("config.json", "MODEL_CARD.md", "README.md")
-"""What a model folder says of its model."""
+"""Files in which a model folder describes its model."""
 MAX_CARD_BYTES = 1 << 20
 SHEET_FILE = "contact_sheet.png"
 NUM_SHEET_PARTS, NUM_SHEET_IMAGES, SHEET_ROW = 4, 20, 5
-SHEET_S = 10.0  # after which a contact sheet goes without the rest of its images
+SHEET_S = 10.0  # after which a contact sheet is made without the remaining images
 
 
 class RunTracking:
     """Tracking of one run."""
 
     def __init__(self, tracker: Tracker, settings: ObserveSettings, kind: str) -> None:
-        """Begin without a run.
-
-        Args:
-            tracker: that is told.
-            settings: its tracker's section, and all that the configuration sets.
-            kind: `embed` or `refresh`.
-        """
+        """Start without a run; `settings` are the tracker's section and all that the configuration sets."""
         self._tracker, self._settings, self._kind = tracker, settings, kind
         self._run: Run | None = None
         self._counts = dict.fromkeys(("items", "rejects", "vectors", "part_bytes"), 0)
@@ -57,16 +51,16 @@ class RunTracking:
         self._began_s = self._next_s = 0.0
 
     def on_run(self, run: Run) -> None:
-        """Take the run; the tracker hears of it with its first part, as what is refused before that leaves no trace."""
+        """Record the run; the tracker gets it with its first part, so a run that is refused before leaves no trace."""
         self._run = run
 
     def on_plan(self, plan: str, model_folder: Path) -> None:
-        """Take the plan that was run, as JSON, and what the model's folder says of the model."""
+        """Record the executed plan, as JSON, and the model folder's description of the model."""
         self._described = {"plan.json": plan.encode()}
         self._described |= cards_of(model_folder)
 
     def _begin(self, run: Run) -> None:
-        """Begin the tracker's run; each session of a run has one. Each knows the other's id."""
+        """Begin the tracker's run, one per session of a run. Both record the other's id."""
         if self._has_begun:
             return
         self._has_begun, self._began_s = True, time.monotonic()
@@ -118,17 +112,16 @@ class RunTracking:
 
 
 def parameters_of(config: BaseModel) -> dict[str, str]:
-    """Settings of a configuration that differ from their defaults, by dotted keys, without secrets."""
+    """Return settings of a configuration that differ from their defaults, by dotted keys, without secrets."""
     return mask_settings(config.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={"tracker"}))
 
 
 def mask_settings(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Values of a tree of settings by dotted keys, without secrets."""
+    """Return the values of a tree of settings by dotted keys, without secrets."""
     return {key: printable(mask(str(value))) for key, value in _flat(tree)}
 
 
 def _flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of a tree of tables and lists, by dotted keys."""
     if isinstance(tree, dict | list):
         for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from _flat(value, f"{key}.{name}" if key else str(name))
@@ -137,7 +130,7 @@ def _flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def figures_of(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Numbers of a run's summary: its counts, its time, seconds of its steps, figures of its metrics."""
+    """Yield the numbers of a run's summary: its counts, its time, seconds of its steps, figures of its metrics."""
     for key, value in summary.items():
         if isinstance(value, int | float) and not isinstance(value, bool) and key != "exit_code":
             yield f"run/{key}", value
@@ -161,14 +154,14 @@ def files_of(files: StoreFiles, run_id: str) -> dict[str, bytes]:
 
 
 def cards_of(folder: Path) -> dict[str, bytes]:
-    """Read the configuration and the card of a model folder, below `model/`."""
+    """Read the configuration and the card of a model folder; names begin with `model/`."""
     found = [folder / name for name in CARDS]
     is_card = [path.is_file() and path.stat().st_size <= MAX_CARD_BYTES for path in found]
     return {f"model/{path.name}": path.read_bytes() for path, is_one in zip(found, is_card, strict=True) if is_one}
 
 
 def contact_sheet(files: StoreFiles, parts: Collection[str]) -> dict[str, bytes]:
-    """Draw some of the items that part files hold, those with the lowest hashes; nothing where that can't be done."""
+    """Draw the items of part files with the lowest hashes; empty if that isn't possible."""
     try:
         return {SHEET_FILE: _draw_sheet(files, parts)} if parts else {}
     except Exception as error:  # noqa: BLE001 - whatever is wrong with an image, the run is told without the sheet

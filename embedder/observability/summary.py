@@ -7,7 +7,7 @@ from typing import Any
 from embedder.redaction import mask
 from embedder.storage.printable import printable
 
-FIGURES = ("items_per_s", "peak_memory_bytes", "startup_s")  # of a report, beside all its counts
+FIGURES = ("items_per_s", "peak_memory_bytes", "startup_s")  # of a report, besides all its counts
 STEP_FIGURES = ("num_rows", "wall_s", "cpu_s", "bytes_out")
 
 
@@ -22,14 +22,9 @@ def summarise(
 ) -> dict[str, Any]:
     """Describe a run that has ended.
 
-    Args:
-        kind: embed, refresh.
-        store: address of the store.
-        exit_code: 0 done, 2 the user's mistake, 1 anything else.
-        message: how it ended, in one line.
-        times: times of its begin and its end.
-        report: the run's report as plain data; none where the run ended before it had one.
-        published_at: time of publication of what readers see now.
+    `exit_code` is 0 for done, 2 for the user's mistake, 1 for anything else; `message` says how it ended, in one line;
+    `times` are begin and end; `report` is plain data, None if the run ended before it; `published_at` is the time of
+    the current publication.
     """
     report = report or {}
     return {

@@ -4,8 +4,8 @@
       listing, comparison, embedding, publication
         decode, stage 0, ..., write        batches, each on the node and process that computed it
 
-Batches are told by the journal, in which each has its begin and its length, so that no process of a step knows of
-traces. Nothing here fails a run: a collector that doesn't answer costs its spans.
+Batches come from the journal, which has start and duration of each, so the processes of steps needn't know about
+traces. No failure here fails a run: if a collector doesn't answer, only its spans are lost.
 """
 
 import json
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 SERVICE = "embedder"
 NS_PER_S = 1_000_000_000
-ALL_OF = 100  # batches of a step of which each has a span; of the next 900 every tenth, then every hundredth
+ALL_OF = 100  # first batches of a step that each have a span; of the next 900 every tenth, then every hundredth
 COLLECTOR_TIMEOUT_S = 5.0
 TRACES_PATH = "/v1/traces"
 
@@ -43,14 +43,14 @@ class RunTraces(Protocol):
         """Measure a phase of the run."""
 
     def on_entry(self, entry: JournalEntry) -> None:
-        """Take the batches of a finished write task."""
+        """Record the batches of a finished write task."""
 
     def describe(self, **attributes: Any) -> None:
-        """Set attributes of the run; those that are None are left out."""
+        """Set attributes of the run; None values are left out."""
 
 
 class NoTraces:
-    """Traces of a run that asked for none."""
+    """Traces of a run without tracing."""
 
     def span(self, name: str) -> AbstractContextManager[object]:
         """Measure nothing."""
@@ -67,13 +67,12 @@ class TracedRun:
     """Spans of one run, below the span of its command."""
 
     def __init__(self, tracer: "Tracer", root: "Span") -> None:
-        """Begin within the run's span."""
         self._tracer, self._root, self._phase = tracer, root, root
         self._num_batches: Counter[str] = Counter()
 
     @contextmanager
     def span(self, name: str) -> Iterator[object]:
-        """Measure a phase of the run; an error is noted by its type, as messages may hold names of files."""
+        """Measure a phase of the run; an error is recorded by its type only, as messages may contain file names."""
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         span, before = self._tracer.start_span(name, set_span_in_context(self._root)), self._phase
@@ -88,7 +87,7 @@ class TracedRun:
             span.end()
 
     def on_entry(self, entry: JournalEntry) -> None:
-        """Make spans of a sample of a write task's batches."""
+        """Make spans for a sample of a write task's batches."""
         from opentelemetry.trace import set_span_in_context
 
         inside = set_span_in_context(self._phase)
@@ -110,29 +109,24 @@ class TracedRun:
             span.end(int((call.started_s + call.wall_s) * NS_PER_S))
 
     def describe(self, **attributes: Any) -> None:
-        """Set attributes of the run; those that are None are left out."""
+        """Set attributes of the run; None values are left out."""
         for name, value in attributes.items():
             if value is not None:
                 self._root.set_attribute(f"embedder.{name}", value)
 
 
 def is_sampled(number: int) -> bool:
-    """Whether the batch of a number from 0, counted for each step, has a span."""
+    """Return whether a step's batch number (from 0) gets a span."""
     every = 1 if number < ALL_OF else 10 if number < 10 * ALL_OF else 100
     return number % every == 0
 
 
 @contextmanager
 def trace_run(target: str | None, kind: str, store: str | None) -> Iterator[RunTraces]:
-    """Trace the block, and send what is left when it ends.
+    """Trace the block, and send the remaining spans when it ends.
 
-    Args:
-        target: address of a collector, or path of a file that gets one JSON line for each span; None traces nothing.
-        kind: embed, refresh.
-        store: its address.
-
-    Raises:
-        InstallationError: the extra `otel` is missing.
+    `target` is the address of a collector, or the path of a file that gets one JSON line per span; None traces nothing.
+    Raises `InstallationError` if the extra `otel` is missing.
     """
     if target is None:
         yield NoTraces()
@@ -149,7 +143,7 @@ def trace_run(target: str | None, kind: str, store: str | None) -> Iterator[RunT
 
 
 class _Problems(logging.Handler):
-    """Handler that keeps the last message of OpenTelemetry, which else prints each of its tries."""
+    """Handler that keeps only OpenTelemetry's last message; by default each of its attempts would be printed."""
 
     last = ""
 
@@ -159,7 +153,7 @@ class _Problems(logging.Handler):
 
 @contextmanager
 def _told_once(target: str) -> Iterator[None]:
-    """Tell in one line, after the block, that spans could not be sent."""
+    """Log in one line, after the block, that spans could not be sent."""
     problems, theirs = _Problems(logging.WARNING), logging.getLogger("opentelemetry")
     theirs.addHandler(problems)
     try:
@@ -191,7 +185,7 @@ def export_traces(exporter: "SpanExporter", kind: str, store: str | None) -> Ite
 
 
 def _provider(exporter: "SpanExporter") -> "TracerProvider":
-    """Provider of this run alone: the program's own traces stay its own, and no environment is detected."""
+    """Return a provider for only this run: the program's own traces stay separate, and no environment is detected."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -206,11 +200,7 @@ def _provider(exporter: "SpanExporter") -> "TracerProvider":
 
 
 def _exporter(target: str) -> "SpanExporter":
-    """Exporter to a collector, or to a file.
-
-    Raises:
-        OSError: the file can't be written.
-    """
+    """Return an exporter to a collector, or to a file; raises `OSError` if the file can't be written."""
     if is_web(target):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 

@@ -1,4 +1,4 @@
-"""Trackers of experiments: parameters, figures while a run goes on, files at its end; the extras `mlflow` and `wandb`.
+"""Experiment trackers: parameters, figures of a running run, files at its end; the extras `mlflow` and `wandb`.
 
     with tracked(config.tracker, "embed") as tracker:
         tracker.begin("run-1", {"model": "models/mine"}, {"store": "runs/archive"})
@@ -6,8 +6,8 @@
         tracker.attach(lambda: {"sheet.png": drawn()})
         tracker.end(succeeded=True, files={"report.json": b"{}"})
 
-All calls are made by a thread of their own, in order, and none is waited for but the last, for some seconds. A tracker
-that fails costs one warning; what would follow is left out.
+A separate thread makes all calls, in order; only the last one is waited for, for some seconds. A failing tracker costs
+one warning, and its later calls are skipped.
 """
 
 import logging
@@ -23,28 +23,28 @@ from embedder.installation import EXTRAS, require
 from embedder.redaction import mask
 
 LOG = logging.getLogger(__name__)
-MAX_WAITING = 1000  # calls that a slow tracker may be behind
-END_S = 30.0  # that the end of a run waits for its tracker
+MAX_WAITING = 1000  # calls that a slow tracker may lag behind
+END_S = 30.0  # for which the end of a run waits for its tracker
 Numbers = Mapping[str, float]
 Files = Mapping[str, bytes]
 """Contents by name; `model/config.json` is in a folder."""
 
 
 class TrackerClient(Protocol):
-    """Client of a tracker for one run; each call may raise whatever it likes.
+    """Client of a tracker for one run; each call may raise any exception.
 
     A plug-in's class (`embedder.entry_points.TRACKERS`) is called with a `TrackerConfig`, imports its package in
-    `begin`, and may have a static method `check(config)`, which raises ValueError where keys don't fit together.
+    `begin`, and may have a static method `check(config)`, which raises ValueError if keys don't fit together.
     """
 
     def begin(self, name: str, parameters: Mapping[str, str], tags: Mapping[str, str]) -> str:
-        """Begin a run; give its id, or its address."""
+        """Begin a run; return its id or its address."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Add values."""
 
     def add_files(self, files: Mapping[str, bytes]) -> None:
-        """Add files; a name may have a folder before it."""
+        """Add files; a name may include a folder."""
 
     def end(self, *, succeeded: bool) -> None:
         """End the run."""
@@ -60,27 +60,20 @@ class Tracker(Protocol):
         tags: Mapping[str, str],
         told: Callable[[str], None] = lambda tracker_id: None,
     ) -> None:
-        """Begin a run.
-
-        Args:
-            name: of the run.
-            parameters: its settings.
-            tags: what it is found by.
-            told: given the tracker's id of the run, in the tracker's thread.
-        """
+        """Begin a run; `told` is called in the tracker's thread with its id of the run."""
 
     def log(self, values: Numbers, step: int) -> None:
-        """Add values at a step, which grows."""
+        """Add values at a step, which must grow."""
 
     def attach(self, make: Callable[[], Files]) -> None:
         """Add files that are made in the tracker's thread."""
 
     def end(self, *, succeeded: bool, files: Files) -> None:
-        """Add files by their names, and end the run; nothing where none has begun."""
+        """Add files by name, and end the run; does nothing if none has begun."""
 
 
 class NoTracker:
-    """Tracker of a run that asked for none."""
+    """Tracker of a run without tracking."""
 
     def begin(
         self,
@@ -102,10 +95,9 @@ class NoTracker:
 
 
 class ThreadedTracker:
-    """Tracker whose client is called by a thread of its own."""
+    """Tracker whose client is called by a separate thread."""
 
     def __init__(self, client: TrackerClient, where: str) -> None:
-        """Start the thread."""
         self._client, self._where = client, where
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING)
         self._has_begun = self._is_given_up = self._has_ended = False
@@ -142,7 +134,7 @@ class ThreadedTracker:
         self.close()
 
     def close(self) -> None:
-        """Wait for what is under way, for some seconds; a thread that hangs is left, and ends with the process."""
+        """Wait some seconds for pending calls; a hanging thread is abandoned, and ends with the process."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -175,7 +167,6 @@ class ThreadedTracker:
                 self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
     def _give_up(self, reason: str) -> None:
-        """Tell why nothing more is told to the tracker, once."""
         with self._lock:
             is_first, self._is_given_up = not self._is_given_up, True
         if is_first:
@@ -184,14 +175,10 @@ class ThreadedTracker:
 
 @contextmanager
 def track_run(config: TrackerConfig | None, where: str) -> Iterator[Tracker]:
-    """Give the tracker of the block's run; one that has not ended with the block ends as failed.
+    """Yield the tracker of the block's run; a run that hasn't ended by the end of the block ends as failed.
 
-    Args:
-        config: the section `[tracker]`; None tracks nothing.
-        where: the command, for a refusal.
-
-    Raises:
-        InstallationError: the tracker's package is missing.
+    A `config` of None tracks nothing; `where` is the command, for error messages. Raises `InstallationError` if the
+    tracker's package is missing.
     """
     if config is None:
         yield NoTracker()

@@ -33,12 +33,12 @@ class PlanAnswer:
     Attributes:
         plan: the plan.
         problem: the placement problem that it solves.
-        alternatives: what one stage less and one more would bring.
-        fixed_by: key of the configuration that fixes the number of stages; None where it was searched.
+        alternatives: effect of one stage fewer and one more.
+        fixed_by: key of the configuration that fixes the number of stages; None if it was searched.
         comparison: with equal parts of each tower; None without `explain`.
         what_if: hours and costs for a number of items; None without `num_items`.
-        dtype: compute dtype, and why it is this one.
-        node_types: types of nodes of a cluster, each in a line.
+        dtype: compute dtype, and why it was chosen.
+        node_types: a cluster's node types, one line each.
     """
 
     plan: ShardPlan
@@ -55,11 +55,8 @@ class PlanAnswer:
 class _Setting:
     """Devices and costs of a plan.
 
-    Attributes:
-        problem: states the placement problem for a number of stages, of which Ray's own share of an item depends.
-        startup_s: seconds before the first item.
-        dtype: compute dtype.
-        node_types: types of nodes of a cluster, each in a line.
+    `problem` states the placement problem for a number of stages, as Ray's own share of an item depends on it;
+    `startup_s` are the seconds before the first item.
     """
 
     problem: Callable[[int], PlacementProblem]
@@ -70,7 +67,7 @@ class _Setting:
 
 @dataclass(frozen=True)
 class _Request:
-    """What a plan is asked for: the model, by its address, folder and description, and the settings of a run."""
+    """Input of a plan: the model (address, folder, description) and the settings of a run."""
 
     uri: str
     folder: Path
@@ -98,19 +95,13 @@ class _Request:
 
 
 def answer_plan(uri: str, compute: ComputeSettings, rows: RowSettings, options: PlanOptions) -> PlanAnswer:
-    """Plan the cut of the model and the placement of its stages, as `embedder.plan` promises.
-
-    Args:
-        uri: of the model folder.
-        compute: where and how stages compute.
-        rows: what makes rows of items.
-        options: see `PlanOptions`.
+    """Plan the cut of the model at `uri` and the placement of its stages, as described at `embedder.plan`.
 
     Raises:
         ConfigError: the cluster can't be measured.
         shards.ModelError: the folder is no model folder, or no plan can run; the message names the nearest that can.
     """
-    keep_freed_memory()  # the search goes over the same large arrays again and again
+    keep_freed_memory()  # the search reuses the same large arrays again and again
     folder = resolve_model(uri)
     request = _Request(uri, folder, load_model_config(folder), compute, rows, options)
     setting = _setting(request)
@@ -131,7 +122,7 @@ def answer_plan(uri: str, compute: ComputeSettings, rows: RowSettings, options: 
 
 
 def _setting(request: _Request) -> _Setting:
-    """Devices and costs: of a cluster, of the devices named, or of this machine."""
+    """Return devices and costs of a cluster, of the named devices, or of this machine."""
     model, options = request.model, request.options
     if options.cluster:
         cluster = _measured_cluster(request)
@@ -168,7 +159,7 @@ def _setting(request: _Request) -> _Setting:
 def _with_engine(
     compute: ComputeSettings, model: ModelConfig, costs: dict[str, ModelCosts], host: HostCosts
 ) -> HostCosts:
-    """Ray's own share of an item at a number of stages, where costs were measured here."""
+    """Add Ray's own share of an item for a number of stages, if costs were measured here."""
     if host.source != "measured":
         return host
     from embedder.planning.profile import with_engine
@@ -178,11 +169,7 @@ def _with_engine(
 
 
 def _measured_cluster(request: _Request) -> "ClusterCosts":
-    """Types of nodes of the cluster and the costs on each.
-
-    Raises:
-        ConfigError: devices are named too, there are no weights to measure, or the cluster can't be measured.
-    """
+    """Return the cluster's node types and the costs on each; raises `ConfigError` if they can't be measured."""
     options = request.options
     if options.devices is not None:
         raise ConfigError("--cluster and --devices: give one of the two; --cluster takes the devices that are there")
@@ -197,7 +184,7 @@ def _measured_cluster(request: _Request) -> "ClusterCosts":
 
 
 def _costs(request: _Request, fleet: Fleet) -> tuple[dict[str, ModelCosts], HostCosts]:
-    """Costs of the model on each device: from the table, or measured on this machine, whose cores the fleet is then."""
+    """Return the model's costs on each device: from the table, or measured here if these are the machine's cores."""
     model, options = request.model, request.options
     if options.devices is not None or options.estimate or not request.has_weights:
         dtype = request.compute.settled_dtype
@@ -211,19 +198,18 @@ def _costs(request: _Request, fleet: Fleet) -> tuple[dict[str, ModelCosts], Host
 
 
 def _on_cores(compute: ComputeSettings) -> ComputeSettings:
-    """Settings with all stages on CPUs, for a plan without `--devices`."""
     stages = tuple(stage.model_copy(update={"device": "cpu"}) for stage in compute.stage)
     return replace(compute, device="cpu", stage=stages)
 
 
 def _cores_of_this_machine() -> Fleet:
-    """This machine's cores, each with its part of the memory."""
+    """Return this machine's cores as a fleet, each with its share of the memory."""
     num_cpus, core = hardware.num_cpus(), cpu_core(has_bf16=hardware.has_bf16())
     return ((num_cpus, replace(core, memory_bytes=hardware.memory_bytes() // num_cpus)),)
 
 
 def _fingerprint(request: _Request) -> str | None:
-    """Fingerprint of the weights, for a plan that is kept; None of a folder without weights."""
+    """Return the fingerprint of the weights for a plan that is saved; None for a folder without weights."""
     if request.options.out is None or not request.has_weights:
         return None
     from shards.fingerprint import model_fingerprint

@@ -1,4 +1,4 @@
-"""Background load, as in a run: other processes compute while something is measured."""
+"""Background load as in a run: other processes compute during a measurement."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import psutil
 
 CORES_S = 1.5  # many times the 0.1 s in which a quota of CPU time is counted
 
-# Matrix products whose operands don't fit a core's own cache, as layers' don't; ends with the process that began it.
+# Matrix products whose operands exceed a core's own cache, as those of layers do; ends with the parent process.
 PROGRAM = """
 import sys, threading
 import numpy as np
@@ -28,8 +28,8 @@ while True:
 def busy_machine(num_processes: int) -> Iterator[None]:
     """Keep processes computing, one thread each, until the block ends.
 
-    In a run each core serves several processes, which turn one another's data out of its caches: small layers take a
-    tenth more CPU seconds than alone, decoding a third. So what is measured by a CPU clock is measured among such.
+    In a run each core serves several processes, which evict one another's data from its caches: small layers take a
+    tenth more CPU seconds than on an idle machine, decoding a third. So CPU-time measurements are made under such load.
     """
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     command = [sys.executable, "-c", PROGRAM]
@@ -40,7 +40,7 @@ def busy_machine(num_processes: int) -> Iterator[None]:
     try:
         for process in processes:
             if process.stdout is not None:
-                process.stdout.readline()  # it is computing now
+                process.stdout.readline()  # wait until it computes
         yield
     finally:
         for process in processes:
@@ -49,7 +49,7 @@ def busy_machine(num_processes: int) -> Iterator[None]:
 
 
 def delivered_cores(num_processes: int) -> float:
-    """Measure how many cores' time so many busy processes get together: less under a quota, or beside other work."""
+    """Measure how many cores' time so many busy processes get together: less under a quota, or next to other load."""
     with busy_machine(num_processes):
         before_s, started_s = _children_cpu_s(), time.perf_counter()
         time.sleep(CORES_S)

@@ -1,4 +1,4 @@
-"""Cache of measurements: a JSON file for each key in the user's cache folder; a broken file counts as none."""
+"""Cache of measurements: a JSON file per key in the user's cache folder; a broken file counts as missing."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ def read_or_make(kind: type[KeptT], key: Mapping[str, object], make: Callable[[]
 
 
 def keep(value: JsonText, key: Mapping[str, object]) -> None:
-    """Cache the value of a key; where it can't be written, the next run measures again."""
+    """Cache the value of a key; if it can't be written, the next run measures again."""
     path = _path(type(value), key)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def keep(value: JsonText, key: Mapping[str, object]) -> None:
 
 
 def read_kept(kind: type[KeptT], key: Mapping[str, object]) -> KeptT | None:
-    """Read the cached value of a key; None where there is no whole one."""
+    """Read the cached value of a key; None if missing or broken."""
     try:
         return kind.from_json(_path(kind, key).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ModelError):

@@ -1,6 +1,6 @@
-"""Costs of a model on each type of a cluster's nodes, measured there by a task, and the fleet that they make.
+"""Costs of a model on each node type of a cluster, measured there by a task, and the resulting fleet.
 
-Kept on the driver's machine by the type's name and the key of the machine that was measured.
+Cached on the driver's machine by type name and the key of the measured machine.
 """
 
 import logging
@@ -32,19 +32,17 @@ from shards.planning.problem import PlacementProblem, make_problem
 from shards.ranges import STRICT
 
 LOG = logging.getLogger(__name__)
-PROBE_S = 120.0  # for a process to start on every node and say what it runs on
-MEASURE_S = 900.0  # on one node, fetching the model included
+PROBE_S = 120.0  # for a process to start on every node and report its hardware
+MEASURE_S = 900.0  # on one node, including fetching the model
 
 
 @dataclass(frozen=True)
 class TypeCosts(JsonText):
-    """Costs on one type of nodes.
+    """Costs on one node type.
 
-    Attributes:
-        costs: of the model in one replica, on a GPU or on one core.
-        host: CPU seconds outside the stages on these nodes, without Ray's own.
-        memory_bytes: memory of a GPU; 0 of nodes without.
-        core_share: share of the time of its cores that busy processes get: below 1 under a quota.
+    `costs` are those of the model in one replica, on a GPU or one core; `host` has the CPU seconds outside the stages
+    without Ray's own; `memory_bytes` is that of a GPU, 0 without GPUs; `core_share` is the share of its cores' time
+    that busy processes get, below 1 under a quota.
     """
 
     __pydantic_config__ = STRICT
@@ -57,14 +55,14 @@ class TypeCosts(JsonText):
 
 @dataclass(frozen=True)
 class ClusterCosts:
-    """Node types of a cluster, the costs on each, by its name, and the dtype that they are of."""
+    """Node types of a cluster, the costs on each by its name, and the dtype that they apply to."""
 
     types: tuple[NodeType, ...]
     costs: Mapping[str, TypeCosts]
     dtype: DtypeChoice
 
     def cores(self, each: NodeType) -> float:
-        """CPU seconds in a second that all nodes of a type deliver."""
+        """Return the CPU seconds per second that all nodes of a type deliver."""
         return each.cores * self.costs[each.name].core_share
 
     def lines(self) -> tuple[str, ...]:
@@ -79,18 +77,13 @@ class ClusterCosts:
 def costs_of_cluster(
     compute: ComputeSettings, rows: RowSettings, uri: str, model: ModelConfig, *, estimate: bool
 ) -> ClusterCosts:
-    """Attach to the cluster, list its types of nodes, and measure once on each, or read what was measured before.
+    """Attach to the cluster at `compute.ray_address`, list its node types, and measure once on each, unless cached.
 
-    Args:
-        compute: `ray_address` is the cluster.
-        rows: what makes rows of items.
-        uri: of the model.
-        model: its description.
-        estimate: take costs from the table of devices instead.
+    With `estimate`, costs come from the table of devices instead.
 
     Raises:
         ConfigError: nodes of different types carry no label, a type can't be measured, or a node doesn't answer.
-        shards.ModelError: the model folder on a node is none, or a device to estimate is not in the table.
+        shards.ModelError: a node finds no model folder, or a device to estimate is not in the table.
     """
     from embedder.executors.ray_session import ray_nodes, ray_session
 
@@ -118,7 +111,7 @@ def _estimate(model: ModelConfig, each: NodeType, choice: DtypeChoice) -> TypeCo
 
 
 def _ask_nodes(nodes: Sequence[Node]) -> list[NodeHardware]:
-    """Ask all nodes at once what they run on; it takes no CPU of theirs."""
+    """Query the hardware of all nodes at once; it takes no CPU of theirs."""
     asked = [_on_node(describe_machine, node.node_id, num_cpus=0) for node in nodes]
     found = []
     for node, answer in zip(nodes, asked, strict=True):
@@ -128,12 +121,12 @@ def _ask_nodes(nodes: Sequence[Node]) -> list[NodeHardware]:
 
 
 def describe_machine() -> tuple[float, int, dict[str, object], bool]:
-    """CPU seconds in a second, memory, key of measurements, instructions for bfloat16; a task on each node."""
+    """Return CPU seconds per second, memory, key of measurements, and bfloat16 support; runs as a task on each node."""
     return hardware.cpu_limit(), hardware.memory_bytes(), machine_key(), hardware.has_bf16()
 
 
 def _kept_or_measured(compute: ComputeSettings, rows: RowSettings, model: Model, each: NodeType) -> TypeCosts:
-    """Costs on a type, measured on its node with the most cores."""
+    """Return the costs on a type, cached or measured on its node with the most cores."""
     facts = max(each.nodes, key=lambda facts: (facts.cores, facts.node.num_gpus))
     key = {
         **facts.machine,
@@ -176,13 +169,13 @@ def _measure(
 
 
 def measure_here(compute: ComputeSettings, rows: RowSettings, uri: str, cores: float, has_gpu: bool) -> str:
-    """Measure costs on this node, one replica on its GPU or on one thread; a task, whose answer is text.
+    """Measure costs on this node, one replica on its GPU or on one thread; a task that returns JSON.
 
     Args:
         compute: dtype, and rows of batches and parts.
         rows: what makes rows of items.
-        uri: of the model, as each node can read it.
-        cores: that Ray's processes may use here, as far as Linux says so.
+        uri: of the model, readable from each node.
+        cores: that Ray's processes may use here, as reported by Linux.
         has_gpu: whether Ray lends this task a GPU.
 
     Raises:
@@ -207,7 +200,6 @@ def measure_here(compute: ComputeSettings, rows: RowSettings, uri: str, cores: f
 
 
 def _on_node(task: Callable[..., Any], node_id: str, *arguments: object, **takes: Any) -> Any:
-    """Start a task on one node."""
     import ray
 
     options = {"label_selector": {"ray.io/node-id": node_id}, "max_retries": 1, **worker_options(), **takes}
@@ -215,16 +207,7 @@ def _on_node(task: Callable[..., Any], node_id: str, *arguments: object, **takes
 
 
 def _answer_of(answer: Any, where: str, timeout_s: float) -> Any:
-    """Wait for a task's answer.
-
-    Args:
-        answer: of `_on_node`.
-        where: for messages.
-        timeout_s: to wait.
-
-    Raises:
-        ConfigError: there is none in time, the node was lost, or the user made a mistake there.
-    """
+    """Wait for a task; raises `ConfigError` on time-out, on loss of the node, or for a user's mistake found there."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
@@ -247,16 +230,10 @@ def _answer_of(answer: Any, where: str, timeout_s: float) -> Any:
 def problem_of_cluster(
     compute: ComputeSettings, model: ModelConfig, found: ClusterCosts, mix: DataMix, **caps: int | None
 ) -> PlacementProblem:
-    """State the planner's problem for the cluster: a pool for each type of nodes, its cores with a speed of their own.
+    """State the planner's problem for the cluster: one pool per node type, whose cores have their own speed.
 
-    The cores of nodes with GPUs do work outside the stages; stages are placed on their GPUs.
-
-    Args:
-        compute: the number of stages, dtype, and rows of batches and parts.
-        model: its model.
-        found: types and costs.
-        mix: means over the items.
-        caps: `memory_cap_bytes` and `weights_cap_bytes` of one replica.
+    Stages on nodes with GPUs use only the GPUs; the cores there do the work outside the stages. `mix` holds means over
+    the items, and `caps` are `memory_cap_bytes` and `weights_cap_bytes` of one replica.
     """
     usual = max(found.types, key=lambda each: (not each.num_gpus, found.cores(each)))
     usual_s = found.costs[usual.name].host.item_s(mix)
@@ -285,7 +262,7 @@ def problem_of_cluster(
 
 
 def _device(model: ModelConfig, each: NodeType, found: ClusterCosts, dtype: Dtype) -> DeviceType:
-    """A GPU or core of a type as it was measured: operations in a second of its layers, memory, bandwidth."""
+    """Return a GPU or core of a type as measured: operations per second of its layers, memory, bandwidth."""
     costs, gpu_bytes = found.costs[each.name].costs, found.costs[each.name].memory_bytes
     side, seconds = ("vision", costs.vision.layer_s) if model.vision is not None else ("text", costs.text.layer_s)
     flops = {str(dtype): tower_costs(model, side, costs.caption_tokens).layer / seconds}

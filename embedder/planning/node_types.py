@@ -1,4 +1,4 @@
-"""Types of a cluster's nodes, on each of which costs are measured once. Pure: what nodes say of themselves in."""
+"""A cluster's node types; costs are measured once on each. Pure: works on what nodes report about themselves."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,20 +9,17 @@ from embedder.placement.placement import Node
 from shards.planning.devices import MAX_TYPES
 
 CPU, GPU = "CPU", "GPU"
-ALIKE = 0.1  # cores that a quota holds to a part count as equal where the parts differ by less
-RAY_PREFIX = "ray.io/"  # of labels that Ray alone gives
+ALIKE = 0.1  # under a quota, core shares that differ by less count as equal
+RAY_PREFIX = "ray.io/"  # of labels that only Ray sets
 
 
 @dataclass(frozen=True)
 class NodeHardware:
-    """What is known of one node before anything is measured there.
+    """What is known of a node before any measurement there.
 
-    Attributes:
-        node: as Ray describes it.
-        cores: CPU seconds that Ray's processes may spend there in a second.
-        memory_bytes: main memory.
-        machine: key of measurements on it (`embedder.planning.profile.machine_key`).
-        has_bf16: whether its cores have instructions for bfloat16.
+    `node` is Ray's description, `cores` the CPU seconds that Ray's processes may spend there per second,
+    `memory_bytes` main memory, `machine` the key of measurements on it (`embedder.planning.profile.machine_key`), and
+    `has_bf16` whether its cores have bfloat16 instructions.
     """
 
     node: Node
@@ -33,23 +30,21 @@ class NodeHardware:
 
     @property
     def cpu_name(self) -> object:
-        """Model of its processor."""
+        """Model name of its processor."""
         return self.machine.get("cpu")
 
     def is_like(self, other: "NodeHardware") -> bool:
-        """Say whether one CPU of Ray's computes about as fast on both nodes."""
+        """Return whether one of Ray's CPUs computes about as fast on both nodes."""
         own, others = (each.cores / each.node.num_cpus for each in (self, other))
         return self.cpu_name == other.cpu_name and abs(own - others) <= ALIKE * max(own, others)
 
 
 @dataclass(frozen=True)
 class NodeType:
-    """Nodes that compute alike.
+    """Nodes that compute equally fast, at least one.
 
-    Attributes:
-        name: as plans name it, see `shards.plan.PlannedStage`.
-        nodes: at least one.
-        ray_type: Ray's name of their GPUs; none of CPUs, or where Ray knows none.
+    `name` is that used in plans (see `shards.plan.PlannedStage`); `ray_type` is Ray's name of their GPUs, None for CPUs
+    or if Ray has no name for them.
     """
 
     name: str
@@ -63,12 +58,12 @@ class NodeType:
 
     @property
     def cores(self) -> float:
-        """CPU seconds in a second of all its nodes, as far as Linux says so."""
+        """CPU seconds per second of all its nodes, as reported by Linux."""
         return sum(facts.cores for facts in self.nodes)
 
     @property
     def has_bf16(self) -> bool:
-        """Whether the cores of all its nodes have instructions for bfloat16."""
+        """Whether the cores of all its nodes have bfloat16 instructions."""
         return all(facts.has_bf16 for facts in self.nodes)
 
     @property
@@ -78,7 +73,7 @@ class NodeType:
 
 
 def node_types(nodes: Iterable[NodeHardware], type_label: str) -> tuple[NodeType, ...]:
-    """Sort nodes by type: by label, else by type of GPU; nodes without either have to be alike.
+    """Group nodes by label, else by type of GPU; nodes with neither must be alike.
 
     Raises:
         ConfigError: nodes without GPUs differ and lack the label, so no plan could name them; or there are too many
@@ -104,13 +99,9 @@ def node_types(nodes: Iterable[NodeHardware], type_label: str) -> tuple[NodeType
 
 
 def _check_cpus(groups: Sequence[Sequence[NodeHardware]], type_label: str) -> None:
-    """Refuse nodes without GPUs that no plan could tell apart.
-
-    Raises:
-        ConfigError: they compute at different speeds, and one at least lacks the label.
-    """
+    """Raise `ConfigError` if nodes without GPUs differ in speed and one lacks the label that tells them apart."""
     nodes = [facts for group in groups for facts in group]
-    label = "type" if type_label.startswith(RAY_PREFIX) else type_label  # Ray lets nobody give its own
+    label = "type" if type_label.startswith(RAY_PREFIX) else type_label  # nobody but Ray may set Ray's labels
     for facts, other in product((facts for facts in nodes if not facts.node.device_type), nodes):
         if not facts.is_like(other) or other.node.device_type:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Options of a plan, beside the run's configuration."""
+"""Options of a plan, in addition to the run's configuration."""
 
 import re
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ class PlanOptions:
 
     Attributes:
         mix: mean images and captions of an item.
-        devices: a fleet, as `2xA100:80GB, 8xCPU`; None takes this machine.
-        cluster: take the nodes of the Ray cluster, and measure on each type of them.
+        devices: a fleet, such as `2xA100:80GB, 8xCPU`; None means this machine.
+        cluster: use the nodes of the Ray cluster, and measure on each type of them.
         estimate: estimate costs by operations and bandwidth, instead of measuring them.
         memory_cap_bytes: most memory of one replica.
         weights_cap_bytes: most weights of one replica.
@@ -39,11 +39,7 @@ class PlanOptions:
 
 
 def parse_size(option: str, text: str | None) -> int | None:
-    """Parse `2GiB`, `500MB`, `200TB` as bytes; None for None.
-
-    Raises:
-        ConfigError: it is no size.
-    """
+    """Parse `2GiB`, `500MB`, `200TB` as bytes; None for None. Raises `ConfigError` if it is no size."""
     if text is None:
         return None
     match = _SIZE.fullmatch(text.strip())
@@ -54,12 +50,7 @@ def parse_size(option: str, text: str | None) -> int | None:
 
 
 def items_in(num_items: int | None, data: str | None, item: str | None) -> int | None:
-    """Number of items to plan for: given, or bytes of data over the mean bytes of an item.
-
-    Args:
-        num_items: the number.
-        data: bytes of all data, as `200TB`.
-        item: mean bytes of an item.
+    """Return the number of items to plan for: as given, or bytes of all data (`200TB`) over the mean bytes of an item.
 
     Raises:
         ConfigError: both are given, or bytes without the size of an item.

@@ -1,8 +1,8 @@
 """Profile of a run on this machine: costs of the model's layers, and of the work around them.
 
-Measurements of a model are kept by its fingerprint, device, dtype and torch version (`embedder.planning.cache`); those
-of the host's work too, where they were taken on shipped images. Those of a run's own items are taken each time, as
-they depend on these items.
+Measurements of a model are cached by its fingerprint, device, dtype and torch version (`embedder.planning.cache`), and
+so are those of the host's work on shipped images. A run's own items are measured each time, as the results depend on
+them.
 """
 
 import platform
@@ -40,10 +40,10 @@ from shards.shard_specs import ShardSpec, whole_model
 if TYPE_CHECKING:
     from shards.profile import TimingSetting
 
-SHARED_MEMORY = Path("/dev/shm")  # where Ray's object store is, too
+SHARED_MEMORY = Path("/dev/shm")  # Ray's object store is there, too
 SEND_BYTES = 16 << 20
-# CPU that Ray itself takes beside the steps (daemons, scheduling, handing blocks over, our monitor): of one core all
-# the time, and seconds for each call of a step. Found on two cores of a cloud server with Ray 2.60, by
+# CPU that Ray itself takes besides the steps (daemons, scheduling, passing blocks, our monitor): of one core all
+# the time, and seconds for each call of a step. Measured on two cores of a cloud server with Ray 2.60, by
 # `compare_predictions.py` of commit ebc4ef6. They change no cut, only the throughput that a plan predicts, by a tenth
 # for a small model.
 ENGINE_CORES = 0.12
@@ -51,10 +51,9 @@ ENGINE_CALL_S = 0.010
 
 
 def measured_costs(compute: ComputeSettings, rows: RowSettings, model: Model) -> tuple[ModelCosts, HostCosts]:
-    """Measure costs on this machine, with the shipped images, or read them from the cache.
+    """Measure costs on this machine with the shipped images, or read them from the cache.
 
-    Raises:
-        shards.ModelError: the weights aren't those of the model's configuration.
+    Raises `shards.ModelError` if the weights aren't those of the model's configuration.
     """
     setting = setting_of(compute)
     costs = read_or_make(ModelCosts, _model_key(model, setting), lambda: model_costs(rows, model, setting))
@@ -67,10 +66,10 @@ def measured_costs(compute: ComputeSettings, rows: RowSettings, model: Model) ->
 
 
 def kept_costs(compute: ComputeSettings, rows: RowSettings, model: Model) -> tuple[ModelCosts, HostCosts] | None:
-    """Read the cached costs of `measured_costs`; None where there are none. Nothing is measured."""
+    """Read the cached costs of `measured_costs`; None if there are none. Measures nothing."""
     host = read_kept(HostCosts, _host_key(compute, rows, model))
     if host is None:
-        return None  # before torch is imported, to ask it about GPUs
+        return None  # before torch is imported to query it about GPUs
     costs = read_kept(ModelCosts, _model_key(model, setting_of(compute)))
     if costs is None:
         return None
@@ -82,8 +81,7 @@ def measure(
 ) -> tuple[ModelCosts, HostCosts, DataMix]:
     """Measure costs on this machine for these items, and their mix; the mix and decoding are never cached.
 
-    Raises:
-        shards.ModelError: the weights aren't those of the model's configuration.
+    Raises `shards.ModelError` if the weights aren't those of the model's configuration.
     """
     sample = sample_items(rows, model, listing)
     setting = setting_of(compute, sample.mix.caption_tokens)
@@ -101,13 +99,13 @@ def _host_key(compute: ComputeSettings, rows: RowSettings, model: Model) -> dict
 
 
 def machine_key() -> dict[str, object]:
-    """Key of measurements on this machine."""
+    """Return the key of measurements on this machine."""
     libraries = {name: version(name) for name in ("torch", "pillow")}
     return {"format": 2, "cpu": cpu_name(), "num_cpus": hardware.num_cpus(), **libraries}
 
 
 def cpu_name() -> str:
-    """Processor's model name, as Linux gives it."""
+    """Return the processor's model name, as Linux gives it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -117,7 +115,7 @@ def cpu_name() -> str:
 
 
 def setting_of(compute: ComputeSettings, caption_tokens: int = DataMix.caption_tokens) -> "TimingSetting":
-    """Setting in which the stages will compute; of different numbers of threads, the fewest."""
+    """Return the setting in which the stages will compute; with the fewest threads of any stage."""
     import torch
 
     from shards.profile import TimingSetting
@@ -170,17 +168,9 @@ def with_engine(
     mix: DataMix,
     num_cores: float | None = None,
 ) -> HostCosts:
-    """Add Ray's own share of an item, on cores that are always busy.
+    """Add Ray's own share of an item, on cores that are always busy (`num_cores`; None means this machine's).
 
     With x items per second, x * (item_s + calls_s) + ENGINE_CORES is the number of cores.
-
-    Args:
-        compute: the number of stages, and rows of batches and parts.
-        model: the model.
-        costs: of the model.
-        host: costs without Ray.
-        mix: of the items.
-        num_cores: cores that are always busy; none takes this machine's.
     """
     num_rows = rows_per_batch(compute.batch_size, settings_of_costs(costs))
     costs, whole = costs.at_mix(mix, model), whole_model(model)
@@ -195,9 +185,9 @@ def with_engine(
 
 
 def measure_send() -> float:
-    """Measure seconds of one byte through shared memory: written as Arrow IPC, as Ray does, and read by mapping it.
+    """Measure seconds per byte through shared memory: written as Arrow IPC, as Ray does, and read by mapping it.
 
-    Plain Arrow, so that no Ray needs to run; Ray's own work around it counts as the engine's.
+    This uses only Arrow, so that Ray needn't run; Ray's own work around it counts as the engine's.
     """
     from shards.profile import median_s
 
@@ -217,7 +207,7 @@ def measure_send() -> float:
 
 
 def measure_call(rows: RowSettings, model: Model, setting: "TimingSetting") -> float:
-    """Measure seconds of one batch through a stage beside the layers: rows without images and captions."""
+    """Measure a stage's seconds per batch without those of the layers, by rows without images and captions."""
     from embedder.steps.stage import TowerStage
     from shards.profile import median_s, torch_threads
 
@@ -233,7 +223,7 @@ def measure_call(rows: RowSettings, model: Model, setting: "TimingSetting") -> f
 
 
 def measure_write(rows: pa.Table, embedding_dim: int, num_rows: int) -> float:
-    """Measure CPU seconds of writing one row, with its share of a part file's own costs."""
+    """Measure CPU seconds of writing one row, including its share of a part file's own costs."""
     from shards.profile import median_s
 
     rows = rows.drop_columns([column.name for column in rows.schema if column.type == TENSOR])

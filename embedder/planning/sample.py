@@ -32,9 +32,9 @@ class ItemSample:
     """Mix and costs of sampled items.
 
     Attributes:
-        mix: means over the items; captions count with the padding that is computed.
-        decode_s_per_image: CPU seconds of an image or frame, with fetching and hashing its file.
-        tokenise_s_per_caption: CPU seconds of a caption; of items without images, with all other work.
+        mix: means over the items; captions include the padding that is computed.
+        decode_s_per_image: CPU seconds of an image or frame, including fetching and hashing its file.
+        tokenise_s_per_caption: CPU seconds of a caption; for items without images, including all other work.
         rows: the decoded rows.
     """
 
@@ -45,13 +45,7 @@ class ItemSample:
 
 
 def sample_items(rows: RowSettings, model: Model, listing: pa.Table | None = None) -> ItemSample:
-    """Decode items that are evenly spread over a listing.
-
-    Args:
-        rows: what makes rows of items.
-        model: to decode for.
-        listing: of `embedder.sources.listing`, with or without `attempts`; None takes the shipped images.
-    """
+    """Decode items spread evenly over a listing of `embedder.sources.listing`; None uses the shipped images."""
     if listing is None or listing.num_rows == 0:
         with shipped_source() as source:
             listing = pa.concat_tables(list(list_sources([source])))
@@ -64,7 +58,7 @@ def sample_items(rows: RowSettings, model: Model, listing: pa.Table | None = Non
         list(reader.decode(listing.slice(0, num_warm), lambda: False))
         ends_s = time.perf_counter() + MAX_S
         tables = list(reader.decode(listing.slice(num_warm), lambda: time.perf_counter() > ends_s))
-    tables = tables or list(reader.decode(listing.slice(0, 1), lambda: False))  # the first items took all the time
+    tables = tables or list(reader.decode(listing.slice(0, 1), lambda: False))  # the first items used up all the time
     return _sum_up(pa.concat_tables(tables), _captions_s(model, tables))
 
 
@@ -81,7 +75,7 @@ def _sum_up(rows: pa.Table, encode_s: float) -> ItemSample:
 
 
 def _captions_s(model: Model, tables: Sequence[pa.Table]) -> float:
-    """Median CPU seconds of tokenising one caption; none for a model without a text tower."""
+    """Return the median CPU seconds of tokenising one caption; none for a model without a text tower."""
     if model.tokenizer_json is None:
         return 0.0
     captions = [text for table in tables for text in table["caption"].to_pylist() if text] or ["an image of a cat"]
@@ -96,7 +90,7 @@ def _captions_s(model: Model, tables: Sequence[pa.Table]) -> float:
 
 
 def observed_mix(calls: Sequence[Measurement], num_items: int) -> DataMix:
-    """Mix of decoded items."""
+    """Return the mix of decoded items."""
     num_images, num_captions = sum(call.num_images for call in calls), sum(call.num_captions for call in calls)
     num_tokens = sum(call.num_tokens for call in calls)
     if num_items == 0 or num_images + num_captions == 0:

@@ -1,4 +1,4 @@
-"""Nodes of a run: the steps that computed on each and their memory, and what the devices cost. Pure."""
+"""Nodes of a run: the steps that computed on each, their memory, and the cost of the devices. Pure."""
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,16 +13,14 @@ from embedder.store.journal.step_metrics import LOAD, Measurement
 if TYPE_CHECKING:
     from embedder.compat.operator_stats import Sample
 
-CPU, GPU = "CPU", "GPU"  # keys of `[prices]`; the second of a GPU whose type Ray doesn't tell
+CPU, GPU = "CPU", "GPU"  # keys of `[prices]`; the second is for a GPU whose type Ray doesn't report
 SECONDS_PER_HOUR = 3600
 
 
 def node_reports(nodes: Iterable[Node], trace: Iterable[Measurement]) -> list[NodeReport]:
-    """Sum up a run's measurements by node.
+    """Sum up a run's measurements, including those of loading, by node.
 
-    Args:
-        nodes: of the cluster, or the machine.
-        trace: measurements of the run, those of loading included; they name hosts, so nodes of one host count as one.
+    Measurements name hosts, so nodes of one host count as one.
     """
     by_host: dict[str, list[Node]] = {}
     for node in nodes:
@@ -48,12 +46,12 @@ def node_reports(nodes: Iterable[Node], trace: Iterable[Measurement]) -> list[No
 
 
 def this_machine(available: Available) -> Node:
-    """Return this machine as a node, for an engine that knows none."""
+    """Return this machine as a node, for an engine without nodes."""
     return Node(platform.node(), available.num_cpus, available.num_devices)
 
 
 def held_devices(samples: "Sequence[Sample]", nodes: Mapping[str, Node]) -> dict[str, float]:
-    """Count the CPUs and GPUs that the steps of a run reserved at once, at their most."""
+    """Return the peak number of CPUs and GPUs that the steps of a run reserved at once."""
     most: dict[str, float] = {}
     for sample in samples:
         held = {CPU: sum(state.num_cpus for state in sample.operators)}
@@ -78,13 +76,10 @@ def all_devices(nodes: Iterable[Node]) -> dict[str, float]:
 def cost_per_million(
     prices: Mapping[str, float], devices: Mapping[str, float], items_per_s: float
 ) -> tuple[float | None, tuple[str, ...]]:
-    """Compute what a million items cost.
+    """Compute the cost of a million items, and the device types without a price; with any of these, the cost is None.
 
-    A run that started Ray on this machine, or used no Ray, pays for all CPUs and GPUs of the machine: nobody else's job
+    A run that started Ray on this machine, or used no Ray, pays for all CPUs and GPUs of the machine, as no other job
     gets the rest. A run on a cluster pays for what its steps reserved.
-
-    Returns:
-        The cost, and the types that have no price, for which there is none.
     """
     lacking = tuple(kind for kind, number in devices.items() if number and kind not in prices)
     if not prices or lacking or not items_per_s:

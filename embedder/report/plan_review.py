@@ -1,4 +1,4 @@
-"""Comparison of a finished run with its prediction, and the better cut for the data that it met."""
+"""Comparison of a finished run with its prediction, and a better cut for the data that it processed, if any."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from shards.shard_specs import ShardSpec
 
 PLAN_FILE = "better_plan.json"
 
-# A cut that promises less than this over the one that ran is no reason to change: predictions are no better.
+# A cut with a smaller gain isn't worth a change: predictions are no more accurate than this.
 MIN_GAIN = 1.10
 
 
@@ -35,7 +35,7 @@ def review_run(
     costs: tuple[ModelCosts, HostCosts] | None,
     too_short: str | None = None,
 ) -> Review | None:
-    """Compare a run with its costs; where another cut promises `MIN_GAIN`, write its plan beside the report.
+    """Compare a run with its costs; where another cut promises `MIN_GAIN`, write its plan next to the report.
 
     Args:
         job: the job that ran on Ray.
@@ -43,12 +43,12 @@ def review_run(
         steps: sums over the session's calls.
         decode_calls: measurements of the decode step.
         num_items: items that the session finished.
-        engine_cpu_s: CPU seconds of Ray alone; none where they are not known.
-        costs: of the model on such a device, and of the host; none where nobody has measured or estimated them.
-        too_short: why the run says nothing about its plan; then no other cut is looked for.
+        engine_cpu_s: CPU seconds of Ray itself; None if unknown.
+        costs: of the model on such a device, and of the host; None if never measured or estimated.
+        too_short: why the run says nothing about its plan; if set, no other cut is searched.
 
     Returns:
-        The review; none where nothing was finished.
+        The review; None if nothing was finished.
     """
     if not num_items:
         return None
@@ -76,7 +76,7 @@ def _compare_with_costs(
     costs: tuple[ModelCosts, HostCosts],
     too_short: str | None,
 ) -> dict[str, Any]:
-    """What the costs expect of the run, and the better cut, where it says anything about its plan."""
+    """Return what the costs predict for the run, and the better cut if the run was long enough."""
     shapes, host = _as_run(job, steps), host_of(job.compute.ray_address, job.allocation, available)
     found = predict(_problem(job, costs, mix), shapes, host)
     better = None
@@ -86,7 +86,7 @@ def _compare_with_costs(
 
 
 def _seconds_per_item(job: Job, step: StepReport, num_items: int) -> float:
-    """Seconds of an item in a step: CPU seconds, which other work does not change; of threads and GPUs, wall time."""
+    """Return seconds per item in a step: CPU seconds, which other load doesn't affect; wall time for threads, GPUs."""
     by_clock = any(
         step.step == f"stage {stage.index}" and (stage.device != "cpu" or stage.num_threads > 1) for stage in job.stages
     )
@@ -94,7 +94,7 @@ def _seconds_per_item(job: Job, step: StepReport, num_items: int) -> float:
 
 
 def shapes_of(specs: Sequence[ShardSpec], allocation: Allocation) -> list[StageShape]:
-    """Shapes of the stages as a run starts: with their threads, and the fewest replicas."""
+    """Return the shapes of the stages at the start of a run, with the fewest replicas."""
     return [
         StageShape(spec, stage.min_replicas, stage.num_threads if stage.device == "cpu" else 0)
         for spec, stage in zip(specs, allocation.stages, strict=True)
@@ -102,7 +102,7 @@ def shapes_of(specs: Sequence[ShardSpec], allocation: Allocation) -> list[StageS
 
 
 def host_of(ray_address: str | None, allocation: Allocation, available: Available) -> Host:
-    """Host as the stages leave it: cores that all share, and processes left to decoding."""
+    """Return the host around the stages: cores that all share, and processes left for decoding."""
     left_cpus = available.num_cpus - sum(stage.min_replicas * stage.num_cpus for stage in allocation.stages)
     return Host(
         num_cores=available.num_cpus if ray_address is None else None,
@@ -116,7 +116,6 @@ def _problem(job: Job, costs: tuple[ModelCosts, HostCosts], mix: DataMix) -> Pla
 
 
 def _as_run(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:
-    """Shapes of the stages with the most replicas that were at work."""
     num_replicas = {step.step: step.max_replicas for step in steps}
     shapes = shapes_of([stage.shard for stage in job.stages], job.allocation)
     return [replace(shape, num_replicas=num_replicas.get(f"stage {index}", 1)) for index, shape in enumerate(shapes)]
@@ -134,12 +133,9 @@ def _expect(found: RunPrediction, costs: tuple[ModelCosts, HostCosts]) -> Expect
 def _as_observed(
     costs: tuple[ModelCosts, HostCosts], found: RunPrediction, seconds: dict[str, float]
 ) -> tuple[ModelCosts, HostCosts]:
-    """Scale the costs to the level that the run found: all towers by one factor, the host's work as it was.
+    """Scale the costs to what the run observed: all towers by one factor, host work unchanged.
 
-    Args:
-        costs: of the model and of the host.
-        found: prediction by these costs.
-        seconds: observed seconds of one item by step.
+    `found` is the prediction by these costs; `seconds` are the observed seconds per item by step.
     """
     observed_s = sum(value for step, value in seconds.items() if step.startswith("stage"))
     factor = observed_s / sum(found.stage_s)
@@ -164,13 +160,9 @@ def _as_observed(
 
 
 def _better_plan(job: Job, problem: PlacementProblem, shapes: Sequence[StageShape], host: Host) -> BetterPlan | None:
-    """Find the best cut for the data that came, and write its plan where it is worth a change.
+    """Find the best cut for the data that came, and write its plan if it is worth a change.
 
-    Args:
-        job: the job that ran.
-        problem: its model and items, with costs at the level that the run found.
-        shapes: its stages, as they ran.
-        host: the machine around them.
+    The costs of `problem` are already scaled to what the run observed; `shapes` are the stages as they ran.
     """
     mix = problem.mix
     specs = balanced_cut(problem, len(shapes))

@@ -1,7 +1,7 @@
-"""Throughput of a given cut: the slowest of its steps, or the cores that all of them share. Pure.
+"""Predicted throughput of a given cut: that of its slowest step, or of the cores that all steps share. Pure.
 
-The replicas of a step reach a number of items per second; a machine's cores reach as many as their seconds hold,
-whatever needs them: decoding, stages on the CPU, writing, Ray. The least of these is what a run reaches once under way.
+The replicas of a step process a certain number of items per second. A machine's cores limit the sum of everything that
+uses them: decoding, stages on the CPU, writing, Ray. The least of these is the steady throughput of a run.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,8 @@ from shards.shard_specs import ShardSpec
 class StageShape:
     """One stage as it runs.
 
-    Attributes:
-        spec: its layers.
-        num_replicas: processes.
-        num_threads: cores that one replica keeps busy; 0 on a GPU.
-        share: part of the time that one replica may compute, below 1 under a CPU quota.
+    `num_replicas` counts processes; `num_threads` is the number of cores that one replica keeps busy, 0 on a GPU;
+    `share` is the part of the time that one replica may compute, below 1 under a CPU quota.
     """
 
     spec: ShardSpec
@@ -37,9 +34,8 @@ class StageShape:
 class Host:
     """Machine around the stages.
 
-    Attributes:
-        num_cores: cores that all share; none where they are not known (a cluster).
-        num_decoders: decode tasks that may run at once.
+    `num_cores` is the number of cores that all share, None if unknown (a cluster); `num_decoders` that of concurrent
+    decode tasks.
     """
 
     num_cores: float | None
@@ -48,14 +44,14 @@ class Host:
 
 @dataclass(frozen=True)
 class RunPrediction:
-    """Prediction of a run under way.
+    """Predicted steady state of a run.
 
     Attributes:
-        stage_s: seconds of one item in one replica of each stage.
-        decode_s: CPU seconds of one item in the decode step.
-        cpu_s: CPU seconds of one item in all that shares the cores.
-        items_per_s: throughput of the narrowest place.
-        bottleneck: name of that place.
+        stage_s: seconds per item in one replica of each stage.
+        decode_s: CPU seconds per item in the decode step.
+        cpu_s: CPU seconds per item of all that shares the cores.
+        items_per_s: throughput of the bottleneck.
+        bottleneck: name of the slowest step, or of the shared cores.
     """
 
     stage_s: tuple[float, ...]
@@ -66,13 +62,7 @@ class RunPrediction:
 
 
 def predict(problem: PlacementProblem, stages: Sequence[StageShape], host: Host) -> RunPrediction:
-    """Predict the throughput of a cut.
-
-    Args:
-        problem: of `problem_of`.
-        stages: the cut, and the replicas that run it.
-        host: the machine.
-    """
+    """Predict the throughput of the cut `stages` for a problem of `problem_of`."""
     (pool,) = problem.pools
     stage_s = tuple(problem.load(pool, stage.spec).seconds for stage in stages)
     cpu_s = problem.host_seconds + sum(
@@ -91,7 +81,7 @@ def predict(problem: PlacementProblem, stages: Sequence[StageShape], host: Host)
 
 
 def balanced_cut(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:
-    """Find the cut whose slowest stage is the fastest, for one replica of each stage on equal devices."""
+    """Find the cut whose slowest stage is the fastest, with one replica per stage on equal devices."""
     pools = (replace(problem.pools[0], num=num_stages),)
     placement = best_placement(replace(problem, pools=pools), num_stages)
     if placement is None:
@@ -102,15 +92,10 @@ def balanced_cut(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:
 def problem_of(
     config: ModelConfig, dtype: Dtype, costs: ModelCosts, host_costs: HostCosts, mix: DataMix, rows_per_batch: int
 ) -> PlacementProblem:
-    """State the planner's problem with one device for each stage, of any size: work and costs as predictions take them.
+    """State the planner's problem for predictions: work and costs, with one device of unlimited size per stage.
 
-    Args:
-        config: the model.
-        dtype: compute dtype.
-        costs: seconds of the layers in one replica.
-        host_costs: CPU seconds of the work around them.
-        mix: contents of the items.
-        rows_per_batch: items that pass together.
+    `costs` are seconds of the layers in one replica, `host_costs` CPU seconds of the work around them, `mix` the
+    contents of the items, and `rows_per_batch` the items that pass together.
     """
     device = DeviceType(costs.device, "gpu", {dtype: 1.0}, BOUNDLESS, 1.0)
     return PlacementProblem(

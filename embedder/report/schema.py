@@ -25,18 +25,18 @@ class StepReport(ReportSection):
     wall_share: float
     """Share of its time that one replica spent inside the step."""
     cpu_share: float
-    """CPU seconds over the same time; above 1 where several threads or processes worked."""
+    """CPU seconds over the same time; above 1 if several threads or processes worked."""
     bytes_out: int
     bytes_per_row: float
     peak_rss_bytes: int
     replicas: tuple[tuple[float, int], ...] = ()
-    """Of a stage: replicas that were at work, as (seconds since the first call, number) whenever it changed."""
+    """For a stage: (seconds since the first call, number of working replicas) at each change."""
     num_frames: int = 0
-    """Of decode: frames of videos that are embedded."""
+    """For decode: embedded video frames."""
     num_decoded_frames: int = 0
-    """Of decode: frames of videos that were decoded for those."""
+    """For decode: video frames that were decoded to get these."""
     waited_input_s: float = 0.0
-    """Of a stage on GPUs: seconds for which they computed nothing between its calls, as no input had come."""
+    """For a stage on GPUs: seconds in which they computed nothing between its calls because no input had arrived."""
     waited_copy_s: float = 0.0
     """The same, while inputs were copied to them."""
     waited_launch_s: float = 0.0
@@ -49,7 +49,7 @@ class StepReport(ReportSection):
 
 
 class LoadReport(ReportSection):
-    """Start of one stage's process, which loads its shard and imports the libraries that this needs."""
+    """Start of one stage's process, which loads its shard and imports the libraries for it."""
 
     stage: int
     pid: int
@@ -63,14 +63,14 @@ class PlaceReport(ReportSection):
 
     stage: int
     device: str
-    """Of torch: cpu or cuda."""
+    """torch device type: cpu or cuda."""
     num_cpus: float
     num_gpus: float
     num_threads: int
 
 
 class NodeReport(ReportSection):
-    """Node of the cluster, or the machine; nodes of one host are told as one."""
+    """Node of the cluster, or the machine; nodes of one host are reported as one."""
 
     name: str
     num_cpus: float
@@ -83,7 +83,7 @@ class NodeReport(ReportSection):
 
 
 class EventReport(ReportSection):
-    """Change of the cluster, or of the run's part of it, while it ran."""
+    """Change of the cluster, or of the run's part of it, during the run."""
 
     at_s: float
     """Seconds since the command's start."""
@@ -100,25 +100,25 @@ class OperatorReport(ReportSection):
     max_tasks: int
     max_object_store_bytes: int
     num_cpus: float
-    """At its largest; GPUs likewise."""
+    """Peak; GPUs likewise."""
     num_gpus: float
     busy_share: float
-    """Part of the seconds of its replicas or task slots in which they worked."""
+    """Share of the seconds of its replicas or task slots in which they worked."""
     backpressure_s: float
-    """Seconds in which it could not begin a task: what follows was full, or its CPUs were in use."""
+    """Seconds in which it could not start a task: the next operator was full, or its CPUs were in use."""
     spilled_bytes: int = 0
-    """Bytes of blocks that were on disk before it was done with them."""
+    """Bytes of its input blocks that were on disk before it had processed them."""
 
 
 class Expected(ReportSection):
-    """Prediction of this run by the costs, at the mix of items that it met."""
+    """Prediction of this run by the costs, for the mix of items that it processed."""
 
     source: str
     """`measured` or `estimated` costs."""
     items_per_s: float
     bottleneck: str
     seconds_per_item: dict[str, float]
-    """By step; of one replica of a stage, CPU seconds of the others."""
+    """By step; of one replica for stages, CPU seconds for the others."""
 
 
 class BetterPlan(ReportSection):
@@ -127,7 +127,7 @@ class BetterPlan(ReportSection):
     path: str
     """The plan file."""
     gain: float
-    """Predicted items a second over those predicted for the cut that ran."""
+    """Predicted items per second, relative to the prediction for the cut that ran."""
     reason: str
 
 
@@ -137,13 +137,13 @@ class Review(ReportSection):
     images_per_item: float
     captions_per_item: float
     caption_tokens: int
-    """Mean of the captions, with the padding that is computed."""
+    """Mean of the captions, including the padding that is computed."""
     observed_seconds_per_item: dict[str, float]
-    """By step: CPU seconds of one item; of a stage on a GPU or with several threads, seconds of a replica."""
+    """By step: CPU seconds per item; for a stage on a GPU or with several threads, seconds of a replica."""
     expected: Expected | None = None
     better: BetterPlan | None = None
     too_short: str | None = None
-    """Why the run says nothing about its plan; none where it does."""
+    """Why the run says nothing about its plan; None if it does."""
 
 
 class ModelReport(ReportSection):
@@ -152,7 +152,7 @@ class ModelReport(ReportSection):
     model: str
     """Its folder or file."""
     reasons: dict[str, int] = {}
-    """Items that were to be computed, by the reason."""
+    """Items that were to be computed, by reason."""
     num_items: int = 0
     num_rejected: int = 0
     num_vectors: int = 0
@@ -167,13 +167,13 @@ class Report(ReportSection):
 
     kind: Kind = "embed"
     run_id: str | None = None
-    """None where there was nothing to do: then there is no run."""
+    """None if there was nothing to do, and therefore no run."""
     engine: str = "none"
     engine_reason: str = "nothing to embed"
     published: bool = False
     outcome: str = ""
     held: bool = False
-    """A rollback holds the store, so nothing was done."""
+    """Whether a rollback holds the store, so that nothing was done."""
     started_at: datetime
     wall_s: float
     startup_s: float = 0.0
@@ -183,19 +183,19 @@ class Report(ReportSection):
     num_unchanged: int = 0
     """Listed items that were not touched: published, or finished by an earlier session of the run."""
     reasons: dict[str, int] = {}
-    """Items that were to be embedded, by the reason."""
+    """Items that were to be embedded, by reason."""
     num_retired: int = 0
-    """Items that left the store, because they are not listed any more."""
+    """Items that left the store because they are not listed any more."""
     num_taken_over: int = 0
-    """Items that were not computed, as a publication that was rolled back from holds them."""
+    """Items reused from a publication that was rolled back, and not computed."""
     taken_from: dict[str, int] = {}
-    """Those by the run whose publication that was."""
+    """Those items, by the run of that publication."""
     num_equal: int = 0
-    """Items whose size or time differed and whose content did not: their vectors stay, and no model saw them."""
+    """Items with another size or time but the same content: their vectors stay, and no model computed them."""
     num_stale: int = 0
     """Items that can't be read any more and keep their old vectors."""
     ignored: dict[str, int] = {}
-    """Embedded items of which the captions, or the images, were ignored: the model has no tower for them."""
+    """Embedded items whose captions or images were ignored: the model has no tower for them."""
     num_left: int = 0
     """Items that a limit left for the next refresh."""
     other_files: dict[str, int] = {}
@@ -205,55 +205,57 @@ class Report(ReportSection):
     num_other_files: int = 0
     num_unreadable: int = 0
     num_junk: int = 0
-    """Names that systems and programs leave behind; a folder of them counts as one."""
+    """Files that systems and programs leave behind; a folder of them counts as one."""
     num_sidecars: int = 0
-    """Files that belong to an item and are no caption."""
+    """Files other than captions that belong to an item."""
     num_excluded: int = 0
     num_orphan_captions: int = 0
-    """`.txt` and `.json` files that belong to no image or video, and of which no item is made."""
+    """`.txt` and `.json` files that belong to no image or video, and don't become items."""
     num_kept_captions: int = 0
-    """Such files that stay as items, as the store has had them."""
+    """Such files that stay items because they already were in the store."""
     num_json_without_caption: int = 0
-    """`.json` files beside an item that this run embedded, none of whose keys is a caption's."""
+    """`.json` files of items that this run embedded, with no caption key."""
     """Names that match `exclude`, or don't match `include`."""
     guards: tuple[dict[str, Any], ...] = ()
     """Verdict of each guard, and whether it was overridden."""
     num_items: int = 0
-    """Items finished by this session and those before it in the same run."""
+    """Items finished by this session and earlier ones of the same run."""
     num_rejected: int = 0
     num_vectors: int = 0
     num_reject_vectors: int = 0
-    """Of these rows, those of rejects: of a caption whose picture is broken, of what could be decoded."""
+    """Of these rows, those of rejects: the caption of a broken picture, or what could be decoded."""
     items_per_s: float = 0.0
     """Items of this session over `window_s`."""
     window_s: float = 0.0
-    """From the first call of a step to the end of the last."""
+    """Seconds from the first call of a step to the end of the last."""
     engine_cores: float | None = None
-    """CPU seconds a second that no step accounts for, once all stages were up: Ray's own; none on a cluster."""
+    """CPU seconds per second that no step accounts for, once all stages were up: Ray's own; None on a cluster."""
     steady_items_per_s: float | None = None
-    """Items a second that came through once all stages were up; none of a run that was too short for it."""
+    """Items per second once all stages were up; None if the run was too short."""
     observed_bottleneck: str | None = None
-    """Step that the others waited for, as observed; none of a run that was too short for it."""
+    """Step that the others were observed to wait for; None if the run was too short."""
     nodes: tuple[NodeReport, ...] = ()
     events: tuple[EventReport, ...] = ()
     operators: tuple[OperatorReport, ...] = ()
     spilled_bytes: int = 0
-    """Bytes of blocks that Ray's object stores had moved to disk before a step was done with them."""
+    """Bytes of blocks that Ray's object stores had moved to disk before a step had processed them."""
     moved_bytes: int | None = None
-    """Bytes of blocks that a stage took on another node than they lay on; none of a run in one process."""
+    """Bytes of blocks that a stage fetched from another node; None for a run in one process."""
     cost_per_million: float | None = None
-    """Of a million items at this run's rate, by `[prices]`; none without a price of each device that the run held: all
-    of the machine, or on a cluster what its steps reserved."""
+    """Cost of a million items at this run's rate, by `[prices]`; None if a device that the run held has no price.
+
+    The run held the whole machine, or on a cluster what its steps reserved.
+    """
     currency: str | None = None
-    """Currency of `cost_per_million`; none where the configuration names none."""
+    """Currency of `cost_per_million`; None if the configuration names none."""
     peak_memory_bytes: int = 0
     """Memory of all processes of the run on this machine, each shared page counted once (PSS)."""
     models: dict[str, ModelReport] = {}
     """Further models by name."""
     metrics: dict[str, dict[str, Any]] = {}
-    """Figures of each [[metric]] by its name, over the rows of all sessions of the run."""
+    """Figures of each [[metric]] by name, over the rows of all sessions of the run."""
     removed_models: tuple[str, ...] = ()
-    """Models that left the store with this run, as the configuration has them no more."""
+    """Models that left the store with this run because the configuration no longer has them."""
     steps: tuple[StepReport, ...] = ()
     loads: tuple[LoadReport, ...] = ()
     """When each stage's process read its weights; on Ray they start together, so these overlap."""
@@ -261,5 +263,5 @@ class Report(ReportSection):
     """By stage."""
     plan: list[dict[str, Any]] = []
     review: Review | None = None
-    """The run against its plan; on Ray only."""
+    """The run compared with its plan; only on Ray."""
     versions: dict[str, str]

@@ -1,4 +1,4 @@
-"""Sums over a run's calls: each step, its replicas over time, the steady part, CPU beside all steps. Pure."""
+"""Sums over a run's calls: each step, its replicas over time, the steady part, CPU outside of all steps. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,11 +9,11 @@ from embedder.report.schema import LoadReport, StepReport
 from embedder.store.journal.step_metrics import LOAD, Measurement
 
 MIN_UP_S = 1.0  # a shorter time is no measurement
-# Until then the first calls, which warm up, and the blocks that were decoded while the stages loaded, weigh too much.
+# Below these, warm-up calls and the blocks that were decoded while the stages loaded weigh too much.
 MIN_STEADY_S = 30.0
 MIN_STEADY_CALLS = 20
 MAX_CALLS = 50_000
-"""Measurements in memory, about 40 MiB: those of 800,000 items in three stages, in blocks of 64."""
+"""Most measurements in memory, about 40 MiB: those of 800,000 items in three stages, in blocks of 64."""
 
 WAITED = ("waited_input_s", "waited_copy_s", "waited_launch_s")
 FRAMES = ("num_frames", "num_decoded_frames")
@@ -25,9 +25,9 @@ Calls = Iterable[Measurement]
 
 
 def join_measurements(calls: Calls, limit: int = MAX_CALLS) -> list[Measurement]:
-    """Hold measurements in bounded memory: beyond a limit, two calls of a process that follow each other are one.
+    """Bound the number of measurements: beyond the limit, join pairs of consecutive calls of a process.
 
-    Sums stay as they are; a step's calls and their ends are known to the length of a few calls.
+    Sums stay the same; call counts and ends of a step become accurate only to a few calls.
     """
     held: list[Measurement] = []
     for call in calls:
@@ -40,7 +40,7 @@ def join_measurements(calls: Calls, limit: int = MAX_CALLS) -> list[Measurement]
 
 
 def _in_pairs(calls: list[Measurement]) -> list[Measurement]:
-    """Join every two calls of a step's process; starts of stages stay alone."""
+    """Join every two calls of a step's process; starts of stages aren't joined."""
     found: list[Measurement] = []
     waiting: dict[tuple[str, str, int], Measurement] = {}
     for call in sorted(calls, key=lambda call: call.started_s):
@@ -75,14 +75,10 @@ def split_loads(trace: Iterable[Measurement]) -> tuple[list[LoadReport], list[Me
 def step_reports(
     calls: Sequence[Measurement], num_replicas: Mapping[str, int]
 ) -> tuple[list[StepReport], tuple[float, float]]:
-    """Sum up the measurements of a run.
+    """Sum up the measurements of all steps of a run.
 
-    Args:
-        calls: measurements of all steps.
-        num_replicas: replicas from the start, of each step that has replicas; other steps count as one.
-
-    Returns:
-        One report a step, in the order of the flow, and the window: Unix times of the first call and of the last's end.
+    `num_replicas` has the initial replicas of each step that has any; other steps count as one. Returns one report per
+    step, in the order of the flow, and the window: Unix times of the first call and of the end of the last.
     """
     if not calls:
         return [], (0.0, 0.0)
@@ -119,7 +115,6 @@ def _step(name: str, calls: list[Measurement], window: tuple[float, float], num_
 
 
 def _spans(calls: Calls) -> list[tuple[float, float]]:
-    """Find the time that each replica worked: start of its first call and end of its last, sorted by start."""
     found: dict[tuple[str, int], tuple[float, float]] = {}
     for call in calls:
         start_s, stop_s = call.started_s, call.started_s + call.wall_s
@@ -129,15 +124,7 @@ def _spans(calls: Calls) -> list[tuple[float, float]]:
 
 
 def timeline(calls: Calls, begin_s: float) -> list[tuple[float, int]]:
-    """Count the replicas that were at work, whenever their number changed.
-
-    Args:
-        calls: measurements of one step.
-        begin_s: Unix time that counts as 0.
-
-    Returns:
-        Pairs of seconds and number; the last number is 0.
-    """
+    """Return (seconds since `begin_s`, number of working replicas) for each change of the number; it ends with 0."""
     changes: dict[float, int] = {}
     for start_s, stop_s in _spans(calls):
         changes[start_s] = changes.get(start_s, 0) + 1
@@ -150,12 +137,10 @@ def timeline(calls: Calls, begin_s: float) -> list[tuple[float, int]]:
 
 
 def replica_seconds(calls: Calls, window: tuple[float, float], num_at_start: int) -> float:
-    """Sum the seconds that all replicas of a step had: the first ones the whole window, later ones from their start.
+    """Sum the seconds available to all replicas of a step: the whole window for initial ones, else from their start.
 
-    Args:
-        calls: measurements of one step.
-        window: Unix times of the first call of all steps and of the last one's end.
-        num_at_start: replicas that were started before the first call.
+    `window` are the Unix times of the first call of all steps and of the last one's end; `num_at_start` counts
+    replicas that were started before the first call.
     """
     start_s, stop_s = window
     later = _spans(calls)[num_at_start:]
@@ -163,24 +148,20 @@ def replica_seconds(calls: Calls, window: tuple[float, float], num_at_start: int
 
 
 def all_up_s(loads: Sequence[LoadReport]) -> float:
-    """Return the Unix time at which every stage had loaded; 0 where nothing is known of it.
-
-    Args:
-        loads: of `split_loads`.
-    """
-    first_loads = {load.stage: load for load in reversed(loads)}.values()  # later ones join a run under way
+    """Return the Unix time at which every stage had loaded, from the loads of `split_loads`; 0 if unknown."""
+    first_loads = {load.stage: load for load in reversed(loads)}.values()  # later replicas join a running run
     return max((load.started_s + load.wall_s for load in first_loads), default=0.0)
 
 
 @dataclass(frozen=True)
 class SteadyPart:
-    """Part of a run in which all stages were up and blocks came through one after another.
+    """Part of a run in which all stages were up and blocks followed one another.
 
     Attributes:
-        seconds: from the end of the first call of the observed step to that of the last.
-        rows_per_s: rows of that step after its first call, a second.
-        steps: sums of the calls in that time, raised to all rows of the run.
-        too_short: why nothing is concluded from it; none where something is.
+        seconds: from the end of the observed step's first call to that of its last.
+        rows_per_s: rows of that step after its first call, per second.
+        steps: sums of the calls in that time, extrapolated to all rows of the run.
+        too_short: why it permits no conclusions; None if it does.
     """
 
     seconds: float
@@ -192,13 +173,10 @@ class SteadyPart:
 def steady_part(
     calls: Sequence[Measurement], loads: Sequence[LoadReport], steps: Sequence[StepReport], observed: str
 ) -> SteadyPart:
-    """Find the steady part of a run, by the calls of one step that began once all stages were up.
+    """Find the steady part of a run from the calls of one step that began once all stages were up.
 
-    Args:
-        calls: measurements of all steps.
-        loads: of `split_loads`.
-        steps: sums over all calls.
-        observed: name of the step whose finished calls are counted: the last stage, or what is slower after it.
+    `observed` names that step: the last stage, or a slower step after it. `calls` are those of all steps, `loads` are
+    of `split_loads`, and `steps` are sums over all calls.
     """
     start_s = all_up_s(loads)
     begun = [call for call in calls if call.started_s >= start_s]
@@ -221,7 +199,7 @@ def steady_part(
 
 
 def _as_all(step: StepReport, calls: Calls) -> StepReport:
-    """Return the sums of a step as if all of its rows had taken as long as those of some calls."""
+    """Scale the sums of a step as if all of its rows had taken as long as those of some calls."""
     own = [call for call in calls if call.step == step.step]
     num_rows = sum(call.num_rows for call in own)
     if not num_rows:
@@ -236,14 +214,9 @@ def cores_beside_steps(
 ) -> float | None:
     """Return the CPU seconds per second that no step accounts for while all stages were up.
 
-    Args:
-        use: CPU seconds of all processes.
-        calls: measurements of all steps.
-        loads: of `split_loads`; that a stage imports libraries and loads its weights is no running cost.
-        stop_s: Unix time of the last call's end.
-
-    Returns:
-        None where they were up for less than `MIN_UP_S`.
+    `use` has the CPU seconds of all processes. The time before all `loads` (of `split_loads`) is left out, because
+    importing libraries and loading weights is no running cost. `stop_s` is the Unix time of the last call's end.
+    None if they were up for less than `MIN_UP_S`.
     """
     start_s = max(all_up_s(loads), min((call.started_s for call in calls), default=stop_s))
     if stop_s - start_s < MIN_UP_S:

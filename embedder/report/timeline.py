@@ -1,4 +1,4 @@
-"""Operators of a run over time: saved beside its report, and drawn by `embedder report --plot`."""
+"""Operators of a run over time, saved next to its report and drawn by `embedder report --plot`."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ class OperatorLine(ReportSection):
     queued_blocks: tuple[int, ...]
     num_tasks: tuple[int, ...]
     num_rows: tuple[int, ...]
-    """Rows that had come out."""
+    """Rows output so far."""
 
 
 class Timeline(ReportSection):
@@ -38,11 +38,9 @@ class Timeline(ReportSection):
 
 
 def timeline_of(samples: "Sequence[Sample]", started_s: float) -> Timeline:
-    """Return the timeline of samples, at most some hundred points of it, the first and the last among them.
+    """Return the timeline of samples, thinned to a few hundred points including the first and the last.
 
-    Args:
-        samples: of the operators.
-        started_s: Unix time of the command's start.
+    `started_s` is the Unix time of the command's start.
     """
     step = -(-len(samples) // MAX_POINTS) or 1
     chosen = [*samples[:-1:step], *samples[-1:]]
@@ -62,11 +60,9 @@ def timeline_of(samples: "Sequence[Sample]", started_s: float) -> Timeline:
 
 
 def timeline_of_calls(calls: Sequence[Measurement], started_s: float) -> Timeline:
-    """Return the timeline of a run whose operators nobody sampled: each call of a step tells when it was under way.
+    """Return the timeline of a run without operator samples, from the begin and end of each call of its steps.
 
-    Args:
-        calls: measurements of the steps, without those of their starts.
-        started_s: Unix time of the command's start.
+    `calls` are without those of the steps' starts; `started_s` is the Unix time of the command's start.
     """
     ends_s = {each.started_s + each.wall_s for each in calls}
     times_s = sorted({each.started_s for each in calls} | ends_s)
@@ -96,21 +92,20 @@ class _Calls:
         self._ended = _sums((each.started_s + each.wall_s, each.num_rows) for each in calls)
 
     def num_begun(self, time_s: float) -> tuple[int, int]:
-        """Calls that have begun until then, and their rows."""
+        """Return the number of calls begun by then, and of their rows."""
         return _until(self._begun, time_s)
 
     def num_ended(self, time_s: float) -> tuple[int, int]:
-        """Calls that have ended until then, and their rows."""
+        """Return the number of calls ended by then, and of their rows."""
         return _until(self._ended, time_s)
 
     def num_waiting(self, before: "_Calls", time_s: float) -> int:
-        """Blocks of the step before that have come and are not begun, by their rows."""
+        """Return the number of blocks that the step before has output and this one hasn't begun, judged by rows."""
         num_rows = max(0, before.num_ended(time_s)[1] - self.num_begun(time_s)[1])
         return round(num_rows * before._num_calls / before._num_rows) if before._num_rows else 0
 
 
 def _sums(events: Iterable[tuple[float, int]]) -> tuple[list[float], list[int]]:
-    """Times of events in their order, and the sum of their rows up to each."""
     ordered = sorted(events)
     return [time_s for time_s, _ in ordered], [0, *accumulate(num_rows for _, num_rows in ordered)]
 
@@ -121,7 +116,7 @@ def _until(events: tuple[list[float], list[int]], time_s: float) -> tuple[int, i
 
 
 def draw_timeline(path: Path, timeline: Timeline, events: Sequence[EventReport], title: str) -> None:
-    """Write a PNG, whole or not at all: queue, tasks and rows a second of each operator, and the events."""
+    """Write a PNG atomically: queue, tasks and rows per second of each operator, and the events."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE_INCH, dpi=DOTS_PER_INCH, layout="constrained")
@@ -145,6 +140,5 @@ def draw_timeline(path: Path, timeline: Timeline, events: Sequence[EventReport],
 
 
 def _per_second(times_s: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """Differences of counts over those of times."""
     spans_s = [max(later - earlier, 0.1) for earlier, later in pairwise(times_s)]
     return [(later - earlier) / span_s for (earlier, later), span_s in zip(pairwise(counts), spans_s, strict=True)]

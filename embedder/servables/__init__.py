@@ -1,6 +1,6 @@
-"""Servables: models of any framework behind one contract, each kind in a file of its own.
+"""Servables: models of any framework behind one contract, each kind in its own file.
 
-`make_servable` reads one from a section of a configuration; nothing of a framework is imported before `Servable.load`.
+`make_servable` reads one from a section of a configuration; no framework is imported before `Servable.load`.
 """
 
 from collections.abc import Mapping
@@ -19,17 +19,17 @@ KINDS = {
     "towers": "embedder.servables.towers:TowersServable",
     "python": "embedder.servables.python:PythonServable",
 }
-"""Class of each kind that needs no other framework; plug-ins bring more (`embedder.entry_points.RUNNERS`)."""
+"""Class of each built-in kind; plug-ins add more (`embedder.entry_points.RUNNERS`)."""
 
 
 def find_kinds() -> dict[str, EntryPoint]:
-    """Kinds that this installation has, by name; imports none of them."""
+    """Return the kinds of this installation by name, without importing them."""
     own = {name: EntryPoint(name, value, RUNNERS) for name, value in KINDS.items()}
     return {"towers": own["towers"], **find_plugins(RUNNERS), **own}
 
 
 def make_servable(settings: "Mapping[str, Any] | Servable") -> "Servable":
-    """Read a servable from the section of a configuration, as `[[model]]` has it.
+    """Read a servable from a section of a configuration, such as a `[[model]]`.
 
     Raises:
         ServableError: the kind is unknown, or a key is unknown, missing, or breaks its rule.
@@ -52,7 +52,6 @@ def make_servable(settings: "Mapping[str, Any] | Servable") -> "Servable":
 
 
 def _describe_rules(error: ValidationError) -> str:
-    """Describe each broken rule in one clause: the key, the value, the rule."""
     return "; ".join(
         f"{'.'.join(map(str, item['loc'])) or 'section'} = {_short(item['input'])}: "
         f"{item['msg'].removeprefix('Value error, ')}"

@@ -1,7 +1,7 @@
-"""Contract of servables: what one is given, what it returns, what decides its results, and what computes it.
+"""Contract of servables: their inputs and outputs, what determines their results, and what computes them.
 
-A `Servable` is a section of a configuration. It imports no framework: a plan, a dry run and a submission need none.
-`load` gives what computes, in the process that runs it.
+A `Servable` is a section of a configuration. It imports no framework, because a plan, a dry run and a submission need
+none. `load` returns what computes, in the process that runs it.
 """
 
 import hashlib
@@ -24,34 +24,33 @@ from embedder.servables.program import LoadedProgram, ServableProgram
 from shards.fingerprint import short_hash
 
 LONGEST_S = 1_000_000.0
-"""Longest limit in time: eleven days; poll(2) counts milliseconds in 31 bits."""
-"""Files of programs of this package; they import one another relatively, pyarrow, NumPy and their framework."""
+"""Longest time limit, eleven days: poll(2) counts milliseconds in 31 bits."""
+"""Program files of this package; they import only one another (relatively), pyarrow, NumPy and their framework."""
 
 
 class Computation(Protocol):
-    """Loaded servable; one thread calls it at a time."""
+    """Loaded servable; only one thread calls it at a time."""
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Table:
-        """Compute the outputs of some rows: as many rows, in their order.
+        """Compute the outputs of the batch's rows: as many rows, in the same order.
 
-        Args:
-            batch: the declared inputs by their names, as `embedder.servables.columns` says of each; none is null but
-                those that are optional.
+        The batch holds the declared inputs by name, as described in `embedder.servables.columns`; only optional ones
+        may be null.
 
         Raises:
-            ServableError: it can compute nothing any more: its process or its device is gone.
-            Exception: rows of the batch are at fault; they are tried again apart.
+            ServableError: its process or device is gone, so it can't compute anything any more.
+            Exception: rows of the batch are at fault; the caller retries them separately.
         """
 
     def close(self) -> None:
-        """Free what it holds: memory, a child process."""
+        """Release its memory and child process."""
 
 
 class Servable(ConfigSection):
-    """Model or function of a run, of any framework; frozen, cheap to send to another process.
+    """Model or function of a run, of any framework; frozen, and cheap to send to another process.
 
-    A kind is a subclass in a file of its own. It adds `kind` and keys of its own, and gives inputs, outputs, the files
-    that decide its results, and its program.
+    A kind is a subclass in its own file. It adds `kind` and its own keys, and implements the inputs, outputs, files
+    that determine its results, and program. Methods that need a file raise `ServableError` where it can't be used.
     """
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$", description="stands before its columns: NAME.COLUMN")
@@ -82,30 +81,22 @@ class Servable(ConfigSection):
         {"name", "uri", "python", "timeout_s", "load_timeout_s", "batch_size", "memory_bytes"}
         | {"num_cpus", "num_gpus", "replicas", "allow_pickle"}
     )
-    """Keys that change no result; files count by their content."""
+    """Keys that don't change results; files count by their content."""
 
     is_part: ClassVar[bool] = False
-    """Whether it computes some of what a servable does that is cut."""
+    """Whether it computes one part of a servable that has been split."""
 
     @abstractmethod
     def input_columns(self) -> Mapping[str, InputColumn]:
-        """Declared inputs by name, in the order that a graph takes them.
-
-        Raises:
-            ServableError: they follow from a file that is missing or broken.
-        """
+        """Declared inputs by name, in the order in which a graph takes them."""
 
     @abstractmethod
     def output_columns(self) -> Mapping[str, OutputColumn]:
-        """Declared outputs by name.
-
-        Raises:
-            ServableError: they follow from a file that is missing or broken.
-        """
+        """Declared outputs by name."""
 
     @abstractmethod
     def files(self) -> list[Path]:
-        """Local files whose content decides the results.
+        """Local files whose content determines the results.
 
         Raises:
             ServableError: a file is missing, of another framework, or a pickle that isn't allowed.
@@ -113,28 +104,21 @@ class Servable(ConfigSection):
 
     @abstractmethod
     def program(self) -> ServableProgram:
-        """Class that computes it; its settings name local files.
-
-        Raises:
-            ServableError: as `files`.
-        """
+        """Class that computes it; its settings name local files."""
 
     def parts(self) -> "tuple[Servable, ...]":
-        """Servables that compute it one after the other, each in actors of its own; itself alone where it is whole.
+        """Servables that compute it one after the other, each in its own actors; only itself if it isn't split.
 
-        The last one has its name and its outputs.
-
-        Raises:
-            ServableError: it can't be cut as asked.
+        The last one has its name and its outputs. Raises `ServableError` if it can't be split as requested.
         """
         return (self,)
 
     def ended_columns(self) -> tuple[str, ...]:
-        """Columns of other servables that end with it."""
+        """Columns of other servables that aren't passed on after it."""
         return ()
 
     def absolute(self) -> Self:
-        """Return it with absolute paths: processes of a cluster have other working directories."""
+        """Return it with absolute paths, because processes of a cluster have other working directories."""
         python = absolute_path(self.python) if self.python is not None else None
         return self.model_copy(update={"uri": absolute_path(self.uri), "python": python})
 
@@ -143,37 +127,25 @@ class Servable(ConfigSection):
         return f"servable {self.name} ({getattr(self, 'kind', 'python')}, {self.uri})"
 
     def fingerprint(self) -> str:
-        """Hash what decides its results, files by their content; 16 hexadecimal digits.
-
-        Raises:
-            ServableError: as `files`.
-        """
+        """Hash everything that determines its results, files by content; returns 16 hexadecimal digits."""
         settings = json.dumps([getattr(self, "kind", ""), self.hashed_settings()], sort_keys=True)
         return short_hash([settings.encode(), *map(file_digest, self.files())])
 
     def hashed_settings(self) -> dict[str, Any]:
-        """Return the keys that decide the results, without those at their defaults."""
+        """Return the keys that determine the results, without those at their defaults."""
         return self.model_dump(mode="json", exclude=set(self.UNHASHED), exclude_defaults=True)
 
     def size_bytes(self) -> int:
-        """Memory that it takes, as it is declared or estimated from its files.
-
-        Raises:
-            ServableError: as `files`.
-        """
+        """Memory that it takes, as declared or as estimated from its files."""
         return self.memory_bytes or 2 * sum(path.stat().st_size for path in self.files())
 
     @property
     def has_own_process(self) -> bool:
-        """Whether it computes in a child process, of another interpreter or of this one, which can be ended."""
+        """Whether it computes in a child process, which can be killed; of this or another interpreter."""
         return not (self.python is None and self.timeout_s is None and self.load_timeout_s is None)
 
     def load(self, device: str = "cpu", num_threads: int = 1) -> Computation:
-        """Load it in this process, or start the interpreter that runs it.
-
-        Raises:
-            ServableError: it can't be loaded.
-        """
+        """Load it in this process, or start the interpreter that runs it; raises `ServableError` on failure."""
         program = self.program()
         if self.has_own_process:
             from embedder.servables.interpreter import InterpreterLimits, start_program
@@ -198,18 +170,13 @@ class Servable(ConfigSection):
 
 
 def absolute_path(path: str) -> str:
-    """Return the absolute path of what is there; anything else, as a hub id, stays."""
+    """Return the absolute path of an existing file or folder; anything else, such as a hub id, is returned as it is."""
     found = Path(path).expanduser()
     return str(found.absolute()) if found.exists() else path
 
 
 def unloadable(where: str, error: BaseException) -> ServableError:
-    """Describe in one line why a servable can't be loaded.
-
-    Args:
-        where: `Servable.where`.
-        error: as the framework raised it.
-    """
+    """Describe in one line why the servable `where` (`Servable.where`) can't be loaded."""
     cause = one_line(error)
     if isinstance(error, ModuleNotFoundError):
         return ServableError(
@@ -220,7 +187,7 @@ def unloadable(where: str, error: BaseException) -> ServableError:
 
 
 def file_digest(path: Path) -> bytes:
-    """Hash a file's content; read again in this process only if its size or time has changed."""
+    """Hash a file's content; this process reads it again only if its size or time has changed."""
     stamp = path.stat()
     return _digest(path, stamp.st_size, stamp.st_mtime_ns)
 

@@ -1,6 +1,6 @@
-"""Checks of what a servable returns, against what it declares: rows, columns, types, shapes, values.
+"""Checks what a servable returns against its declaration: rows, columns, types, shapes, values.
 
-What is wrong with a whole call raises; what is wrong with single rows is told row by row, and the others keep theirs.
+A problem of the whole call raises; problems of single rows are reported per row, and the other rows keep their outputs.
 """
 
 from collections.abc import Mapping
@@ -25,22 +25,15 @@ class CheckedOutputs:
 
     columns: dict[str, pa.Array]
     problems: list[str | None]
-    """What is wrong with each row; None: nothing."""
+    """The problem of each row; None if there is none."""
 
 
 def check_outputs(
     where: str, returned: pa.Table, declared: Mapping[str, OutputColumn], expected: Mapping[str, Bools]
 ) -> CheckedOutputs:
-    """Check what one call returned.
+    """Check what one call returned; raises `ServableError` if it has other rows, columns or types than declared.
 
-    Args:
-        where: the servable, for messages.
-        returned: its table.
-        declared: its outputs.
-        expected: of each output, bool (B,): whether a row has the inputs that it is computed from.
-
-    Raises:
-        ServableError: the table has other rows, columns or types than declared.
+    `expected` has for each output a bool (B,): whether a row has the inputs that it is computed from.
     """
     num_rows = len(next(iter(expected.values())))
     _check_whole(where, returned, declared, num_rows)
@@ -74,7 +67,7 @@ def _check_whole(where: str, returned: pa.Table, declared: Mapping[str, OutputCo
 
 
 def _convert(where: str, name: str, column: pa.Array, output: OutputColumn) -> pa.Array:
-    """Bring lists, strings and binaries of any layout to the declared one; no value changes."""
+    """Convert lists, strings and binaries of any layout to the declared one; no value changes."""
     expected = output.arrow_type()
     if column.type == expected:
         return column
@@ -89,7 +82,7 @@ def _convert(where: str, name: str, column: pa.Array, output: OutputColumn) -> p
 
 
 def _same_values(found: pa.DataType, expected: pa.DataType) -> bool:
-    if kinds.is_null(found):  # nothing but nulls, or empty lists
+    if kinds.is_null(found):  # only nulls, or empty lists
         return True
     if kinds.is_list(expected):
         is_list = kinds.is_list(found) or kinds.is_large_list(found) or kinds.is_fixed_size_list(found)
@@ -102,7 +95,6 @@ def _same_values(found: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def _row_problems(column: pa.Array, output: OutputColumn, expected: Bools) -> dict[int, str]:
-    """What is wrong with single rows, by their number."""
     is_null = column.is_null().to_numpy(zero_copy_only=False)
     problems = {
         int(row): "there is a value, and an input that it needs is missing"
@@ -135,5 +127,5 @@ def _row_problems(column: pa.Array, output: OutputColumn, expected: Bools) -> di
 
 
 def format_shape(shape: Shape) -> str:
-    """Write a shape as the configuration has it."""
+    """Format a shape as in the configuration."""
     return f"[{', '.join(str(size) for size in shape)}]"

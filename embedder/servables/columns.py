@@ -1,6 +1,6 @@
-"""Declared columns of servables: what one row of an input or output holds; read from a configuration, without Arrow.
+"""Declared columns of servables: what a row of an input or output holds; read from a configuration, without Arrow.
 
-Shapes are those of one row: `[]` one value, `[768]` a vector, `["any", 4]` boxes of any number.
+Shapes are those of one row: `[]` one value, `[768]` a vector, `["any", 4]` any number of boxes.
 """
 
 import json
@@ -38,7 +38,7 @@ class OutputColumn(ConfigSection):
     )
 
     def arrow_type(self) -> "pa.DataType":
-        """Arrow type of the column: lists in lists, one for each size of the shape."""
+        """Arrow type of the column: nested lists, one level for each size of the shape."""
         return arrow_type(self.type, self.shape)
 
 
@@ -67,16 +67,16 @@ class BaseInput(ConfigSection):
     )
 
     def decode_key(self) -> str:
-        """Name of the column that decode makes for it: one for all inputs that are made alike."""
+        """Name of the column that decode makes for it; identically made inputs share one."""
         return str(getattr(self, "make", ""))
 
     def arrow_type(self) -> "pa.DataType | None":
-        """Arrow type of the column that it may be made from, where it is another servable's; None: any."""
+        """Required Arrow type of the source column, if it is another servable's output; None means any."""
         return arrow_type("string", ())
 
 
 class ResizedInput(BaseInput):
-    """Base of inputs that are images, resized while they are decoded."""
+    """Base of image inputs, which are resized while they are decoded."""
 
     @property
     @abstractmethod
@@ -84,7 +84,7 @@ class ResizedInput(BaseInput):
         """Rule of the resize."""
 
     def decode_key(self) -> str:
-        """Name of the column; normalisation is no part of it, as it comes after decoding."""
+        """Name of the column; it doesn't depend on normalisation, which comes after decoding."""
         return f"pixels-{_hash(asdict(self.resize))}"
 
     def arrow_type(self) -> "pa.DataType | None":
@@ -130,9 +130,9 @@ class ImageInput(ResizedInput):
 
 
 class TowerPixelsInput(ResizedInput):
-    """Images, frames of videos or patches as the cuttable towers take them; arrive packed, one binary a row.
+    """Images, frames of videos or patches as the cuttable towers take them; arrive packed, one binary per row.
 
-    Patches have a second column beside them, NAME_grid: binary int32 (3,), frames, patch rows and patch columns.
+    Patches have a second column, NAME_grid: binary int32 (3,), frames, patch rows and patch columns.
     """
 
     make: Literal["tower_pixels"] = "tower_pixels"
@@ -159,7 +159,7 @@ class TokensInput(BaseInput):
     mask: str | None = Field(None, description="of a graph: input that gets 1 for each token and 0 for padding")
 
     def decode_key(self) -> str:
-        """Name of the column; padding is no part of it, as it comes after decoding."""
+        """Name of the column; it doesn't depend on padding, which comes after decoding."""
         return f"token_ids-{_hash([self.tokenizer, self.max_tokens, self.end_id])}"
 
     @model_validator(mode="after")
@@ -186,7 +186,7 @@ class BytesInput(BaseInput):
 
 
 class ColumnInput(BaseInput):
-    """Values of a column as they are: of another servable, or of the dataset."""
+    """Unchanged values of a column of another servable or of the dataset."""
 
     make: Literal["column"] = "column"
     of: str = Field(pattern=ADDRESS, description="column: SERVABLE.COLUMN, or one of the dataset")
@@ -194,7 +194,7 @@ class ColumnInput(BaseInput):
     shape: Shape = Field((), description='sizes of one row\'s value; "any" where rows differ')
 
     def arrow_type(self) -> "pa.DataType | None":
-        """Type that is declared."""
+        """The declared type."""
         return arrow_type(self.type, self.shape)
 
 
@@ -208,4 +208,4 @@ def _hash(value: object) -> str:
 
 
 IMAGES = (ResizedInput, BytesInput)
-"""Inputs made of an item's image; the others are made of its caption, or of a column."""
+"""Inputs made from an item's image; the others are made from its caption, or from a column."""

@@ -1,6 +1,6 @@
-"""Servables whose inputs and outputs the configuration declares: those of a single file, which can't be asked before.
+"""Servables of a single file, whose inputs and outputs the configuration declares.
 
-Their files are looked at without the framework: whether they are there, and of which kind.
+Their files are checked for existence and type without loading the framework.
 """
 
 import zipfile
@@ -52,7 +52,7 @@ class DeclaredServable(Servable):
         return self.outputs
 
     def absolute(self) -> Self:
-        """Return it with absolute paths, of tokenisers and further files, too."""
+        """Return it with absolute paths, including those of tokenisers and further files."""
         inputs = {
             name: each.model_copy(update={"tokenizer": absolute_path(each.tokenizer)})
             if isinstance(each, TokensInput)
@@ -63,7 +63,7 @@ class DeclaredServable(Servable):
         return super().absolute().model_copy(update={"inputs": inputs, "extra_files": extra_files})
 
     def hashed_settings(self) -> dict[str, Any]:
-        """Return the keys that decide the results; tokenisers count by their content, and sources as another's."""
+        """Return the keys that determine the results; tokenisers count by content, sources as another's outputs."""
         settings = super().hashed_settings()
         settings.pop("extra_files", None)
         for column in settings["inputs"].values():
@@ -71,7 +71,7 @@ class DeclaredServable(Servable):
         return settings
 
     def files(self) -> list[Path]:
-        """Return the file, those that belong to it, and the tokenisers of its inputs."""
+        """Return the file, its companion files, and the tokenisers of its inputs."""
         tokenizers = [each.tokenizer for each in self.inputs.values() if isinstance(each, TokensInput)]
         return [
             *self.own_files(),
@@ -84,7 +84,7 @@ class DeclaredServable(Servable):
         return [find_file(self.where(), self.uri, "uri")]
 
     def column_settings(self) -> dict[str, Any]:
-        """Return inputs and outputs as a program of `embedder/servables/runners` takes them."""
+        """Return inputs and outputs in the form that a program in `embedder/servables/runners` takes."""
         return {
             "inputs": {name: each.model_dump(mode="json") for name, each in self.inputs.items()},
             "outputs": {name: each.model_dump(mode="json") for name, each in self.outputs.items()},
@@ -92,11 +92,7 @@ class DeclaredServable(Servable):
 
 
 def find_file(where: str, path: str, key: str) -> Path:
-    """Find a local file.
-
-    Raises:
-        ServableError: it is missing, a folder, or not to be read.
-    """
+    """Find a local file; raises `ServableError` if it is missing, a folder, or unreadable."""
     found = Path(path).expanduser()
     if found.is_file():
         return found.absolute()
@@ -105,11 +101,7 @@ def find_file(where: str, path: str, key: str) -> Path:
 
 
 def find_module(where: str, name: str, instead: str) -> Path:
-    """Find the source of a module that can be imported here, without importing it.
-
-    Raises:
-        ServableError: there is none, or it has no source.
-    """
+    """Find the source of an importable module without importing it; raises `ServableError` if there is none."""
     try:
         spec = find_spec(name)
     except (ImportError, ValueError) as error:
@@ -120,20 +112,15 @@ def find_module(where: str, name: str, instead: str) -> Path:
 
 
 def find_tokenizer(where: str, path: str) -> Path:
-    """Find a tokenizer.json, or that of a folder.
-
-    Raises:
-        ServableError: there is none.
-    """
+    """Find a tokenizer.json, given its path or its folder; raises `ServableError` if there is none."""
     found = Path(path).expanduser()
     return find_file(where, str(found / TOKENIZER_FILE) if found.is_dir() else path, "tokenizer")
 
 
 def kind_of_file(path: Path) -> str:
-    """Tell by its first bytes and the names inside what a file of weights is; nothing of it is run.
+    """Detect the type of a file of weights by its first bytes and the names inside; executes nothing of it.
 
-    Returns:
-        "torch_export", "torchscript", "pickle", "safetensors", "zip", or "unknown".
+    Returns "torch_export", "torchscript", "pickle", "safetensors", "zip", or "unknown".
     """
     with path.open("rb") as file:
         head = file.read(9)
@@ -165,14 +152,7 @@ SAID = {
 
 
 def check_kind(where: str, path: Path, allowed: Collection[str]) -> str:
-    """Refuse a file of another kind.
-
-    Returns:
-        Its kind.
-
-    Raises:
-        ServableError: it is of another kind.
-    """
+    """Return the type of a file; raises `ServableError` if it isn't allowed."""
     kind = kind_of_file(path)
     if kind in allowed:
         return kind

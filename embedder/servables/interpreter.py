@@ -1,7 +1,7 @@
 """Servables in another interpreter: a child process for a framework that can't share this environment.
 
-Batches and tables travel as Arrow IPC; `program.py` is what the child (`embedder.process`) serves. It gets a few named
-variables of the environment and none that holds a secret.
+Batches and tables travel as Arrow IPC. The child (`embedder.process`) serves `program.py`. It gets only a few named
+environment variables, none of which holds a secret.
 """
 
 import json
@@ -24,9 +24,9 @@ from embedder.servables.program import BATCH, READY, TABLE, ServableProgram
 
 MIN_PYTHON = (3, 9)
 MIN_PYARROW = (14,)
-"""Oldest pyarrow with tensors of a fixed shape as arrays and the IPC that this one writes."""
+"""Oldest pyarrow with fixed-shape tensor arrays and the IPC format that this one writes."""
 CALL_S = LOAD_S = 3600.0
-"""Seconds of a call, and of loading, where a servable names none."""
+"""Default limit, in seconds, for a call and for loading."""
 
 PASSED = {
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
@@ -41,12 +41,12 @@ class InterpreterLimits:
     """Limits on a child process.
 
     Attributes:
-        start_s: seconds to its first message, before it loads anything.
-        load_s: seconds of loading.
-        call_s: seconds of one batch.
-        max_deaths: deaths and hangs among the last `calls` batches after which it is given up; between them it is
-            started again. To find one row that kills it takes about log2 of the batch size.
-        calls: batches that are looked back at.
+        start_s: seconds until its first message, before it loads anything.
+        load_s: seconds for loading.
+        call_s: seconds for one batch.
+        max_deaths: deaths and hangs among the last `calls` batches after which it is given up; until then it is
+            restarted. To find one row that kills it takes about log2 of the batch size.
+        calls: number of batches that `max_deaths` refers to.
         memory_bytes: most address space.
     """
 
@@ -59,19 +59,13 @@ class InterpreterLimits:
 
 
 class ChildProgram:
-    """Program in a child process, as `embedder.servables.base.Computation`; one thread calls it at a time."""
+    """Program in a child process, as `embedder.servables.base.Computation`; only one thread calls it at a time."""
 
     def __init__(self, command: list[str], start: Mapping[str, Any], where: str, limits: InterpreterLimits) -> None:
         """Start the child and wait until it has loaded the program.
 
-        Args:
-            command: the interpreter.
-            start: arguments of `embedder.servables.program.serve`: the program, device and threads.
-            where: the servable, for messages.
-            limits: on time, memory and deaths.
-
-        Raises:
-            ServableError: it can't be started or loaded.
+        `start` holds the arguments of `embedder.servables.program.serve`: the program, device and threads. Raises
+        `ServableError` if the child can't be started or loaded.
         """
         self._command, self._start, self._where, self._limits = command, start, where, limits
         self._deaths: deque[bool] = deque(maxlen=limits.calls)
@@ -80,15 +74,15 @@ class ChildProgram:
 
     @property
     def pid(self) -> int | None:
-        """Number of the child process; none after it has died, until the next batch."""
+        """Process id of the child; None from its death until the next batch."""
         return self._child.pid if self._child else None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Table:
         """Compute a batch.
 
         Raises:
-            ServableError: the child has died too often, or can't be started again.
-            ChildError: the program raised, or the child died or hung; it is started again with the next batch.
+            ServableError: the child has died too often, or can't be restarted.
+            ChildError: the program raised, or the child died or hung; the next batch restarts it.
         """
         child = self._child or self._start_child()
         self._child = child
@@ -107,18 +101,13 @@ class ChildProgram:
         return table
 
     def close(self) -> None:
-        """End the child: it gets a moment to free what it holds."""
+        """End the child, after a moment to release what it holds."""
         child, self._child = self._child, None
         if child is not None:
             child.close()
 
     def _note_loss(self, error: ChildDiedError) -> None:
-        """Free what is left of the child, and say whether another follows.
-
-        Raises:
-            ServableError: it has died too often.
-            ChildDiedError: it is started again with the next batch.
-        """
+        """Clean up after a dead child; raise `ServableError` if it has died too often, else `ChildDiedError`."""
         if self._child is not None:
             self._child.kill()
         self._child = None
@@ -131,11 +120,6 @@ class ChildProgram:
         raise error
 
     def _start_child(self) -> ChildProcess:
-        """Start a child and load the program there.
-
-        Raises:
-            ServableError: it can't.
-        """
         try:
             child = ChildProcess(
                 self._command,
@@ -164,15 +148,10 @@ class ChildProgram:
         raise self._unloadable(payload)
 
     def _greet(self, child: ChildProcess) -> dict[str, Any]:
-        """Compare versions.
-
-        Raises:
-            ServableError: they don't fit.
-            ChildDiedError: it said nothing.
-        """
+        """Read the child's first message, else raise `ChildDiedError`; raise `ServableError` if versions differ."""
         kind, payload = child.receive(self._limits.start_s)
         found: dict[str, Any] = json.loads(bytes(payload))
-        if kind == FAILED:  # the program's file imports pyarrow alone
+        if kind == FAILED:  # only pyarrow is imported by the program's file
             found |= {"pyarrow": None, "error": found["message"]}
         for name, least in (("python", MIN_PYTHON), ("pyarrow", MIN_PYARROW)):
             version = found[name]
@@ -217,11 +196,11 @@ def start_program(
         where: the servable, for messages.
         device: torch's name of a device.
         num_threads: CPU threads that it may use.
-        limits: on time, memory and deaths; none: the defaults.
-        search_path: where modules are looked for, after what that interpreter has.
+        limits: on time, memory and deaths; None means the defaults.
+        search_path: folders for modules, after those of that interpreter.
 
     Raises:
-        ServableError: it can't be started, has other versions, or can't load the program.
+        ServableError: it can't be started, has incompatible versions, or can't load the program.
     """
     found = shutil.which(Path(python).expanduser())
     if found is None:
@@ -232,13 +211,13 @@ def start_program(
         "num_threads": num_threads,
         "search_path": list(search_path),
     }
-    # The path stays as it is: a virtual environment's interpreter is a link, and is found by its own path.
+    # The path isn't resolved: a virtual environment's interpreter is a link, and finds the environment by its own path.
     command = [os.path.abspath(found), "-I", "-X", "utf8"]  # noqa: PTH100
     return ChildProgram(command, start, where, limits or InterpreterLimits())
 
 
 def child_environment(environment: Mapping[str, str], num_threads: int) -> dict[str, str]:
-    """Return the variables that a child gets: those of the system and of devices, none with a secret's name."""
+    """Return the environment variables for a child: those of the system and of devices, none with a secret's name."""
     passed = {
         name: value
         for name, value in environment.items()
@@ -256,7 +235,6 @@ def _stream(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def _describe_error(payload: bytearray) -> str:
-    """Type and message of the child's error in one line."""
     found = json.loads(bytes(payload))
     return shorten_line(f"{found['type']}: {found['message']}")
 

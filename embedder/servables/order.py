@@ -9,18 +9,14 @@ from embedder.servables.columns import ColumnInput, InputColumn, OutputColumn
 from embedder.servables.errors import ServableError
 
 ERROR = "error"
-"""Name of the output column, NAME.error, that says why a row has none."""
+"""Name of the output column, NAME.error, that says why a row has no outputs."""
 
 
 def order_servables(servables: Sequence[Servable], columns: Collection[str] | None = None) -> list[Servable]:
-    """Order servables by the columns that they need and give; those that need none of another keep their order.
+    """Order the servables of a run so that each follows those it needs; independent ones keep their order.
 
-    Args:
-        servables: of one run.
-        columns: of the dataset; None where they aren't known yet.
-
-    Raises:
-        ServableError: two have one name, one needs what none gives or gives what is there, or they need each other.
+    `columns` are those of the dataset; None where they aren't known yet. Raises `ServableError` if names collide, a
+    needed column is missing, an output's name is taken, or servables need each other.
     """
     by_name: dict[str, Servable] = {}
     for servable in servables:
@@ -45,7 +41,6 @@ def order_servables(servables: Sequence[Servable], columns: Collection[str] | No
 
 
 def _needs(servable: Servable, by_name: Collection[str], columns: Collection[str] | None) -> list[str]:
-    """Names of the servables whose outputs one needs."""
     found = []
     for name, column in servable.input_columns().items():
         giver, _, output = (column.of or "").rpartition(".")

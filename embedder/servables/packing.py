@@ -1,11 +1,11 @@
-"""Packing of servables into actors: small ones that follow one another share one; by memory alone, without Ray."""
+"""Packing of servables into actors: consecutive small ones share one. Considers only memory; independent of Ray."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from embedder.servables.base import Servable
 
-DECODE_PART = 0.25  # of the CPUs, so that decoding and reading go on beside the actors
+DECODE_PART = 0.25  # of the CPUs, so that decoding and reading continue next to the actors
 
 
 @dataclass(frozen=True)
@@ -20,21 +20,16 @@ class ActorGroup:
 
     @property
     def num_threads(self) -> int:
-        """Threads of each servable: they take turns."""
+        """Threads of each servable; they take turns."""
         return max(1, int(max(each.num_cpus for each in self.servables)))
 
 
 def pack_servables(ordered: Sequence[Servable], room_bytes: int) -> list[ActorGroup]:
-    """Put servables that follow one another into one actor as long as they fit into its memory.
+    """Put consecutive servables into one actor as long as they fit into its memory.
 
-    Only those with the same GPUs and the same number of replicas join; each part of one that is cut stays alone.
-
-    Args:
-        ordered: as `embedder.servables.order.order_servables` gives them.
-        room_bytes: memory of one actor; one servable may take more, alone.
-
-    Raises:
-        ServableError: a file is missing.
+    Only those with the same GPUs and number of replicas share one; each part of a split servable gets its own actor.
+    `ordered` is the result of `embedder.servables.order.order_servables`; `room_bytes` is the memory of one actor,
+    which a single servable may exceed. Raises `ServableError` if a file is missing.
     """
     groups: list[ActorGroup] = []
     for servable in (part for each in ordered for part in each.parts()):
@@ -60,9 +55,9 @@ def _may_join(group: ActorGroup, alone: ActorGroup, room_bytes: int) -> bool:
 
 
 def reserved_cpus(groups: Sequence[ActorGroup], num_cpus: float) -> tuple[float, list[float]]:
-    """CPUs that decoding reserves, and those of an actor of each group; less than asked where there are not enough.
+    """Return the CPUs that decoding reserves, and those of an actor of each group; scaled down if there are not enough.
 
-    Ray starts nothing that it has no CPU for, so that all must fit at once, with one decode task at least.
+    Ray starts nothing without a free CPU, so all actors and at least one decode task must fit at once.
     """
     wanted = sum(group.num_cpus * group.replicas for group in groups)
     decode = min(1.0, num_cpus * DECODE_PART)
@@ -71,5 +66,5 @@ def reserved_cpus(groups: Sequence[ActorGroup], num_cpus: float) -> tuple[float,
 
 
 def _fitting(num_cpus: float) -> float:
-    """Round down to what Ray counts: ten thousandths below one, whole numbers above."""
+    """Round down to Ray's granularity: ten thousandths below one, whole numbers above."""
     return float(int(num_cpus)) if num_cpus >= 1 else max(1e-4, int(num_cpus * 1e4) / 1e4)

@@ -1,8 +1,8 @@
 """Prediction by servables on any Ray dataset: one read, one decode for each distinct preprocessing, then their actors.
 
 rows     of the dataset; its columns pass through
-decode   CPU tasks: what the servables take of images and captions
-actors   one pool for each group of servables (`embedder.servables.packing`), in the order of what they need
+decode   CPU tasks: make the servables' inputs from images and captions
+actors   one pool for each group of servables (`embedder.servables.packing`), in the order of their dependencies
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -59,14 +59,14 @@ class ServablePredictor:
         """Check and order the servables; no framework is imported.
 
         Args:
-            servables: or sections of a configuration, as `[[model]]` has them.
+            servables: or sections of a configuration, such as `[[model]]`.
             limits: on the decoding of one image.
-            web: limits on addresses of the web.
+            web: limits on web addresses.
             colour: how the numbers of images are read.
             actor_bytes: memory up to which servables share an actor.
 
         Raises:
-            ServableError: one breaks a rule, lacks a file, or doesn't fit to the others.
+            ServableError: one breaks a rule, lacks a file, or doesn't fit the others.
             shards.ModelError: a model folder is none.
         """
         if not servables:
@@ -78,7 +78,8 @@ class ServablePredictor:
     def predict(self, dataset: "Dataset", *, image: str = "image", caption: str = "caption") -> "Dataset":
         """Add NAME.OUTPUT for each output of each servable, and NAME.error, which says why a row has none.
 
-        The dataset's columns come back untouched. Lazy, as all of Ray Data: nothing runs before the result is read.
+        The dataset's columns are returned unchanged. Lazy, like all of Ray Data: nothing runs before the result is
+        read.
 
         Args:
             dataset: rows with images, captions, or both.
@@ -121,14 +122,13 @@ class ServablePredictor:
 
 
 def item_inputs(servables: Sequence[Servable]) -> dict[str, InputColumn]:
-    """Inputs that decode makes, by the names of their columns: equal ones of several servables once."""
+    """Return the inputs that decode makes, by column name; equal inputs of several servables only once."""
     inputs = [each for servable in servables for each in servable.input_columns().values()]
     made = [each for each in inputs if not isinstance(each, ColumnInput) and not comes_from_servable(each)]
     return {decoded_name(each): each for each in made}
 
 
 def _needed_later(later: Sequence[ActorGroup]) -> frozenset[str]:
-    """Names of the decoded columns that later actors still need."""
     return frozenset(item_inputs([servable for group in later for servable in group.servables]))
 
 
@@ -147,11 +147,11 @@ def decode_rows(
     colour: Colour = "srgb",
     web: WebConfig = DEFAULT_WEB,
 ) -> Iterator[pa.Table]:
-    """Make what the servables take of a dataset's rows, in tables of `ROWS`; the dataset's columns are carried along.
+    """Make the servables' inputs from a dataset's rows, in tables of `ROWS`; the dataset's columns are carried along.
 
     Raises:
-        ServableError: a servable's output has the name of a column, or one needs a column that isn't there.
-        ConfigError: there is a column of the name that says why an image can't be decoded.
+        ServableError: a servable's output has the name of a column, or one needs a missing column.
+        ConfigError: a column has the name of the one that says why an image can't be decoded.
     """
     order_servables(servables, table.column_names)
     if DECODE_ERROR in table.column_names:
@@ -223,18 +223,15 @@ def _images(
 
 
 def encoded_image(fetcher: Fetcher, image: Any, max_bytes: int) -> bytes | None:
-    """Give the encoded image of a dataset's cell; None where there is none.
+    """Return the encoded image of a dataset's cell, of at most `max_bytes`; None if there is none.
 
-    Args:
-        fetcher: reads URIs.
-        image: encoded bytes, a URI, an array of pixels, an image of Pillow, or a struct with `bytes` or `path`.
-        max_bytes: the most that is read.
+    `image` is encoded bytes, a URI, an array of pixels, a Pillow image, or a struct with `bytes` or `path`.
 
     Raises:
         FetchError: a URI can't be read.
-        EmbedderError: it is nothing that an image comes in.
+        EmbedderError: the cell has none of these types.
     """
-    if isinstance(image, dict):  # Hugging Face datasets keep images as {bytes, path}
+    if isinstance(image, dict):  # Hugging Face datasets store images as {bytes, path}
         image = image.get("bytes") or image.get("path")
     if isinstance(image, str) and image:
         with fetcher.fetch(image, max_bytes=max_bytes) as fetched:
@@ -246,7 +243,7 @@ def encoded_image(fetcher: Fetcher, image: Any, max_bytes: int) -> bytes | None:
 
 
 def cells_of(table: pa.Table, name: str) -> list[Any]:
-    """Values of a column: Python objects, or arrays where it is a tensor column; None where it is missing."""
+    """Return the values of a column: Python objects, or arrays for a tensor column; None if it is missing."""
     if name not in table.column_names:
         return [None] * table.num_rows
     column = table[name]
@@ -261,16 +258,11 @@ class ServableStage(Stage):
     """Servables of one group, which take turns."""
 
     def __init__(self, group: ActorGroup, limits: DecodeLimits, needed: frozenset[str]) -> None:
-        """Keep what to load."""
         self.running: list[RunningServable] = []
         self._group, self._limits, self._needed = group, limits, needed
 
     def setup(self) -> None:
-        """Load the servables.
-
-        Raises:
-            ServableError: one can't be loaded.
-        """
+        """Load the servables; raises `ServableError` if one can't be loaded."""
         for servable in self._group.servables:
             self.running.append(RunningServable(servable, self.device, self._group.num_threads, self._limits))
 
@@ -287,7 +279,7 @@ class ServableStage(Stage):
         return table.drop_columns([name for name in names if name not in needed])
 
     def close(self) -> None:
-        """Free what the servables hold."""
+        """Release what the servables hold."""
         for each in self.running:
             each.close()
 
@@ -299,13 +291,7 @@ class ServableActor(RowActor):
     block_cure = "find the row that does it, or give that servable a process of its own (timeout_s = ...)"
 
     def __init__(self, stage: ServableStage, group: ActorGroup, run: Run | None = None) -> None:
-        """Load the servables.
-
-        Args:
-            stage: what the actor runs.
-            group: what it holds and reserves.
-            run: as of `RowActor`.
-        """
+        """Load the servables of the group; `run` is as in `RowActor`."""
         self._made, self._device = stage, "cuda" if group.num_gpus else "cpu"
         super().__init__(f"servables {', '.join(each.name for each in group.servables)}", "loading", run)
 

@@ -1,7 +1,7 @@
-"""Preparation of inputs: from images, texts and other servables' columns to what a servable is given.
+"""Preparation of a servable's inputs from images, texts and other servables' columns.
 
-What is made of an image or a text is packed, one binary a row (`arrow_tensors`), and travels so; `bind`
-lays it out as `embedder.servables.columns` declares it, without a copy where that is possible.
+What is made from an image or a text travels packed, one binary per row (`arrow_tensors`). `bind` lays it out as
+`embedder.servables.columns` declares it, without a copy if possible.
 """
 
 from collections.abc import Sequence
@@ -32,18 +32,18 @@ from embedder.steps.captions import CaptionEncoder
 from embedder.store.tables.arrow_tensors import pack, unpack
 
 GRID = "_grid"
-"""Suffix of the column with the sizes of images or patches, int32 (3,), beside that with their pixels."""
+"""Suffix of the column with the sizes of images or patches, int32 (3,), next to the column of their pixels."""
 CHANNELS = 3
 
 
 @dataclass(frozen=True)
 class PreparedInput:
-    """Values of one input, a row each."""
+    """Values of one input, one per row."""
 
     column: pa.Array
     grid: pa.Array | None = None
     problems: dict[int, str] = field(default_factory=dict)
-    """Why a row has none, by its number; rows without anything to make it of aren't here."""
+    """Why a row has no value, by its number; rows without any source value are not listed."""
 
 
 class InputPreparer:
@@ -64,14 +64,9 @@ class InputPreparer:
             self._sandbox.close()
 
     def make(self, declared: InputColumn, values: Sequence[Any]) -> PreparedInput:
-        """Make an input of some rows.
+        """Make an input (not a `column`) from `values`: encoded images (bytes) or texts, None for a row without one.
 
-        Args:
-            declared: the input; none that is a column as it is.
-            values: encoded images (bytes) or texts; None of a row without one.
-
-        Raises:
-            ServableError: its tokeniser is missing.
+        Raises `ServableError` if its tokeniser is missing.
         """
         if isinstance(declared, ResizedInput):
             return self._pixels(declared, values)
@@ -112,7 +107,7 @@ class InputPreparer:
 
 
 def has_grid(declared: BaseInput) -> bool:
-    """Whether an input has a column of sizes beside that of its pixels."""
+    """Return whether an input has a column of sizes next to that of its pixels."""
     return isinstance(declared, ImageInput) or (
         isinstance(declared, TowerPixelsInput) and declared.resize.mode == "patches"
     )
@@ -126,7 +121,7 @@ def _columns(declared: ResizedInput, pixels_HWC: Any) -> dict[str, Any]:
 
 
 def bind(name: str, declared: InputColumn, column: pa.Array, grid: pa.Array | None) -> dict[str, pa.Array]:
-    """Lay an input out as the servable sees it, under its own name."""
+    """Lay out an input as the servable sees it, under its own name."""
     match declared:
         case TokensInput():
             flat, sizes_bytes = unpack(column)
@@ -144,7 +139,7 @@ def bind(name: str, declared: InputColumn, column: pa.Array, grid: pa.Array | No
 
 
 def _tensor(column: pa.Array, side_px: int) -> pa.Array:
-    """Lay packed pixels out as a tensor, uint8 (B, H, W, 3): of several frames the middle one; zeros of a null."""
+    """Lay out packed pixels as a tensor, uint8 (B, H, W, 3): the middle one of several frames; zeros for a null."""
     flat, sizes_bytes = unpack(column)
     frame_bytes = side_px * side_px * CHANNELS
     if (sizes_bytes == frame_bytes).all():

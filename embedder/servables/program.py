@@ -1,7 +1,7 @@
 """Programs: classes and functions of Python files that compute servables and steps, here or in another interpreter.
 
-This file is executed by its path in interpreters that have pyarrow and none of this package's other dependencies: it
-imports nothing of the package, and is written for Python 3.9.
+This file is executed by its path in interpreters that have pyarrow but none of this package's other dependencies.
+Therefore it imports nothing of the package, and is written for Python 3.9.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import pyarrow as pa
 FILE_SUFFIX = ".py"
 METHODS = ("load", "__call__")
 HELLO, READY, BATCH, TABLE = b"H", b"R", b"B", b"T"
-"""Kinds of a child's messages, beside errors: versions, the end of loading; a batch and its table as Arrow IPC."""
+"""Message types of a child besides errors: versions, the end of loading; a batch and its table as Arrow IPC."""
 
 
 @dataclass(frozen=True)
 class ServableProgram:
-    """Class or function that computes rows: all that a process needs to know which has pyarrow and a framework alone.
+    """Class or function that computes rows, described for a process that has only pyarrow and a framework.
 
     Attributes:
         place: absolute path of a Python file, or name of a module.
         name: a class there, `embedder.Stage` or one with `__init__(**settings)`, `load(device)` or
-            `load(device, num_threads)`, `__call__(RecordBatch)`, and `close()` if it wants one; or a function of a
+            `load(device, num_threads)`, `__call__(RecordBatch)`, and optionally `close()`; or a function of a
             RecordBatch and the settings.
-        settings: keyword arguments of the class or function; values that JSON has.
+        settings: keyword arguments of the class or function; JSON values.
     """
 
     place: str
@@ -44,7 +44,7 @@ class ServableProgram:
 
 
 class LoadedProgram:
-    """Instance of a program's class after its `load`, or its function; one thread calls it at a time."""
+    """Instance of a program's class after its `load`, or its function; only one thread calls it at a time."""
 
     def __init__(self, program: ServableProgram, device: str, num_threads: int) -> None:
         """Import the class, make an instance, and load it.
@@ -62,30 +62,21 @@ class LoadedProgram:
         self._compute.load(device, **({"num_threads": num_threads} if takes_threads else {}))
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Table:
-        """Compute a batch.
-
-        Raises:
-            TypeError: no table was returned.
-            Exception: as the user's code raises it.
-        """
+        """Compute a batch; raises `TypeError` if no table was returned, and whatever the user's code raises."""
         return as_table(self._compute(batch))
 
     def close(self) -> None:
-        """Free what the class holds, where it has a `close`."""
+        """Call the `close` of the class, if it has one."""
         close = getattr(self._compute, "close", None)
         if close is not None:
             close()
 
 
 def serve(channel: Any, program: Mapping[str, Any], device: str, num_threads: int, search_path: Sequence[str]) -> None:
-    """Greet, load a program, and answer batch after batch: what a child of `embedder.process` does.
+    """Send a greeting, load a program, and answer batches until the end: main loop of a child of `embedder.process`.
 
-    Args:
-        channel: messages of the parent, and to it: `embedder.process.child_main.Channel`.
-        program: of `ServableProgram`.
-        device: torch's name of a device.
-        num_threads: CPU threads that it may use.
-        search_path: where modules are looked for, after what this interpreter has.
+    `channel` is an `embedder.process.child_main.Channel` to the parent, `program` has the fields of
+    `ServableProgram`, and `search_path` lists folders for modules, after those of this interpreter.
     """
     channel.send(HELLO, {"python": platform.python_version(), "pyarrow": pa.__version__})
     sys.path.extend(path for path in search_path if path not in sys.path)
@@ -112,12 +103,9 @@ def serve(channel: Any, program: Mapping[str, Any], device: str, num_threads: in
 def find_program(place: str, name: str) -> Any:
     """Import the class or function that a program names.
 
-    A file is imported as the module of a package of its own, so that it may import its neighbours relatively
-    (`from .boxes import crop`), and no name of it hides an installed module.
-
-    Args:
-        place: absolute path of a Python file, or name of a module.
-        name: of the class or function there.
+    A file is imported as the module of its own package, so that it may import its neighbours relatively
+    (`from .boxes import crop`), and none of its names hides an installed module. `place` is the absolute path of a
+    Python file, or the name of a module.
 
     Raises:
         AttributeError: there is no such class or function, or the class lacks a method.
@@ -160,10 +148,9 @@ def _import_file(path: Path) -> types.ModuleType:
 
 
 def as_table(returned: Any) -> pa.Table:
-    """Make a table of what a class returned: a table, a batch, or columns by name (lists, or NumPy arrays).
+    """Make a table from what a class returned: a table, a batch, or columns by name (lists, or NumPy arrays).
 
-    Raises:
-        TypeError: it is something else.
+    Raises `TypeError` for anything else.
     """
     if isinstance(returned, pa.Table):
         return returned
@@ -175,7 +162,7 @@ def as_table(returned: Any) -> pa.Table:
 
 
 def _column(values: Any) -> Any:
-    """Arrow array of a column; an array of several axes becomes lists in lists."""
+    """Return the Arrow array of a column; an array with several axes becomes nested lists."""
     shape = getattr(values, "shape", None)
     if shape is None or len(shape) < 2:
         return values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)

@@ -14,7 +14,7 @@ from embedder.servables.program import FILE_SUFFIX, ServableProgram
 class PythonServable(DeclaredServable):
     """Class named FILE.py:Class or package.module:Class, with `load(device)` and `__call__(RecordBatch) -> Table`.
 
-    Its source counts for the fingerprint; what it imports doesn't, unless `extra_files` names it.
+    Its source counts for the fingerprint; what it imports counts only if `extra_files` names it.
     """
 
     kind: Literal["python"] = "python"
@@ -28,17 +28,17 @@ class PythonServable(DeclaredServable):
         return self
 
     def absolute(self) -> Self:
-        """Return it with absolute paths; a module stays."""
+        """Return it with absolute paths; a module name stays."""
         place, _, class_name = self.uri.rpartition(":")
         path = absolute_path(place) if place.endswith(FILE_SUFFIX) else place
         return super().absolute().model_copy(update={"uri": f"{path}:{class_name}"})
 
     def hashed_settings(self) -> dict[str, Any]:
-        """Return the keys that decide the results, with the name of the class."""
+        """Return the keys that determine the results, with the name of the class."""
         return super().hashed_settings() | {"class": self.uri.rpartition(":")[2]}
 
     def own_files(self) -> list[Path]:
-        """Return the source; of a module, the file that would be imported."""
+        """Return the source file; for a module, the file that would be imported."""
         place = self._place()
         if place.endswith(FILE_SUFFIX):
             return [find_file(self.where(), place, "uri")]
@@ -49,7 +49,7 @@ class PythonServable(DeclaredServable):
         return [find_module(self.where(), place, "name its FILE.py:Class")]
 
     def program(self) -> ServableProgram:
-        """Return the class."""
+        """Return the class as a program."""
         place, _, class_name = self.uri.rpartition(":")
         source = self.files()[0]
         return ServableProgram(str(source) if place.endswith(FILE_SUFFIX) else place, class_name, self.settings)

@@ -1,6 +1,6 @@
-"""Running servable: a table in, the table with the servable's columns out, whatever single rows or calls do.
+"""Running servable: takes a table, and returns it with the servable's columns even if rows or calls fail.
 
-Columns of a table, beside the dataset's own (`embedder.batch_schema.CARRIED`): `input:KEY`, what decode made; and of
+Columns of a table, besides the dataset's own (`embedder.batch_schema.CARRIED`): `input:KEY`, made by decode; and for
 each servable that ran NAME.OUTPUT, and NAME.error, which says why a row has no outputs.
 """
 
@@ -32,42 +32,34 @@ T = TypeVar("T")
 
 
 def decoded_name(declared: InputColumn) -> str:
-    """Name of the column that decode makes for an input of the item's own, or of a column of the dataset."""
+    """Return the column that decode makes for an input from the item itself or from a column of the dataset."""
     return f"{DECODED}{declared.of or ''}:{declared.decode_key()}"
 
 
 def comes_from_servable(declared: InputColumn) -> bool:
-    """Whether an input is made from what another servable returns."""
+    """Return whether an input is made from another servable's output."""
     return "." in (declared.of or "")
 
 
 class OwnThread:
-    """Thread that loads and calls a servable in this process, so that whoever waits for it can give up.
+    """Thread that loads and calls a servable in this process, so that the waiting caller can give up.
 
-    A thread can't be ended: what hangs in one ends the run. Threads of torch are as many as the caller's.
+    A thread can't be killed: a hanging call ends the run. torch uses as many threads in it as in the caller.
     """
 
     def __init__(self, where: str) -> None:
-        """Start it."""
         self.hung: str | None = None
-        """Why it is given up."""
+        """Why it was given up."""
         self._where = where
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=_work, args=(self._calls,), name=f"servable {where}", daemon=True).start()
         weakref.finalize(self, self._calls.put, None)
 
     def call(self, what: str, limit_s: float, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function there.
+        """Call a function in the thread.
 
-        Args:
-            what: is done, for messages.
-            limit_s: seconds until it must have ended.
-            function: to call.
-            arguments: of the function.
-
-        Raises:
-            RunFailedError: it hangs, or did so before.
-            Exception: as the function raises it.
+        `what` describes the call in messages; `limit_s` is the time limit in seconds. Raises `RunFailedError` if it
+        hangs or did so before, and whatever the function raises.
         """
         answer: Future[T] = Future()
         if self.hung is None:
@@ -75,7 +67,7 @@ class OwnThread:
             try:
                 return answer.result(limit_s)
             except TimeoutError:
-                if answer.done():  # it raised that itself
+                if answer.done():  # the function itself raised it
                     raise
             self.hung = (
                 f"{self._where}: {what} {HUNG} {limit_s:g} s in this process, where it can't be ended alone; write "
@@ -86,7 +78,6 @@ class OwnThread:
 
 
 def _work(calls: "queue.SimpleQueue[Any]") -> None:
-    """Do one call after the other until there is none any more."""
     while (call := calls.get()) is not None:
         answer, function, arguments, num_threads = call
         try:
@@ -95,27 +86,22 @@ def _work(calls: "queue.SimpleQueue[Any]") -> None:
             answer.set_result(function(*arguments))
         except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
             answer.set_exception(error)
-        del call, answer, function, arguments  # and what they hold, before the next one comes
+        del call, answer, function, arguments  # release these and what they hold before waiting for the next call
 
 
 def _torch_threads() -> int | None:
-    """Threads of torch in the calling thread; None where it is not imported."""
+    """Return torch's number of threads in the calling thread; None if it is not imported."""
     get = getattr(sys.modules.get("torch"), "get_num_threads", None)
     return None if get is None else int(get())
 
 
 class RunningServable:
-    """Loaded servable with what prepares its inputs and checks its outputs; one thread calls it at a time."""
+    """Loaded servable with its input preparation and output checks; only one thread calls it at a time."""
 
     def __init__(
         self, servable: Servable, device: str = "cpu", num_threads: int = 1, limits: DecodeLimits | None = None
     ) -> None:
-        """Load it.
-
-        Raises:
-            ServableError: it can't be loaded.
-            RunFailedError: it hangs in this process.
-        """
+        """Load it; raises `ServableError` if that fails, and `RunFailedError` if it hangs in this process."""
         self.servable = servable
         self.inputs, self.outputs = servable.input_columns(), servable.output_columns()
         self._preparer = InputPreparer(limits)
@@ -124,13 +110,13 @@ class RunningServable:
         self._lost: str | None = None
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Release what it holds."""
         if self._here is None or self._here.hung is None:
             self._computation.close()
         self._preparer.close()
 
     def _in_time(self, what: str, limit_s: float, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function of the servable; a child process keeps to limits of its own."""
+        """Call a function of the servable with a time limit; a child process has its own limits."""
         if self._here is None:
             return function(*arguments)
         return self._here.call(what, limit_s, function, *arguments)
@@ -155,7 +141,7 @@ class RunningServable:
         return table.drop_columns(list(self.servable.ended_columns()))
 
     def _tell_lacking(self, table: pa.Table, problems: list[str | None], has_input: Bools) -> None:
-        """Say of rows without any input, each being optional, which servable failed that makes one."""
+        """Report, for rows without any of the optional inputs, which servable failed to make one."""
         for declared in self.inputs.values():
             if not (declared.optional and comes_from_servable(declared)):
                 continue
@@ -169,7 +155,7 @@ class RunningServable:
         return f"{self.servable.where()}: no input, as {giver} {what} on this row"
 
     def _input(self, table: pa.Table, declared: InputColumn, problems: list[str | None]) -> PreparedInput:
-        """Take an input from what decode made, from the dataset, or make it from another servable's column."""
+        """Take an input from decode's columns or from the dataset, or make it from another servable's column."""
         address = declared.of or ""
         if comes_from_servable(declared):
             giver = address.partition(".")[0]
@@ -193,11 +179,7 @@ class RunningServable:
         )
 
     def _as_declared(self, column: pa.Array, declared: ColumnInput) -> pa.Array:
-        """A dataset's column in the declared type.
-
-        Raises:
-            ServableError: it is of another one.
-        """
+        """Convert a dataset's column to the declared type; raises `ServableError` if it has another one."""
         expected = declared.arrow_type()
         try:
             return column.cast(expected)
@@ -216,7 +198,6 @@ class RunningServable:
     def _compute(
         self, prepared: Mapping[str, PreparedInput], present: Mapping[str, Bools], rows: Any
     ) -> CheckedOutputs:
-        """Compute some rows, in batches of the servable's size."""
         size, parts = self.servable.batch_size, []
         for start in range(0, len(rows), size):
             chosen = rows[start : start + size]
@@ -229,7 +210,7 @@ class RunningServable:
         return _join([*parts, self._nothing(0, [])])
 
     def _check(self, batch: pa.RecordBatch, present: Mapping[str, Bools]) -> CheckedOutputs:
-        """Compute a batch; where that raises, its halves, until the rows that do are alone."""
+        """Compute a batch; if that raises, bisect it until the failing rows are isolated."""
         if self._lost is not None:
             return self._nothing(batch.num_rows, [self._lost] * batch.num_rows)
         returned, problem = self._try(batch)
@@ -253,7 +234,7 @@ class RunningServable:
         return self._nothing(batch.num_rows, [problem] * batch.num_rows)
 
     def _try(self, batch: pa.RecordBatch) -> tuple[pa.Table | None, str | None]:
-        """Compute; or say why not. The error is freed before its rows are tried again, and with it what it holds."""
+        """Compute, or return why not. The error and what it holds are freed before its rows are retried."""
         try:
             rows = f"a call of {batch.num_rows} rows"
             return self._in_time(rows, CALL_S, self._computation, batch), None
@@ -266,7 +247,7 @@ class RunningServable:
             return None, f"{self.servable.where()}: {one_line(error)}"
 
     def _expect(self, present: Mapping[str, Bools]) -> dict[str, Bools]:
-        """Rows that an output must have: those with the inputs that it is made of."""
+        """Return which rows must have each output: those with the inputs that it is made of."""
         required = [name for name, declared in self.inputs.items() if not declared.optional]
         everywhere = np.ones(len(next(iter(present.values()))), bool)
         return {

@@ -1,4 +1,4 @@
-"""Kind `towers`: the cuttable towers of a model folder, whole in one process, through the same stage as a run's."""
+"""Kind `towers`: the cuttable towers of a model folder, uncut in one process, using the same stage code as a run."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -34,7 +34,7 @@ TOWERS: dict[Side, str] = {"image": "vision", "text": "text"}
 
 
 class TowersServable(Servable):
-    """Towers of a model folder: `image_embedding` and `text_embedding`, L2-normalised, of what each row has."""
+    """Towers of a model folder: `image_embedding` and `text_embedding`, L2-normalised, for the inputs of each row."""
 
     kind: Literal["towers"] = "towers"
     sides: tuple[Side, ...] = Field(
@@ -64,7 +64,7 @@ class TowersServable(Servable):
         return self
 
     def absolute(self) -> Self:
-        """Return it with absolute paths, of its plan, too."""
+        """Return it with absolute paths, including that of its plan."""
         found = super().absolute()
         return found if self.plan is None else found.model_copy(update={"plan": absolute_path(self.plan)})
 
@@ -77,7 +77,6 @@ class TowersServable(Servable):
         return load_model_config(self._folder)
 
     def _sides(self) -> list[Side]:
-        """Sides that are asked for and that the model has a tower for."""
         found = [side for side in self.sides if TOWERS[side] in self._config.towers]
         named = {"image": self.image_of, "text": self.text_of}
         missing = [side for side in self.sides if side not in found and (named[side] or len(self.sides) == 1)]
@@ -88,7 +87,7 @@ class TowersServable(Servable):
         return found
 
     def input_columns(self) -> Mapping[str, InputColumn]:
-        """Return pixels and token ids as the towers take them; a row needs one of the two."""
+        """Return pixels and token ids as the towers take them; a row needs at least one of the two."""
         config, inputs = self._config, dict[str, InputColumn]()
         for side in self._sides():
             if side == "image":
@@ -115,7 +114,7 @@ class TowersServable(Servable):
         return [self._folder / CONFIG_FILE, *tokenizer, *sorted(set(find_weights(self._folder).values()))]
 
     def fingerprint(self) -> str:
-        """Hash the weights and the towers as a run does, and the preprocessing; the compute dtype doesn't count."""
+        """Hash the weights, towers and preprocessing as a run does; the compute dtype doesn't count."""
         preprocess = self._config.preprocess.model_dump_json(exclude_defaults=True)
         tokenizer = (self._folder / TOKENIZER_FILE).read_bytes() if "text" in self._sides() else b""
         sides = ",".join(self._sides())
@@ -140,27 +139,15 @@ class TowersServable(Servable):
 
 @lru_cache(maxsize=16)
 def local_folder(uri: str) -> Path:
-    """Find a model folder, downloading it where it isn't local; once in a process, and anew in another one.
-
-    Raises:
-        ModelError: there is no such folder, or it can't be downloaded.
-    """
+    """Find a model folder, downloading it if needed, once per process; raises `ModelError` if that fails."""
     return resolve_model(uri).absolute()
 
 
 class TowersProgram:
-    """Towers, or some layers of them, as one stage of a run holds them."""
+    """Towers, or some of their layers, as one stage of a run holds them."""
 
     def __init__(self, folder: str, shard: ShardSpec, outputs: list[str], dtype: str, rows: int) -> None:
-        """Note what to load.
-
-        Args:
-            folder: of the model.
-            shard: its layers.
-            outputs: columns that are returned: of the stage, or as they were given.
-            dtype: compute dtype.
-            rows: of a batch.
-        """
+        """Store what to load; `outputs` are the columns to return: of the stage, or input columns passed through."""
         self.folder, self.shard, self.outputs, self.dtype, self.rows = folder, shard, outputs, dtype, rows
 
     def load(self, device: str, num_threads: int) -> None:
@@ -192,7 +179,7 @@ def whole_shard(config: ModelConfig, sides: list[Side]) -> ShardSpec:
 
 
 def cut_towers(whole: TowersServable, config: ModelConfig, sides: list[Side]) -> tuple[Servable, ...]:
-    """Cut towers as their plan says, or into as many shards of equal work as they ask for.
+    """Cut towers according to their plan, or into the requested number of shards of equal work.
 
     Raises:
         ConfigError: the plan file is missing, or made for other weights.
@@ -222,7 +209,7 @@ def cut_towers(whole: TowersServable, config: ModelConfig, sides: list[Side]) ->
 
 
 def _resources(stage: PlannedStage) -> dict[str, float]:
-    """What a stage of a plan for a fleet is given, in the keys of a servable; nothing where the plan says nothing."""
+    """Return the resources of a stage in a plan for a fleet, as keys of a servable; empty if the plan has none."""
     if stage.num_gpus is None:
         return {}
     found = {"replicas": stage.num_replicas, "num_gpus": stage.num_gpus, "memory_bytes": stage.memory_bytes}
@@ -232,13 +219,7 @@ def _resources(stage: PlannedStage) -> dict[str, float]:
 
 
 def read_plan(path: str, folder: Path, fingerprint: str, dtype: str | None) -> ShardPlan:
-    """Read the plan of a model.
-
-    Args:
-        path: of the file.
-        folder: of the model, for messages.
-        fingerprint: of its weights.
-        dtype: that it is computed in; None takes the plan's.
+    """Read the plan of the model in `folder`, whose weights have the fingerprint; a dtype of None takes the plan's.
 
     Raises:
         ConfigError: the file is missing, or made for other weights or another dtype.
@@ -262,7 +243,7 @@ def read_plan(path: str, folder: Path, fingerprint: str, dtype: str | None) -> S
 
 
 class TowersPart(TowersServable):
-    """Shard of cut towers: takes what decode makes or the shards before it return; the last one has all embeddings."""
+    """Shard of cut towers: takes outputs of decode or of earlier shards; the last one returns all embeddings."""
 
     is_part: ClassVar[bool] = True
 
@@ -282,11 +263,11 @@ class TowersPart(TowersServable):
         return len(self.shards[number].layers_of(TOWERS[side])) > 0
 
     def _giver(self, side: Side) -> int | None:
-        """Number of the shard before this one that computes the side; None where the side begins here."""
+        """Return the number of the previous shard that computes the side; None if the side begins here."""
         return max((number for number in range(self.number) if self._handles(side, number)), default=None)
 
     def _state(self, side: Side, number: int) -> str:
-        """Name of what a shard makes of a side: activations, or the embedding at the end of its tower."""
+        """Return the name of a shard's output for a side: activations, or the embedding at the end of its tower."""
         depth = self._config.num_layers[TOWERS[side]]
         is_whole = self.shards[number].layers_of(TOWERS[side]).stop == depth
         return f"{side}_embedding" if is_whole else f"{side}_activation"
@@ -299,7 +280,7 @@ class TowersPart(TowersServable):
         return isinstance(declared, TowerPixelsInput) and declared.rule.mode == "patches"
 
     def input_columns(self) -> Mapping[str, InputColumn]:
-        """Return what decode makes for the sides that begin here, and what earlier shards made of the others."""
+        """Return decode's columns for the sides that begin here, and the earlier shards' outputs for the others."""
         whole, found = super().input_columns(), dict[str, InputColumn]()
         for side in self._sides():
             giver = self._giver(side)
@@ -322,7 +303,7 @@ class TowersPart(TowersServable):
         return ColumnInput(of=of, type=output.type, shape=output.shape, optional=True)
 
     def output_columns(self) -> Mapping[str, OutputColumn]:
-        """Return the state of each side that is computed here; of the last shard, the embeddings of all."""
+        """Return the state of each side that is computed here; for the last shard, the embeddings of all sides."""
         if self._is_last:
             inputs = self.input_columns()
             return {
@@ -344,12 +325,12 @@ class TowersPart(TowersServable):
         return found
 
     def _source(self, embedding: str, inputs: Mapping[str, InputColumn]) -> str:
-        """Name of the input that a side's state is made of."""
+        """Return the name of the input that a side's state is made from."""
         side: Side = "image" if embedding.startswith("image") else "text"
         return next(each for each in (INPUTS[side], f"{side}_activation", embedding) if each in inputs)
 
     def ended_columns(self) -> tuple[str, ...]:
-        """Return the columns that it took of earlier shards; of the last one, also why rows have none."""
+        """Return the columns that it took from earlier shards; for the last one, also the error columns of rows."""
         taken = [each.of for each in self.input_columns().values() if isinstance(each, ColumnInput)]
         errors = [f"{self._part(number)}.{ERROR}" for number in range(self.number)] if self._is_last else []
         return (*taken, *errors)

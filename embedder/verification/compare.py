@@ -12,9 +12,7 @@ from index.vectors import Floats, Mask
 class Vectors:
     """Vectors of one side, image or text, of all rows.
 
-    Attributes:
-        values: float32 (R, E), of the rows that have one.
-        present: bool (rows,), with R rows true.
+    `values` is float32 (R, E), only of rows that have a vector; `present` is bool (rows,), with R rows true.
     """
 
     values: Floats
@@ -23,11 +21,10 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Limit:
-    """Limit that each vector must keep; None asks for nothing.
+    """Limit that each vector must meet; None means no limit.
 
-    Attributes:
-        max_difference: largest absolute difference of any value.
-        min_cosine: least cosine of any vector with the one that it should be.
+    `max_difference` is the largest absolute difference of any value, `min_cosine` the least cosine of any vector with
+    its counterpart.
     """
 
     max_difference: float | None = None
@@ -45,17 +42,11 @@ class Limit:
 
 @dataclass(frozen=True)
 class VectorComparison:
-    """Comparison of one side with one reference.
+    """Comparison of one side, image or text, with one reference.
 
-    Attributes:
-        side: image or text.
-        reference: name of the vectors compared with.
-        num_vectors: vectors compared.
-        num_equal: of them, those equal to the last bit.
-        max_difference: largest absolute difference of any value.
-        least_cosine: of any vector with its counterpart.
-        limit: required.
-        passed: whether it is kept; None where the items have nothing on this side.
+    `num_equal` counts vectors that are equal to the last bit, `max_difference` is the largest absolute difference of
+    any value, and `least_cosine` that of any vector with its counterpart. `passed` is None if the items have nothing
+    on this side.
     """
 
     side: str
@@ -76,7 +67,7 @@ class VectorComparison:
 
 
 def compare(side: str, found: Vectors, reference: str, expected: Vectors, limit: Limit) -> VectorComparison:
-    """Compare vectors row by row; values that are no numbers are infinitely far apart."""
+    """Compare vectors row by row; NaN values count as infinitely far apart."""
     if not np.array_equal(found.present, expected.present):
         return VectorComparison(side, reference, 0, 0, np.inf, -1.0, limit, passed=False)
     if not len(found.values):
@@ -92,7 +83,7 @@ def compare(side: str, found: Vectors, reference: str, expected: Vectors, limit:
 
 
 def cosines(found: Floats, expected: Floats) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Cosine of each vector with its counterpart, float64 (R,); -1 where either is no number or has no length."""
+    """Return the cosine of each vector with its counterpart, float64 (R,); -1 where either is NaN or zero."""
     one, other = found.astype(np.float64), expected.astype(np.float64)
     lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):

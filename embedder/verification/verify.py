@@ -1,14 +1,14 @@
-"""`embedder verify`: real items through the stages of a run, and through the unsplit towers.
+"""`embedder verify`: runs real items through the stages of a run and through the unsplit towers.
 
 Both get the same batches of the same decoded items. The unsplit towers run timm's and transformers' own forward
-functions in float32. In another dtype a second reference separates the cut from the dtype: one shard with everything.
-With a store, a third reference are its published vectors of these items, which other versions of libraries may have
-made.
+functions in float32. In another dtype, a second reference separates the effect of the cut from that of the dtype: one
+shard with everything. With a store, a third reference is its published vectors of these items, possibly made by other
+versions of libraries.
 
-The limits, and why. float32: at most 1e-6 apart; on one thread shards are equal to the last bit, and several may
-sum in another order. bfloat16 and float16: a cosine of 0.999; with 8 bits of mantissa, a relative error of 2^-9 each
-time a value is rounded, it's 0.9999 in practice. int8: 0.99, and the loss is printed. The cut itself: 1e-6, whatever
-the dtype.
+The limits and their reasons. float32: at most 1e-6 apart; on one thread shards are equal to the last bit, but several
+threads may sum in another order. bfloat16 and float16: a cosine of 0.999; with 8 bits of mantissa, each rounding has
+a relative error of 2^-9, which gives 0.9999 in practice. int8: 0.99, and the loss is printed. The cut itself: 1e-6,
+whatever the dtype.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,10 +56,10 @@ LIMITS = {
 CUT_LIMIT = Limit(max_difference=1e-6)
 UNSPLIT = "unsplit towers, float32"
 KEYS = ("item_id", "segment", "content_version")
-"""Columns that are equal where a row of a store and a decoded one are of the same content."""
+"""Columns that are equal where a row of a store and a decoded row have the same content."""
 SIDES = {"image": "vision", "text": "text"}
 COMPARED: tuple[Dtype, ...] = ("float32", "bfloat16", "int8")
-MAX_LISTED = 10_000  # of these the items are taken, evenly spaced: neighbours in a listing are alike
+MAX_LISTED = 10_000  # items are taken evenly spaced from these, as neighbours in a listing are alike
 RANK = 10
 
 Embedded = dict[str, Vectors]
@@ -67,15 +67,11 @@ Embedded = dict[str, Vectors]
 
 @dataclass(frozen=True)
 class Precision:
-    """Cost and loss of a dtype, through the same stages.
+    """Cost and loss of a dtype, with the same stages.
 
-    Attributes:
-        dtype: compute dtype.
-        weight_bytes: of all stages together.
-        row_s: seconds of all stages for one row.
-        least_cosine: by side, with the unsplit towers in float32.
-        mean_cosine: by side, the same on average.
-        recall_at_10: share of captions whose own image is among the best ten; None where there are too few pairs.
+    Cosines are by side, with the unsplit towers in float32. `weight_bytes` are those of all stages together, `row_s`
+    the seconds of all stages for one row. `recall_at_10` is the share of captions whose own image is among the best
+    ten; None if there are too few pairs.
     """
 
     dtype: str
@@ -95,12 +91,12 @@ class Verification:
         dtype: compute dtype.
         device: torch device.
         plan: the stages' layers.
-        num_rows: decoded rows, rejects among them.
-        num_rejected: rows of items that couldn't be read whole.
+        num_rows: decoded rows, including rejects.
+        num_rejected: rows of items that couldn't be read completely.
         num_pairs: rows with an image and a caption.
         comparisons: each side against each reference.
-        precisions: of int8, beside the float dtypes; else empty.
-        gain: of int8, the figures that decide whether it is refused.
+        precisions: int8 next to the float dtypes; empty for other dtypes.
+        gain: the figures that decide whether int8 is refused.
     """
 
     model_fingerprint: str
@@ -116,7 +112,7 @@ class Verification:
 
     @property
     def failures(self) -> list[str]:
-        """Reasons why it may not be used, one clause each; empty where it may."""
+        """Reasons against using it, one clause each; empty if there are none."""
         refusal = self.gain.refusal() if self.gain is not None else None
         failed = [each.describe_failure() for each in self.comparisons if each.passed is False]
         return failed + ([refusal] if refusal else [])
@@ -137,10 +133,10 @@ def verify(
     Args:
         config: the run: model, plan or number of stages, dtype, batch size, sources (none: the demo's images).
         num_items: items to take of the sources.
-        store: whose published vectors the items that it has are compared with, too; what the configuration leaves
-            open is taken from it: model, dtype, colours.
-        max_difference: against the unsplit towers; else that of the dtype.
-        min_cosine: against the unsplit towers; else that of the dtype.
+        store: store whose published vectors are compared, too; it also supplies what the configuration leaves open:
+            model, dtype, colours.
+        max_difference: limit against the unsplit towers; None means that of the dtype.
+        min_cosine: limit against the unsplit towers; None means that of the dtype.
         device: torch device.
 
     Raises:
@@ -193,7 +189,7 @@ def verify(
 
 
 def _as_published(config: RunConfig, files: StoreFiles) -> RunConfig:
-    """Take from a store what decides on vectors and the configuration leaves open, and how it cut videos."""
+    """Fill in from a store the settings that affect vectors and are open, and how it cut videos."""
     served = served_info(read_store_info(files), read_published(files))
     decode = config.decode
     if decode.colour == "auto":
@@ -210,7 +206,6 @@ def _as_published(config: RunConfig, files: StoreFiles) -> RunConfig:
 
 
 def _gpus_of(device: str) -> Gpus:
-    """GPU of a torch device; none of the CPU."""
     import torch
 
     kind = torch.device(device)
@@ -225,7 +220,7 @@ def _either(given: float | None, usual: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class _Runner:
-    """Runner of decoded rows through stages, one stage in memory at a time."""
+    """Runs decoded rows through stages, with one stage in memory at a time."""
 
     compute: ComputeSettings
     model: Model
@@ -234,7 +229,7 @@ class _Runner:
     def run(
         self, rows: Sequence[pa.Table], specs: Iterable[ShardSpec], dtype: str, kind: type[TowerStage] = TowerStage
     ) -> tuple[Embedded, float]:
-        """Vectors of the rows, and seconds of all stages for one row."""
+        """Return the vectors of the rows, and the seconds of all stages for one row."""
         tables = list(rows)
         for index, shard in enumerate(specs):
             spec = StageSpec(
@@ -247,14 +242,13 @@ class _Runner:
                 batch_sizes=(rows_per_batch(self.compute.batch_size, settings_of([self.device])),),
             )
             stage = kind(spec).load()
-            stage(tables[0])  # the first call of a process is slower, and the time is that of the others
+            stage(tables[0])  # warm-up: the first call of a process is slower and must not be timed
             tables = [stage(table) for table in tables]
             del stage
         return _vectors(tables), _row_s(tables)
 
 
 def _decode_items(config: RunConfig, model: Model, num_items: int) -> list[pa.Table]:
-    """Decode items into rows, as the decode step hands them to the first stage."""
     with shipped_source() as shipped:
         listing = _take(list_sources(config.source or (shipped,)), num_items)
         rows = list(
@@ -273,7 +267,6 @@ def _decode_items(config: RunConfig, model: Model, num_items: int) -> list[pa.Ta
 
 
 def _take(listing: Iterable[pa.Table], num_items: int) -> pa.Table:
-    """Take items, evenly spaced over the first `MAX_LISTED`."""
     tables: list[pa.Table] = []
     for table in listing:
         tables.append(table)
@@ -310,7 +303,6 @@ def _compare(found: Embedded, reference: str, expected: Embedded, limit: Limit) 
 def _compare_with_store(
     files: StoreFiles, info: StoreInfo, rows: Sequence[pa.Table], found: Embedded, limit: Limit
 ) -> list[VectorComparison]:
-    """Compare with the vectors that a store has published of the same content."""
     current = read_published(files)
     served = served_info(read_store_info(files), current)
     if names := differing(served, info):
@@ -345,14 +337,13 @@ def _keys(rows: pa.Table) -> list[tuple[object, ...]]:
 
 
 def _select_rows(vectors: Vectors, wanted: Mask) -> Vectors:
-    """Vectors of some rows alone."""
     return Vectors(vectors.values[wanted[vectors.present]], vectors.present & wanted)
 
 
 def _precision(
     runner: _Runner, rows: Sequence[pa.Table], specs: Sequence[ShardSpec], dtype: Dtype, expected: Embedded
 ) -> Precision:
-    """Run the plan in a dtype, and compare its vectors with the unsplit towers'."""
+    """Run the plan in a dtype, and compare its vectors with those of the unsplit towers."""
     found, row_s = runner.run(rows, specs, dtype)
     angles = {side: cosines(found[side].values, expected[side].values) for side in SIDES if len(expected[side].values)}
     return Precision(
@@ -370,7 +361,7 @@ def _is_pair(vectors: Embedded) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 def _recall(vectors: Embedded) -> float | None:
-    """Share of captions that find their own image among all pairs."""
+    """Return the share of captions that find their own image among all pairs."""
     is_pair = _is_pair(vectors)
     if is_pair.sum() <= RANK:
         return None
