@@ -101,7 +101,7 @@ class _Found:
     def unit(self) -> str:
         return unit_of_field(self.place.kind, self.place.key)
 
-    def said(self, rule: str, instead: str | None = None) -> Mistake:
+    def make_mistake(self, rule: str, instead: str | None = None) -> Mistake:
         """Return the mistake of a value, which is shown."""
         return Mistake(self.path, f"{self.name} = {format_value(self.path, self.value)}: {rule}", instead)
 
@@ -166,7 +166,7 @@ def _explain(found: _Found) -> Mistake:
     message = found.detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if not found.path or isinstance(found.value, Mapping | list | tuple | BaseModel):
         return Mistake(found.path, f"{found.name}: {message}" if found.path else message)
-    return found.said(message)
+    return found.make_mistake(message)
 
 
 def _missing(found: _Found) -> Mistake:
@@ -183,15 +183,17 @@ def _out_of_bounds(found: _Found) -> Mistake:
     text = f"must be {said}{f' {found.unit}' if found.unit in MEASURES else ''}"
     low = next((bound for words, bound in bounds if words in ("at least", "more than")), 0)
     if found.unit == "bytes" and 0 < found.value < low <= (meant := found.value * GIB):
-        return found.said(f"{text}; {found.value:g} GiB are {toml(int(meant))}", toml(int(meant)))
+        return found.make_mistake(f"{text}; {found.value:g} GiB are {toml(int(meant))}", toml(int(meant)))
     if found.unit == SHARE and 1 < found.value <= 100:
-        return found.said(f"{text}, a share; {found.value:g} % is {found.value / 100:g}", f"{found.value / 100:g}")
-    return found.said(text)
+        return found.make_mistake(
+            f"{text}, a share; {found.value:g} % is {found.value / 100:g}", f"{found.value / 100:g}"
+        )
+    return found.make_mistake(text)
 
 
 def _broken_pattern(found: _Found) -> Mistake:
     rule = extra_of(found.place.field, "rule")
-    return found.said(f"must be {rule}" if rule else found.detail["msg"])
+    return found.make_mistake(f"must be {rule}" if rule else found.detail["msg"])
 
 
 def _wrong_family(found: _Found) -> Mistake:
@@ -201,7 +203,7 @@ def _wrong_family(found: _Found) -> Mistake:
 
 def _wrong_choice(found: _Found, taken: str, known: Collection[str]) -> Mistake:
     meant = close_to(found.value, known) if isinstance(found.value, str) else None
-    return found.said(f"takes {taken}{f'; did you mean {toml(meant)}?' if meant else ''}")
+    return found.make_mistake(f"takes {taken}{f'; did you mean {toml(meant)}?' if meant else ''}")
 
 
 def _wrong_type(found: _Found) -> Mistake:
@@ -223,14 +225,14 @@ def _wrong_type(found: _Found) -> Mistake:
         name = f"[{heading(path)}]" if listed else heading(path)
         keys = list((listed or tables)[0].model_fields) if listed or tables else []
         some = f" ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})" if keys else ""
-        return found.said(f"{said}; takes {takes(annotation)}: write {name}, and its keys below it{some}")
+        return found.make_mistake(f"{said}; takes {takes(annotation)}: write {name}, and its keys below it{some}")
     measured = ", a share (5 % is 0.05)" if found.unit == SHARE else f", in {found.unit}" * (found.unit in MEASURES)
     rule = f"takes {takes(annotation)}{measured if {int, float} & _plain(kinds) else ''}"
     if isinstance(path[-1], int):  # it has no key of its own
-        return found.said(f"{said}; each item {rule}{f': write {instead}' if instead else ''}")
+        return found.make_mistake(f"{said}; each item {rule}{f': write {instead}' if instead else ''}")
     if path[-1] == "path" and isinstance(value, list | tuple) and len(path) > 1:
         rule += f": write one {heading(path[:-1])} for each"
-    return found.said(f"{said}; {path[-1]} {rule}", instead)
+    return found.make_mistake(f"{said}; {path[-1]} {rule}", instead)
 
 
 def _plain(kinds: Collection[Any]) -> set[Any]:
@@ -329,8 +331,8 @@ _EXPLAINED: dict[str, Callable[[_Found], Mistake]] = {
     "missing": _missing,
     "string_pattern_mismatch": _broken_pattern,
     "union_tag_invalid": _wrong_family,
-    "finite_number": lambda found: found.said("must be a finite number; write one"),
-    "string_too_short": lambda found: found.said("must not be empty; write a text, or leave the key out"),
+    "finite_number": lambda found: found.make_mistake("must be a finite number; write one"),
+    "string_too_short": lambda found: found.make_mistake("must not be empty; write a text, or leave the key out"),
     **dict.fromkeys(("greater_than_equal", "greater_than", "less_than_equal", "less_than"), _out_of_bounds),
 }
 _OF_TYPE = {"literal_error", "int_from_float", "too_short", "too_long", "model_attributes_type"}
