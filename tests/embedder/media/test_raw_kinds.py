@@ -9,7 +9,7 @@ from PIL import Image
 
 from embedder.media.raw_kinds import raw_kind
 from embedder.media.sniff import extra_kind, sniff
-from hostile.camera_raws import MAKE, SUB_IFDS, SUBFILE_TYPE, dng, tiff_of
+from hostile.files import MAKE, SUB_IFDS, SUBFILE_TYPE, dng, tiff_of
 
 PIXELS = np.zeros((4, 4, 3), np.uint8)
 
