@@ -1,4 +1,4 @@
-"""Cells of Parquet files: bytes of one row of one row group."""
+"""Reads cells of Parquet files: the bytes of one row of one row group."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,15 +13,15 @@ from embedder.storage.file_adapter import RangeFile
 from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
 
-# A row group's column is kept whole up to this size, so that its cells cost one read in any order; a larger one is
-# streamed, which is cheap only where its cells are asked for in order.
+# A row group's column is kept whole up to this size, so its cells cost one read in any order; a larger one is streamed,
+# which is cheap only if its cells are requested in order.
 MAX_KEPT_BYTES = 256 << 20
 ROWS_PER_BATCH = 64
 PAGE_BUFFER_BYTES = 1 << 20
 
 
 class ParquetCells:
-    """One column of one row group of one file, kept until another is asked for."""
+    """One column of one row group of one file, kept until another is requested."""
 
     def __init__(self) -> None:
         self._place: tuple[str, str, str, int] | None = None
@@ -32,17 +32,12 @@ class ParquetCells:
         self._num_rows = 0
 
     def cell(self, path: str, cell: TableCell, embedded: EmbeddedFile | None = None) -> Any:
-        """Return the Arrow scalar of a cell.
-
-        Args:
-            path: of the file.
-            cell: place in it.
-            embedded: what the file has to be; None where any will do.
+        """Return the Arrow scalar of a cell; `embedded` is what the file has to be, with None any file will do.
 
         Raises:
-            FetchError: the file or the cell is missing, can't be read, or the file is another one than was embedded.
+            FetchError: the file or the cell is missing or unreadable, or the file isn't the one that was embedded.
         """
-        # A rewritten file must not be read through its old footer; a remote one is read by ranges of one version.
+        # A rewritten file must not be read through its old footer; a remote file is read by ranges of one version.
         version = "" if is_remote(path) else local_version(path, embedded)
         place = (path, version, cell.column, cell.row_group)
         try:
@@ -85,7 +80,7 @@ class ParquetCells:
         self._place = place
 
     def _advance(self, path: str, cell: TableCell) -> Any:
-        """Read on until the row is in memory."""
+        """Read until the row is in memory."""
         if cell.row >= self._num_rows:
             raise FetchError("TableChanged", f"{readable(path)}: row {cell.row} is gone; list again")
         while cell.row >= self._start + len(self._cells):
@@ -106,14 +101,14 @@ class ParquetCells:
 
 
 def cell_buffer(value: Any) -> pa.Buffer | None:
-    """Take the bytes of a cell, or of the struct in it; None where they are null."""
+    """Return the bytes of a cell or of the struct in it; None if they are null."""
     if value.is_valid and hasattr(value, "keys"):
         value = value["bytes"]
     return value.as_buffer() if value.is_valid else None
 
 
 def cell_reference(value: Any) -> str | None:
-    """Take the name of the file that a cell's struct has in place of bytes; None where there is none."""
+    """Return the file name that a cell's struct has instead of bytes; None if there is none."""
     if not value.is_valid or not hasattr(value, "keys") or "path" not in value:
         return None
     reference = value["path"].as_py()
@@ -121,7 +116,7 @@ def cell_reference(value: Any) -> str | None:
 
 
 def _column_bytes(row_group: Any, column: str) -> int:
-    """Sum the leaves of a column (`image.bytes`, `image.path`), uncompressed."""
+    """Sum the uncompressed leaf sizes of a column (`image.bytes`, `image.path`)."""
     leaves = (row_group.column(index) for index in range(row_group.num_columns))
     return sum(
         leaf.total_uncompressed_size

@@ -1,4 +1,4 @@
-"""Arrow types for carryover values that come as text or JSON, inferred from a sample and then kept."""
+"""Arrow types for carryover values that come as text or JSON, inferred from a sample and then fixed."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _JSON_TYPES = {pa.bool_(): (bool,), pa.int64(): (int,), pa.float64(): (int, floa
 
 
 def infer_json_type(values: Iterable[Any]) -> pa.DataType:
-    """Infer the type of JSON values, None left out: bool, int64, double, else string (other values as JSON text)."""
+    """Infer the type of JSON values, ignoring None: bool, int64, double, else string (other values as JSON text)."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool}:
         return pa.bool_()
@@ -29,7 +29,7 @@ def infer_json_type(values: Iterable[Any]) -> pa.DataType:
 
 
 def infer_text_type(values: Iterable[str | None]) -> pa.DataType:
-    """Infer the type of CSV fields, empty ones left out; `007` is no number but a code, and stays text."""
+    """Infer the type of CSV fields, ignoring empty ones; `007` is a code, not a number, and stays text."""
     texts = [value for value in values if value]
     for kind in (pa.bool_(), pa.int64(), pa.float64()) if texts else ():
         if all(_parse(text, kind) is not None for text in texts):
@@ -38,7 +38,7 @@ def infer_text_type(values: Iterable[str | None]) -> pa.DataType:
 
 
 def _parse(text: str, kind: pa.DataType) -> bool | int | float | None:
-    """Parse a text as a type that is no text; None where it does not fit."""
+    """Parse text as a non-text type; None if it doesn't fit."""
     if kind == pa.bool_():
         return _BOOLEANS.get(text.lower())
     if kind == pa.int64():
@@ -47,11 +47,7 @@ def _parse(text: str, kind: pa.DataType) -> bool | int | float | None:
 
 
 def json_value(value: Any, kind: pa.DataType) -> Any:
-    """Convert one JSON value.
-
-    Raises:
-        ValueError: it does not fit the type.
-    """
+    """Convert one JSON value; a ValueError if it doesn't fit the type."""
     if value is None:
         return None
     if pa.types.is_string(kind):
@@ -64,11 +60,7 @@ def json_value(value: Any, kind: pa.DataType) -> Any:
 
 
 def text_value(text: str | None, kind: pa.DataType) -> Any:
-    """Convert one CSV field; an empty one is null but in a column of text.
-
-    Raises:
-        ValueError: it does not fit the type.
-    """
+    """Convert one CSV field, a ValueError if it doesn't fit; an empty field is null except in a text column."""
     if text is None or pa.types.is_string(kind):
         return text
     if not text:
@@ -85,7 +77,7 @@ def arrow_columns(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> dict[str
 
 
 def names_in(row: Mapping[str, Any], depth: int = MAX_DEPTH) -> Iterator[str]:
-    """Yield the names of a row's values, and behind an object those of its own: `image`, `image.path`."""
+    """Yield the names of a row's values, each object followed by its own: `image`, `image.path`."""
     for name, value in row.items():
         yield name
         if depth and isinstance(value, dict):
@@ -93,7 +85,7 @@ def names_in(row: Mapping[str, Any], depth: int = MAX_DEPTH) -> Iterator[str]:
 
 
 def value_at(row: Mapping[str, Any], name: str) -> Any:
-    """Take a value; a dot leads into an object, unless a name in the row has it. None where there is none."""
+    """Return a value; a dot leads into an object, unless a name in the row contains it. None if missing."""
     if name in row:
         return row[name]
     for dot in reversed([place for place, letter in enumerate(name) if letter == "."]):  # the longest name first
@@ -104,5 +96,5 @@ def value_at(row: Mapping[str, Any], name: str) -> Any:
 
 
 def clean_text(text: str) -> str:
-    """Make a text storable: lone surrogates, which JSON can spell, become visible escapes."""
+    """Make text storable: lone surrogates, which JSON can spell, become visible escapes."""
     return text if is_text(text) else readable(text)
