@@ -79,8 +79,7 @@ def _caption(schema: pa.Schema, image: str | None) -> str | None:
 def _id(
     schema: pa.Schema, image: str | None, taken: Collection[str | None], is_unique: Callable[[str], bool]
 ) -> str | None:
-    """Choose what gives the ids; if `image` holds addresses, they are the ids. `taken` has the columns already in use.
-    """
+    """Choose what gives the ids: `image` if it holds addresses. `taken` has the columns already in use."""
     for name in _IDS:
         for column in id_columns(schema):
             if column.lower() == name and column not in taken and is_unique(column):

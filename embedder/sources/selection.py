@@ -92,8 +92,7 @@ class LeftOut:
             self.orphans = (*self.orphans, name)[:MAX_NAMES_SHOWN]
 
     def with_read(self, rows: pa.Table) -> "LeftOut":
-        """Return these counts plus those of items left out after reading; `rows` has `uri`, `error_type` and `error`.
-        """
+        """Add the items left out after reading to a copy; `rows` has `uri`, `error_type` and `error`."""
         left_out = deepcopy(self)
         for row in rows.select(["uri", "error_type", "error"]).to_pylist():
             if row["error_type"] in (UNREADABLE_KIND, MISSING_EXTRA):
