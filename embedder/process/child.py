@@ -1,6 +1,6 @@
-"""Child process as its parent holds it: its start, messages with a deadline, how it died, and its end.
+"""The parent's side of a child process: start, messages with a deadline, cause of death, and end.
 
-`child_main.py` is the other side. The child dies with this process, whatever ends that.
+`child_main.py` is the other side. The child dies with this process, however that ends.
 """
 
 import contextlib
@@ -27,18 +27,17 @@ READ_BYTES = 1 << 16
 START_S = 60.0  # until it has taken its arguments
 CLOSE_S = 5.0  # until a closed child is killed, and until a killed one that hangs in the kernel is left alone
 CRASH = re.compile(r"(?:Current thread 0x|Stack )[^\n]*\(most recent call first\):\n\s*([^\n]+)")
-"""Place of a crash in what `faulthandler` prints."""
+"""Place of a crash in the output of `faulthandler`."""
 
 
 class ChildError(RuntimeError):
-    """Call that a child could not answer; it goes on, or another follows."""
+    """A call that a child couldn't answer; the child continues, or another replaces it."""
 
 
 class ChildDiedError(ChildError):
-    """Call during which the child ended, hung, or sent what is no message; the text says how.
+    """The child ended, hung, or sent an invalid message during a call; the text says which.
 
-    Attributes:
-        was_killed: by SIGKILL, which comes from outside: from a machine out of memory, or from a user.
+    `was_killed` means SIGKILL, which comes from outside: from a machine out of memory, or from a user.
     """
 
     def __init__(self, message: str, was_killed: bool = False) -> None:
@@ -47,14 +46,11 @@ class ChildDiedError(ChildError):
 
 
 class ChildHungError(ChildDiedError):
-    """Call that was not answered in time; whoever called ends the child."""
+    """A call that wasn't answered in time; the caller has to end the child."""
 
 
 class ChildProcess:
-    """Process that serves messages; it knows time and death, and nothing of what the messages say.
-
-    One thread uses it at a time.
-    """
+    """Process that serves messages, whose content this class doesn't interpret; for one thread at a time."""
 
     def __init__(
         self,
@@ -69,16 +65,16 @@ class ChildProcess:
         ignored: Sequence[str] = ("SIGINT",),
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start it; of an entry that can't be imported its first message is an error (`FAILED`).
+        """Start it; if the entry can't be imported, its first message is an error (`FAILED`).
 
         Args:
             command: an interpreter with its options.
             entry: file with a function `serve(channel, **arguments)`.
-            arguments: of that function; values that JSON has.
+            arguments: of that function; JSON values.
             title: the process, for messages.
-            env: its environment; left out: this process's.
-            sys_path: its module search path; left out: the interpreter's own.
-            memory_bytes: most address space.
+            env: its environment; None means this process's.
+            sys_path: its module search path; None means the interpreter's own.
+            memory_bytes: maximum address space.
             ignored: names of signals that it ignores.
             pass_fds: open files that it inherits.
 
@@ -119,19 +115,14 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
+        """Return the process id."""
         return self._process.pid
 
     def send(self, kind: bytes, payload: Any, limit_s: float) -> None:
-        """Write a message.
-
-        Args:
-            kind: one byte.
-            payload: bytes or a buffer.
-            limit_s: seconds until it must have taken it.
+        """Write a message of a one-byte kind; the child has `limit_s` seconds to take it.
 
         Raises:
-            ChildDiedError: it is dead or takes nothing.
+            ChildDiedError: it is dead or doesn't read.
         """
         deadline = time.monotonic() + limit_s
         header = HEADER.pack(kind, len(payload))
@@ -146,15 +137,11 @@ class ChildProcess:
                     raise self._death() from None
 
     def receive(self, limit_s: float, max_bytes: int = MAX_REPLY_BYTES) -> tuple[bytes, bytearray]:
-        """Read a message: its kind and its content.
-
-        Args:
-            limit_s: seconds until it must be complete.
-            max_bytes: of its content; more is a broken message.
+        """Read a message: its kind and its content, complete within `limit_s` seconds.
 
         Raises:
-            ChildHungError: it is not there in time; the child still runs.
-            ChildDiedError: it is dead, or sends what is no message.
+            ChildHungError: it isn't complete in time; the child is still running.
+            ChildDiedError: it is dead, or sent an invalid message or one of more than `max_bytes`.
         """
         deadline = time.monotonic() + limit_s
         kind, length = HEADER.unpack(self._read(HEADER.size, deadline, limit_s))
@@ -170,7 +157,7 @@ class ChildProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End it with all that it started, and free what it held; again is no harm."""
+        """End it with all processes that it started, and free what it held; repeated calls do no harm."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -200,7 +187,7 @@ class ChildProcess:
         return content
 
     def _wait(self, event: int, deadline: float, limit_s: float) -> None:
-        """Wait until the channel is ready; what the child prints meanwhile is read, so that it never waits for that."""
+        """Wait until the channel is ready; read the child's output meanwhile, so that it never blocks on it."""
         self._poll.modify(self._channel, event)
         while True:
             remaining_s = deadline - time.monotonic()
@@ -213,7 +200,7 @@ class ChildProcess:
                 raise ChildHungError(f"{self._title} {HUNG} {limit_s:g} s and was ended{self._last_words()}")
 
     def _read_output(self) -> bool:
-        """Empty the pipe; returns whether more may come."""
+        """Empty the pipe; return whether more may come."""
         try:
             output = os.read(self._output_fd, READ_BYTES)
         except BlockingIOError:
@@ -222,7 +209,7 @@ class ChildProcess:
         return bool(output)
 
     def _death(self) -> ChildDiedError:
-        """Say how it ended."""
+        """Return an error that says how it ended."""
         try:
             code = self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
@@ -232,7 +219,7 @@ class ChildProcess:
         return ChildDiedError(f"{self._title} {how}{self._last_words()}", was_killed=code == -signal.SIGKILL)
 
     def _last_words(self) -> str:
-        """Place of a crash, else the last lines of its output."""
+        """Return the place of a crash, else the last lines of its output."""
         output = self._output.decode(errors="replace")
         if crash := CRASH.search(output):
             return f": in {crash[1]}"

@@ -18,11 +18,11 @@ class StageSpec:
         device: torch device.
         num_threads: torch threads.
         batch_sizes: candidates in rows; among several, the stage finds the best one by trial.
-        niceness: added to that of the process: its priority among the processes on the same cores.
+        niceness: added to that of the process, to lower its priority on shared cores.
         gpu_share: part of a GPU's memory that it may take.
-        group_costs: by side, what decides on groups of rows of similar length; a CPU's where a side is missing.
+        group_costs: by side, costs that decide on groups of rows of similar length; a CPU's if a side is missing.
         compile: whether the layers are compiled, with the first batch.
-        node_threads: on a cluster, torch threads by Ray's id of a node; on others `num_threads`.
+        node_threads: on a cluster, torch threads by Ray's node id; other nodes use `num_threads`.
     """
 
     index: int
