@@ -379,6 +379,5 @@ def _head(content: bytes | Path) -> bytes:
 
 
 def _read_problem(error: FetchError) -> ItemProblem:
-    """Return the problem of a failed read; transient for a missing file, as only the next listing shows if it is gone.
-    """
+    """Return a failed read's problem; transient for a missing file, as only the next listing shows if it is gone."""
     return ItemProblem("read", error.error_type, error.message, error.transient or error.error_type == "FileNotFound")

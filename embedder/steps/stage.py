@@ -163,8 +163,7 @@ class TowerStage(Stage):
         return INPUTS[tower] if INPUTS[tower] in batch.schema.names else ACTIVATIONS[tower]
 
     def _state(self, batch: pa.RecordBatch, tower: str, column: str) -> TowerState | None:
-        """Return the tower's packed tensor, a view of the column's buffer; None if this shard has none of its layers.
-        """
+        """Return the tower's packed tensor, a view of the column's buffer; None if this shard lacks its layers."""
         if self._output_kind(tower) is None:
             return None
         flat, sizes_bytes = unpack(batch.column(column))
