@@ -25,9 +25,9 @@ LOG = logging.getLogger(__name__)
 
 TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY"
 """Environment variable; without it, ONNX Runtime keeps an id of this device and sends events to its maker."""
-MAX_THREADS = 8  # a query's products are small: more threads wait for one another
-ERRORS_ONLY = 3  # severity of ONNX Runtime's log
-SHORTEST = 2  # tokens; graphs are traced where attention has more than one
+MAX_THREADS = 8  # a query's matrices are small: more threads would wait for each other
+ERRORS_ONLY = 3  # log severity of ONNX Runtime
+SHORTEST = 2  # tokens; graphs are traced with more than one
 
 
 class OnnxQueryEncoder(BaseQueryEncoder):

@@ -40,7 +40,7 @@ ONNX operators are ONNX Runtime's own (nobody registers others). The other kinds
 of `hf` or `vllm` selects code in other libraries that wasn't written for hostile input.
 """
 SIDES = {"image": "images", "text": "texts"}
-MAX_SHOWN = 100  # characters of a key of a store in a message
+MAX_SHOWN = 100  # characters of a store's key in a message
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def checked_servable(info: StoreInfo, model: str = "", code: CodeSources = DATA_
     takes_others = any("." in (each.of or "") for each in servable.input_columns().values())
     found = (
         info.model_fingerprint if takes_others else servable.fingerprint()
-    )  # else it covers those that it takes from
+    )  # else it includes those it takes inputs from
     if found != info.model_fingerprint:
         raise StoreError(
             f"{servable.where()}: its fingerprint is {found}, the store's vectors are of {info.model_fingerprint}; "

@@ -13,7 +13,7 @@ from embedder.media.loaded_image import LoadedImage
 from embedder.media.resize import ResizeSpec, Size, SizedPixels, scaled_size
 from embedder.media.segments import PickedSegment, SegmentRule, TimedFrame, pick_segments
 
-ANIMATED_FORMATS = frozenset({"GIF", "PNG", "WEBP", "AVIF"})  # several images of a TIFF or JPEG are no animation
+ANIMATED_FORMATS = frozenset({"GIF", "PNG", "WEBP", "AVIF"})  # several images in a TIFF or JPEG are no animation
 MS = Fraction(1, 1000)
 SHORTEST_MS, USUAL_MS = 10, 100
 """Frames with a declared duration of 10 ms or less are shown for 100 ms, as browsers do."""

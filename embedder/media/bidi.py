@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from unicodedata import bidirectional
 
-Direction = str  # "L", "R", or "N": a number in a stretch that runs from right to left
+Direction = str  # "L", "R", or "N": a number in right-to-left text
 
 _STRONG = {"L": "L", "R": "R", "AL": "R"}
 _LEVELS = {"L": {"L": 0, "R": 1, "N": 2}, "R": {"R": 1, "L": 2, "N": 2}}

@@ -112,7 +112,7 @@ def _codes(image: Image.Image) -> Cicp | None:
     if not isinstance(profile, bytes) or len(profile) > MAX_PROFILE_BYTES:
         return None
     codes = cicp_of_profile(profile)
-    return codes if codes is not None and codes[1] in (PQ, HLG) else None  # the curves beside are for 10,000 nit
+    return codes if codes is not None and codes[1] in (PQ, HLG) else None  # the profile's own curves are for 10,000 nit
 
 
 def _tagged_profile(image: Image.Image, is_grey: bool) -> bytes | None:
@@ -221,7 +221,7 @@ def _keeps_averages(profile: bytes) -> bool:
 
     black, white = convert(np.array([[0.0] * 3, [255.0] * 3]))
     if black.max() > NEGLIGIBLE or white.min() < 255 - NEGLIGIBLE:
-        return False  # what pads an image would change, too
+        return False  # the padding would change, too
     rng = np.random.default_rng(0)
     vivid = rng.uniform(0, 255, (8192, 3))
     one = (vivid + vivid.mean(1, keepdims=True)) / 2  # as colourful as photographs
@@ -280,7 +280,7 @@ def _transform(profile: bytes, mode: str) -> "ImageCmsTransform | None":
         raise
     except Exception:  # noqa: BLE001 - a broken profile raises anything, and must not cost a good image
         return None
-    if mode == "CMYK":  # without its profile, CMYK isn't as sRGB
+    if mode == "CMYK":  # CMYK isn't like sRGB even without its profile
         return transform if _is_light(after.crop((0, 0, 1, 1))) else None
     is_same = _difference(before.convert("RGB"), after) <= NEGLIGIBLE
     return None if is_same or not _is_light(after.crop((after.width - 1, 0, after.width, 1))) else transform
@@ -301,7 +301,7 @@ def _grey_table(profile: bytes) -> tuple[int, ...] | None:
 
 
 def _build(profile: bytes, mode: str, outcome: str) -> "ImageCmsTransform":
-    from PIL import ImageCms  # 20 ms, for pictures with another profile than none
+    from PIL import ImageCms  # takes 20 ms, and only pictures with a profile need it
 
     return ImageCms.buildTransform(
         ImageCms.ImageCmsProfile(io.BytesIO(profile)),

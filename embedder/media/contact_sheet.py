@@ -24,11 +24,11 @@ MARGIN_PX = 16
 FONT_PX = 12
 TITLE_PX = 20
 FRAME_PX = 3  # around the image that was searched with
-MAX_LINES = 2  # of one text; the rest of it is an ellipsis
+MAX_LINES = 2  # of one text; the rest becomes an ellipsis
 INK, PALE, PAPER, MISSING = (20, 20, 20), (110, 110, 110), (255, 255, 255), (235, 235, 235)
 
 SHEET_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".pdf": "PDF"}
-MAX_SIDE_PX = {"JPEG": 65_500, "WEBP": 16_383, "PDF": 28_800}  # the last are the 200 inches of Acrobat
+MAX_SIDE_PX = {"JPEG": 65_500, "WEBP": 16_383, "PDF": 28_800}  # PDF: Acrobat's 200 inches
 MAX_PIXELS = 250_000_000  # of all pages: 750 MB, as 6,000 images need
 QUALITY = 90  # of JPEG, WebP and PDF
 PDF_DPI = 144.0  # five columns are 6.2 inches wide

@@ -16,7 +16,7 @@ from PIL import Image, ImageChops, ImageFile
 from embedder.media.errors import TRUNCATED_IMAGE, DecodeError
 from embedder.media.sniff import jpeg_start
 
-MIN_SHARE = 0.95  # of the picture's rows, which are embedded; less is a reject
+MIN_SHARE = 0.95  # of the picture's rows; less is a reject
 END_OF_IMAGE = b"\xff\xd9"
 TAIL_BYTES = 4096  # several times the largest block of a JPEG
 NUM_TAILS = 2  # random data may begin with "no change for 32,767 blocks"; hardly twice
@@ -69,7 +69,7 @@ def salvage(encoded: bytes, load: Load, prepare: Load) -> Salvaged | None:
 def _salvage_jpeg(encoded: bytes, load: Load) -> Salvaged | None:
     components, scans = _scans(encoded)
     if not scans or END_OF_IMAGE in encoded[scans[-1].data_start :]:
-        return None  # it is no lack of an end that it was refused for
+        return None  # it was refused for another reason than a missing end
     sent = {(each, number) for scan in scans if not scan.is_refinement for each in scan.components
             for number in scan.coefficients}  # fmt: skip
     if len(sent) < len(components) * NUM_COEFFICIENTS:

@@ -16,9 +16,9 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 SHIPPED = "mpl-data/fonts/ttf/DejaVuSans.ttf"
 SUFFIXES = (".ttf", ".otf", ".ttc", ".otc")
-MAX_FILES = 500  # of the machine: reading the characters of one takes some 5 ms
+MAX_FILES = 500  # of the machine: reading one takes some 5 ms
 MAX_GLYPHS = 0xFFFF  # a font with more characters draws one box for many: a "last resort"
-BROAD = ("noto", "fallback", "unicode", "unifont", "cjk", "droid")  # names of fonts that are made for many scripts
+BROAD = ("noto", "fallback", "unicode", "unifont", "cjk", "droid")  # in names of fonts for many scripts
 STYLED = ("bold", "black", "italic", "oblique", "light", "thin", "condensed", "mono", "serif")
 OUTLINES = {"glyf", "CFF ", "CFF2"}
 COLOURS = {"CBDT", "sbix", "COLR", "SVG "}  # their outlines are missing or empty
@@ -42,7 +42,7 @@ class Fonts:
 
     def __init__(self, *, system: bool = True) -> None:
         """Read the font that is always there; without `system`, all machines draw the same."""
-        can_read = "fontTools" not in missing("embed")  # else letters beyond ASCII are drawn as code points
+        can_read = "fontTools" not in missing("embed")  # else non-ASCII letters are drawn as code points
         first = [face for face in [_read_face(path) for path in _shipped_files()] if face] if can_read else []
         self._faces = [*first, Face(None, frozenset(range(0x20, 0x7F)))]
         self._more = _system_faces() if system and can_read else iter(())

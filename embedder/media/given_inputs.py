@@ -105,7 +105,7 @@ def _encode(image: "Image.Image", name: str) -> bytes:
         image = upright(image, orientation_of(image))
         if image.mode not in PNG_MODES | TIFF_MODES:
             image = image.convert(TRANSPARENT_MODES.get(image.mode, "RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # as of a file that is cut off, or closed
+    except (OSError, SyntaxError, ValueError) as error:  # such as a truncated or closed file
         raise ConfigError(f"{name}: Pillow can't load its image: {error}; give one that can be shown") from None
     if image.width == 0 or image.height == 0:
         raise ConfigError(f"{name}: the image is {image.width} x {image.height} pixels; give one that has some")

@@ -41,7 +41,7 @@ MAX_PIXELS_PER_BYTE = 512  # of a JPEG: its blocks of 8 x 8 pixels take a bit ea
 # Other formats are decoded whole: an image of up to twice `max_pixels` is decoded and halved, so that only its bare
 # pixels are large (4 bytes each, 8 if it is transparent).
 WHOLE_FACTOR = 2
-MAX_TEXT_BYTES = 16 << 20  # of one text or colour profile of a PNG, unpacked; a longer one is passed over
+MAX_TEXT_BYTES = 16 << 20  # of one unpacked text or colour profile of a PNG; a longer one is ignored
 
 UNIDENTIFIED = "UnidentifiedImageError"
 
@@ -60,11 +60,11 @@ UPRIGHT = {
 
 def prepare_pillow() -> None:
     """Configure Pillow for a process that only decodes."""
-    for each in IMAGE_FORMATS:  # else the first image waits for the plugins of all formats that Pillow knows
+    for each in IMAGE_FORMATS:  # else the first image loads all of Pillow's plugins
         import_module(f"PIL.{each.plugin}")
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # several decoders share the machine
     PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = MAX_TEXT_BYTES, sys.maxsize  # memory is bounded
-    warnings.simplefilter("ignore")  # about metadata and sizes; the sizes are checked here
+    warnings.simplefilter("ignore")  # about metadata and sizes, which are checked here
 
 
 def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPixels:

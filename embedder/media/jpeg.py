@@ -22,7 +22,7 @@ def decode_pixels(encoded: bytes, mode: str) -> "NDArray[np.uint8] | None":
         from simplejpeg import decode_jpeg
     except ImportError:
         return None
-    try:  # strict: what libjpeg-turbo would guess is refused
+    try:  # strict: refuse what libjpeg-turbo would guess
         pixels_HWC: NDArray[np.uint8] = decode_jpeg(encoded, colours, fastdct=False, fastupsample=False, strict=True)
     except ValueError:
         return None

@@ -13,10 +13,10 @@ from embedder.media.fonts import Face, Fonts, all_fonts
 from embedder.storage.printable import printable
 
 MAX_CHARACTERS = 1_000  # more than any image shows
-LABEL_SHARE = 0.75  # size of a code point, of the letters'
+LABEL_SHARE = 0.75  # size of a code point relative to letters
 LABEL_GAP_PX = 3
 ELLIPSIS = "…"
-BREAK_AFTER = frozenset(" -/_.,;")  # the last ones let long paths and ids break
+BREAK_AFTER = frozenset(" -/_.,;")  # the latter let long paths and ids break
 Colour = tuple[int, int, int]
 
 _INVISIBLE = re.compile(r"[\u200c\u200d\ufe00-\ufe0f\U000e0020-\U000e01ef]")

@@ -18,7 +18,7 @@ from embedder.media.errors import DecodeError
 PARTIAL_FRAME = "a frame could be decoded in part only"
 WITH_TIMES = frozenset({"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "mpegts", "flv"})
 START_CODE = re.compile(rb"\x00\x00\x01")
-MAX_PACKETS, MAX_BYTES = 1200, 64 << 20  # of one group, which is held in memory
+MAX_PACKETS, MAX_BYTES = 1200, 64 << 20  # of one group held in memory
 AVC_SLICE, AVC_IDR, AVC_PARAMETERS = 1, 5, frozenset({7, 8, 13, 15})
 AVC_PARTITIONS = frozenset({2, 3, 4})
 HEVC_IDR, HEVC_SLICES, HEVC_PARAMETERS = frozenset({19, 20}), range(32), frozenset({32, 33, 34})
@@ -129,7 +129,7 @@ class FrameOnDemand:
 
 @dataclass
 class DecodedCount:
-    """Counts the decoded packets of a stream: one per picture, plus hidden ones."""
+    """Counts the decoded packets of a stream; each holds one picture, except hidden ones."""
 
     num_packets: int = 0
 
@@ -271,7 +271,7 @@ class GroupedFrames:
     def _in_sequence(self, group: PictureGroup, *further: Any) -> Iterator[Any]:
         """Decode a group, and all that follows it, packet by packet."""
         if self._shown is not None:
-            self._shown.decode()  # the decoder leaves its group
+            self._shown.decode()  # before the decoder leaves its group
         if self._stream.codec_context.is_open:
             self._stream.codec_context.flush_buffers()
         for packet in chain((packet for packet, _ in group.packets), further, self._packets, [None]):

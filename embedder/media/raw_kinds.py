@@ -20,9 +20,9 @@ TIFF_ORDERS: Mapping[bytes, str] = {b"II*\0": "<", b"MM\0*": ">"}
 MAX_TAGS = 512
 
 SUBFILE_TYPE, COMPRESSION, PHOTOMETRIC, MAKE, SUB_IFDS, DNG_VERSION, LEAF = 254, 259, 262, 271, 330, 50706, 34310
-REDUCED_IMAGE = 1  # a SubfileType: the directory shows a smaller copy of an image that another one has
+REDUCED_IMAGE = 1  # SubfileType: the directory holds a smaller copy of another one's image
 MOSAICS = frozenset({32803, 34892})  # Photometric: one colour for each pixel, as sensors see; linear raw
-COMPRESSIONS = frozenset({32767, 34713, 65535})  # Sony's, Nikon's, Pentax's: no image has them
+COMPRESSIONS = frozenset({32767, 34713, 65535})  # Sony's, Nikon's, Pentax's; plain images have none of them
 MAKERS = (
     ("NIKON", "NEF"),
     ("SONY", "ARW"),

@@ -38,7 +38,7 @@ SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 MAX_PRECISION, MAX_WEIGHT = 22, 2**15
 BLOCK = 16  # neighbouring outputs read nearly the same inputs; wider blocks multiply more zeros
 STRIP_PIXELS = 1 << 17  # filtered along x at a time: a second copy of the whole image would be large, and slower
-LOAD_S = 0.3  # of CPU: what loading PyTorch's kernel takes, and its comparison with NumPy
+LOAD_S = 0.3  # CPU time to load PyTorch's kernel and compare it with NumPy
 MAX_COPIED_PIXELS = 24_000_000  # of Pillow's images, whose copy takes 3 bytes a pixel; larger ones go by strips
 MAX_CACHED_PX = 1 << 14  # filters of a side of this length take 3 MB (bilinear), of a million pixels 150 MB
 
@@ -100,7 +100,7 @@ def resample(image: Image.Image | Pixels, size: Size, box: Box, interpolation: I
     width, height = size_of(image)
     if kernel is not None and (isinstance(image, np.ndarray) or width * height <= MAX_COPIED_PIXELS):
         pixels_HWC = to_array(image) if isinstance(image, Image.Image) else image
-        with suppress(TorchKernelError):  # no memory, of which NumPy needs less
+        with suppress(TorchKernelError):  # out of memory; NumPy needs less
             return kernel.resize(pixels_HWC, size, box, interpolation)
     started_s = time.perf_counter()
     resized = resample_in_numpy(image, size, box, interpolation)
@@ -176,7 +176,7 @@ def _filter_rows(values: Pixels, blocks: tuple[ResampleBlock, ...]) -> Pixels:
     outputs = np.empty((blocks[-1].stop, inputs.shape[1]), np.uint8)
     for start, stop, first, last, weights in blocks:
         sums = weights @ inputs[first - blocks[0].first : last - blocks[0].first].astype(weights.dtype)
-        sums += 0.5  # the cast cuts decimals off, which rounds halves up, as the kernel's shift does
+        sums += 0.5  # the cast truncates, so halves round up like the kernel's shift
         outputs[start:stop] = np.clip(sums, 0, 255, out=sums)
     return outputs.reshape(-1, *values.shape[1:])
 

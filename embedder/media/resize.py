@@ -20,7 +20,7 @@ Colour = Literal["srgb", "raw"]
 """Whether numbers are read as the file says (ICC profiles, HDR, ...), or all as sRGB."""
 
 DRAFT_SCALES = (1, 2, 4, 8)  # a JPEG may be decoded at 1/1, 1/2, 1/4 or 1/8 of its pixels along each side
-REDUCED_MARGIN = 2  # a reduced JPEG keeps at least twice the target, so that the resize that follows still filters
+REDUCED_MARGIN = 2  # a reduced JPEG keeps at least twice the target, so that the resize still filters
 PADDING_LEVELS = {"pad": 255, "pad_black": 0}
 """Maps a padding mode to the level of all channels around the image."""
 MAX_CROP_ASPECT = 64

@@ -36,11 +36,11 @@ Message = dict[str, Any]
 
 SERVER = Path(__file__).with_name("sandbox_server.py")
 PACKAGE_ROOT = Path(__file__).parents[2]
-MAX_MESSAGE_BYTES = 1 << 20  # answers have a few hundred; more is a broken message
+MAX_MESSAGE_BYTES = 1 << 20  # answers have a few hundred; more means a broken message
 BROKEN_MESSAGE = "the decoding process sent a broken message"
-START_TIMEOUT_S = 120.0  # it takes 0.1 s; a machine that swaps may take long
+START_TIMEOUT_S = 120.0  # normally 0.1 s; a swapping machine may take long
 MAX_STARTS = 2
-MAX_CRASHES = 2  # a process that dies gets the same file once more before the file is blamed
+MAX_CRASHES = 2  # the file is blamed after its second crash
 KEEP_INBOX_BYTES = 16 << 20
 TORCH_MODULE = "torch_kernel.py"
 """A crash in this module, according to a child's last words, is no image's fault."""
@@ -86,7 +86,7 @@ class SandboxedDecoder:
         self._may_use_torch = True  # until its library kills a child
         self._fds: tuple[int, int] | None = None
         self._turn = 0  # grows with each request, so that an abandoned video notices that it has ended
-        self._is_busy = False  # an answer is awaited: the next one of a child in this state would be of the wrong file
+        self._is_busy = False  # an answer is pending: this child's next one would be for the wrong file
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +138,7 @@ class SandboxedDecoder:
             self._is_busy = False
         except ChildDiedError as death:
             self._clean_up(death)
-        except DecodeError:  # it took too long; images will tell
+        except DecodeError:  # it took too long; decoding images will show why
             pass
 
     def images(self, requests: Sequence[ImageRequest]) -> Iterator[DecodedImage | DecodeError]:
@@ -183,7 +183,7 @@ class SandboxedDecoder:
                 yield from (self._image_or_error(*each) for each in requests[num_found:number])
                 if isinstance(end, ChildHungError):
                     yield self._timeout_error("decoding", self.limits.timeout_s, "`timeout_s`")
-                else:  # the image that it died of is tried once more
+                else:  # retry the image that it died of
                     yield self._image_or_error(*requests[number])
                 num_found = number + 1
 
@@ -273,7 +273,7 @@ class SandboxedDecoder:
                         continue
                     segment = self._collect_segment(answer, resize, frames_per_segment)
                     num_delivered += 1
-                    with contextlib.suppress(ChildDiedError):  # noticed when the next segment is asked for
+                    with contextlib.suppress(ChildDiedError):  # noticed when the next segment is requested
                         self._send({"next": True})
                     yield segment
             except ChildDiedError as death:
@@ -418,11 +418,11 @@ class SandboxedDecoder:
                 sys.executable,
                 "-I",
                 "-S",
-            ],  # no site-packages hooks: a third of the start; the search path is handed over
+            ],  # without site-packages hooks, a third of the start-up time; the search path is passed on
             SERVER,
             server,
             title="the decoder",
-            env=os.environ | {"OMP_NUM_THREADS": "1"},  # of NumPy, for a resize: several decoders share the machine
+            env=os.environ | {"OMP_NUM_THREADS": "1"},  # for NumPy's resize: several decoders share the machine
             sys_path=_module_search_path(),
             memory_bytes=self.limits.memory_bytes,
             ignored=("SIGINT", "SIGTERM"),

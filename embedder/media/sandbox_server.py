@@ -28,7 +28,7 @@ from embedder.process.child_main import JSON, Channel
 Message = dict[str, Any]
 
 MAX_ERROR_CHARACTERS = 500
-ANSWER_S = 0.1  # answers of a batch are kept so long, and sent together
+ANSWER_S = 0.1  # how long a batch's answers are gathered before they are sent
 
 
 def serve(channel: Channel, **settings: Any) -> None:
@@ -165,7 +165,7 @@ class Server:
         """Open a request's file: one on disk, or the content of the inbox."""
         if "path" in request:
             return open_regular(request["path"])
-        if request["do"] == "image":  # to truncate the inbox for each would take 70 microseconds
+        if request["do"] == "image":  # truncating the inbox for each would take 70 microseconds
             return io.BytesIO(os.pread(self.inbox_fd, request["size"], 0))
         os.ftruncate(self.inbox_fd, request["size"])  # an earlier file may have been longer
         return open(self.inbox_fd, "rb", buffering=0, closefd=False)

@@ -20,7 +20,7 @@ HEIF_BRANDS = frozenset(
 STILL_BRANDS = HEIF_BRANDS | {b"crx "}
 """Brands of the MP4 family for images that Pillow doesn't read: HEIC, camera raw."""
 JPEG_SIGNATURE = b"\xff\xd8\xff"
-MAX_JUNK_BYTES = 16  # before a JPEG: line breaks of a script, a byte order mark; sound files have their cover later
+MAX_JUNK_BYTES = 16  # before a JPEG: a script's line breaks, a byte order mark; covers in sound files come later
 JXL_SIGNATURES = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")
 OLD_MOV_BOXES = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
 EBML, EBML_DOCTYPES = b"\x1a\x45\xdf\xa3", (b"matroska", b"webm")
@@ -69,9 +69,9 @@ OTHER_SIGNATURES = (
 )
 """First bytes of what is neither an image, a video nor a caption."""
 UNKNOWN = "of a kind that isn't known here"
-WEBP_ANIMATED = 2  # of the flags behind VP8X
+WEBP_ANIMATED = 2  # among the flags after VP8X
 SHEET_MARK = "embedder contact sheet"
-MARK_BYTES = 128  # in which the first text of a PNG stands, and the EXIF data of JPEG and WebP
+MARK_BYTES = 128  # with the first text of a PNG, or the EXIF data of JPEG and WebP
 TS_SYNC, TS_BYTES, TS_PACKETS = 0x47, (188, 192), 5
 TEXT_CONTROLS = frozenset("\t\n\r\f")
 
@@ -109,7 +109,7 @@ def extra_kind(head: bytes) -> str | None:
 
 
 def may_be_animated(head: bytes) -> bool:
-    """Return whether an image may have several timed frames, by its first 4096 bytes; only a GIF's end could tell."""
+    """Return whether an image may have several timed frames, by its first 4096 bytes; for a GIF they can't tell."""
     if head.startswith(b"\x89PNG"):
         return b"acTL" in head.partition(b"IDAT")[0]
     if head[:4] == b"RIFF":

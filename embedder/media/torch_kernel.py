@@ -22,7 +22,7 @@ from embedder.media.resize import Box, Interpolation, Size
 
 LIBRARY = {"darwin": "libtorch_cpu.dylib"}.get(sys.platform, "libtorch_cpu.so")
 INTERFACE_VERSION = 2 << 56 | 10 << 48  # of the functions below: PyTorch 2.10
-ROOM_BYTES = 1 << 30  # of address space; the library takes 430 MiB, and one that runs out while it loads ends all
+ROOM_BYTES = 1 << 30  # of address space; the library takes 430 MiB, and running out while loading kills the process
 CPU = 0
 
 SIGNATURES = {

@@ -31,7 +31,7 @@ READ_BYTES = 1 << 18
 DEFAULT_RATE = Fraction(25)
 MAX_SEGMENT = 2**31 - 1  # segments are stored as int32
 MAX_PIXEL_ASPECT = 8  # a pixel beyond 8:1 means a broken header
-DEINTERLACING = "mode=frame:deint=all"  # by the slopes of edges within one frame
+DEINTERLACING = "mode=frame:deint=all"  # by edge slopes within one frame
 NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
 """Streams that are images about the file: cover art, thumbnails."""
 

@@ -25,7 +25,7 @@ MAX_REPLY_BYTES = 8 << 30
 OUTPUT_BYTES = 1 << 14  # only the end of the child's output is kept
 READ_BYTES = 1 << 16
 START_S = 60.0  # until it has taken its arguments
-CLOSE_S = 5.0  # until a closed child is killed, and until a killed one that hangs in the kernel is left alone
+CLOSE_S = 5.0  # until a closed child is killed, and until a killed one stuck in the kernel is abandoned
 CRASH = re.compile(r"(?:Current thread 0x|Stack )[^\n]*\(most recent call first\):\n\s*([^\n]+)")
 """Place of a crash in the output of `faulthandler`."""
 
@@ -99,7 +99,7 @@ class ChildProcess:
                     stderr=subprocess.STDOUT,
                     pass_fds=(child_end.fileno(), *pass_fds),
                     env=env,
-                    start_new_session=True,  # so that it is ended with the processes that it started
+                    start_new_session=True,  # so that the processes that it started end with it
                 )
             except BaseException:
                 self._channel.close()
@@ -110,7 +110,7 @@ class ChildProcess:
         self._poll = select.poll()
         self._poll.register(self._output_fd, select.POLLIN)
         self._poll.register(self._channel, select.POLLIN)
-        with contextlib.suppress(ChildDiedError):  # which the first `receive` tells
+        with contextlib.suppress(ChildDiedError):  # the first `receive` reports it
             self.send(START, json.dumps(dict(arguments)).encode(), START_S)
 
     @property
@@ -214,7 +214,7 @@ class ChildProcess:
             code = self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
             return ChildDiedError(f"{self._title} closed its channel and was ended{self._last_words()}")
-        self._read_output()  # the pipe holds no more; a process that it left may go on writing
+        self._read_output()  # only the pipe's content; a process that it left may still write
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         return ChildDiedError(f"{self._title} {how}{self._last_words()}", was_killed=code == -signal.SIGKILL)
 

@@ -25,19 +25,19 @@ from typing import Any
 HEADER = struct.Struct(">cQ")
 START, FAILED, JSON = b"S", b"F", b"J"
 """Kinds of messages: the first one, an error, and other JSON messages; the served function may have others."""
-LIFELINE = 0  # standard input: a pipe that nothing is written to; its other end closes when the parent dies
+LIFELINE = 0  # standard input: an unused pipe, whose other end closes when the parent dies
 
 
 def main() -> None:
     """Serve until the parent closes the channel."""
     start = json.loads(sys.argv[1])
     die_with_parent()
-    for name in start["ignored"]:  # the parent ends what is in flight first
+    for name in start["ignored"]:  # the parent first finishes work in progress
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if start["memory_bytes"] is not None:
         bound_memory(start["memory_bytes"])
-    faulthandler.enable()  # prints where a crash was
+    faulthandler.enable()  # prints the place of a crash
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if start["sys_path"] is not None:
         sys.path[:] = start["sys_path"]
@@ -61,12 +61,12 @@ def die_with_parent() -> None:
     os.dup2(nothing, LIFELINE)
     os.close(nothing)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    if sys.platform == "linux":  # elsewhere it is SIGIO, which ends a process that isn't stopped
+    if sys.platform == "linux":  # elsewhere SIGIO, whose default action may end the process
         fcntl.fcntl(lifeline, getattr(fcntl, "F_SETSIG", 10), signal.SIGKILL)  # 10: Python 3.9 has no name for it
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
     poll.register(lifeline, 0)
-    if poll.poll(0):  # it died before this was set up
+    if poll.poll(0):  # the parent died before this was set up
         os._exit(1)
 
 

@@ -14,7 +14,7 @@ from embedder.storage.file_adapter import ByteRanges, RangeFile
 from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
 
-_TIME = re.compile(r"@-?\d+ns|\d{4}-\d\d-\d\dT[\d:.]+Z")  # of a file, as `time_text` writes it
+_TIME = re.compile(r"@-?\d+ns|\d{4}-\d\d-\d\dT[\d:.]+Z")  # a file's time, as `time_text` writes it
 REFRESH = "`embedder refresh` embeds it as it is now"
 _LOOK_UP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -141,7 +141,7 @@ def _open_beneath(root: str, path: str) -> int:
             "LinkOutsideRoot",
             f"{readable(path)}: a link that leaves {readable(root)} is not followed; put the file itself there",
         )
-    return _walk(real_root, target)  # a link that comes into the way meanwhile is not followed
+    return _walk(real_root, target)  # a link that appears meanwhile is not followed
 
 
 def _walk(root: str, path: str) -> int:

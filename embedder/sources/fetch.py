@@ -130,7 +130,7 @@ class Fetcher:
         except FetchError as error:
             if error.error_type != "Changed" or not was_open:
                 raise
-            self.close()  # the tar may have been replaced, and listed anew, since it was opened
+            self.close()  # the tar may have been replaced and listed again since it was opened
             data = _read_member(self._open_tar(path, embedded), path, member)
         return Fetched(data, None, len(data))
 
@@ -148,7 +148,7 @@ class Fetcher:
     def _cell(self, path: str, cell: TableCell, max_bytes: int, embedded: EmbeddedFile | None) -> Fetched:
         value = self._cells.cell(path, cell, embedded)
         reference = None
-        if value.is_valid and hasattr(value, "keys"):  # a struct of `bytes` and, where they lie elsewhere, `path`
+        if value.is_valid and hasattr(value, "keys"):  # a struct of `bytes` and, if they are elsewhere, `path`
             keys = list(value.keys())
             reference = value["path"].as_py() if "path" in keys else None
             value = value["bytes"]
@@ -203,7 +203,7 @@ def _read_member(ranges: ByteRanges, path: str, member: TarMember) -> bytes:
 def _local_file(
     path: str, max_file_bytes: int | None = None, embedded: EmbeddedFile | None = None, max_read_bytes: int = 0
 ) -> Fetched:
-    descriptor, status = open_regular(path, embedded)  # opened once, so that what can't be read is found here
+    descriptor, status = open_regular(path, embedded)  # opened here so that unreadable files are found
     try:
         _check_size(status.st_size, max_file_bytes, readable(path), "decode.max_video_bytes")
         data = _read_small(descriptor, status.st_size, path) if status.st_size <= max_read_bytes else None
@@ -213,7 +213,7 @@ def _local_file(
     if data is not None:
         os.close(descriptor)
         return Fetched(data, None, len(data))
-    open_path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")  # for the sandbox: whatever has the name by then
+    open_path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")  # for the sandbox, whatever has the name by then
     if embedded is not None and open_path.exists():
         return Fetched(None, open_path, status.st_size, descriptor=descriptor)
     os.close(descriptor)

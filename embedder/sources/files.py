@@ -65,13 +65,13 @@ def _check_named(path: str) -> None:
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             head = file.read(HEAD_BYTES)
-    except OSError:  # it is told where it is read
+    except OSError:  # reported when it is read
         return
     kind = sniff(head)
     is_known = kind in ("image", "video") or extra_kind(head) or unreadable_kind(head)
     if not head or is_known or (kind == "text" and path.lower().endswith(SIDECAR_SUFFIXES)):
         return
-    if sort_of(path.rpartition("/")[2]) == "media":  # a damaged one is a reject, which says what is wrong with it
+    if sort_of(path.rpartition("/")[2]) == "media":  # a damaged one becomes a reject that says why
         return
     raise SourceError(
         f"{readable(path)}: found {other_kind(head)}; a source is an image, a video, a folder of these, a table or "
@@ -118,7 +118,7 @@ def _holds_media(path: str) -> bool:
     try:
         with open(path, "rb") as file:  # noqa: PTH123 (takes names that are no UTF-8)
             return sniff(file.read(HEAD_BYTES)) in ("image", "video")
-    except OSError:  # it is told where it is read
+    except OSError:  # reported when it is read
         return False
 
 
@@ -167,7 +167,7 @@ def _with_values(pairs: Iterator[Pair], columns: Sequence[str]) -> Iterator[tupl
 def _read_values(row: Row, values: "Values | None", columns: Sequence[str]) -> tuple[Row, dict[str, Any]]:
     if values is None or row.error_type is not None:
         return row, {}
-    if row.caption_uri != values.uri:  # a change of it changes the item, too
+    if row.caption_uri != values.uri:  # changing it changes the item, too
         row = row._replace(modified=f"{row.modified}|{values.modified}")
     try:
         return row, read_values(values.uri, columns)

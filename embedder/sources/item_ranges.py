@@ -15,7 +15,7 @@ from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
 from embedder.storage.web_address import is_web
 
-MAX_DOWNLOAD_BYTES = 1 << 30  # of a video that is downloaded to be shown
+MAX_DOWNLOAD_BYTES = 1 << 30  # of a video that is downloaded for display
 
 
 class PartRanges:
@@ -122,7 +122,7 @@ def _open(uri: str, max_bytes: int, embedded: EmbeddedFile | None) -> ByteRanges
         Fetcher() as fetcher,
         fetcher.fetch(uri, max_bytes=max_bytes, max_file_bytes=MAX_DOWNLOAD_BYTES, embedded=embedded) as fetched,
     ):
-        if fetched.path is not None:  # the file that a struct's `path` names, or a download, which is open when it goes
+        if fetched.path is not None:  # a struct's `path`, or a download; it stays open when deleted
             return open_ranges(str(fetched.path))
         return _read(fetched.data)
 

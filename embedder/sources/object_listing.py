@@ -19,9 +19,9 @@ from embedder.storage.object_ranges import AHEAD_BYTES, ObjectRanges, object_ver
 from embedder.storage.object_stores import ObjectStoreError, bucket_store, named_errors, split_place
 from embedder.store.schema import MARKS
 
-PAGE_NAMES = 1000  # that one request lists
-CHUNK_NAMES = 10_000  # of a folder, together
-MAX_FOLDERS = 8  # of a page, if each is to be listed by itself: more than a hundred names each
+PAGE_NAMES = 1000  # listed by one request
+CHUNK_NAMES = 10_000  # of one folder, gathered
+MAX_FOLDERS = 8  # of a page, to list each separately: more than a hundred names each
 
 
 def open_object(uri: str) -> ObjectRanges:
@@ -156,7 +156,7 @@ def _entries(names: pa.Table, key: str, uri: str, folders: set[str]) -> Iterator
     columns = (names[name].to_pylist() for name in ("path", "size", "e_tag", "last_modified"))
     for path, size, etag, moment in zip(*columns, strict=True):
         if size == 0 and path in folders:
-            continue  # the empty object by which consoles draw a folder
+            continue  # the empty object by which consoles show a folder
         name = _relative(path, key)
         yield _entry(name, f"{uri.rstrip('/')}/{name}", size, object_version(etag, moment))
 

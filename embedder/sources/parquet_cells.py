@@ -28,7 +28,7 @@ class ParquetCells:
         self._file: Any = None
         self._raw: RangeFile | None = None
         self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._start, self._cells = 0, pa.nulls(0)  # in memory are the rows from `_start` of the row group
+        self._start, self._cells = 0, pa.nulls(0)  # the row group's rows from `_start` on are in memory
         self._num_rows = 0
 
     def cell(self, path: str, cell: TableCell, embedded: EmbeddedFile | None = None) -> Any:
@@ -45,7 +45,7 @@ class ParquetCells:
                 self._open(place)
             return self._advance(path, cell)
         except FetchError:
-            self.close()  # a remote file that was replaced is opened anew by the next fetch
+            self.close()  # the next fetch reopens a remote file that was replaced
             raise
         except (pa.ArrowException, OSError, IndexError) as error:
             self.close()
@@ -59,7 +59,7 @@ class ParquetCells:
         self.close()
         ranges = open_ranges(path)
         self._raw = RangeFile(ranges)
-        if version not in ("", ranges.version):  # what has the name now was not looked at
+        if version not in ("", ranges.version):  # the file that has the name now was not checked
             raise FetchError("TableChanged", f"{readable(path)}: it was replaced while it was opened; open it again")
         self._file = pq.ParquetFile(self._raw, pre_buffer=False)  # Arrow's threads would hold bytes of Python
         schema = self._file.schema_arrow

@@ -12,8 +12,8 @@ T = TypeVar("T")
 Begin = Callable[[], Generator[T]]
 """Starts to read a sequence; called in the thread that reads it."""
 
-NUM_AHEAD = 8  # sequences that are read at once: files of a table, folders of a bucket
-NUM_WAITING = 4  # values of each that wait to be taken
+NUM_AHEAD = 8  # sequences read at once: files of a table, folders of a bucket
+NUM_WAITING = 4  # values of each that may wait to be taken
 
 
 def read_ahead(sequences: Iterable[Begin[T]]) -> Iterator[T]:

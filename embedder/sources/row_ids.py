@@ -12,7 +12,7 @@ from embedder.sources.uris import TableCell, split_uri
 from embedder.storage.web_address import is_web, shown_address
 
 DIGEST_BYTES = 16
-MAX_BYTES = (1 << 31) - 1  # of one cell: Arrow's offsets end there
+MAX_BYTES = (1 << 31) - 1  # of one cell: the limit of Arrow's offsets
 
 
 class ContentIds:

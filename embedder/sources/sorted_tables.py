@@ -10,7 +10,7 @@ from embedder.storage.spill_file import SpillFile
 
 RUN_BYTES = 64 << 20
 """Size of the rows sorted at once: about 400,000 names. Anything smaller stays in memory."""
-PIECE_ROWS = 4096  # of each run, in memory while the runs are merged
+PIECE_ROWS = 4096  # of each run held in memory while the runs are merged
 
 
 class SortedTables:
@@ -58,7 +58,7 @@ class SortedTables:
         self._runs.append([self._file.append([rows.slice(start, PIECE_ROWS)], rows.schema) for start in starts])
 
     def _key(self, rows: pa.Table, row: int) -> tuple[Any, ...]:
-        return tuple(rows[name][row].as_py() for name in self._by)  # code points are in the order of their UTF-8
+        return tuple(rows[name][row].as_py() for name in self._by)  # code points sort like their UTF-8
 
     def _num_within(self, rows: pa.Table, bound: tuple[Any, ...]) -> int:
         """Count the rows up to a bound; no row still on disk comes before them."""

@@ -33,7 +33,7 @@ from embedder.storage.printable import readable
 from shards.schema import parse_json
 
 PAGE_BUFFER_BYTES = 1 << 20
-MAX_LINE_BYTES = 64 << 20  # a JSON Lines row beyond this is a file without line ends, not a row
+MAX_LINE_BYTES = 64 << 20  # anything longer is a file without line ends, not a JSON Lines row
 Rows = Iterator[tuple[int, dict[str, Any]]]
 
 

@@ -31,7 +31,7 @@ from embedder.storage.object_stores import is_remote, without_credentials
 from embedder.storage.printable import readable
 from embedder.storage.web_address import is_address, is_web, public_name
 
-_MISSING = "missing"  # `modified` of a file that is not there: it changes when the file comes
+_MISSING = "missing"  # `modified` of a missing file: it changes when the file appears
 
 
 def list_table(source: SourceConfig, path: str, selection: Selection) -> Listing:
@@ -153,7 +153,7 @@ def _rows(chunk: Chunk, plan: TablePlan, file: TableFile, folder: str) -> Iterat
             listed = _caption_row(row_uri(file.uri, row), caption, file)
         place = _place(file, chunk, index)
         match plan.ids:
-            case "content":  # a row may have moved to another file that is as old
+            case "content":  # a row may have moved to another file of the same age
                 yield listed._replace(modified=f"{listed.modified}|{place}")
             case "file+row":
                 yield listed._replace(item_id=f"{file.name}#{row}")
@@ -186,7 +186,7 @@ def _captions(chunk: Chunk, name: str | None, file: TableFile) -> list[str | Non
                 f"{readable(file.uri)}: row {chunk.start + index}: column {name!r} is {value}, and the file names "
                 f"{len(labels)} labels; write the names into a column of strings"
             )
-    return [labels[value] if value is not None and value >= 0 else None for value in values]  # -1: none is known
+    return [labels[value] if value is not None and value >= 0 else None for value in values]  # -1: unknown
 
 
 def _modified_beside(file: TableFile, reference: str) -> str:
@@ -200,7 +200,7 @@ def _modified_beside(file: TableFile, reference: str) -> str:
 def _with_id(row: Row, item_id: str | None, place: str, column: str) -> Row:
     """Put the id on a row; a row without one is a reject identified by its place."""
     if item_id:
-        return Row(item_id, *row[1:])  # a fifth of the time of `_replace`
+        return Row(item_id, *row[1:])  # takes a fifth of the time of `_replace`
     return row._replace(
         item_id=place, error_type="NullId", error=f"column {column!r}, which gives ids, is empty in this row"
     )

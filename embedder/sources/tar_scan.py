@@ -15,7 +15,7 @@ from embedder.storage.file_adapter import ByteRanges
 BLOCK_BYTES = 512
 PACKED_TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 MAX_EXTENDED_BYTES = 1 << 20  # a long name or a pax header; real ones have some hundred bytes
-MAX_TAIL_BYTES = 1 << 20  # looked at behind the end marker; writers pad to 10 KiB
+MAX_TAIL_BYTES = 1 << 20  # checked after the end marker; writers pad to 10 KiB
 _GNU_LONG_NAME, _GNU_LONG_LINK = b"L", b"K"
 _PAX, _PAX_GLOBAL, _PAX_SOLARIS = b"x", b"g", b"X"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -88,7 +88,7 @@ def check_member(header_block: bytes, name: str, size: int) -> bool:
         header = tarfile.TarInfo.frombuf(header_block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
         return False
-    is_short = name.isascii() and len(name) < 100  # longer names, and others, stand in an extension before the header
+    is_short = name.isascii() and len(name) < 100  # other names are in an extension before the header
     return header.size in (size, 0) and (not is_short or header.name == name)
 
 

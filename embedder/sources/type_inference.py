@@ -10,10 +10,10 @@ import pyarrow as pa
 from embedder.storage.printable import is_text, readable
 
 SAMPLE_ROWS = 1000
-MAX_DEPTH = 3  # of objects in objects whose values can be columns
+MAX_DEPTH = 3  # of nested objects whose values can be columns
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})\Z")  # at most 18 digits: always in int64
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\Z|[+-]?(nan|inf)\Z", re.IGNORECASE)
-_LONG_INTEGER = re.compile(r"[+-]?[0-9]{19,}\Z")  # a code, of which a double would lose digits
+_LONG_INTEGER = re.compile(r"[+-]?[0-9]{19,}\Z")  # a code; a double would lose digits
 _BOOLEANS = {"true": True, "false": False}
 _JSON_TYPES = {pa.bool_(): (bool,), pa.int64(): (int,), pa.float64(): (int, float)}
 
@@ -52,7 +52,7 @@ def json_value(value: Any, kind: pa.DataType) -> Any:
         return None
     if pa.types.is_string(kind):
         return clean_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    if type(value) not in _JSON_TYPES[kind]:  # exactly: True is no 1
+    if type(value) not in _JSON_TYPES[kind]:  # exactly: True is not 1
         raise ValueError(f"{value!r:.40} is no {kind}, which the first rows hold")
     if kind == pa.int64() and not -(2**63) <= value < 2**63:
         raise ValueError(f"{value!r:.40} is beyond int64")

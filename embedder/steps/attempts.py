@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from embedder.compat import ray_attempts
 from embedder.errors import RunFailedError
 
-MAX_DEATHS = 3  # of the same work when it was tried again
+MAX_DEATHS = 3  # during retries of the same work
 MAX_CAUSE_CHARACTERS = 200
 
 

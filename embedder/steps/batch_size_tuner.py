@@ -7,8 +7,8 @@ import statistics
 import threading
 from collections.abc import Sequence
 
-NUM_TRIALS = 3  # of each size, beside the first, which loads kernels
-MAX_S = 2.0  # of all trials; large models are hardly better with any size
+NUM_TRIALS = 3  # of each size, besides the first, which loads kernels
+MAX_S = 2.0  # of all trials; large models hardly benefit from any size
 MIN_GAIN = 0.03  # less is noise, and the first size stays
 
 

@@ -43,12 +43,12 @@ from shards.length_groups import count_computed
 
 TOKEN_BYTES = 4  # int32
 CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption
-VERSIONS = ("known_version", "held_version")  # content versions that have vectors already
+VERSIONS = ("known_version", "held_version")  # content versions that already have vectors
 CONVERT = "convert it to JPEG (a clip to MP4), and the next run embeds it"
 DECODE_CURE = "decode.items_per_task = 1 finds the item; it or its decoder may need more memory than the node has"
-RAY_NICENESS = 19  # the lowest priority: what is decoded ahead waits anyway, and a stage without input leaves its core
+RAY_NICENESS = 19  # lowest priority: work decoded in advance waits anyway, and a stage without input leaves its core
 RAY_TABLE_BYTES = 8 << 20  # Ray's cost per column and table does not depend on their size; large tables cost memory
-READ_BYTES = 4 << 20  # a local file up to this size is read once: to tell what it is, for its hash, and to decode it
+READ_BYTES = 4 << 20  # a local file up to this size is read only once, for its kind, its hash and decoding
 LISTING_ONLY = ("caption", "caption_uri", "error_type", "error", "is_media")
 
 
@@ -176,7 +176,7 @@ class ItemReader:
                     pending = []
                     if isinstance(row, dict):
                         yield number, row
-                        if row.get("segment") and should_stop():  # an hour of video; the rest is done again
+                        if row.get("segment") and should_stop():  # it may be an hour of video; the item is redone
                             return
             yield from self._decode(pending, should_stop)
 
@@ -218,7 +218,7 @@ class ItemReader:
                 yield None
                 for row in self.decoder.rows(content, image.models):
                     yield self._finish(row, image)
-        except FetchError as error:  # it can't be opened, or it or its disk went away since
+        except FetchError as error:  # it can't be opened, or it or its disk has disappeared
             content = ItemContent(caption=caption, problem=_read_problem(error))
             yield from self._rows_for(self._needs(item), content)
 
@@ -254,9 +254,9 @@ class ItemReader:
             return None
         is_image = content.kind in ("image", "animation") and fetched.size_bytes > self.spec.limits.max_file_bytes
         media_hash = "too large" if is_image else self.fetcher.content_hash(fetched)
-        if content.kind == "animation":  # the same file has another vector as its first frame
+        if content.kind == "animation":  # the file's first frame alone has another vector
             media_hash += " as a clip"
-        if self.spec.steps is not None and self.spec.steps.carried:  # another value, another result
+        if self.spec.steps is not None and self.spec.steps.carried:  # another value gives another result
             media_hash += repr([item.get(name) for name in self.spec.steps.carried])
         return content_version(media_hash, content.caption)
 

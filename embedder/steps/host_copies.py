@@ -48,7 +48,7 @@ class OverlappedCopies:
         self._device, self._gpu = device, gpu
         self._inward, self._outward = gpu.Stream(device), gpu.Stream(device)
         self._launcher = ThreadPoolExecutor(1, "launch")
-        self._last_ended: Any = None  # of the launching thread
+        self._last_ended: Any = None  # used by the launching thread
 
     def __call__(self, run: Callable[[Input], Batch], batch: Input) -> tuple[Batch, DeviceTimes]:
         """Copy a batch to the device, run the shard there, and copy the result back to host memory.

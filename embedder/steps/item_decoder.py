@@ -21,7 +21,7 @@ from embedder.steps.captions import CaptionEncoder
 from embedder.steps.further_inputs import NEEDED, FurtherInput, FurtherInputs, of_model
 
 BMP_HEAD_BYTES = 54
-NO_TOWER = "NoTower"  # error type of an item that holds only what the model has no tower for
+NO_TOWER = "NoTower"  # error type of an item that the model has no tower for
 
 NUM_FRAMES, NUM_DECODED = "num_frames", "num_decoded"
 """Values of a video's row, only for the measurement: frames that it has, and that were decoded for it."""
@@ -146,12 +146,12 @@ class ItemDecoder:
             else None
         )
         self._inputs = FurtherInputs((*spec.image_inputs, *spec.step_inputs))
-        self._beside: list[SandboxedDecoder] = []  # a video is decoded by each rule side by side
+        self._beside: list[SandboxedDecoder] = []  # a video is decoded by all rules in parallel
 
         captions = [each for each in spec.further if each.make in ("text", "token_ids")]
         self.caption_columns = frozenset({"token_ids"} if self.captions is not None else ()) | _columns_of(captions)
         self.image_columns = _columns_of(each for each in spec.image_inputs if each.is_image)
-        self._of_steps: SandboxedDecoder | None = None  # beside that which may be in a video's midst
+        self._of_steps: SandboxedDecoder | None = None  # separate, as the main one may be in the middle of a video
 
     def warm_up(self) -> None:
         """Bring the sandbox to its state in a long run, for measurements."""

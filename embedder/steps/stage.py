@@ -128,14 +128,14 @@ class TowerStage(Stage):
                     measurement.bytes_out += output[1].nbytes
             if self._output_kind("vision") == "embedding" and self._has_grids(batch):
                 table = table.drop_columns([IMAGE_GRID.name])
-        if times is not None:  # calls overlap: all but what it computed is another call's time, too
+        if times is not None:  # calls overlap: only the computing time belongs to this call alone
             measurement.started_s += measurement.wall_s - times.computed_s
             measurement.wall_s = times.computed_s
             measurement.waited_input_s, measurement.waited_copy_s = times.waited_input_s, times.waited_copy_s
             measurement.waited_launch_s = times.waited_launch_s
         if _is_cuda(self.spec):
             measurement.peak_gpu_bytes = torch.cuda.max_memory_allocated(self.spec.device)
-        if num_graphs() == graphs_before:  # compiling isn't what a batch of this size costs
+        if num_graphs() == graphs_before:  # compiling isn't part of a batch's cost
             self._note_cost(measurement)
         trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
@@ -239,7 +239,7 @@ def cuda_problem() -> str | None:
     """Return torch's reason why it can't use a GPU in this process; None if it can."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
+    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
         return str(error).partition("\n")[0].partition(". ")[0]
     return None
 

@@ -116,5 +116,5 @@ def repeatable_tables(rows: Iterable[Row], spec: DecodeSpec, num_items: int, tab
 
     cuts = fixed_cuts(num_items, spec, table_bytes) + notes.cuts
     yield from divide(watch_rows(), cuts, is_full, None if notes.is_complete else notes.add)
-    if notes.cuts or may_differ:  # another time, an item that could not be read may be a video
+    if notes.cuts or may_differ:  # next time, an item that couldn't be read may be a video
         notes.complete()

@@ -64,7 +64,7 @@ class StepCalls:
                 f"{step.where}: its source on {platform.node()} is not what the run began with; give all nodes the "
                 "same files, and begin again if you changed them"
             )
-        is_file = step.place.endswith(FILE_SUFFIX)  # its neighbours can be imported by their names
+        is_file = step.place.endswith(FILE_SUFFIX)  # neighbouring files can be imported by name
         search_path = [str(Path(step.place).parent)] if is_file else sys.path
         limits = InterpreterLimits(
             load_s=LOAD_S,
@@ -115,7 +115,7 @@ class StepCalls:
         except ChildError as error:
             error_type, _, message = str(error).partition(":")
             return self._problem(error_type, message)
-        except pa.ArrowException as error:  # of what it sent
+        except pa.ArrowException as error:  # about what it sent
             return self._problem(type(error).__name__, str(error))
         except _WrongOutputError as error:
             return self._problem("WrongOutput", str(error))
@@ -174,11 +174,11 @@ FAMILIES = (
     (kinds.is_binary, (kinds.is_large_binary, kinds.is_binary_view)),
     (kinds.is_large_binary, (kinds.is_binary, kinds.is_binary_view)),
 )
-"""Families of declared types; types of one family may replace each other."""
+"""Maps a declared type's test to the tests for types that may be returned instead."""
 
 
 def _is_alike(found: pa.DataType, expected: pa.DataType) -> bool:
-    """Return whether values of one type may replace those of another."""
+    """Return whether values of the found type may replace those of the expected one."""
     if kinds.is_null(found) or found == expected:
         return True
     if kinds.is_struct(expected):

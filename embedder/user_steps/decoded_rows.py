@@ -18,7 +18,7 @@ from embedder.user_steps.calls import StepCalls
 from embedder.user_steps.declared import ROW_COLUMNS, UserStep, input_types
 
 CHANNELS = 3
-MAX_WAITING_BYTES = 64 << 20  # of images that wait for a batch to be full
+MAX_WAITING_BYTES = 64 << 20  # of images that wait for a full batch
 PROBLEM = ("step", "error_type", "error", "transient")
 NO_ROWS = "NoRows"
 """Error type of an item of which a step left nothing."""

@@ -25,13 +25,13 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
     Raises:
         DecodeError: it holds no image that libheif decodes, or one that is too large.
     """
-    for option in ("THUMBNAILS", "DEPTH_IMAGES", "AUX_IMAGES"):  # images about the image: a header may list thousands
+    for option in ("THUMBNAILS", "DEPTH_IMAGES", "AUX_IMAGES"):  # auxiliary images: a header may list thousands
         setattr(pillow_heif.options, option, False)
     pillow_heif.options.DECODE_THREADS = 1  # several decoders share the machine
     try:
         opened = pillow_heif.open_heif(encoded, convert_hdr_to_8bit=True)
         image = opened[opened.primary_index]
-        for size in (image.size, *_declared_sizes(encoded)):  # what is shown may be a small piece of what is decoded
+        for size in (image.size, *_declared_sizes(encoded)):  # the visible part may be small
             check_pixels(size, WHOLE_FACTOR * max_pixels)
         image.load()
         decoded = Image.frombytes(image.mode, image.size, image.data, "raw", image.mode, image.stride)

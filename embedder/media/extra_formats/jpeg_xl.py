@@ -35,7 +35,7 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
     check_pixels(size, WHOLE_FACTOR * max_pixels)
     try:
         is_jpeg, info, data, profile, *_ = pillow_jxl.Decoder(num_threads=0)(encoded)
-    except (RuntimeError, ValueError, NotImplementedError):  # its text is for those who build it, and names no reason
+    except (RuntimeError, ValueError, NotImplementedError):  # its text is for developers and gives no reason
         message = "libjxl can't decode it: it is cut off or broken, or takes more memory than `memory_bytes` allows"
         raise DecodeError("BrokenImage", f"{kind}: {message}") from None
     if is_jpeg:
@@ -107,7 +107,7 @@ def _codestream_start(encoded: bytes) -> int | None:
         if box is None:
             return None
         if box.kind in (b"jxlc", b"jxlp"):
-            return box.start + (4 if box.kind == b"jxlp" else 0)  # a part begins with its number
+            return box.start + (4 if box.kind == b"jxlp" else 0)  # a part starts with its number
         place = box.end
     return None
 

@@ -11,7 +11,7 @@ from embedder.sources.web.body import SizeLimits
 from embedder.sources.web.client import WebClient
 from embedder.storage.http import Stop
 
-DEPTH = 2  # downloads under way or waiting to be taken, for each thread: the next ones go on while one is decoded
+DEPTH = 2  # running or waiting downloads per thread: the next ones continue while one is decoded
 
 
 class DownloadsAhead:

@@ -13,7 +13,7 @@ from embedder.storage.printable import printable
 
 CHUNK_BYTES = 64 << 10
 HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
-HELD_BYTES = 8 << 20  # of one download in memory, which many have at the same time; more goes to a temporary file
+HELD_BYTES = 8 << 20  # of each of many downloads in memory; more goes to a temporary file
 WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # of zlib
 
 

@@ -13,7 +13,7 @@ from embedder.sources.listing_schema import HASHED
 from embedder.storage.web_address import is_web
 
 COMPARED = ("uri", "caption")
-UNANSWERED = "unanswered"  # it differs from any answer, so that the item is fetched, and the reason told
+UNANSWERED = "unanswered"  # it differs from any answer, so the item is fetched and the reason reported
 
 
 def with_states(listing: pa.Table, settings: WebConfig) -> pa.Table:

@@ -21,13 +21,13 @@ from embedder.sources.web.hosts import Hosts
 from embedder.storage.http import Connections, Limits, PrivateAddressError, Response, Stop, is_public, retry_after_s
 from embedder.storage.web_address import WebAddress, WebAddressError, parse_address, shown_address
 
-FIRST_WAIT_S, MAX_WAIT_S = 0.5, 8.0  # between two tries, doubled each time
+FIRST_WAIT_S, MAX_WAIT_S = 0.5, 8.0  # between two attempts, doubled each time
 MAX_KEPT = 32  # hosts whose idle connections are kept
-MAX_DRAINED_BYTES = 64 << 10  # of an answer that nobody wants, so that its connection can be used again
+MAX_DRAINED_BYTES = 64 << 10  # of an unwanted answer, so that its connection can be reused
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses after which the same request may succeed
 BUSY = frozenset({429, 503})
-READER_PARALLEL, READER_TIMEOUT_S, READER_TRIES = 8, 20.0, 2  # somebody waits
+READER_PARALLEL, READER_TIMEOUT_S, READER_TRIES = 8, 20.0, 2  # somebody is waiting
 MAX_VALIDATOR_CHARACTERS = 200
 PROXY_VARIABLES = frozenset({"http_proxy", "https_proxy"})
 UNKNOWN_HOST = frozenset(getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA") if hasattr(socket, name))
@@ -160,7 +160,7 @@ class WebClient:
             failure = _private_address(str(error), item)
         except WebError as error:
             failure = error
-        except FetchError as error:  # of the body
+        except FetchError as error:  # while reading the body
             failure = WebError(error.error_type, error.message, error.transient)
         else:
             self._hosts.note(host, failed=False)
@@ -205,7 +205,7 @@ def _parse_address(address: str, item: _WebItem) -> WebAddress:
     except WebAddressError as error:
         what = "" if address == item.address else "redirected to what is refused: "
         raise WebError("BadAddress", f"{item.where}: {what}{error}") from None
-    if item.settings.use_proxy and not item.settings.allow_private:  # a name is left to the proxy, which looks it up
+    if item.settings.use_proxy and not item.settings.allow_private:  # the proxy resolves names
         with suppress(ValueError):
             if not is_public(target.host):
                 raise _private_address(target.host, item)
@@ -222,7 +222,7 @@ def _private_address(found: str, item: _WebItem) -> WebError:
 
 def _validator(response: Response) -> str:
     """Return what a response says about the state of its content."""
-    response.read()  # nothing, after which the connection can be used again
+    response.read()  # empty; then the connection can be reused
     etag, time_text = response.headers.get("ETag"), response.headers.get("Last-Modified")
     if etag:
         return etag[:MAX_VALIDATOR_CHARACTERS]
@@ -263,7 +263,7 @@ def _to_web_error(error: OSError | http.client.HTTPException, item: _WebItem) ->
             found = ("Timeout", f"no byte within {waited}{_hint(settings)}", True)
         case http.client.IncompleteRead():
             found = ("Truncated", "the connection ended before the answer was whole", True)
-        case OSError():  # http.client.RemoteDisconnected is one, too
+        case OSError():  # includes http.client.RemoteDisconnected
             found = ("NetworkError", f"{error.strerror or error}{_hint(settings)}", True)
         case _:
             found = ("BadAnswer", f"the answer is no HTTP ({type(error).__name__})", False)

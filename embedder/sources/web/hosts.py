@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from embedder.sources.errors import FetchError
 from embedder.storage.http import Stop
 
-MAX_FAILURES = 10  # attempts, one after the other; a host that fails so often is left alone
+MAX_FAILURES = 10  # consecutive failed attempts after which a host is left alone
 REST_S = 30.0
-MAX_HOSTS = 10_000  # remembered; a table may name as many dead ones
-POLL_S = 0.1  # between two looks for a stop request while all of a host's places are taken
+MAX_HOSTS = 10_000  # remembered, because a table may name many dead ones
+POLL_S = 0.1  # between checks for a stop request while all of a host's places are taken
 
 
 @dataclass
