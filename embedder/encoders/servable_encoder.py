@@ -61,10 +61,10 @@ class CodeSources:
         return cls(own, allow_store_code)
 
     def servable(self, info: StoreInfo, model: str) -> "Servable":
-        """Make the servable of a further model, from the store's section if that is data or allowed.
+        """Make a further model's servable, from the store's section if that is data or allowed.
 
-        Raises:
-            StoreError: the store's section would run code, and the reader has neither its own section nor allowed it.
+        Raises a StoreError if the store's section would run code, and the reader has neither its own section nor
+        allowed it.
         """
         section = info.servable or {}
         if not _has_code(section):
@@ -118,11 +118,7 @@ def open_towers(info: StoreInfo, model: str = "") -> QueryEncoder:
 
 
 def checked_servable(info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> "Servable":
-    """Return the servable of a further model.
-
-    Raises:
-        StoreError: its files are now those of another model, or code that nobody allowed.
-    """
+    """Return a further model's servable; a StoreError if its files are another model's, or code nobody allowed."""
     servable = code.servable(info, model)
     takes_others = any("." in (each.of or "") for each in servable.input_columns().values())
     found = (
@@ -157,11 +153,7 @@ class ServableEncoder:
         self._turn = threading.Lock()  # one thread calls a servable at a time
 
     def encode_text(self, texts: Sequence[str]) -> Floats:
-        """Embed texts; float32 (Q, E), L2-normalised.
-
-        Raises:
-            ConfigError: the model embeds no texts, or one of them can't be embedded.
-        """
+        """Embed texts; float32 (Q, E), L2-normalised. A ConfigError if the model can't embed them."""
         given = text_list(texts)
         if not all(text.strip() for text in given):
             raise ConfigError("the query is empty; write what the images should show")
@@ -171,11 +163,7 @@ class ServableEncoder:
         return self._encode("text", [text.strip() for text in given], DecodeLimits())
 
     def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
-        """Embed images; float32 (Q, E), L2-normalised.
-
-        Raises:
-            ConfigError: the model embeds no images, or one of them can't be read.
-        """
+        """Embed images; float32 (Q, E), L2-normalised. A ConfigError if the model can't embed or read them."""
         limits = decoder.limits if decoder is not None else DecodeLimits()
         return self._encode("image", [_content(each, limits) for each in image_list(images)], limits)
 

@@ -105,7 +105,7 @@ def profile_of(image: Image.Image) -> bytes | None:
 
 
 def _codes(image: Image.Image) -> Cicp | None:
-    """Return the codes that apply: a PNG's always, others if there is no profile or if its own codes say HDR."""
+    """Return the codes that apply: a PNG's, another file's if it has no profile, else those of an HDR profile."""
     codes, profile = image.info.get(CICP), image.info.get("icc_profile")
     if isinstance(codes, tuple) and (image.format == "PNG" or not profile):
         return codes
@@ -116,7 +116,6 @@ def _codes(image: Image.Image) -> Cicp | None:
 
 
 def _tagged_profile(image: Image.Image, is_grey: bool) -> bytes | None:
-    """Return the profile for a TIFF's tags or an Exif."""
     tags, exif = getattr(image, "tag_v2", None), image.info.get("exif")
     if tags is not None and (WHITE_POINT in tags or TRANSFER_FUNCTION in tags):
         return _tiff_profile(tags, is_grey)
@@ -231,7 +230,6 @@ def _keeps_averages(profile: bytes) -> bool:
 
 
 def _space(profile: bytes | None) -> bytes | None:
-    """Return the colour space of a profile that may be applied, else None."""
     if not isinstance(profile, bytes) or not 132 <= len(profile) <= MAX_PROFILE_BYTES or profile[36:40] != b"acsp":
         return None
     space = profile[16:20]

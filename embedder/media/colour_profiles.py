@@ -164,7 +164,6 @@ MAX_MADE = 64  # files may state any gamma
 
 
 def _profile(name: str, curve: Curve, primaries: Primaries, is_grey: bool) -> bytes | None:
-    """Make a profile, cached by its name."""
     key = (name, is_grey)
     if key not in _made:
         if len(_made) >= MAX_MADE:

@@ -118,7 +118,6 @@ def heif_cicp(encoded: bytes) -> Cicp | None:
 
 
 def _boxes(encoded: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield each box's type and the start and end of its content."""
     for _ in range(MAX_BOXES):
         if start + 8 > end:
             return

@@ -198,7 +198,6 @@ def _draw_frame(sheet: Image.Image, corner: tuple[int, int]) -> None:
 
 
 def _draw_texts(sheet: Image.Image, corner: tuple[int, int], texts: list[list[Line]], small: Lettering) -> None:
-    """Draw texts below each other, the first one in ink."""
     x, y = corner
     for number, lines in enumerate(texts):
         for line in lines:

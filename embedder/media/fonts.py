@@ -103,7 +103,6 @@ def _font_files() -> Iterator[Path]:
 
 
 def _font_folders() -> list[Path]:
-    """Return the font folders of Linux, macOS and Windows, the user's first."""
     home = Path.home()
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
     shared = (os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(os.pathsep)

@@ -148,7 +148,6 @@ def _load(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Image.Image:
 
 
 def _open(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Image.Image:
-    """Open an image, check its size, and choose a sufficient scale for decoding."""
     image = open_image(encoded, max_pixels)
     if isinstance(image, JpegImagePlugin.JpegImageFile):
         check_plausible(image.size, len(encoded), max_pixels)
@@ -187,10 +186,9 @@ def _profile(image: Image.Image, resize: ResizeSpec) -> bytes | None:
 
 
 def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
-    """Read the header; Pillow's own check refuses images twice too large before it allocates a canvas.
+    """Read the header; a DecodeError if the file is empty, of no known format, or too large.
 
-    Raises:
-        DecodeError: empty, of no known format, or too large.
+    Pillow's own check refuses images twice too large before it allocates a canvas.
     """
     if not encoded:
         raise DecodeError("EmptyFile", "the file is empty")
@@ -281,7 +279,6 @@ def resize_image(image: "Image.Image | Pixels", resize: ResizeSpec, size: Size |
 
 
 def _scale(image: Image.Image, size: Size, resize: ResizeSpec) -> Image.Image:
-    """Resize, and crop to the box that the rule keeps."""
     box = kept_box(size, resize)
     gap = 2.0 if resize.reduced_decode else None
     scaled = image.resize(size, Image.Resampling[resize.interpolation.upper()], reducing_gap=gap)

@@ -70,7 +70,6 @@ class PictureReader:
         return Picture(begins_group=True)
 
     def _units(self, data: bytes) -> Iterator[bytes]:
-        """Yield the NAL units of a packet."""
         if not self.length_bytes:
             starts = [found.end() for found in START_CODE.finditer(data)]
             for start, stop in zip(starts, [*starts[1:], len(data) + 3], strict=True):
@@ -269,7 +268,6 @@ class GroupedFrames:
             yield from self._take([frame for frame in group.frames() if frame.pts <= last_dts])
 
     def _in_sequence(self, group: PictureGroup, *further: Any) -> Iterator[Any]:
-        """Decode a group, and all that follows it, packet by packet."""
         if self._shown is not None:
             self._shown.decode()  # before the decoder leaves its group
         if self._stream.codec_context.is_open:

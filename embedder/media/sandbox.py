@@ -307,7 +307,6 @@ class SandboxedDecoder:
         return self._receive(self.limits.timeout_s, "decoding a segment")
 
     def _receive(self, timeout_s: float, step: str, limit: str = "`timeout_s`") -> Message:
-        """Receive one answer of the child; raise the errors that it reports."""
         try:
             answer = receive(self._get_child(), timeout_s)
         except ChildHungError:
@@ -441,7 +440,6 @@ class SandboxedDecoder:
             self._kill_child()
 
     def _shared_fds(self) -> tuple[int, int]:
-        """Return inbox and outbox as open files in memory."""
         if self._fds is None:
             self._fds = (_memory_file("inbox"), _memory_file("outbox"))
         return self._fds

@@ -217,7 +217,6 @@ def _read_resize(values: Message) -> ResizeSpec:
 
 
 def _answer_of(error: Exception) -> Message:
-    """Describe what went wrong with a file."""
     if isinstance(error, DecodeError):
         return _error_answer(error.error_type, error.message, error.transient)
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:

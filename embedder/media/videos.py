@@ -148,7 +148,6 @@ def _timed_frames(frames: Iterable[Any], stream: Any) -> Iterator[TimedFrame[Any
 
 
 def _packets(container: Any, stream: Any) -> Iterator[Any]:
-    """Yield a stream's packets without the empty one at the end."""
     for packet in container.demux(stream):
         if packet.is_corrupt:
             raise DecodeError("DamagedVideo", "a packet is damaged or cut off")
@@ -221,8 +220,6 @@ def _seeked_frames(
 
 
 class _Resizer:
-    """Converts the frames of one stream to images of one size."""
-
     def __init__(self, stream: Any, resize: ResizeSpec) -> None:
         self._resize = resize
         self._aspect: Fraction | None = None if resize.mode == "squash" else stream.sample_aspect_ratio

@@ -119,11 +119,7 @@ class ChildProcess:
         return self._process.pid
 
     def send(self, kind: bytes, payload: Any, limit_s: float) -> None:
-        """Write a message of a one-byte kind; the child has `limit_s` seconds to take it.
-
-        Raises:
-            ChildDiedError: it is dead or doesn't read.
-        """
+        """Write a message of a one-byte kind; a ChildDiedError if the child doesn't take it in `limit_s` seconds."""
         deadline = time.monotonic() + limit_s
         header = HEADER.pack(kind, len(payload))
         for part in (header, payload) if len(payload) > READ_BYTES else (header + bytes(payload),):
@@ -209,7 +205,6 @@ class ChildProcess:
         return bool(output)
 
     def _death(self) -> ChildDiedError:
-        """Return an error that says how it ended."""
         try:
             code = self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:

@@ -26,7 +26,6 @@ def _path(types: Mapping[str, pa.DataType], name: str) -> tuple[str, ...] | None
 
 
 def _fields(kind: pa.DataType) -> dict[str, pa.DataType]:
-    """Return the fields of a struct, or of the structs in a list."""
     kind = kind.value_type if is_list(kind) else kind
     return {field.name: field.type for field in kind.fields} if pa.types.is_struct(kind) else {}
 

@@ -53,10 +53,7 @@ class OpenJoin:
         return pa.schema([self.values.schema.field(number) for number in range(len(self.join.columns))])
 
     def apply(self, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Join the items of a listing (`LISTING_SCHEMA`, then carried columns), table by table.
-
-        Raises:
-            SourceError: items have no row, and the join requires one.
+        """Join a listing's tables (`LISTING_SCHEMA`, then carried columns); a SourceError if a required row is missing.
         """
         num_missing = 0
         for table in tables:
@@ -150,7 +147,6 @@ def _open(join: JoinConfig, carried: pa.Schema, left_out: LeftOut) -> OpenJoin:
 
 
 def _check_keys(join: JoinConfig, where: str, rows: pa.Table, left_out: LeftOut) -> OpenJoin:
-    """Leave out rows without a key, and refuse duplicate keys."""
     has_key = pc.fill_null(pc.not_equal(rows[join.on.key], ""), False)
     if num_without := rows.num_rows - (pc.sum(has_key).as_py() or 0):
         left_out.without_key[join.path] += num_without

@@ -96,11 +96,7 @@ def _complete(tables: Iterator[pa.Table], web: WebConfig | None, joins: Sequence
 def open_source(
     source: SourceConfig, own: Collection[str], left_out: LeftOut, captions: CaptionRules = ANY_CAPTION
 ) -> Listing:
-    """Detect the kind of a source and start to list it.
-
-    Raises:
-        SourceError: it is missing, or can't be listed as configured.
-    """
+    """Detect the kind of a source and start to list it; a SourceError if it can't be listed as configured."""
     _check_carryover(source)
     path = normalise_source(source.path)
     uncounted = Selection(source, path, own, LeftOut())

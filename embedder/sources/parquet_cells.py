@@ -32,10 +32,10 @@ class ParquetCells:
         self._num_rows = 0
 
     def cell(self, path: str, cell: TableCell, embedded: EmbeddedFile | None = None) -> Any:
-        """Return the Arrow scalar of a cell; `embedded` is what the file has to be, with None any file will do.
+        """Return the Arrow scalar of a cell; `embedded` None allows any file.
 
-        Raises:
-            FetchError: the file or the cell is missing or unreadable, or the file isn't the one that was embedded.
+        Raises a FetchError if the file or the cell is missing or unreadable, or the file isn't the one that was
+        embedded.
         """
         # A rewritten file must not be read through its old footer; a remote file is read by ranges of one version.
         version = "" if is_remote(path) else local_version(path, embedded)
@@ -80,7 +80,6 @@ class ParquetCells:
         self._place = place
 
     def _advance(self, path: str, cell: TableCell) -> Any:
-        """Read until the row is in memory."""
         if cell.row >= self._num_rows:
             raise FetchError("TableChanged", f"{readable(path)}: row {cell.row} is gone; list again")
         while cell.row >= self._start + len(self._cells):

@@ -334,11 +334,7 @@ def take_all(root: str) -> Selection:
 
 
 def find_selected(path: str, selection: Selection) -> tuple[GlobMatches, Selection]:
-    """Find what a path (from `normalise_source`) means, and the selection relative to the found entries' root.
-
-    Raises:
-        SourceError: nothing is there, or it can't be listed.
-    """
+    """Find what a path means, and the selection relative to its root; a SourceError if nothing is found."""
     found = find_entries(path, selection.skips)
     return found, selection.below(found.root)
 
@@ -353,6 +349,5 @@ def _relative_to(root: str, places: Iterable[str]) -> Iterable[str]:
 
 
 def _is_store(folder: str) -> bool:
-    """Return whether a local folder is a store of embeddings, of this run or any other."""
     record, runs = MARKS
     return os.path.isfile(f"{folder}/{record}") and os.path.isdir(f"{folder}/{runs}")  # noqa: PTH112, PTH113

@@ -164,7 +164,6 @@ def _rows(chunk: Chunk, plan: TablePlan, file: TableFile, folder: str) -> Iterat
 
 
 def _place(file: TableFile, chunk: Chunk, index: int) -> str:
-    """Return a name for a row without an id."""
     return f"{file.name}#row={chunk.start + index}"
 
 

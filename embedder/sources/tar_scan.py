@@ -111,7 +111,6 @@ def _parse(block: bytes, offset: int) -> tarfile.TarInfo:
 
 
 def _extension(ranges: ByteRanges, header: tarfile.TarInfo, data: int) -> dict[str, str]:
-    """Read what a long-name or pax header says about the next member."""
     if header.size > MAX_EXTENDED_BYTES:
         raise BrokenTarError(f"the extended header at byte {data - BLOCK_BYTES:,} claims {header.size:,} bytes")
     body = ranges.read_at(data, header.size)

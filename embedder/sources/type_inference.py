@@ -38,7 +38,6 @@ def infer_text_type(values: Iterable[str | None]) -> pa.DataType:
 
 
 def _parse(text: str, kind: pa.DataType) -> bool | int | float | None:
-    """Parse text as a non-text type; None if it doesn't fit."""
     if kind == pa.bool_():
         return _BOOLEANS.get(text.lower())
     if kind == pa.int64():

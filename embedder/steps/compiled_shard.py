@@ -21,7 +21,6 @@ class CompiledShard:
     """Runs a shard on arranged batches; concurrent threads wait for each other, or each would compile."""
 
     def __init__(self, index: int, shard: Shard) -> None:
-        """Prepare the layers to be compiled with the first batch."""
         self._index, self._shard = index, shard
         keep_compiled(cache_folder("compiled") / folder_name(shard.device))
         self._undo = compile_layers(shard)

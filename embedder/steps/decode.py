@@ -71,10 +71,8 @@ def decode_at_low_priority(
 ) -> Iterator[pa.Table]:
     """Run `decode` as a Ray task: at a lower CPU priority than any stage, with large output tables.
 
-    `table_bytes` None means `RAY_TABLE_BYTES`, for tables of images.
-
-    Raises:
-        RunFailedError: the items have killed several processes.
+    `table_bytes` None means `RAY_TABLE_BYTES`, for tables of images. Raises a RunFailedError if the items have killed
+    several processes.
     """
     _lower_priority()
     work = f"decoding {plural(listing.num_rows, 'item')}, the first {listing['uri'][0]},"
@@ -183,7 +181,6 @@ class ItemReader:
     def _decode(
         self, pending: Sequence["PendingImage"], should_stop: Callable[[], bool]
     ) -> Iterator[tuple[int, Values]]:
-        """Decode images that were read, together, and yield their rows."""
         rows = self.decoder.image_rows([(each.content, each.models) for each in pending])
         for each, row in zip(pending, rows, strict=True):
             yield each.number, self._finish(row, each)
@@ -238,7 +235,6 @@ class ItemReader:
         return {name for name, is_needed in needs.items() if is_needed} if self.spec.models else MAIN_ALONE
 
     def _finish(self, row: Values, image: "PendingImage") -> Values:
-        """Add to a row what is known of its item besides what was decoded."""
         known: Values = {"content_version": image.version}
         if self.spec.models and not image.needs[""]:
             known["unchanged"] = True
@@ -261,7 +257,6 @@ class ItemReader:
         return content_version(media_hash, content.caption)
 
     def _caption(self, item: Values) -> tuple[str | None, ItemProblem | None]:
-        """Return the caption from the listing or from the item's caption file."""
         if item["caption_uri"] is None:
             return item["caption"], None
         try:

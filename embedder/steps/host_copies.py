@@ -107,7 +107,6 @@ class OverlappedCopies:
         values.record_stream(stream)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        """Start a copy on the current stream."""
         return target.copy_(source, non_blocking=True)
 
 

@@ -28,17 +28,12 @@ class OomBackoffEncoder:
     """
 
     def __init__(self, name: str, encode: Encode) -> None:
-        """Start with whole batches."""
         self.max_rows: int | None = None
         self._problem = ""
         self._name, self._encode = name, encode
 
     def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.Table]:
-        """Yield the batch's table, or the tables of its pieces in order.
-
-        Raises:
-            RunFailedError: even a single row doesn't fit.
-        """
+        """Yield the batch's tables in order; a RunFailedError if even a single row doesn't fit."""
         start = 0
         while start < batch.num_rows:
             piece = batch.slice(start, self.max_rows)

@@ -245,21 +245,16 @@ def cuda_problem() -> str | None:
 
 
 def limit_gpu_memory(spec: StageSpec) -> None:
-    """Limit a stage that shares a GPU to its share of the memory; beyond it, it runs out of memory.
-
-    Raises:
-        ConfigError: the share holds no more than the CUDA context.
-    """
+    """Limit a stage that shares a GPU to its share; a ConfigError if that holds no more than the CUDA context."""
     if _is_cuda(spec) and spec.gpu_share < 1:
         fraction = memory_fraction(spec, torch.cuda.get_device_properties(spec.device).total_memory)
         torch.cuda.set_per_process_memory_fraction(fraction)
 
 
 def memory_fraction(spec: StageSpec, total_bytes: int) -> float:
-    """Return the part of a GPU's memory for a stage's tensors: its share, less what the CUDA context takes.
+    """Return the part of a GPU's memory for tensors: the stage's share without the CUDA context.
 
-    Raises:
-        ConfigError: nothing is left of it.
+    Raises a ConfigError if nothing is left of it.
     """
     fraction = spec.gpu_share - CONTEXT_BYTES / total_bytes
     if fraction <= 0:

@@ -87,8 +87,7 @@ class StepCalls:
     def each(self, batch: pa.RecordBatch) -> list[Values | ItemProblem]:
         """Call a one-to-one function; return for each row its result, or why there is none.
 
-        Raises:
-            ServableError: it can't be called any more.
+        Raises a ServableError if the function can't be called any more.
         """
         found = self._call(batch, batch.num_rows)
         if not isinstance(found, ItemProblem):
@@ -98,11 +97,7 @@ class StepCalls:
         return [result for number in range(batch.num_rows) for result in self.each(batch.slice(number, 1))]
 
     def many(self, batch: pa.RecordBatch) -> list[Values] | ItemProblem:
-        """Call a one-to-many function on one row; return the rows, or why there are none.
-
-        Raises:
-            ServableError: it can't be called any more.
-        """
+        """Call a one-to-many function on one row; return the rows, or why there are none. Raises like `each`."""
         return self._call(batch, None)
 
     def _call(self, batch: pa.RecordBatch, num_rows: int | None) -> list[Values] | ItemProblem:

@@ -207,7 +207,6 @@ def _split_name(where: str, text: str) -> tuple[str, str]:
 
 
 def _file_of(where: str, place: str) -> Path:
-    """Return the source file of a function."""
     if place.endswith(FILE_SUFFIX):
         return find_file(where, place, "callable")
     return find_module(where, place, "write FILE.py:function")

@@ -82,7 +82,6 @@ class StepRows:
         return recount(map(self._finish, rows), last, renumbers=self._renumbers)
 
     def _each(self, running: "_Running", rows: Iterable[Row]) -> Iterator[Row]:
-        """Yield rows with what a function returned for each."""
         step = running.step
         for waiting in _batches(rows, step.batch_size):
             given = {place: found for place, row in enumerate(waiting) if (found := running.inputs(row)) is not None}
@@ -93,7 +92,6 @@ class StepRows:
             yield from waiting
 
     def _many(self, running: "_Running", rows: Iterable[Row]) -> Iterator[Row]:
-        """Yield the rows that a function made of each."""
         step = running.step
         for number, values in rows:
             given = running.inputs((number, values))
@@ -261,7 +259,6 @@ def _batch(values: Sequence[Values], types: Mapping[str, pa.DataType]) -> pa.Rec
 
 
 def _models_of(values: Values) -> Collection[str]:
-    """Return the models that a row is for."""
     prefix = of_model(NEEDED, "")
     return {
         name.removeprefix(prefix) for name, value in values.items() if name.startswith(prefix) and value

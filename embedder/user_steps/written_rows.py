@@ -90,7 +90,6 @@ def _reject_rows(rows: pa.Table, problems: dict[int, ItemProblem]) -> pa.Table:
 
 
 def _place(name: str) -> str:
-    """Return the name of a step's input among the columns of the rows."""
     return name if name in ROW_COLUMNS or name in VECTORS else CARRIED + name
 
 

@@ -92,6 +92,5 @@ def _develop(raw: rawpy.RawPy, wanted: Size, max_pixels: int) -> LoadedImage:
 
 
 def _text(error: Exception) -> str:
-    """Return LibRaw's message, which rawpy passes on as bytes."""
     first = error.args[0] if error.args else ""
     return first.decode(errors="replace") if isinstance(first, bytes) else str(first)

@@ -199,7 +199,6 @@ def _as_text(location: str) -> str:
 
 
 def _parse_address(address: str, item: _WebItem) -> WebAddress:
-    """Parse an address, the item's own or a redirect's."""
     try:
         target = parse_address(address)
     except WebAddressError as error:
@@ -231,7 +230,6 @@ def _validator(response: Response) -> str:
 
 
 def _refusal(response: Response, item: _WebItem) -> WebError:
-    """Return the error for a response without content."""
     status = response.status
     try:
         answer = f"{status} {HTTPStatus(status).phrase}"
@@ -249,7 +247,6 @@ def _refusal(response: Response, item: _WebItem) -> WebError:
 
 
 def _to_web_error(error: OSError | http.client.HTTPException, item: _WebItem) -> WebError:
-    """Convert a network error."""
     settings = item.settings
     match error:
         case ssl.SSLCertVerificationError():
