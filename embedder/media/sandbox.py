@@ -50,13 +50,10 @@ MAX_BATCH_IMAGES, MAX_BATCH_BYTES, MAX_BATCH_PIXEL_BYTES = 8, 8 << 20, 32 << 20
 
 @dataclass(frozen=True)
 class VideoSegment:
-    """Images that represent one stretch of a video.
+    """Images that represent one stretch of a video: number `segment`, which is `start_s // segment_s`.
 
-    Attributes:
-        segment: number of the stretch: `start_s // segment_s`.
-        start_s, end_s: its times in seconds, counted from the first frame.
-        pixels: uint8 (F, H, W, 3), RGB, all frames of one size; F from 1 to `frames_per_segment`.
-        num_decoded: frames that were decoded since the previous segment; 0 for an animated image.
+    Times are in seconds from the first frame. `pixels` are uint8 (F, H, W, 3), RGB, all of one size; F is from 1 to
+    `frames_per_segment`. `num_decoded` counts frames decoded since the previous segment; 0 for an animated image.
     """
 
     segment: int

@@ -53,8 +53,7 @@ class OpenJoin:
         return pa.schema([self.values.schema.field(number) for number in range(len(self.join.columns))])
 
     def apply(self, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Join a listing's tables (`LISTING_SCHEMA`, then carried columns); a SourceError if a required row is missing.
-        """
+        """Join a listing's tables (`LISTING_SCHEMA`, then carried columns); a SourceError if rows are missing."""
         num_missing = 0
         for table in tables:
             place, is_meant = self._places(table)

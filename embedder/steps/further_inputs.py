@@ -38,14 +38,10 @@ def of_model(column: str, name: str) -> str:
 class FurtherInput:
     """Input of further models, made from an item's image or caption.
 
-    Attributes:
-        column: that it is passed on in; shared with the main model if that takes the same input.
-        models: that need it, for themselves or for one that takes what they return.
-        make: `pixels` of one size or as patches, an `image` of its own proportions, or what a caption or a file gives.
-        resize: rule of the first two.
-        tokenizer_json: for `token_ids`, like the next two.
-        max_tokens: longest caption.
-        end_id: token after which a caption is cut.
+    `column` is shared with the main model if that takes the same input. `models` need it, for themselves or for one
+    that takes what they return. `make` is `pixels` of one size or as patches, an `image` of its own proportions (both
+    by the rule `resize`), or what a caption or a file gives. For `token_ids`, captions are cut at `max_tokens` and
+    after the token `end_id`.
     """
 
     column: str

@@ -44,25 +44,12 @@ class StepError(EmbedderError):
 class UserStep:
     """A resolved step; plain values, so that equal ones share one process.
 
-    Attributes:
-        name: of the step.
-        callable: as the configuration writes it.
-        place: absolute path of a file, or name of a module.
-        function: name of the function there.
-        inputs: required columns; a row without one of them is skipped.
-        optional: further columns.
-        outputs: names and types of the columns that it returns.
-        one_to_many: whether a row may become several.
-        max_rows: most rows made from one.
-        settings: keyword arguments of the function, as JSON.
-        files: that decide its results.
-        digest: hash of their contents.
-        fingerprint: hash of all that decides its results.
-        batch_size: most rows of one call.
-        max_side_px: images with a longer side are reduced to it.
-        timeout_s: seconds of one call.
-        memory_bytes: address space of its process.
-        num_threads: CPU threads of its process.
+    `callable` is as the configuration writes it; it resolves to `function` in `place`, the absolute path of a file or
+    the name of a module. A row without one of the columns `inputs` is skipped; those in `optional` may be missing. With
+    `one_to_many` a row may become up to `max_rows`. `settings` are keyword arguments of the function, as JSON. `files`
+    decide its results, and `digest` is the hash of their contents; `fingerprint` covers everything that decides them.
+    `batch_size` and `timeout_s` (seconds) apply to one call; images are reduced to `max_side_px`. `memory_bytes`
+    (address space) and `num_threads` are those of its process.
     """
 
     name: str
