@@ -45,7 +45,7 @@ class UserStep:
     """A resolved step; plain values, so that equal ones share one process.
 
     `callable` is as the configuration writes it; it resolves to `function` in `place`, the absolute path of a file or
-    the name of a module. A row without one of the columns `inputs` is skipped; those in `optional` may be missing. With
+    the name of a module. A row without one of the columns `inputs` is skipped; those in `optional` may be null. With
     `one_to_many` a row may become up to `max_rows`. `settings` are keyword arguments of the function, as JSON. `files`
     decide its results, and `digest` is the hash of their contents; `fingerprint` covers everything that decides them.
     `batch_size` and `timeout_s` (seconds) apply to one call; images are reduced to `max_side_px`. `memory_bytes`
