@@ -1,4 +1,4 @@
-"""Encoding of queries into the shared space, but for the towers: checks, decoding, tokens, batches."""
+"""Encodes queries into the shared space, all but the towers: checks, decoding, tokens, batches."""
 
 import math
 import threading
@@ -46,7 +46,7 @@ class AnyQueryEncoder(Protocol):
 
     @property
     def kind(self) -> str:
-        """What it runs on: "torch", "onnx" or "servable"."""
+        """Return what it runs on: "torch", "onnx" or "servable"."""
 
     def encode_text(self, texts: Sequence[str]) -> Floats:
         """Embed texts; float32 (Q, E), L2-normalised."""
@@ -55,10 +55,10 @@ class AnyQueryEncoder(Protocol):
         """Embed images; float32 (Q, E), L2-normalised."""
 
     def warning(self, text: str) -> str | None:
-        """Line that names the words of a text that the model doesn't know, or not whole; None where it knows all."""
+        """Return a line that names a text's unknown or partly known words; None if the model knows all."""
 
     def probability(self, cosine: float) -> float | None:
-        """Compute the probability that a text fits an image, where the model defines one."""
+        """Compute the probability that a text fits an image; None if the model defines none."""
 
     def load_like(self, other: "AnyQueryEncoder") -> None:
         """Load what another encoder has loaded, so that no query waits for it."""
@@ -71,23 +71,15 @@ class BaseQueryEncoder(ABC):
     """What the towers run on: "torch" or "onnx"."""
 
     def __init__(self, model: Model, colour: Colour = "srgb") -> None:
-        """Load nothing yet.
-
-        Args:
-            model: the opened model.
-            colour: how the numbers of images are read; of a store, as it was made.
-        """
+        """Load nothing yet; `colour` is how pixel values are read, for a store the way it was made."""
         self.model, self.colour = model, colour
         self._decoder_lock = threading.Lock()  # a sandbox serves one thread at a time
 
     def encode_text(self, texts: Sequence[str]) -> Floats:
-        """Embed captions or queries.
-
-        Returns:
-            float32 (Q, E), L2-normalised.
+        """Embed captions or queries; float32 (Q, E), L2-normalised.
 
         Raises:
-            ConfigError: the model has no text tower, or a text is empty, or no UTF-8.
+            ConfigError: the model has no text tower, or a text is empty or not UTF-8.
             ArgumentTypeError: it is no list of texts.
         """
         texts = text_list(texts)
@@ -101,7 +93,7 @@ class BaseQueryEncoder(ABC):
         return self._in_batches(self._text_batch, [self._captions.query(text.strip()).text for text in texts])
 
     def warning(self, text: str) -> str | None:
-        """Line that names words of a text that the tokeniser doesn't know, or not whole; None where it knows all."""
+        """Return a line that names words that the tokeniser doesn't know, or only partly; None if it knows all."""
         if not self._captions.knows(text):
             return f"the model's tokeniser knows none of these words: {printable(text.strip(), MAX_SHOWN)}; {CURE}"
         query = self._captions.query(text)
@@ -112,14 +104,9 @@ class BaseQueryEncoder(ABC):
         return f"the model's tokeniser {' and '.join(found)}; {CURE}" if found else None
 
     def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
-        """Embed images, given as paths, file contents, images of Pillow or arrays uint8 (H, W, 3).
+        """Embed images (paths, file contents, Pillow images, or arrays uint8 (H, W, 3)); float32 (Q, E), L2-normalised.
 
-        Args:
-            images: the images.
-            decoder: of the caller's thread, with its limits; by default one that all threads share.
-
-        Returns:
-            float32 (Q, E), L2-normalised.
+        `decoder` belongs to the caller's thread, with its limits; None means one that all threads share.
 
         Raises:
             ConfigError: the model has no vision tower, or an image can't be read.
@@ -131,9 +118,9 @@ class BaseQueryEncoder(ABC):
         return self._in_batches(partial(self._image_batch, decoder=decoder), contents)
 
     def probability(self, cosine: float) -> float | None:
-        """Compute the probability that a text fits an image, by the cosine of their vectors.
+        """Compute the probability that a text fits an image from the cosine of their vectors.
 
-        None of a model that defines none: all but SigLIP's kind.
+        Returns None for a model that defines none: all but SigLIP's kind.
         """
         if self._sigmoid is None:
             return None
@@ -180,12 +167,12 @@ class BaseQueryEncoder(ABC):
     @property
     @abstractmethod
     def _text_tower(self) -> Any:
-        """Text tower, loaded at its first use."""
+        """Return the text tower, loaded at its first use."""
 
     @property
     @abstractmethod
     def _vision_tower(self) -> Any:
-        """Vision tower, loaded at its first use."""
+        """Return the vision tower, loaded at its first use."""
 
     @abstractmethod
     def _embed_ids(self, ids: list[Ids]) -> Floats:
@@ -209,7 +196,7 @@ class BaseQueryEncoder(ABC):
 
     @abstractmethod
     def _read_sigmoid(self) -> tuple[float, float] | None:
-        """Read scale and bias of the logits; None of a model that has none."""
+        """Read scale and bias of the logits; None if the model has none."""
 
     @locked_cached_property
     def _decoder(self) -> SandboxedDecoder:

@@ -1,4 +1,4 @@
-"""Encoder of queries by ONNX Runtime, from the query towers of a store: without torch, and without the model folder."""
+"""Encodes queries with ONNX Runtime, from a store's query towers: without torch and the model folder."""
 
 import logging
 import os
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY"
-"""Variable without which ONNX Runtime keeps an id of this device, and sends events to its maker."""
-MAX_THREADS = 8  # a query's products are small: more threads wait for one another
-ERRORS_ONLY = 3  # severity of ONNX Runtime's log
-SHORTEST = 2  # tokens; graphs are traced where attention has more than one
+"""Environment variable; without it, ONNX Runtime keeps an id of this device and sends events to its maker."""
+MAX_THREADS = 8  # a query's matrices are small: more threads would wait for each other
+ERRORS_ONLY = 3  # log severity of ONNX Runtime
+SHORTEST = 2  # tokens; graphs are traced with more than one
 
 
 class OnnxQueryEncoder(BaseQueryEncoder):
@@ -38,14 +38,11 @@ class OnnxQueryEncoder(BaseQueryEncoder):
     def __init__(self, towers: QueryTowers, uri: str, torch_encoder: "Callable[[], QueryEncoder]") -> None:
         """Read the model's description.
 
-        Args:
-            towers: the files.
-            uri: of the model, for messages.
-            torch_encoder: makes the encoder for a tower that could not be exported.
+        `uri` of the model is for messages. `torch_encoder` makes the encoder for a tower that couldn't be exported.
 
         Raises:
             StoreError: a file is missing or damaged.
-            ModelError: the description is none that this version knows.
+            ModelError: this version doesn't know the description's format.
         """
         config = load_model_config(towers.path(CONFIG_FILE).parent)
         text = towers.path(TOKENIZER_FILE).read_text(encoding="utf-8") if config.text is not None else None
@@ -105,7 +102,7 @@ class OnnxQueryEncoder(BaseQueryEncoder):
         return self._make_torch_encoder()
 
     def _open(self, side: str) -> Any:
-        """Open a tower; None where there is none that can be used."""
+        """Open a tower; None if there is none that can be used."""
         where = f"store {self._towers.files.address}"
         names = [name for name in (f"{side}.onnx.data", f"{side}.onnx") if name in self._towers.manifest.files]
         if not names:
@@ -128,7 +125,7 @@ class OnnxQueryEncoder(BaseQueryEncoder):
 
 
 def _run(session: Any, **inputs: Any) -> Floats:
-    """Run a tower; inputs that its graph has no use for are left out."""
+    """Run a tower; inputs that its graph doesn't use are left out."""
     names = {each.name for each in session.get_inputs()}
     (found,) = session.run(None, {name: values for name, values in inputs.items() if name in names})
     return np.asarray(found, np.float32)

@@ -1,4 +1,4 @@
-"""Encoder of queries by torch, from a model folder, in this process and without Ray."""
+"""Encodes queries with torch, from a model folder, in this process and without Ray."""
 
 from typing import TYPE_CHECKING, Any
 

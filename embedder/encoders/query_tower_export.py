@@ -1,4 +1,4 @@
-"""Export of a model's query towers into a store, which never fails what it is part of."""
+"""Exports a model's query towers into a store; a failure never fails the surrounding operation."""
 
 import json
 import logging
@@ -36,12 +36,9 @@ NOT_WRITTEN = "the store gets no query towers, so torch encodes queries"
 
 
 def keep_query_towers(files: StoreFiles, info: StoreInfo, model: Model) -> None:
-    """Write a model's query towers into the store where they are not there yet; a failure is a line in the log.
+    """Write a model's query towers into the store unless they exist; a failure is only logged.
 
-    Args:
-        files: the store, held by the write lock.
-        info: model and preprocessing of the vectors that are about to be published.
-        model: the model that made them.
+    `files` is the store, held by the write lock; `info` describes the vectors that are about to be published.
     """
     if has_towers(files, info):
         return
@@ -52,7 +49,7 @@ def keep_query_towers(files: StoreFiles, info: StoreInfo, model: Model) -> None:
 
 
 def add_query_towers(files: StoreFiles, info: StoreInfo) -> None:
-    """Write the query towers of the published vectors where they are not there yet; a failure is a line in the log."""
+    """Write the query towers of the published vectors unless they exist; a failure is only logged."""
     if not has_towers_to_export(info):
         return
     try:
@@ -64,19 +61,13 @@ def add_query_towers(files: StoreFiles, info: StoreInfo) -> None:
 def export_query_towers(
     files: StoreFiles, info: StoreInfo, model: str | None = None, *, force: bool = False
 ) -> str | None:
-    """Write the query towers of the published vectors where they are not there yet.
+    """Write the query towers of the published vectors unless they exist, and return their folder in the store.
 
-    Args:
-        files: the store, held by the write lock.
-        info: model and preprocessing of its vectors.
-        model: the model folder, where it has moved.
-        force: write them anew though they are there.
-
-    Returns:
-        Their folder in the store; None where they are there already.
+    `files` is the store, held by the write lock. `model` is the model folder, if it has moved. `force` rewrites
+    existing towers; without it the result is None if they exist.
 
     Raises:
-        ConfigError: the folder holds another model, prepares queries otherwise, or the model has no towers.
+        ConfigError: the folder holds another model, prepares queries differently, or the model has no towers.
         StoreError: the folder of a further model holds another one now.
         ModelError: there is no such folder, or none of its towers can be exported.
     """
@@ -97,20 +88,16 @@ def export_query_towers(
 
 
 def has_towers_to_export(info: StoreInfo) -> bool:
-    """Whether a model is one of towers: a store's main model, or a further one of that kind."""
+    """Return whether the model has towers: a store's main model, or a further one of that kind."""
     return info.servable is None or info.servable.get("kind", TOWERS) == TOWERS
 
 
 def _open_model(info: StoreInfo, model: str | None) -> Model:
-    """Model folder of some vectors.
-
-    Args:
-        info: model and preprocessing of the vectors.
-        model: the folder, where it has moved.
+    """Open the model folder of some vectors; `model` is the folder, if it has moved.
 
     Raises:
-        ConfigError: the folder holds another model, or prepares queries otherwise.
-        StoreError: likewise, of a further model.
+        ConfigError: the folder holds another model, or prepares queries differently.
+        StoreError: likewise, for a further model.
         ModelError: there is no such folder.
     """
     if info.servable is not None:
@@ -126,7 +113,7 @@ def _open_model(info: StoreInfo, model: str | None) -> Model:
 
 
 def preprocessing_of(model: Model, info: StoreInfo) -> str:
-    """Fingerprint how a model folder prepares inputs, with the video segments of a store."""
+    """Return a fingerprint of how a model folder prepares inputs, with the video segments of a store."""
     tokenizer = (model.tokenizer_json or "").encode()
     return preprocess_fingerprint(
         model.config.preprocess, tokenizer, info.segment_s, info.frames_per_segment, info.colour
@@ -134,10 +121,9 @@ def preprocessing_of(model: Model, info: StoreInfo) -> str:
 
 
 def _export_towers(info: StoreInfo, model: Model) -> Path:
-    """Export a model's towers into a folder of this machine, with all else that encoding needs, and a manifest.
+    """Export a model's towers into a local folder, with all else that encoding needs, and a manifest.
 
-    Raises:
-        ModelError: none of its towers can be exported.
+    Raises a ModelError if none of its towers can be exported.
     """
     cache_folder(TOWERS_FOLDER).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".query-towers-", dir=cache_folder(TOWERS_FOLDER).parent) as name:
@@ -156,7 +142,7 @@ def _export_towers(info: StoreInfo, model: Model) -> Path:
 
 
 def _export(model: Path, out: Path) -> list[str]:
-    """Export here where torch is loaded, else in a process whose gigabyte of libraries is gone when it ends."""
+    """Export here if torch is loaded, else in a process whose end frees a gigabyte of libraries."""
     if "torch" in sys.modules:
         from shards.onnx_export import export_towers
 

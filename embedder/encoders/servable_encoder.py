@@ -1,7 +1,7 @@
-"""Encoder of queries by a further model of a store: its towers by torch, else the servable that made its vectors.
+"""Encodes queries with a further model of a store: its towers with torch, else the servable that made its vectors.
 
-A store is data, which others may have made: of what it names, readers open only `DATA_KINDS`. Code comes from the
-reader's own configuration, or from the store where the reader has said so (`CodeSources`).
+A store is data that others may have made: readers open only those of its models that are of `DATA_KINDS`. Code comes
+from the reader's own configuration, or from the store if the reader has allowed it (`CodeSources`).
 """
 
 import threading
@@ -33,21 +33,22 @@ if TYPE_CHECKING:
 
 TOWERS = "towers"
 DATA_KINDS = (TOWERS, "onnx")
-"""Kinds that hold no code: safetensors with a description of towers that this package has, and graphs of ONNX, whose
-operators are ONNX Runtime's own (nobody registers others). The others have some: `python` is a file of it; a .pt2 has
-expressions that are evaluated as Python; TorchScript is a program with operators that open files; a checkpoint of `hf`
-or `vllm` chooses among much of other libraries' code, which was not written for hostile ones."""
+"""Kinds that hold no code: safetensors with a description of towers that this package has, and graphs of ONNX.
+
+ONNX operators are ONNX Runtime's own (nobody registers others). The other kinds have code: `python` is a file of it; a
+.pt2 has expressions that are evaluated as Python; TorchScript is a program with operators that open files; a checkpoint
+of `hf` or `vllm` selects code in other libraries that wasn't written for hostile input.
+"""
 SIDES = {"image": "images", "text": "texts"}
-MAX_SHOWN = 100  # characters of a key of a store in a message
+MAX_SHOWN = 100  # characters of a store's key in a message
 
 
 @dataclass(frozen=True)
 class CodeSources:
-    """Places that a reader takes code of models from.
+    """Places from which a reader takes code of models.
 
-    Attributes:
-        own: sections [[model]] of the reader's own configuration, by their names.
-        allow_store_code: whether code that a store names is run, too.
+    `own` has sections [[model]] of the reader's own configuration, by name. `allow_store_code` says whether code that a
+    store names is run, too.
     """
 
     own: "Mapping[str, Servable | Mapping[str, Any]]" = field(default_factory=dict)
@@ -55,20 +56,15 @@ class CodeSources:
 
     @classmethod
     def of(cls, servables: "Iterable[Servable | Mapping[str, Any]]" = (), allow_store_code: bool = False) -> Self:
-        """Make it of servables, or of their sections.
-
-        Args:
-            servables: the reader's own, as `embedder.servables.make_servable` takes them.
-            allow_store_code: whether code that a store names is run, too.
-        """
+        """Make it from servables or their sections, as `embedder.servables.make_servable` takes them."""
         own = {str(each["name"] if isinstance(each, Mapping) else each.name): each for each in servables}
         return cls(own, allow_store_code)
 
     def servable(self, info: StoreInfo, model: str) -> "Servable":
-        """Make the servable of a further model, of the store's section where that is data or allowed.
+        """Make a further model's servable, from the store's section if that is data or allowed.
 
-        Raises:
-            StoreError: the store's section would run code, and the reader has neither a section of its own nor leave.
+        Raises a StoreError if the store's section would run code, and the reader has neither its own section nor
+        allowed it.
         """
         section = info.servable or {}
         if not _has_code(section):
@@ -92,7 +88,7 @@ DATA_ALONE = CodeSources()
 
 
 def _has_code(section: Mapping[str, Any]) -> bool:
-    """Whether a section names code: by its kind, or as another interpreter, which may be any program."""
+    """Return whether a section names code: by its kind, or as another interpreter, which may be any program."""
     return section.get("kind", TOWERS) not in DATA_KINDS or section.get("python") is not None
 
 
@@ -101,8 +97,8 @@ def open_servable_encoder(info: StoreInfo, model: str = "", code: CodeSources = 
 
     Raises:
         StoreError: its files are now those of another model, or code that nobody allowed.
-        ServableError: a file is missing, or of another framework.
-        shards.ModelError: its model folder is none.
+        ServableError: a file is missing, or belongs to another framework.
+        shards.ModelError: its model folder is invalid.
     """
     section = info.servable or {}
     if section.get("kind", TOWERS) == TOWERS:
@@ -116,22 +112,18 @@ def open_towers(info: StoreInfo, model: str = "") -> QueryEncoder:
     Raises:
         StoreError: its model folder is now that of another model.
         ServableError: a file is missing.
-        shards.ModelError: it is no whole model folder.
+        shards.ModelError: the model folder is incomplete.
     """
     return QueryEncoder(open_model(checked_servable(info, model).uri), info.colour)
 
 
 def checked_servable(info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> "Servable":
-    """Servable of a further model.
-
-    Raises:
-        StoreError: its files are now those of another model, or code that nobody allowed.
-    """
+    """Return a further model's servable; a StoreError if its files are another model's, or code nobody allowed."""
     servable = code.servable(info, model)
     takes_others = any("." in (each.of or "") for each in servable.input_columns().values())
     found = (
         info.model_fingerprint if takes_others else servable.fingerprint()
-    )  # else it covers those that it takes from
+    )  # else it includes those it takes inputs from
     if found != info.model_fingerprint:
         raise StoreError(
             f"{servable.where()}: its fingerprint is {found}, the store's vectors are of {info.model_fingerprint}; "
@@ -141,7 +133,7 @@ def checked_servable(info: StoreInfo, model: str = "", code: CodeSources = DATA_
 
 
 def _takes_others(servable: "Servable") -> bool:
-    """Whether an input is made from what another servable returns, which no query has."""
+    """Return whether an input is made from another servable's output, which queries lack."""
     return any("." in (each.of or "") for each in servable.input_columns().values())
 
 
@@ -151,24 +143,17 @@ class ServableEncoder:
     kind = "servable"
 
     def __init__(self, info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> None:
-        """Check that the servable still is the one that made the vectors.
+        """Check that the servable is still the one that made the vectors.
 
         Raises:
             StoreError: it is another one now, or code that nobody allowed.
-            ServableError: a file is missing, or of another framework.
+            ServableError: a file is missing, or belongs to another framework.
         """
         self._servable, self._colour = checked_servable(info, model, code), info.colour
         self._turn = threading.Lock()  # one thread calls a servable at a time
 
     def encode_text(self, texts: Sequence[str]) -> Floats:
-        """Embed texts.
-
-        Returns:
-            float32 (Q, E), L2-normalised.
-
-        Raises:
-            ConfigError: the model embeds no texts, or one of them can't be.
-        """
+        """Embed texts; float32 (Q, E), L2-normalised. A ConfigError if the model can't embed them."""
         given = text_list(texts)
         if not all(text.strip() for text in given):
             raise ConfigError("the query is empty; write what the images should show")
@@ -178,19 +163,12 @@ class ServableEncoder:
         return self._encode("text", [text.strip() for text in given], DecodeLimits())
 
     def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
-        """Embed images.
-
-        Returns:
-            float32 (Q, E), L2-normalised.
-
-        Raises:
-            ConfigError: the model embeds no images, or one of them can't be read.
-        """
+        """Embed images; float32 (Q, E), L2-normalised. A ConfigError if the model can't embed or read them."""
         limits = decoder.limits if decoder is not None else DecodeLimits()
         return self._encode("image", [_content(each, limits) for each in image_list(images)], limits)
 
     def warning(self, text: str) -> str | None:
-        """Say nothing: which words a servable knows is not known."""
+        """Return None, because the words that a servable knows are unknown."""
         del text
         return None
 
@@ -200,7 +178,7 @@ class ServableEncoder:
         return None
 
     def load_like(self, other: AnyQueryEncoder) -> None:
-        """Load the servable where another encoder has loaded its own."""
+        """Load the servable if another encoder has loaded its own."""
         if "_running" in vars(other):
             _ = self._running
 
@@ -213,8 +191,7 @@ class ServableEncoder:
     def _encode(self, side: str, values: Sequence[str | bytes], limits: DecodeLimits) -> Floats:
         """Run the servable on queries of one side.
 
-        Raises:
-            ConfigError: the model has no vectors of that side of what a query has, or a query can't be encoded.
+        Raises a ConfigError if the model can't embed that side from a query alone, or a query can't be encoded.
         """
         from embedder.models.further_models import columns_of
         from embedder.servables.predict import DECODE_ERROR, decode_rows
@@ -240,11 +217,7 @@ class ServableEncoder:
 
 
 def _content(image: Path | bytes, limits: DecodeLimits) -> bytes:
-    """Content of an image file.
-
-    Raises:
-        ConfigError: it can't be read, or is too large.
-    """
+    """Read an image file; a ConfigError if it can't be read, or is too large."""
     if isinstance(image, bytes):
         return image
     try:

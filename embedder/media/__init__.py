@@ -1,1 +1,1 @@
-"""Decoding of encoded bytes to uint8 pixels; kept empty, because the sandbox process imports this package too."""
+"""Decoding of encoded bytes to uint8 pixels; kept empty because the sandbox process also imports this package."""

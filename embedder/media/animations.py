@@ -1,4 +1,4 @@
-"""Animated image (GIF, PNG, WebP, AVIF) -> frames with their times, cut as a video is. Runs in the sandbox process."""
+"""Decodes animated images (GIF, PNG, WebP, AVIF) to timed frames, cut like a video, in the sandbox process."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,29 +13,26 @@ from embedder.media.loaded_image import LoadedImage
 from embedder.media.resize import ResizeSpec, Size, SizedPixels, scaled_size
 from embedder.media.segments import PickedSegment, SegmentRule, TimedFrame, pick_segments
 
-ANIMATED_FORMATS = frozenset({"GIF", "PNG", "WEBP", "AVIF"})  # several images of a TIFF or JPEG are no animation
+ANIMATED_FORMATS = frozenset({"GIF", "PNG", "WEBP", "AVIF"})  # several images in a TIFF or JPEG are no animation
 MS = Fraction(1, 1000)
 SHORTEST_MS, USUAL_MS = 10, 100
-"""Frames that are said to be shown for 10 ms or less are shown for 100 ms, as browsers do."""
+"""Frames with a declared duration of 10 ms or less are shown for 100 ms, as browsers do."""
 
 
 def animation_segments(
     encoded: bytes, resize: ResizeSpec, rule: SegmentRule, max_pixels: int
 ) -> Iterator[PickedSegment[SizedPixels]]:
-    """Decode an animated image from its first frame to its last, one segment at a time.
-
-    Yields:
-        Segments, whose images are of one size.
+    """Decode an animated image one segment at a time; all frames have one size.
 
     Raises:
-        DecodeError: too large, of no known format; of type `StillImage`: it has one frame.
+        DecodeError: too large, or of no known format; of type `StillImage`: it has only one frame.
         Exception: whatever else Pillow raises for a broken file.
     """
     image = open_image(encoded, max_pixels)
     numbers = _numbers(image)
     if image.format not in ANIMATED_FORMATS or len(numbers) < 2:
         raise DecodeError(STILL_IMAGE, "the image has one frame")
-    # Frames of most are shown equally long; of others those of the last segment are spread unevenly.
+    # In most files all frames are shown equally long; otherwise those of the last segment are spread unevenly.
     rule = replace(rule, duration_s=len(numbers) * next(_timed_frames(image, max_pixels)).shown_s)
     orientation = orientation_of(image)
     size: Size | None = None
@@ -51,15 +48,9 @@ def animation_segments(
 
 
 def animation_frame(encoded: bytes, resize: ResizeSpec, time_s: float, max_pixels: int) -> SizedPixels:
-    """Decode the frame shown at a time counted from the first frame; beyond either end, the first or last frame.
+    """Decode the frame shown `time_s` seconds after the first; beyond either end, the first or last frame.
 
-    Args:
-        encoded: the whole file.
-        resize: the rule.
-        time_s: seconds after the first frame.
-        max_pixels: pixels of one frame, at most.
-
-    Raises: as `animation_segments`, but for `StillImage`.
+    Raises like `animation_segments`, except for `StillImage`.
     """
     image = open_image(encoded, max_pixels)
     orientation = orientation_of(image)
@@ -74,7 +65,7 @@ def animation_frame(encoded: bytes, resize: ResizeSpec, time_s: float, max_pixel
 
 
 def _timed_frames(image: Image.Image, max_pixels: int) -> Iterator[TimedFrame[Image.Image]]:
-    """Frames, each whole: what a file stores is often the part that changes."""
+    """Yield complete frames; files often store only the part that changes."""
     time_s = Fraction(0)
     for number in _numbers(image):
         try:
@@ -91,7 +82,7 @@ def _timed_frames(image: Image.Image, max_pixels: int) -> Iterator[TimedFrame[Im
 
 
 def _numbers(image: Image.Image) -> range:
-    """Numbers of the frames; the first image of a PNG may be for viewers without animation alone."""
+    """Return the numbers of the frames; the first image of a PNG may be only for viewers without animation."""
     return range(int(getattr(image, "default_image", False)), getattr(image, "n_frames", 1))
 
 

@@ -1,6 +1,6 @@
-"""Images as arrays, uint8 (H, W, 3) RGB or (H, W, 1) grey: from and to Pillow's, and put upright.
+"""Images as arrays, uint8 (H, W, 3) RGB or (H, W, 1) grey: conversion from and to Pillow's, and orientation.
 
-Imported with the first image that needs it: NumPy takes a light process 0.1 s.
+Imported with the first image that needs it, because importing NumPy takes 0.1 s.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from PIL import Image
 Pixels = NDArray[np.uint8]
 
 TURNED = {5, 6, 7, 8}
-"""EXIF orientations that exchange rows and columns."""
+"""EXIF orientations that swap rows and columns."""
 
 
 def to_array(image: Image.Image) -> Pixels:
@@ -19,18 +19,16 @@ def to_array(image: Image.Image) -> Pixels:
 
 
 def to_pillow(pixels_HWC: Pixels) -> Image.Image:
-    """Copy contiguous pixels into an RGB or L image; in half the time of `Image.fromarray`."""
+    """Copy contiguous pixels into an RGB or L image; takes half the time of `Image.fromarray`."""
     height, width, num_channels = pixels_HWC.shape
     mode = "RGB" if num_channels == 3 else "L"
     return Image.frombuffer(mode, (width, height), pixels_HWC, "raw", mode, 0, 1)
 
 
 def upright_array(pixels_HWC: Pixels, orientation: int) -> Pixels:
-    """Turn or mirror an image as its EXIF orientation says; unknown values leave it as it is.
+    """Apply an EXIF orientation (EXIF 2.32, tag 0x0112); unknown values change nothing.
 
-    Whole pixels are moved, a third of the time that Pillow takes.
-
-    Source: EXIF 2.32, tag 0x0112.
+    Whole pixels are moved, which takes a third of Pillow's time.
     """
     if not 2 <= orientation <= 8:
         return pixels_HWC

@@ -1,33 +1,33 @@
-"""Order in which a line of mixed directions is drawn. Pure.
+"""Display order of a line of mixed directions. Pure.
 
-Without explicit marks, which `embedder.storage.printable` has made visible, few rules are left.
-Source: Unicode Standard Annex 9, rules P2, W1 to W7, N1, N2, I1, I2 and L2.
+Few rules remain without explicit marks, which `embedder.storage.printable` has made visible. Source: Unicode Standard
+Annex 9, rules P2, W1 to W7, N1, N2, I1, I2 and L2.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 from unicodedata import bidirectional
 
-Direction = str  # "L", "R", or "N": a number in a stretch that runs from right to left
+Direction = str  # "L", "R", or "N": a number in right-to-left text
 
 _STRONG = {"L": "L", "R": "R", "AL": "R"}
 _LEVELS = {"L": {"L": 0, "R": 1, "N": 2}, "R": {"R": 1, "L": 2, "N": 2}}
 
 
 def base_direction(text: str) -> Direction:
-    """Direction of the first letter, "L" or "R"."""
+    """Return the direction of the first letter, "L" or "R"."""
     return next((_STRONG[kind] for kind in map(bidirectional, text) if kind in _STRONG), "L")
 
 
 def levels(clusters: Sequence[str], base: Direction) -> list[int]:
-    """Nesting depth of each piece of a line in stretches of the other direction; odd ones run from right to left."""
+    """Return the nesting depth of each piece of a line; pieces of odd depth run from right to left."""
     kinds = [bidirectional(cluster[0]) for cluster in clusters]
     directions = _without_neutrals(_with_numbers(kinds, base), base)
     return [_LEVELS[base][direction] for direction in directions]
 
 
 def visual_order(depths: Sequence[int]) -> list[int]:
-    """Places of the pieces from left to right."""
+    """Return the places of the pieces from left to right."""
     order = list(range(len(depths)))
     for depth in range(max(depths, default=0), 0, -1):
         deeper = [depths[place] >= depth for place in order] + [False]
@@ -38,7 +38,7 @@ def visual_order(depths: Sequence[int]) -> list[int]:
 
 
 def _with_numbers(kinds: Sequence[str], base: Direction) -> list[Direction | None]:
-    """Directions of letters and numbers; None for those that take their neighbours'."""
+    """Return the directions of letters and numbers; None for those that take their neighbours'."""
     found: list[Direction | None] = []
     last = base
     for place, kind in enumerate(kinds):
@@ -49,7 +49,7 @@ def _with_numbers(kinds: Sequence[str], base: Direction) -> list[Direction | Non
 
 
 def _belongs_to_number(kinds: Sequence[str], place: int) -> bool:
-    """Whether a mark stands between two digits, or a sign beside one: 1,5 and 10 %."""
+    """Return whether a mark is between two digits, or a sign is next to one: 1,5 and 10 %."""
     around = {kinds[near] for near in (place - 1, place + 1) if 0 <= near < len(kinds)}
     if kinds[place] in ("CS", "ES"):
         return around == {"EN"} and 0 < place < len(kinds) - 1
@@ -57,7 +57,7 @@ def _belongs_to_number(kinds: Sequence[str], place: int) -> bool:
 
 
 def _without_neutrals(directions: Sequence[Direction | None], base: Direction) -> list[Direction]:
-    """Give spaces and marks the direction of both sides where these agree, else the paragraph's."""
+    """Give spaces and marks the direction of both sides if these agree, else the paragraph's."""
     after: list[Direction] = []
     following = base
     for direction in reversed(directions):

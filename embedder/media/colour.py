@@ -1,9 +1,10 @@
-"""Decoded picture or frame of any mode -> 8-bit sRGB on white, by all that its file says about its numbers.
+"""Converts a decoded picture or frame of any mode to 8-bit sRGB on white, using all its file says about colour.
 
-`raw` reads numbers as sRGB whatever the file says. `srgb` goes by, in this order: a PNG's `cICP`, an ICC profile, the
-codes of AVIF and HEIC, a PNG's `sRGB`, its `gAMA` and `cHRM`, a TIFF's white point and primaries, and an Exif that says
-Adobe RGB. Each becomes an ICC profile, which littlecms applies: relative colorimetric, with black point compensation.
-What is broken, or made for other channels than the picture has, is ignored. Of gain maps the base picture counts.
+`raw` reads numbers as sRGB whatever the file says. `srgb` uses, in this order: a PNG's `cICP`, an ICC profile, the
+codes of AVIF and HEIC, a PNG's `sRGB`, its `gAMA` and `cHRM`, a TIFF's white point and primaries, and an Exif that
+declares Adobe RGB. Each becomes an ICC profile, which littlecms applies: relative colorimetric, with black point
+compensation. Broken profiles, and those for other channels than the picture's, are ignored. Of pictures with gain maps,
+the base picture is used.
 """
 
 import io
@@ -42,33 +43,31 @@ if TYPE_CHECKING:
     from PIL.ImageCms import ImageCmsTransform
 
 CICP = "cicp"
-"""Key of `Image.info` for the codes of primaries and transfer; those of Pillow are `icc_profile`, `gamma`, ..."""
+"""Key of `Image.info` for the codes of primaries and transfer, next to Pillow's `icc_profile`, `gamma`, ..."""
 
 RGB, GREY, CMYK = b"RGB ", b"GRAY", b"CMYK"
-"""Colour spaces of profiles that are applied (Source: ICC.1:2022, table 19)."""
+"""Colour spaces whose profiles are applied (Source: ICC.1:2022, table 19)."""
 CLASSES = (b"mntr", b"scnr", b"prtr", b"spac")
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F"})
 NEGLIGIBLE = 1
-"""Levels by which a transform may change colours and count as none."""
+"""A transform that changes colours by no more than this many levels counts as none."""
 NEIGHBOURS_DIFFER, MAX_AVERAGE_OFF = 40, 3.5
-"""Levels by which neighbours at an edge differ, and by which their averages may be off. Display P3 and Adobe RGB are at
-2.7, and photographs of them 0.3 to 0.5 levels off in the mean; ProPhoto's wide space is at 4.3, linear ones at 4.6."""
+"""Levels by which neighbours at an edge differ, and by which their averages may be off.
+
+Display P3 and Adobe RGB are at 2.7, and photographs in them are off by 0.3 to 0.5 levels on average; ProPhoto's wide
+space is at 4.3, linear ones at 4.6.
+"""
 DARKEST_WHITE = 128
-"""A profile that makes white darker is broken."""
+"""A profile that turns white darker than this is broken."""
 
 WHITE_IS_ZERO = 0
 PHOTOMETRIC, TRANSFER_FUNCTION, WHITE_POINT, PRIMARY_CHROMATICITIES = 262, 301, 318, 319
 
 
 def to_rgb(image: Image.Image, colour: Colour = "srgb") -> Image.Image:
-    """Bring a loaded image of any mode to RGB, or to L when it is grey: transparency on white, depths to 8 bits.
+    """Convert a loaded image of any mode to RGB, or to L if it is grey: on white, with 8 bits.
 
-    Args:
-        image: with what its file says in `info`.
-        colour: how its numbers are read.
-
-    Raises:
-        DecodeError: it holds infinite or undefined values.
+    `image.info` holds what its file says about colour. Raises a DecodeError for infinite or undefined values.
     """
     if colour == "srgb":
         image = to_srgb(upright_grey(image), profile_of(image))
@@ -82,7 +81,7 @@ def to_rgb(image: Image.Image, colour: Colour = "srgb") -> Image.Image:
 
 
 def note_colour(image: Image.Image, encoded: bytes) -> None:
-    """Put into an opened image's `info` what its file says about colour and Pillow leaves out."""
+    """Add to an opened image's `info` what its file says about colour and Pillow leaves out."""
     if image.format == "PNG":
         image.info[CICP] = png_cicp(encoded)
     elif image.format == "AVIF":
@@ -92,11 +91,7 @@ def note_colour(image: Image.Image, encoded: bytes) -> None:
 
 
 def profile_of(image: Image.Image) -> bytes | None:
-    """ICC profile that holds for a loaded image's numbers; None where they are sRGB's, or nothing is said.
-
-    Args:
-        image: with what its file says in `info`.
-    """
+    """Return the ICC profile for a loaded image's numbers; None if they are sRGB or its `info` says nothing."""
     info, is_grey = image.info, image.mode in GREY_MODES or image.mode.startswith("I;16")
     codes = _codes(image)
     if codes is not None:
@@ -110,18 +105,17 @@ def profile_of(image: Image.Image) -> bytes | None:
 
 
 def _codes(image: Image.Image) -> Cicp | None:
-    """Codes that hold: a PNG's in any case, another file's where it has no profile, those of a profile of HDR."""
+    """Return the codes that apply: a PNG's, another file's if it has no profile, else those of an HDR profile."""
     codes, profile = image.info.get(CICP), image.info.get("icc_profile")
     if isinstance(codes, tuple) and (image.format == "PNG" or not profile):
         return codes
     if not isinstance(profile, bytes) or len(profile) > MAX_PROFILE_BYTES:
         return None
     codes = cicp_of_profile(profile)
-    return codes if codes is not None and codes[1] in (PQ, HLG) else None  # the curves beside are for 10,000 nit
+    return codes if codes is not None and codes[1] in (PQ, HLG) else None  # the profile's own curves are for 10,000 nit
 
 
 def _tagged_profile(image: Image.Image, is_grey: bool) -> bytes | None:
-    """Profile of what a TIFF's tags or an Exif say."""
     tags, exif = getattr(image, "tag_v2", None), image.info.get("exif")
     if tags is not None and (WHITE_POINT in tags or TRANSFER_FUNCTION in tags):
         return _tiff_profile(tags, is_grey)
@@ -130,7 +124,7 @@ def _tagged_profile(image: Image.Image, is_grey: bool) -> bytes | None:
 
 
 def _gamma_profile(info: dict[Any, Any], is_grey: bool) -> bytes | None:
-    """Profile of a PNG's `gAMA` and `cHRM`; these alone, without a gamma, say nothing, as in browsers."""
+    """Return the profile for a PNG's `gAMA` and `cHRM`; `cHRM` without a gamma is ignored, as in browsers."""
     gamma, points = info["gamma"], info.get("chromaticity")
     if not isinstance(gamma, float) or gamma <= 0:
         return None
@@ -141,10 +135,7 @@ def _gamma_profile(info: dict[Any, Any], is_grey: bool) -> bytes | None:
 
 
 def _tiff_profile(tags: Any, is_grey: bool) -> bytes | None:
-    """Profile of a TIFF's colorimetry; without a transfer function its curve is taken to be that of sRGB.
-
-    Source: TIFF 6.0, section 20.
-    """
+    """Return the profile for a TIFF's colorimetry (TIFF 6.0, section 20); the default curve is that of sRGB."""
     try:
         points = [float(value) for value in (*tags.get(PRIMARY_CHROMATICITIES, ()), *tags.get(WHITE_POINT, ()))]
         levels = tags.get(TRANSFER_FUNCTION, ())
@@ -165,7 +156,7 @@ def _tiff_profile(tags: Any, is_grey: bool) -> bytes | None:
 
 
 def upright_grey(image: Image.Image) -> Image.Image:
-    """Turn 16-bit greys of a TIFF whose white is zero; Pillow does it for 8 bits and fewer alone."""
+    """Invert 16-bit greys of a TIFF whose white is zero; Pillow does it only for up to 8 bits."""
     tags = getattr(image, "tag_v2", None)
     if tags is None or not image.mode.startswith("I;16") or tags.get(PHOTOMETRIC) != WHITE_IS_ZERO:
         return image
@@ -175,15 +166,10 @@ def upright_grey(image: Image.Image) -> Image.Image:
 
 
 def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
-    """Bring an image's colours to sRGB: of mode RGB, RGBA, L or LA where anything changes, else returned as it is.
+    """Convert an image to sRGB (mode RGB, RGBA, L or LA); return it unchanged if no colour changes.
 
-    Args:
-        image: loaded, of any mode.
-        profile: ICC profile of its numbers; None: sRGB. One that is broken, too large, or made for other channels is
-            ignored.
-
-    Raises:
-        DecodeError: the image holds infinite or undefined values.
+    Profile None means sRGB; a profile that is broken, too large, or for other channels is ignored. Raises a DecodeError
+    for infinite or undefined values.
     """
     space = _space(profile)
     if profile is None or space is None:
@@ -202,7 +188,7 @@ def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
 
 
 def changes_colours(profile: bytes | None) -> bool:
-    """Whether an ICC profile changes the colours of an RGB image, or is that of sRGB, as most are.
+    """Return whether an ICC profile changes an RGB image's colours; most are sRGB and don't.
 
     Takes a microsecond for a profile that was seen before.
     """
@@ -210,11 +196,10 @@ def changes_colours(profile: bytes | None) -> bool:
 
 
 def may_follow_resize(image: Image.Image, profile: bytes) -> bool:
-    """Whether an image's profile may be applied after its resize, at a fraction of the cost.
+    """Return whether an image's profile may be applied after its resize, at a fraction of the cost.
 
-    A resize averages neighbours. That gives the same picture before and after where averages of colours become the
-    averages of what they become: so of curves near sRGB's, as Display P3 and Adobe RGB have them, not of linear ones
-    or PQ.
+    A resize averages neighbours. The order doesn't matter if averages of colours convert to averages of the converted
+    colours: so it is with curves near sRGB's (Display P3, Adobe RGB), but not with linear ones or PQ.
     """
     return image.mode == "RGB" and not image.has_transparency_data and _keeps_averages(profile)
 
@@ -235,7 +220,7 @@ def _keeps_averages(profile: bytes) -> bool:
 
     black, white = convert(np.array([[0.0] * 3, [255.0] * 3]))
     if black.max() > NEGLIGIBLE or white.min() < 255 - NEGLIGIBLE:
-        return False  # what pads an image would change, too
+        return False  # the padding would change, too
     rng = np.random.default_rng(0)
     vivid = rng.uniform(0, 255, (8192, 3))
     one = (vivid + vivid.mean(1, keepdims=True)) / 2  # as colourful as photographs
@@ -245,7 +230,6 @@ def _keeps_averages(profile: bytes) -> bool:
 
 
 def _space(profile: bytes | None) -> bytes | None:
-    """Colour space of a profile that may be applied."""
     if not isinstance(profile, bytes) or not 132 <= len(profile) <= MAX_PROFILE_BYTES or profile[36:40] != b"acsp":
         return None
     space = profile[16:20]
@@ -253,7 +237,7 @@ def _space(profile: bytes | None) -> bytes | None:
 
 
 def _prepare(image: Image.Image, space: bytes) -> Image.Image | None:
-    """Image in a mode that a profile of this space is applied to; None where its channels are others."""
+    """Convert an image to a mode that profiles of this space accept; None if its channels don't match."""
     mode = image.mode
     if space == CMYK:
         return image if mode == "CMYK" else None
@@ -270,7 +254,7 @@ def _prepare(image: Image.Image, space: bytes) -> Image.Image | None:
 
 
 def _convert_greys(image: Image.Image, profile: bytes) -> Image.Image:
-    """Bring greys to sRGB's; those of 16 bits by all of them, as linear ones have their shadows in few levels."""
+    """Convert greys to sRGB, 16-bit ones at full depth because linear ones keep their shadows in few levels."""
     table = _grey_table(profile)
     if table is None:
         return image
@@ -284,7 +268,7 @@ def _convert_greys(image: Image.Image, profile: bytes) -> Image.Image:
 
 @lru_cache(maxsize=16)
 def _transform(profile: bytes, mode: str) -> "ImageCmsTransform | None":
-    """Transform from a profile to sRGB; None where that is nothing, or the profile is broken."""
+    """Return the transform from a profile to sRGB; None if it changes nothing or the profile is broken."""
     outcome = "RGBA" if mode == "RGBA" else "RGB"
     try:
         transform = _build(profile, mode, outcome)
@@ -294,7 +278,7 @@ def _transform(profile: bytes, mode: str) -> "ImageCmsTransform | None":
         raise
     except Exception:  # noqa: BLE001 - a broken profile raises anything, and must not cost a good image
         return None
-    if mode == "CMYK":  # without its profile, CMYK isn't as sRGB
+    if mode == "CMYK":  # CMYK isn't like sRGB even without its profile
         return transform if _is_light(after.crop((0, 0, 1, 1))) else None
     is_same = _difference(before.convert("RGB"), after) <= NEGLIGIBLE
     return None if is_same or not _is_light(after.crop((after.width - 1, 0, after.width, 1))) else transform
@@ -302,7 +286,7 @@ def _transform(profile: bytes, mode: str) -> "ImageCmsTransform | None":
 
 @lru_cache(maxsize=16)
 def _grey_table(profile: bytes) -> tuple[int, ...] | None:
-    """Level of sRGB for each of 256 levels of grey; None where they are the same, or the profile is broken."""
+    """Return the sRGB level for each of 256 grey levels; None if they are equal or the profile is broken."""
     ramp = Image.frombytes("L", (256, 1), bytes(range(256)))
     try:
         toned = _build(profile, "L", "RGB").apply(ramp).getchannel("G").tobytes()
@@ -315,7 +299,7 @@ def _grey_table(profile: bytes) -> tuple[int, ...] | None:
 
 
 def _build(profile: bytes, mode: str, outcome: str) -> "ImageCmsTransform":
-    from PIL import ImageCms  # 20 ms, for pictures with another profile than none
+    from PIL import ImageCms  # takes 20 ms, and only pictures with a profile need it
 
     return ImageCms.buildTransform(
         ImageCms.ImageCmsProfile(io.BytesIO(profile)),
@@ -328,7 +312,7 @@ def _build(profile: bytes, mode: str, outcome: str) -> "ImageCmsTransform":
 
 
 def _probe(mode: str) -> Image.Image:
-    """Colours that tell whether a transform changes any: 9 x 9 x 9 of them and, last, white; of CMYK, paper alone."""
+    """Return 9 x 9 x 9 colours and then white, to see whether a transform changes any; for CMYK, only paper."""
     if mode == "CMYK":
         return Image.new("CMYK", (1, 1))
     levels = [round(number * 255 / 8) for number in range(9)]
@@ -358,8 +342,8 @@ def _on_white(image: Image.Image) -> Image.Image:
 def _to_8_bits(image: Image.Image) -> Image.Image:
     """Scale 16-bit, 32-bit and float greys to 8 bits; Pillow's own conversion would clip them to white.
 
-    16-bit modes span 0..65535. Integers and floats of 32 bits don't tell their range: it is assumed to be the least of
-    0..1 (floats), 0..255, 0..65535 that holds all values, else the span of the values.
+    16-bit modes span 0..65535. 32-bit integers and floats don't declare their range: it is assumed to be the smallest
+    of 0..1 (floats), 0..255, 0..65535 that holds all values, else the span of the values.
     """
     is_float, is_16_bit = image.mode == "F", image.mode.startswith("I;16")
     if is_16_bit:
@@ -368,7 +352,7 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
         low, high = _assumed_range(image, is_float)
     wide = image if is_float else image.convert("I")
     factor = 255.0 / ((high - low) or 1.0)
-    # Both conversions cut decimals off, so 0.5 is added; floats get there through a 32-bit float image.
+    # Both conversions truncate decimals, so 0.5 is added; floats get there through a 32-bit float image.
     return wide.point(lambda value: value * factor + (0.5 - low * factor)).convert("L")
 
 

@@ -1,7 +1,7 @@
-"""ICC profiles for what files say in numbers: primaries, a gamma, the codes of video. Bytes out; no library needed.
+"""Builds ICC profiles from numbers in files: primaries, a gamma, the codes of video; no library needed.
 
-Of HDR (PQ and HLG) the curve maps the white of text and paper, 203 nit or 75 %, to the white of sRGB, and rolls off
-what is brighter, of each channel by itself; so a profile of curves and a matrix says all.
+For HDR (PQ and HLG) the curve maps the white of text and paper, 203 nit or 75 %, to the white of sRGB, and rolls off
+what is brighter. Each channel is treated separately, so a profile of curves and a matrix is enough.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 Curve = Callable[[float], float]
-"""Value of a channel in [0, 1] -> linear light, 1 for white."""
+"""Maps a channel's value in [0, 1] to linear light, 1 for white."""
 Point = tuple[float, float]
 """Chromaticity x, y."""
 Primaries = tuple[Point, Point, Point, Point]
@@ -39,17 +39,17 @@ PRIMARIES: dict[int, Primaries] = {
     12: (*P3, D65),
     22: ((0.63, 0.34), (0.295, 0.605), (0.155, 0.077), D65),
 }
-"""Primaries by their code, but for those of sRGB (1), which are assumed of any other (Source: ITU-T H.273, table 2)."""
+"""Primaries by code, except those of sRGB (1), the default for any other code (Source: ITU-T H.273, table 2)."""
 PQ, HLG = 16, 18
 
 WHITE_NITS = 203.0
-"""Luminance of the reference white, which SDR's white is shown as (Source: ITU-R BT.2408)."""
+"""Luminance of the reference white, at which SDR's white is shown (Source: ITU-R BT.2408)."""
 PEAK_NITS = 1000.0
-"""Luminance of PQ that becomes full white: the peak of nearly all that is mastered."""
+"""Luminance of PQ that becomes full white: the peak of nearly all mastered content."""
 HLG_WHITE = 0.75
 """Signal of the reference white (Source: ITU-R BT.2408)."""
 KNEE = 0.85
-"""Linear light from which on highlights are rolled off; the reference white itself comes to 246 of 255."""
+"""Linear light above which highlights are rolled off; the reference white itself comes to 246 of 255."""
 
 CURVE_POINTS = 4096
 D50_XYZ = (0.9642, 1.0, 0.8249)  # of the ICC's connection space
@@ -60,9 +60,9 @@ NEAR_SRGB_GAMMA, NEAR_SRGB_POINT = 0.1, 0.005
 
 
 def cicp_profile(codes: Cicp, *, is_grey: bool = False) -> bytes | None:
-    """Profile of codes of video; None where they say nothing but sRGB, or nothing that is known.
+    """Return a profile for codes of video; None if they mean sRGB or are unknown.
 
-    BT.709's and its relatives' transfer counts as that of sRGB, as browsers and players show it. No system gamma is
+    The transfer of BT.709 and its relatives counts as that of sRGB, as browsers and players show it. No system gamma is
     applied to HLG: for a display whose 75 % is as bright as an SDR screen's white, of 100 nit, it is 1.03.
 
     Source: ITU-T H.273; ITU-R BT.2100 (PQ, HLG and its system gamma).
@@ -74,12 +74,9 @@ def cicp_profile(codes: Cicp, *, is_grey: bool = False) -> bytes | None:
 
 
 def gamma_profile(gamma: float, primaries: Primaries = BT709, *, is_grey: bool = False) -> bytes | None:
-    """Profile of a gamma and primaries; None where these can't be.
+    """Return a profile of a gamma and primaries; None if these are impossible.
 
-    Args:
-        gamma: exponent that makes linear light of values; near 2.2, with sRGB's primaries, it counts as sRGB's curve.
-        primaries: chromaticities.
-        is_grey: of an image without colours.
+    `gamma` is the exponent from values to linear light; near 2.2, with sRGB's primaries, it counts as sRGB's curve.
     """
     if not 0.1 <= gamma <= 10:
         return None
@@ -93,12 +90,12 @@ def gamma_profile(gamma: float, primaries: Primaries = BT709, *, is_grey: bool =
 
 
 def primaries_profile(primaries: Primaries) -> bytes | None:
-    """Profile of primaries with the curve of sRGB; None where they can't be."""
+    """Return a profile of primaries with the curve of sRGB; None if they are impossible."""
     return _profile(f"primaries {primaries}", srgb_curve, primaries, is_grey=False)
 
 
 def adobe_rgb_profile() -> bytes | None:
-    """Profile of Adobe RGB (1998)."""
+    """Return the profile of Adobe RGB (1998)."""
     return _profile("Adobe RGB", _power(ADOBE_GAMMA), ADOBE_RGB, is_grey=False)
 
 
@@ -107,19 +104,19 @@ def _power(gamma: float) -> Curve:
 
 
 def srgb_curve(value: float) -> float:
-    """Linear light of a value of sRGB (Source: IEC 61966-2-1)."""
+    """Return the linear light of an sRGB value (Source: IEC 61966-2-1)."""
     return value / 12.92 if value <= 0.04045 else math.pow((value + 0.055) / 1.055, 2.4)
 
 
 def pq_curve(value: float) -> float:
-    """Linear light of PQ, 1 for the reference white, before highlights are rolled off (Source: ITU-R BT.2100)."""
+    """Return the linear light of PQ, 1 for the reference white, before roll-off (Source: ITU-R BT.2100)."""
     root = math.pow(value, 1 / 78.84375)
     power = max(root - 0.8359375, 0) / (18.8515625 - 18.6875 * root)
     return 10_000 / WHITE_NITS * math.pow(power, 1 / 0.1593017578125)
 
 
 def hlg_curve(value: float) -> float:
-    """Linear light of HLG, 1 for the reference white, before highlights are rolled off (Source: ITU-R BT.2100)."""
+    """Return the linear light of HLG, 1 for the reference white, before roll-off (Source: ITU-R BT.2100)."""
     return _hlg_scene_light(value) / _hlg_scene_light(HLG_WHITE)
 
 
@@ -130,13 +127,10 @@ def _hlg_scene_light(value: float) -> float:
 
 
 def rolled_off(light: float, peak: float) -> float:
-    """Bring highlights into [0, 1]: as they are up to the knee, then ever flatter up to the peak, which becomes 1.
+    """Compress highlights into [0, 1]: unchanged up to the knee, then ever flatter up to the peak, which becomes 1.
 
-    Source: Reinhard et al. 2002, equation 4, above the knee.
-
-    Args:
-        light: linear, 1 for the reference white.
-        peak: the brightest that differs from white.
+    `light` is linear, 1 for the reference white; `peak` is the brightest that differs from white. Source: Reinhard et
+    al. 2002, equation 4, above the knee.
     """
     if light <= KNEE:
         return light
@@ -163,14 +157,13 @@ _CURVES: dict[int, Curve] = {
     17: _cinema_curve,
     HLG: _hlg_to_sdr,
 }
-"""Curves by the code of the transfer, where they aren't shown as that of sRGB (Source: ITU-T H.273, table 3)."""
+"""Curves by transfer code, unless they are shown as that of sRGB (Source: ITU-T H.273, table 3)."""
 
 _made: dict[tuple[str, bool], bytes | None] = {}
 MAX_MADE = 64  # files may state any gamma
 
 
 def _profile(name: str, curve: Curve, primaries: Primaries, is_grey: bool) -> bytes | None:
-    """Make a profile once for each name."""
     key = (name, is_grey)
     if key not in _made:
         if len(_made) >= MAX_MADE:
@@ -183,14 +176,9 @@ def _profile(name: str, curve: Curve, primaries: Primaries, is_grey: bool) -> by
 def table_profile(
     curves: Sequence[Sequence[float]], primaries: Primaries = BT709, *, is_grey: bool = False
 ) -> bytes | None:
-    """Write an ICC profile, version 2; None where the primaries span no colours.
+    """Write an ICC profile, version 2 (ICC.1:2001-04); None if the primaries span no colours.
 
-    Args:
-        curves: values of linear light at even distances, for all channels or for each of the three.
-        primaries: chromaticities.
-        is_grey: of one channel.
-
-    Source: ICC.1:2001-04.
+    `curves` are evenly spaced values of linear light: one curve for all channels, or three.
     """
     matrix = _matrix(primaries)
     if matrix is None:
@@ -238,7 +226,7 @@ def _text(kind: bytes) -> bytes:
 
 @lru_cache(maxsize=64)
 def _matrix(primaries: Primaries) -> Matrix | None:
-    """Matrix from linear RGB to XYZ, adapted to D50 by Bradford's; None where it is none."""
+    """Return the matrix from linear RGB to XYZ, adapted to D50 by Bradford's method; None if there is none."""
     *colours, white = ((x, y, 1 - x - y) for x, y in primaries)
     columns = tuple(zip(*colours, strict=True))
     if not all(math.isfinite(value) for row in (*columns, white) for value in row) or white[1] <= 0.01:

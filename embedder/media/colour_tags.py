@@ -1,6 +1,6 @@
-"""Statements about colour in the bytes of a file, which Pillow doesn't hand on: small parsers with bounds.
+"""Small, bounded parsers for colour information in a file's bytes that Pillow doesn't pass on.
 
-A file that breaks their rules says nothing; none of them raises.
+None of them raises: a malformed file counts as saying nothing.
 """
 
 import struct
@@ -10,7 +10,7 @@ from functools import lru_cache
 from embedder.media.colour_profiles import Cicp, gamma_profile
 
 MAX_PROFILE_BYTES = 4 << 20
-"""Size of a profile; larger ones are ignored. Those of presses have up to 3 MiB."""
+"""Larger profiles are ignored. Those of printing presses have up to 3 MiB."""
 MAX_BOXES = 1000
 MAX_IPMA_BYTES = 1 << 20
 MAX_CHUNKS = 1000
@@ -21,12 +21,12 @@ ADOBE_RGB_MARKS = (b"\0\1\0\2\0\0\0\4R03\0", b"\1\0\2\0\4\0\0\0R03\0")
 
 
 def says_adobe_rgb(exif: bytes) -> bool:
-    """Whether an Exif says that the image is in Adobe RGB."""
+    """Return whether an Exif declares Adobe RGB."""
     return any(mark in exif for mark in ADOBE_RGB_MARKS)
 
 
 def png_cicp(encoded: bytes) -> Cicp | None:
-    """Codes of the chunk `cICP` of a PNG (Source: PNG, third edition, 11.3.2.6)."""
+    """Return the codes in a PNG's `cICP` chunk (Source: PNG, third edition, 11.3.2.6)."""
     place = 8
     for _ in range(MAX_CHUNKS):
         length, name = int.from_bytes(encoded[place : place + 4], "big"), encoded[place + 4 : place + 8]
@@ -39,7 +39,7 @@ def png_cicp(encoded: bytes) -> Cicp | None:
 
 
 def without_png_profile(encoded: bytes) -> bytes:
-    """PNG without its chunk `iCCP`, whose profile is too large for Pillow to open the file."""
+    """Return a PNG without its `iCCP` chunk, whose profile is too large for Pillow to open the file."""
     place = 8
     for _ in range(MAX_CHUNKS):
         length, name = int.from_bytes(encoded[place : place + 4], "big"), encoded[place + 4 : place + 8]
@@ -56,7 +56,7 @@ BMP_CALIBRATED, BMP_EMBEDDED = 0, int.from_bytes(b"MBED", "big")
 
 
 def bmp_profile(encoded: bytes) -> bytes | None:
-    """Profile of a BMP of version 4 or 5: embedded, or made of its endpoints and gammas (of green, for all)."""
+    """Return the profile of a BMP of version 4 or 5: embedded, or made of its endpoints and green's gamma."""
     head = encoded[14:138]
     if len(head) < 124 or int.from_bytes(head[:4], "little") not in BMP_HEADERS:
         return None
@@ -79,7 +79,7 @@ def bmp_profile(encoded: bytes) -> bytes | None:
 
 @lru_cache(maxsize=16)
 def cicp_of_profile(profile: bytes) -> Cicp | None:
-    """Codes of the tag `cicp` of an ICC profile, as HDR pictures have it (Source: ICC.1:2022, 9.2.17)."""
+    """Return the codes in an ICC profile's `cicp` tag, which HDR pictures have (Source: ICC.1:2022, 9.2.17)."""
     for number in range(min(int.from_bytes(profile[128:132], "big"), MAX_TAGS)):
         entry = profile[132 + 12 * number : 144 + 12 * number]
         if entry[:4] == b"cicp":
@@ -89,7 +89,7 @@ def cicp_of_profile(profile: bytes) -> Cicp | None:
 
 
 def heif_cicp(encoded: bytes) -> Cicp | None:
-    """Codes that a HEIF or AVIF file states for its primary image.
+    """Return the codes that a HEIF or AVIF file states for its primary image.
 
     Source: ISO/IEC 14496-12 (`meta`, `pitm`, `colr` of type `nclx`), 23008-12 (`iprp`, `ipco`, `ipma`).
     """
@@ -118,7 +118,6 @@ def heif_cicp(encoded: bytes) -> Cicp | None:
 
 
 def _boxes(encoded: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Type, start and end of the content of boxes."""
     for _ in range(MAX_BOXES):
         if start + 8 > end:
             return
@@ -137,7 +136,7 @@ def _find(encoded: bytes, kind: bytes, start: int, end: int) -> tuple[int, int] 
 
 
 def _list_associated(content: bytes, item: int) -> list[int]:
-    """Numbers, from 1, of the properties of an item, by the content of a box `ipma`."""
+    """Return the property numbers of an item, from 1, found in the content of an `ipma` box."""
     if len(content) < 8:
         return []
     id_bytes, wide = (2 if content[0] < 1 else 4), content[3] & 1

@@ -1,4 +1,4 @@
-"""Contact sheet: images in a grid, a few short lines under each, a block for each query; decodes no file."""
+"""Draws a contact sheet: images in a grid, a few short lines under each, a block per query; decodes no file."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -24,18 +24,18 @@ MARGIN_PX = 16
 FONT_PX = 12
 TITLE_PX = 20
 FRAME_PX = 3  # around the image that was searched with
-MAX_LINES = 2  # of one text; the rest of it is an ellipsis
+MAX_LINES = 2  # of one text; the rest becomes an ellipsis
 INK, PALE, PAPER, MISSING = (20, 20, 20), (110, 110, 110), (255, 255, 255), (235, 235, 235)
 
 SHEET_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".pdf": "PDF"}
-MAX_SIDE_PX = {"JPEG": 65_500, "WEBP": 16_383, "PDF": 28_800}  # the last are the 200 inches of Acrobat
+MAX_SIDE_PX = {"JPEG": 65_500, "WEBP": 16_383, "PDF": 28_800}  # PDF: Acrobat's 200 inches
 MAX_PIXELS = 250_000_000  # of all pages: 750 MB, as 6,000 images need
 QUALITY = 90  # of JPEG, WebP and PDF
 PDF_DPI = 144.0  # five columns are 6.2 inches wide
 
 
 class Cell(NamedTuple):
-    """One image, uint8 (H, W, 3) or None where it could not be read, and the texts under it."""
+    """One image, uint8 (H, W, 3) or None if it couldn't be read, and the texts under it."""
 
     pixels: Pixels | None
     lines: list[str]
@@ -44,11 +44,8 @@ class Cell(NamedTuple):
 class Block(NamedTuple):
     """Images of one query.
 
-    Attributes:
-        cells: in reading order, five per row.
-        title: line above them; empty for none.
-        query: cell of the image that was searched with, drawn with a frame in front of the others; None for none.
-        note: line in their place where there are none.
+    `cells` are in reading order, five per row. `title` is the line above them, empty for none. `query` is the image
+    that was searched with, drawn with a frame before the others; None for none. `note` is shown if there are no cells.
     """
 
     cells: Sequence[Cell]
@@ -58,12 +55,10 @@ class Block(NamedTuple):
 
 
 def save_sheet(path: Path, blocks: Sequence[Block], fonts: Fonts | None = None) -> None:
-    """Draw the blocks below one another and write the sheet; as PDF, each on a page of its own.
+    """Draw the blocks from top to bottom and write the sheet; a PDF has one page per block.
 
-    Args:
-        path: the file, in the format that its suffix names; an older one is replaced when the new one is written.
-        blocks: from top to bottom.
-        fonts: for all texts; default: those of this machine.
+    The suffix of `path` names the format; an existing file is replaced once the new one is written. `fonts` None means
+    those of this machine.
 
     Raises:
         ConfigError: the suffix names no format, the folder is missing, there are too many images for the format, or the
@@ -88,7 +83,7 @@ def save_sheet(path: Path, blocks: Sequence[Block], fonts: Fonts | None = None) 
 
 
 class _Layout:
-    """Lines and sizes of a block; a margin is above it, none below."""
+    """Lines and sizes of a block; it has a margin above and none below."""
 
     def __init__(self, block: Block, columns: int, small: Lettering, large: Lettering) -> None:
         self.block, self.small, self.large = block, small, large
@@ -107,11 +102,11 @@ class _Layout:
 
     @property
     def inner_px(self) -> int:
-        """Width between the margins."""
+        """Return the width between the margins."""
         return self.width_px - 2 * MARGIN_PX
 
     def draw(self, sheet: Image.Image, y: int) -> None:
-        """Draw the block at some height."""
+        """Draw the block at height `y`."""
         for number, line in enumerate(self.head):
             corner = (MARGIN_PX, y + MARGIN_PX + number * self.large.line_px)
             self.large.draw(sheet, corner, self.inner_px, line, INK)
@@ -153,7 +148,7 @@ def _draw_page(page: Sequence[_Layout], size: tuple[int, int]) -> Image.Image:
 
 
 def _write(pages: list[Image.Image], kind: str, file: BinaryIO) -> None:
-    """Write a sheet, with a mark, so that one saved among images is not taken for one of them; a PDF needs none."""
+    """Write a sheet with a mark, so that one saved among images isn't taken for an item; a PDF needs none."""
     first, *others = pages
     if kind == "PDF":
         first.save(file, kind, save_all=True, append_images=others, resolution=PDF_DPI, quality=QUALITY)
@@ -170,9 +165,9 @@ def _write(pages: list[Image.Image], kind: str, file: BinaryIO) -> None:
 
 
 def _exif_first(webp: bytes) -> bytes:
-    """Move the EXIF chunk of a WebP file from its end to the front, where `sniff` reads the mark.
+    """Move a WebP file's EXIF chunk from the end to the front, where `sniff` reads the mark.
 
-    Source: RFC 9649, 2.7: the header chunk is the first, and metadata may stand in any order.
+    Source: RFC 9649, 2.7: the header chunk is the first, and metadata may come in any order.
     """
     chunks: list[bytes] = []
     start = 12
@@ -203,7 +198,6 @@ def _draw_frame(sheet: Image.Image, corner: tuple[int, int]) -> None:
 
 
 def _draw_texts(sheet: Image.Image, corner: tuple[int, int], texts: list[list[Line]], small: Lettering) -> None:
-    """Draw texts below one another, the first in ink."""
     x, y = corner
     for number, lines in enumerate(texts):
         for line in lines:
@@ -212,14 +206,14 @@ def _draw_texts(sheet: Image.Image, corner: tuple[int, int], texts: list[list[Li
 
 
 def encode_png(pixels: Pixels) -> bytes:
-    """One image as a PNG file."""
+    """Encode one image as a PNG file."""
     file = BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
 
 
 def encode_webp(pixels: Pixels, quality: int) -> bytes:
-    """One image as a WebP file; quality from 0 to 100."""
+    """Encode one image as a WebP file; quality from 0 to 100."""
     file = BytesIO()
     Image.fromarray(pixels).save(file, "WEBP", quality=quality, method=3)
     return file.getvalue()

@@ -1,8 +1,8 @@
-"""Images that strict readers refuse and viewers show: without their end, cut off in the last rows, of a wrong checksum.
+"""Decodes images that strict readers refuse and viewers show: cut off near the end, or with a wrong checksum.
 
 How much of a picture is really there is measured, not guessed from the file's size. What a decoder invents for missing
-data depends on what stands in their place; so the file is decoded with different continuations, or onto different
-grounds, and pixels that differ are missing.
+data depends on the bytes that follow. So the file is decoded with different continuations, or onto different
+backgrounds, and pixels that differ are missing.
 """
 
 import random
@@ -16,7 +16,7 @@ from PIL import Image, ImageChops, ImageFile
 from embedder.media.errors import TRUNCATED_IMAGE, DecodeError
 from embedder.media.sniff import jpeg_start
 
-MIN_SHARE = 0.95  # of the picture's rows, which are embedded; less is a reject
+MIN_SHARE = 0.95  # of the picture's rows; less is a reject
 END_OF_IMAGE = b"\xff\xd9"
 TAIL_BYTES = 4096  # several times the largest block of a JPEG
 NUM_TAILS = 2  # random data may begin with "no change for 32,767 blocks"; hardly twice
@@ -27,21 +27,21 @@ SEGMENT_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # not stuffing, not a
 START_OF_SCAN, FRAME_STARTS = 0xDA, frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 NO_LENGTH = frozenset({0x01, 0xD8, 0xD9})
 ON_GROUNDS = frozenset({"PNG", "BMP", "TIFF"})
-"""Formats whose decoders leave pixels as they were for which there are no data."""
+"""Formats whose decoders leave pixels without data as they were."""
 
 Load = Callable[[bytes], Image.Image]
-"""Open a file by its content, check its size and decode it."""
+"""Opens a file by its content, checks its size and decodes it."""
 
 
 class Salvaged(NamedTuple):
-    """Decoded image, and what is missing of it; None: nothing."""
+    """Decoded image, and a note on what is missing; None means nothing."""
 
     image: Image.Image
     note: str | None
 
 
 class _Scan(NamedTuple):
-    """Scan of a JPEG: its components, its coefficients, and whether it refines bits that an earlier scan began."""
+    """Scan of a JPEG: its components, its coefficients, and whether it refines bits of an earlier scan."""
 
     components: frozenset[int]
     coefficients: range
@@ -52,11 +52,8 @@ class _Scan(NamedTuple):
 def salvage(encoded: bytes, load: Load, prepare: Load) -> Salvaged | None:
     """Decode an image that its strict reader has refused, if at least `MIN_SHARE` of its rows are there.
 
-    A progressive JPEG that was cut off has all rows once every coefficient has been sent; what is cut off then are
-    low bits of them, and it is embedded however many.
-
-    Returns:
-        The image; None for a format, or a damage, that nothing here knows.
+    A truncated progressive JPEG has all rows once every coefficient has been sent; only low bits are then missing, and
+    it is embedded however many. Returns None for an unknown format or kind of damage.
 
     Raises:
         DecodeError: of type `TruncatedImage`: too much is missing.
@@ -72,7 +69,7 @@ def salvage(encoded: bytes, load: Load, prepare: Load) -> Salvaged | None:
 def _salvage_jpeg(encoded: bytes, load: Load) -> Salvaged | None:
     components, scans = _scans(encoded)
     if not scans or END_OF_IMAGE in encoded[scans[-1].data_start :]:
-        return None  # it is no lack of an end that it was refused for
+        return None  # it was refused for another reason than a missing end
     sent = {(each, number) for scan in scans if not scan.is_refinement for each in scan.components
             for number in scan.coefficients}  # fmt: skip
     if len(sent) < len(components) * NUM_COEFFICIENTS:
@@ -88,7 +85,7 @@ def _salvage_jpeg(encoded: bytes, load: Load) -> Salvaged | None:
 
 
 def _scans(encoded: bytes) -> tuple[frozenset[int], list[_Scan]]:
-    """Components of a JPEG, and its scans as far as their headers are there."""
+    """Return a JPEG's components, and its scans as far as their headers are there."""
     components: frozenset[int] = frozenset()
     scans: list[_Scan] = []
     offset = 0
@@ -107,13 +104,13 @@ def _scans(encoded: bytes) -> tuple[frozenset[int], list[_Scan]]:
 
 
 def _next_restart(data: bytes) -> bytes:
-    """Marker that follows the last restart marker of a scan; the first one where it has none."""
+    """Return the marker that follows a scan's last restart marker; the first one if it has none."""
     places = [data.rfind(bytes((0xFF, 0xD0 + number))) for number in range(8)]
     return bytes((0xFF, 0xD0 + (places.index(max(places)) + 1) % 8 if max(places) >= 0 else 0xD0))
 
 
 def _salvage_webp(encoded: bytes, load: Load) -> Salvaged | None:
-    """Decode a WebP of which the last bytes are missing, with others in their place."""
+    """Decode a WebP whose last bytes are missing, with others in their place."""
     missing = int.from_bytes(encoded[4:8], "little") + 8 - len(encoded)
     if not 0 < missing <= MAX_MISSING_BYTES * len(encoded):
         return None
@@ -123,7 +120,7 @@ def _salvage_webp(encoded: bytes, load: Load) -> Salvaged | None:
 
 
 def _salvage_on_grounds(encoded: bytes, prepare: Load) -> Salvaged | None:
-    """Decode onto two grounds: a pixel that shows them is missing."""
+    """Decode onto two backgrounds: a pixel that shows them is missing."""
     with _tolerant_reading():
         image, other = (_on_ground(prepare(encoded), value) for value in (0, 1))
     if image is None or other is None:
@@ -134,7 +131,7 @@ def _salvage_on_grounds(encoded: bytes, prepare: Load) -> Salvaged | None:
 
 @contextmanager
 def _tolerant_reading() -> Iterator[None]:
-    """Have Pillow pass over checksums and texts of a PNG that break its rules, and stop where data end."""
+    """Let Pillow ignore invalid checksums and texts of a PNG, and stop where the data end."""
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:
         yield
@@ -152,7 +149,7 @@ def _on_ground(image: Image.Image, value: int) -> Image.Image | None:
 
 
 def _known_share(image: Image.Image, others: Iterable[Image.Image]) -> float:
-    """Share of a picture, sent in rows of blocks, that stands before the first pixel in which another differs."""
+    """Return the share of a picture, sent in rows of blocks, before the first pixel that differs in another."""
     shares = [1.0]
     for other in others:
         difference = _difference(image, other)
@@ -164,7 +161,7 @@ def _known_share(image: Image.Image, others: Iterable[Image.Image]) -> float:
 
 
 def _difference(image: Image.Image, other: Image.Image) -> Image.Image:
-    """Difference of the stored bytes of two images of one size and mode, row by row."""
+    """Return the byte-wise difference of two images of one size and mode, row by row."""
     a, b = (Image.frombytes("L", (len(data) // image.height, image.height), data)
             for data in (image.tobytes(), other.tobytes()))  # fmt: skip
     return ImageChops.difference(a, b)
@@ -184,5 +181,5 @@ def _truncated_error(message: str) -> DecodeError:
 
 
 def _noise(seed: int, num_bytes: int = TAIL_BYTES) -> bytes:
-    """Random data without markers, always the same."""
+    """Return random data without markers, always the same for a seed."""
     return random.Random(seed).randbytes(num_bytes).replace(b"\xff", b"\x7f")

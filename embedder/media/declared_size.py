@@ -1,7 +1,7 @@
-"""Size of a video file according to its outermost headers.
+"""Reads the size of a video file from its outermost headers.
 
-Readers of Matroska, AVI, FLV and ASF end without an error where a file was cut off; only the declared size
-distinguishes such a clip from a whole one. MPEG streams declare none: what is there of them is all.
+Readers of Matroska, AVI, FLV and ASF end without an error where a file was cut off; only the declared size reveals such
+a clip. MPEG streams declare none: they count as complete.
 """
 
 import struct
@@ -21,9 +21,9 @@ FLV_FILE_SIZE = b"\x00\x08filesize\x00"  # a key of the first tag, the marker of
 
 
 def declared_bytes(file: BinaryIO) -> int | None:
-    """Size that the file's headers declare, or None where they don't; the position in `file` is lost.
+    """Return the size declared in the file's headers, or None; the position in `file` is lost.
 
-    A file is cut off when this is more than it holds. Bytes after the declared end are common and mean nothing.
+    A file is cut off if this is more than it holds. Bytes after the declared end are common and harmless.
     """
     file.seek(0)
     head = file.read(HEAD_BYTES)
@@ -40,14 +40,14 @@ def declared_bytes(file: BinaryIO) -> int | None:
 
 
 def _asf_bytes(head: bytes) -> int | None:
-    """File size in the file properties, 24 bytes behind their identifier; 0 in a live recording."""
+    """Read the size in the file properties, 24 bytes after their identifier; it is 0 in a live recording."""
     found = head.find(ASF_FILE_PROPERTIES)
     size = head[found + 40 : found + 48]
     return int.from_bytes(size, "little") or None if found >= 0 and len(size) == 8 else None
 
 
 def _flv_bytes(head: bytes) -> int | None:
-    """File size in the metadata, which most writers leave there."""
+    """Read the file size in the metadata, which most writers fill in."""
     found = head.find(FLV_FILE_SIZE)
     double = head[found + len(FLV_FILE_SIZE) :][:8]
     if found < 0 or len(double) < 8:
@@ -57,7 +57,7 @@ def _flv_bytes(head: bytes) -> int | None:
 
 
 def _matroska_bytes(head: bytes) -> int | None:
-    """End of the segment element that follows the EBML header; live recordings leave its size open."""
+    """Return the end of the segment element after the EBML header; live recordings leave its size open."""
     start, length = _element_size(head, 4)
     if length is None or head[start + length : start + length + 4] != EBML_SEGMENT:
         return None
@@ -77,7 +77,7 @@ def _element_size(head: bytes, offset: int) -> tuple[int, int | None]:
 
 
 def _mp4_bytes(file: BinaryIO) -> int | None:
-    """End of the last outermost box that is known; an unknown one counts as trailing rubbish."""
+    """Return the end of the last known outermost box; an unknown one counts as trailing garbage."""
     end = 0
     for _ in range(MAX_MP4_BOXES):
         file.seek(end)

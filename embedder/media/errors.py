@@ -3,7 +3,7 @@
 from embedder.storage.item_error import ItemError
 
 STILL_IMAGE, UNSUPPORTED_CAMERA, TRUNCATED_IMAGE = "StillImage", "UnsupportedCamera", "TruncatedImage"
-"""Error types that callers tell from others."""
+"""Error types that callers handle specially."""
 
 
 class DecodeError(ItemError):

@@ -1,4 +1,4 @@
-"""Fonts for any text: the one that comes with matplotlib, then the machine's, by the characters in them."""
+"""Fonts for any text, chosen by the characters in them: first the one shipped with matplotlib, then the machine's."""
 
 import os
 import struct
@@ -16,48 +16,44 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 SHIPPED = "mpl-data/fonts/ttf/DejaVuSans.ttf"
 SUFFIXES = (".ttf", ".otf", ".ttc", ".otc")
-MAX_FILES = 500  # of the machine: reading the characters of one takes some 5 ms
+MAX_FILES = 500  # of the machine: reading one takes some 5 ms
 MAX_GLYPHS = 0xFFFF  # a font with more characters draws one box for many: a "last resort"
-BROAD = ("noto", "fallback", "unicode", "unifont", "cjk", "droid")  # names of fonts that are made for many scripts
+BROAD = ("noto", "fallback", "unicode", "unifont", "cjk", "droid")  # in names of fonts for many scripts
 STYLED = ("bold", "black", "italic", "oblique", "light", "thin", "condensed", "mono", "serif")
 OUTLINES = {"glyf", "CFF ", "CFF2"}
 COLOURS = {"CBDT", "sbix", "COLR", "SVG "}  # their outlines are missing or empty
 DAMAGED = (OSError, struct.error, ValueError, LookupError, AssertionError, AttributeError, TypeError)
-"""Exceptions of Pillow and fontTools for a damaged font, beside TTLibError."""
+"""Exceptions of Pillow and fontTools for a damaged font, besides TTLibError."""
 
 
 class Face(NamedTuple):
-    """One font and the characters that it has; without a path, Pillow's own, which has ASCII."""
+    """One font and its characters; without a path, Pillow's own, which has ASCII."""
 
     path: str | None
     characters: frozenset[int]
 
     def at(self, size_px: int) -> Font:
-        """Open it in a size."""
+        """Open the font in a size."""
         return _open(self.path, size_px)
 
 
 class Fonts:
-    """Fonts by the characters in them; the machine's are read only when the first one lacks a character."""
+    """Fonts by their characters; the machine's are read only if the first one lacks a character."""
 
     def __init__(self, *, system: bool = True) -> None:
-        """Read the font that is always there.
-
-        Args:
-            system: search the machine's fonts, too; if false, all machines draw the same.
-        """
-        can_read = "fontTools" not in missing("embed")  # else letters beyond ASCII are drawn as code points
+        """Read the font that is always there; without `system`, all machines draw the same."""
+        can_read = "fontTools" not in missing("embed")  # else non-ASCII letters are drawn as code points
         first = [face for face in [_read_face(path) for path in _shipped_files()] if face] if can_read else []
         self._faces = [*first, Face(None, frozenset(range(0x20, 0x7F)))]
         self._more = _system_faces() if system and can_read else iter(())
 
     @property
     def plain(self) -> Face:
-        """Font for the characters that all fonts have."""
+        """Return the font for the characters that all fonts have."""
         return self._faces[0]
 
     def find(self, text: str) -> Face | None:
-        """First font that has all characters of a text, or None."""
+        """Return the first font that has all characters of a text, or None."""
         wanted = {ord(character) for character in text}
         for face in self._faces:
             if wanted <= face.characters:
@@ -71,7 +67,7 @@ class Fonts:
 
 @lru_cache(maxsize=1)
 def all_fonts() -> Fonts:
-    """Fonts of this machine, read once per process."""
+    """Return the fonts of this machine, read once per process."""
     return Fonts()
 
 
@@ -81,7 +77,7 @@ def _open(path: str | None, size_px: int) -> Font:
 
 
 def _shipped_files() -> list[Path]:
-    """DejaVu Sans among the files of matplotlib, which is not imported for it."""
+    """Find DejaVu Sans among the files of matplotlib, without importing it."""
     found = find_spec("matplotlib")
     folders = (found.submodule_search_locations or []) if found else []
     return [path for path in (Path(folder) / SHIPPED for folder in folders) if path.is_file()]
@@ -95,7 +91,7 @@ def _system_faces() -> Iterator[Face]:
 
 
 def _preference(path: Path) -> tuple[int, bool, str]:
-    """Order plain fonts before bold and slanted ones, and those of many scripts first."""
+    """Order plain fonts before bold and slanted ones, and those for many scripts first."""
     name = path.stem.lower()
     return sum(word in name for word in STYLED), not any(word in name for word in BROAD), str(path)
 
@@ -107,7 +103,6 @@ def _font_files() -> Iterator[Path]:
 
 
 def _font_folders() -> list[Path]:
-    """Font folders of Linux, macOS and Windows, the user's first."""
     home = Path.home()
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
     shared = (os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(os.pathsep)
@@ -124,7 +119,7 @@ def _font_folders() -> list[Path]:
 
 
 def _read_face(path: Path) -> Face | None:
-    """Read which characters a font has; None for one that is damaged or has no outlines."""
+    """Read a font's characters; None if it is damaged or has no outlines."""
     from fontTools.ttLib import TTFont, TTLibError
 
     try:

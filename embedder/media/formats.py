@@ -1,19 +1,16 @@
-"""Formats of images that are read. An entry makes one known to listings, to recognition by content, and to Pillow.
+"""Supported image formats. An entry makes one known to listings, to recognition by content, and to Pillow.
 
-Those of the extra `formats` are recognised everywhere, and decoded where their package is installed.
+Those of the extra `formats` are recognised everywhere, and decoded if their package is installed.
 """
 
 from typing import NamedTuple
 
 
 class ImageFormat(NamedTuple):
-    """Format of images.
+    """Format of images that Pillow reads.
 
-    Attributes:
-        name: as people write it; in capitals, as Pillow has it.
-        plugin: Pillow's module that reads it.
-        suffixes: of its files, in lower case.
-        signatures: first bytes, any of them; none where more than a comparison is needed, which `sniff.py` has.
+    `name` in capitals is Pillow's name, and `plugin` its module that reads the format. `suffixes` are in lower case. A
+    file starts with one of `signatures`; there are none if `sniff.py` needs more than a comparison.
     """
 
     name: str
@@ -31,16 +28,14 @@ IMAGE_FORMATS = (
     ImageFormat("TIFF", "TiffImagePlugin", (".tif", ".tiff"), (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
     ImageFormat("AVIF", "AvifImagePlugin", (".avif", ".avifs")),
 )
-"""`JPEG` covers MPO, its multi-picture form."""
+"""`JPEG` includes MPO, its multi-picture form."""
 
 
 class ExtraFormat(NamedTuple):
     """Format of images that a package of the extra `formats` decodes.
 
-    Attributes:
-        name: as messages say it; of camera raws each maker's kind has its own (`embedder/media/raw_kinds.py`).
-        package: by the name that it is imported under.
-        suffixes: of its files, in lower case.
+    `name` is for messages; each maker's camera raws have their own (`embedder/media/raw_kinds.py`). `package` is the
+    import name; `suffixes` are in lower case.
     """
 
     name: str
@@ -56,4 +51,4 @@ RAW_SUFFIXES = (
 )
 CAMERA_RAW = ExtraFormat("RAW", "rawpy", tuple(RAW_SUFFIXES.split()))
 EXTRA_FORMATS = (HEIC, JPEG_XL, CAMERA_RAW)
-"""`HEIC` covers HEIF and HIF, whatever they hold but AV1."""
+"""`HEIC` includes HEIF and HIF, whatever they hold except AV1."""

@@ -1,6 +1,6 @@
-"""Texts and images that a program hands over; images (Pillow's, arrays of pixels) become files for the sandbox.
+"""Texts and images passed in by a program; Pillow images and pixel arrays become files for the sandbox.
 
-Pillow is imported for its images and for arrays alone.
+Pillow is imported only for its images and for arrays.
 """
 
 import os
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 EXPECTED = "a path, the bytes of a file, an image of Pillow, or an array uint8 (H, W, 3)"
 ARRAY_RULE = "an array of pixels is uint8 [0, 255] of shape (H, W, 3), (H, W, 4) with transparency, or (H, W) in grey"
 CHANNELS = (1, 3, 4)
-# Modes whose values a format holds as they are; the rest is converted.
+# Modes whose values a format stores unchanged; others are converted.
 PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B"})
 TIFF_MODES = frozenset({"I", "F", "CMYK", "LAB"})
 TRANSPARENT_MODES = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
 
 
 def is_pillow_image(value: Any) -> "TypeGuard[Image.Image]":
-    """Whether this is an image of Pillow; where nobody has imported Pillow it is none."""
+    """Return whether this is a Pillow image; False if nobody has imported Pillow."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(value, pillow.Image)
 
 
 def is_array(value: Any) -> bool:
-    """Whether this is an array of NumPy or, as a tensor, gives one."""
+    """Return whether this is a NumPy array, or converts to one like a tensor."""
     return isinstance(value, np.ndarray) or (hasattr(value, "__array__") and not is_pillow_image(value))
 
 
 def file_or_content(image: "GivenImage", name: str = "image") -> Path | bytes:
-    """Path of an image file, or the content of one: arrays and images of Pillow are written, upright and lossless.
+    """Return an image file's path or content; arrays and Pillow images are encoded, upright and lossless.
 
     Raises:
-        ArgumentTypeError: it is nothing that an image comes in.
+        ArgumentTypeError: it is nothing that can hold an image.
         ConfigError: an array of pixels breaks the rule, or Pillow can't load its image.
     """
     if isinstance(image, str | os.PathLike):
@@ -61,11 +61,7 @@ def file_or_content(image: "GivenImage", name: str = "image") -> Path | bytes:
 
 
 def text_list(texts: Sequence[str]) -> list[str]:
-    """Several texts as a list; one text alone would be a sequence of letters.
-
-    Raises:
-        ArgumentTypeError: it is one text, or no texts.
-    """
+    """Return several texts as a list; a single text, a sequence of letters, is an ArgumentTypeError."""
     listed = None if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
     others = [each for each in listed or () if not isinstance(each, str)]
     if listed is None or others:
@@ -75,7 +71,7 @@ def text_list(texts: Sequence[str]) -> list[str]:
 
 
 def image_list(images: "Sequence[GivenImage]") -> list[Path | bytes]:
-    """Paths or contents of several images; one array of pixels alone would be a sequence of its rows.
+    """Return paths or contents of several images; a single array would be a sequence of its rows.
 
     Raises:
         ArgumentTypeError: it is one image, or no images.
@@ -88,11 +84,7 @@ def image_list(images: "Sequence[GivenImage]") -> list[Path | bytes]:
 
 
 def checked_pixels(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
-    """Pixels as Pillow takes them, of an array that keeps the rule.
-
-    Raises:
-        ConfigError: it breaks the rule.
-    """
+    """Return an array's pixels as Pillow takes them; a ConfigError if it breaks the rule."""
     found = f"{name}: found {array.dtype} of shape {array.shape}; {ARRAY_RULE}"
     is_first = array.ndim == 3 and array.shape[0] in CHANNELS and array.shape[2] not in CHANNELS
     cures = [
@@ -113,7 +105,7 @@ def _encode(image: "Image.Image", name: str) -> bytes:
         image = upright(image, orientation_of(image))
         if image.mode not in PNG_MODES | TIFF_MODES:
             image = image.convert(TRANSPARENT_MODES.get(image.mode, "RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # as of a file that is cut off, or closed
+    except (OSError, SyntaxError, ValueError) as error:  # such as a truncated or closed file
         raise ConfigError(f"{name}: Pillow can't load its image: {error}; give one that can be shown") from None
     if image.width == 0 or image.height == 0:
         raise ConfigError(f"{name}: the image is {image.width} x {image.height} pixels; give one that has some")
@@ -125,7 +117,7 @@ def _encode(image: "Image.Image", name: str) -> bytes:
 
 
 def _png(image: "Image.Image") -> bytes:
-    """Write a PNG, fast: it is read once."""
+    """Encode a PNG with fast compression, since it is read only once."""
     file = BytesIO()
     image.save(file, "PNG", compress_level=1)
     return file.getvalue()

@@ -1,8 +1,7 @@
-"""Encoded image -> RGB pixels of the model's size. Runs in the sandbox process, where it may fail.
+"""Decodes an image to RGB pixels of the model's size. Runs in the sandbox process, where it may fail.
 
-Pillow reads what it can; most JPEGs are decoded beside it, straight into an array (`embedder.media.jpeg`).
-
-Pixels are uint8 [0, 255], RGB, C-order (H, W, 3); of most models a square, `S` its side.
+Pillow reads what it can; most JPEGs are decoded without it, straight into an array (`embedder.media.jpeg`). Pixels are
+uint8 [0, 255], RGB, C-order (H, W, 3); for most models a square of side `S`.
 """
 
 import io
@@ -40,9 +39,9 @@ FORMATS = tuple(each.name.upper() for each in IMAGE_FORMATS)
 MAX_DRAFT_REDUCTION = max(DRAFT_SCALES) ** 2  # pixels of a JPEG for each one of it decoded at 1/8 scale
 MAX_PIXELS_PER_BYTE = 512  # of a JPEG: its blocks of 8 x 8 pixels take a bit each, or more
 # Other formats are decoded whole: an image of up to twice `max_pixels` is decoded and halved, so that only its bare
-# pixels are large (4 bytes each, 8 where it is transparent).
+# pixels are large (4 bytes each, 8 if it is transparent).
 WHOLE_FACTOR = 2
-MAX_TEXT_BYTES = 16 << 20  # of one text or colour profile of a PNG, unpacked; a longer one is passed over
+MAX_TEXT_BYTES = 16 << 20  # of one unpacked text or colour profile of a PNG; a longer one is ignored
 
 UNIDENTIFIED = "UnidentifiedImageError"
 
@@ -56,26 +55,23 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""EXIF orientation -> transposition that puts the image upright (Source: EXIF 2.32, tag 0x0112)."""
+"""Maps an EXIF orientation to the transposition that puts the image upright (Source: EXIF 2.32, tag 0x0112)."""
 
 
 def prepare_pillow() -> None:
-    """Configure Pillow for a process that does nothing but decode."""
-    for each in IMAGE_FORMATS:  # else the first image waits for the plugins of all formats that Pillow knows
+    """Configure Pillow for a process that only decodes."""
+    for each in IMAGE_FORMATS:  # else the first image loads all of Pillow's plugins
         import_module(f"PIL.{each.plugin}")
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # several decoders share the machine
     PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = MAX_TEXT_BYTES, sys.maxsize  # memory is bounded
-    warnings.simplefilter("ignore")  # about metadata and sizes; the sizes are checked here
+    warnings.simplefilter("ignore")  # about metadata and sizes, which are checked here
 
 
 def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
-    """Decode an image, put it upright, flatten it on white and resize it; of an animated one, its first frame.
+    """Decode an image, put it upright, flatten it on white and resize it; of an animated one, the first frame.
 
-    Args:
-        encoded: the whole file.
-        resize: the rule.
-        max_pixels: limit after decoding: a larger JPEG is decoded at reduced scale, another image of up to twice as
-            many is halved once it is decoded. Sizes are checked before anything is decoded.
+    A JPEG larger than `max_pixels` is decoded at reduced scale; another image of up to twice as many is decoded and
+    halved. Sizes are checked before anything is decoded.
 
     Raises:
         DecodeError: empty, of no known format, of one whose package is missing, or too large.
@@ -92,14 +88,10 @@ def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPi
 
 
 def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
-    """Decode an image of a format that Pillow reads; a JPEG at reduced scale where that is enough.
+    """Decode an image of a format that Pillow reads; a JPEG at reduced scale if that is enough.
 
-    Args:
-        encoded: the whole file.
-        resize: the rule that it will be resized by.
-        max_pixels: as of `decode_image`; the image may have twice as many.
-
-    Raises: as `decode_image`; DecodeError also where too much of the image is missing.
+    The image may have twice `max_pixels`. Raises like `decode_image`; DecodeError also if too much of the image is
+    missing.
     """
     encoded = encoded[jpeg_start(encoded) or 0 :]
     try:
@@ -118,7 +110,7 @@ def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedIma
 
 
 def _load_array(opened: Image.Image, encoded: bytes, resize: ResizeSpec) -> LoadedImage | None:
-    """Decode a JPEG at its own size into an array, where that gives Pillow's pixels, and its colours may wait."""
+    """Decode a JPEG at full size into an array, if that gives Pillow's pixels and its colours may wait; else None."""
     if not isinstance(opened, JpegImagePlugin.JpegImageFile) or opened.decoderconfig:
         return None
     profile = _profile(opened, resize)
@@ -133,7 +125,7 @@ def _load_array(opened: Image.Image, encoded: bytes, resize: ResizeSpec) -> Load
 def _load_damaged(
     encoded: bytes, resize: ResizeSpec, max_pixels: int, refusal: Exception
 ) -> tuple[Image.Image, str | None]:
-    """Decode what viewers show; raise the refusal of the strict reader where that fails, too."""
+    """Decode what viewers would show; re-raise the strict reader's refusal if that fails, too."""
     from embedder.media.damaged import salvage
 
     try:
@@ -156,7 +148,6 @@ def _load(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Image.Image:
 
 
 def _open(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Image.Image:
-    """Open an image, ready to be decoded at the scale that is enough; its size is checked."""
     image = open_image(encoded, max_pixels)
     if isinstance(image, JpegImagePlugin.JpegImageFile):
         check_plausible(image.size, len(encoded), max_pixels)
@@ -170,7 +161,7 @@ def _open(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Image.Image:
 
 
 def finish_image(loaded: LoadedImage, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
-    """Bring a decoded image to 8-bit sRGB, put it upright and resize it."""
+    """Convert a decoded image to 8-bit sRGB, put it upright and resize it."""
     image, orientation, note, late_profile = loaded
     if isinstance(image, Image.Image):
         profile = _profile(image, resize)
@@ -195,14 +186,9 @@ def _profile(image: Image.Image, resize: ResizeSpec) -> bytes | None:
 
 
 def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
-    """Read the header. Pillow's own check refuses what is twice too large before it makes room for a canvas.
+    """Read the header; a DecodeError if the file is empty, of no known format, or too large.
 
-    Args:
-        encoded: the whole file.
-        max_pixels: as of `decode_image`.
-
-    Raises:
-        DecodeError: empty, of no known format, or too large.
+    Pillow's own check refuses images twice too large before it allocates a canvas.
     """
     if not encoded:
         raise DecodeError("EmptyFile", "the file is empty")
@@ -219,7 +205,7 @@ def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
 
 
 def _open_file(encoded: bytes) -> Image.Image:
-    """Open an image, a PNG without its profile where that is too large."""
+    """Open an image; a PNG without its profile if that is too large."""
     try:
         return Image.open(io.BytesIO(encoded), formats=FORMATS)
     except ValueError:
@@ -236,7 +222,7 @@ def _no_header(head: bytes) -> str:
 
 
 def check_pixels(size: tuple[int, int], max_pixels: int) -> None:
-    """Raise DecodeError when an image or frame of this width and height is too large to decode."""
+    """Raise a DecodeError if an image or frame of this width and height is too large to decode."""
     width, height = size
     if width * height > max_pixels:
         raise DecodeError(
@@ -246,7 +232,7 @@ def check_pixels(size: tuple[int, int], max_pixels: int) -> None:
 
 
 def check_plausible(size: tuple[int, int], num_bytes: int, max_pixels: int) -> None:
-    """Raise DecodeError when a large JPEG is too short for its size: the decoder would invent the missing pixels."""
+    """Raise a DecodeError if a large JPEG is too short for its size: the decoder would invent missing pixels."""
     width, height = size
     if width * height > max(max_pixels, num_bytes * MAX_PIXELS_PER_BYTE):
         raise DecodeError(
@@ -256,7 +242,7 @@ def check_plausible(size: tuple[int, int], num_bytes: int, max_pixels: int) -> N
 
 
 def orientation_of(image: Image.Image) -> int:
-    """EXIF orientation of an image, 1 where it has none that can be read."""
+    """Return an image's EXIF orientation, 1 if there is none or it is unreadable."""
     try:
         value = image.getexif().get(ORIENTATION_TAG, 1)
     except Exception:  # noqa: BLE001 - a broken tag raises anything, and must not cost a good image
@@ -265,20 +251,16 @@ def orientation_of(image: Image.Image) -> int:
 
 
 def upright(image: Image.Image, orientation: int) -> Image.Image:
-    """Turn or mirror an image as its EXIF orientation says; unknown values leave it as it is."""
+    """Apply an EXIF orientation; unknown values change nothing."""
     method = UPRIGHT.get(orientation)
     return image if method is None else image.transpose(method)
 
 
 def resize_image(image: "Image.Image | Pixels", resize: ResizeSpec, size: Size | None = None) -> SizedPixels:
-    """Resize an RGB or L image, and crop or pad it to the square where the model takes one.
+    """Resize an RGB or L image, and crop or pad it to the square if the model takes one.
 
-    The values are those of transformers' PIL or torchvision image processors, as the rule's resampler says.
-
-    Args:
-        image: Pillow's, or an array, of any size.
-        resize: the rule.
-        size: width and height to resize to; None: those of the rule.
+    The values are those of transformers' PIL or torchvision image processors, depending on the rule's resampler. `size`
+    is the width and height to resize to; None means those of the rule.
     """
     if resize.resampler == "torchvision":
         from embedder.media.resample import resize_as_torchvision
@@ -297,7 +279,6 @@ def resize_image(image: "Image.Image | Pixels", resize: ResizeSpec, size: Size |
 
 
 def _scale(image: Image.Image, size: Size, resize: ResizeSpec) -> Image.Image:
-    """Resize, and crop to the box that the rule keeps."""
     box = kept_box(size, resize)
     gap = 2.0 if resize.reduced_decode else None
     scaled = image.resize(size, Image.Resampling[resize.interpolation.upper()], reducing_gap=gap)

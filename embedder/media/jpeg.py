@@ -1,4 +1,4 @@
-"""JPEG -> pixels with libjpeg-turbo, straight into an array: the same bits as Pillow's, without its copies."""
+"""Decodes JPEGs with libjpeg-turbo straight into an array: the same bits as Pillow's, without its copies."""
 
 from typing import TYPE_CHECKING
 
@@ -7,14 +7,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 COLOURS = {"RGB": "RGB", "L": "GRAY"}
-"""Pillow's mode -> the colours to ask for; CMYK and its inversions are left to Pillow."""
+"""Maps Pillow's mode to the colours to ask for; CMYK and its inversions are left to Pillow."""
 
 
 def decode_pixels(encoded: bytes, mode: str) -> "NDArray[np.uint8] | None":
-    """Decode a JPEG at its own size; uint8 [0, 255], (H, W, 3) RGB or (H, W, 1) grey.
+    """Decode a JPEG at full size; uint8 [0, 255], (H, W, 3) RGB or (H, W, 1) grey.
 
-    Returns:
-        None where Pillow has to decide: other colours than RGB and grey, damaged data, or no simplejpeg.
+    Returns None if Pillow has to decide: other colours than RGB and grey, damaged data, or no simplejpeg.
     """
     colours = COLOURS.get(mode)
     if colours is None:
@@ -23,7 +22,7 @@ def decode_pixels(encoded: bytes, mode: str) -> "NDArray[np.uint8] | None":
         from simplejpeg import decode_jpeg
     except ImportError:
         return None
-    try:  # strict: what libjpeg-turbo would guess is refused
+    try:  # strict: refuse what libjpeg-turbo would guess
         pixels_HWC: NDArray[np.uint8] = decode_jpeg(encoded, colours, fastdct=False, fastupsample=False, strict=True)
     except ValueError:
         return None

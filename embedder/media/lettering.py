@@ -1,4 +1,4 @@
-"""Lines of text in any script, drawn into an image: each letter in a font that has it, else as its code point."""
+"""Draws lines of text in any script into an image; a letter that no font has is drawn as its code point."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,10 @@ from embedder.media.fonts import Face, Fonts, all_fonts
 from embedder.storage.printable import printable
 
 MAX_CHARACTERS = 1_000  # more than any image shows
-LABEL_SHARE = 0.75  # size of a code point, of the letters'
+LABEL_SHARE = 0.75  # size of a code point relative to letters
 LABEL_GAP_PX = 3
 ELLIPSIS = "…"
-BREAK_AFTER = frozenset(" -/_.,;")  # the last ones let long paths and ids break
+BREAK_AFTER = frozenset(" -/_.,;")  # the latter let long paths and ids break
 Colour = tuple[int, int, int]
 
 _INVISIBLE = re.compile(r"[\u200c\u200d\ufe00-\ufe0f\U000e0020-\U000e01ef]")
@@ -26,7 +26,7 @@ _MIRRORED = str.maketrans(_BRACKETS, "".join(b + a for a, b in zip(_BRACKETS[::2
 
 
 class Letter(NamedTuple):
-    """One letter with its marks, and the font that has it; without one, its code point is drawn."""
+    """One letter with its marks, and a font that has it; without a font, its code point is drawn."""
 
     text: str
     face: Face | None
@@ -34,7 +34,7 @@ class Letter(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Line that fits, in reading order."""
+    """A line that fits, in reading order."""
 
     letters: tuple[Letter, ...]
     direction: str
@@ -44,11 +44,10 @@ class Lettering:
     """Layout and drawing of text of one size."""
 
     def __init__(self, size_px: int, fonts: Fonts | None = None) -> None:
-        """Set the size and the fonts."""
         self.fonts = fonts or all_fonts()
         self.size_px, self.label_px = size_px, max(6, round(LABEL_SHARE * size_px))
         self.line_px, self.baseline_px = round(1.5 * size_px), round(1.15 * size_px)
-        # Pillow's own font, which is the plain one where there is no other, is not shaped.
+        # Pillow's own font, the plain one if there is no other, is not shaped.
         self._shapes = features.check("raqm") and self.fonts.plain.path is not None
 
     def lines(self, text: str, width_px: int, max_lines: int) -> list[Line]:
@@ -69,14 +68,10 @@ class Lettering:
         return lines
 
     def draw(self, image: Image.Image, corner: tuple[int, int], width_px: int, line: Line, colour: Colour) -> None:
-        """Draw a line into a box of `width_px` x `line_px`; nothing is drawn outside.
+        """Draw a line from `lines` into a box of `width_px` x `line_px`; nothing is drawn outside.
 
-        Args:
-            image: target of the drawing.
-            corner: upper left of the box.
-            width_px: its width; a line that runs from right to left begins on the right.
-            line: one that `lines` returned.
-            colour: of the letters; code points are drawn paler.
+        `corner` is the box's upper left; a right-to-left line starts on the right. Code points are drawn paler than
+        `colour`.
         """
         mask = Image.new("L", (width_px, self.line_px))
         draw = ImageDraw.Draw(mask)
@@ -90,7 +85,7 @@ class Lettering:
         image.paste(colour, corner, mask)
 
     def _letters(self, cluster: str) -> Iterator[Letter]:
-        """Yield a letter in one font; where no font has all of it, its parts."""
+        """Yield a letter in one font, or its parts if no font has all of it."""
         seen = _INVISIBLE.sub("", cluster)
         face = self.fonts.find(seen)
         if face is None and len(seen) > 1:
@@ -101,7 +96,7 @@ class Lettering:
             yield Letter(cluster, face, self._width(text, face, is_rtl=False))
 
     def _runs(self, line: Line) -> Iterator[tuple[str, Face | None, bool]]:
-        """Stretches of one font and direction, from left to right; each in the order that Pillow needs."""
+        """Yield stretches of one font and direction, from left to right; each in the order that Pillow needs."""
         depths = levels([letter.text for letter in line.letters], line.direction)
         placed = [(line.letters[place], depths[place] % 2 == 1, place) for place in visual_order(depths)]
         for (face, is_rtl, _), run in groupby(
@@ -121,7 +116,7 @@ class Lettering:
         return font.getlength(text, direction=self._direction(is_rtl)) + (0 if face else LABEL_GAP_PX)
 
     def _direction(self, is_rtl: bool) -> str | None:
-        """Direction argument where Pillow can shape; elsewhere it draws from left to right."""
+        """Return the direction argument if Pillow can shape text; otherwise it draws from left to right."""
         return ("rtl" if is_rtl else "ltr") if self._shapes else None
 
 
@@ -143,7 +138,7 @@ def clusters(text: str) -> list[str]:
 
 
 def _fitting(letters: Sequence[Letter], width_px: float, *, whole_words: bool = True) -> int:
-    """Number of letters on one line: up to the last word that fits; part of a word that is longer than a line."""
+    """Return how many letters fit on one line: up to the last whole word, or part of a word longer than a line."""
     used_px, last_break = 0.0, 0
     for number, letter in enumerate(letters):
         used_px += letter.width_px
@@ -156,5 +151,5 @@ def _fitting(letters: Sequence[Letter], width_px: float, *, whole_words: bool = 
 
 
 def _is_wide(letter: Letter) -> bool:
-    """Whether a line may break around it: Chinese, Japanese and Korean, and code points."""
+    """Return whether a line may break around it: Chinese, Japanese and Korean, and code points."""
     return letter.face is None or east_asian_width(letter.text[0]) in "WF"

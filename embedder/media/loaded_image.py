@@ -1,4 +1,4 @@
-"""Image as a decoder hands it on, before it is turned, flattened and resized."""
+"""Image as a decoder returns it, before it is turned, flattened and resized."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,13 +9,11 @@ if TYPE_CHECKING:
 
 
 class LoadedImage(NamedTuple):
-    """Decoded image as it is stored, the EXIF orientation that puts it upright, and what is missing of it.
+    """Decoded image as it is stored, with the EXIF orientation (1 to 8) that puts it upright.
 
-    Attributes:
-        image: Pillow's, of any mode; or an array, uint8 (H, W, 3) RGB or (H, W, 1) grey.
-        orientation: 1 to 8.
-        note: what is missing; None: nothing.
-        late_profile: ICC profile of an array's colours, which are brought to sRGB once it is resized; None: sRGB.
+    `image` is Pillow's, of any mode, or an array, uint8 (H, W, 3) RGB or (H, W, 1) grey. `note` says what is missing;
+    None means nothing. `late_profile` is the ICC profile of an array's colours, applied after the resize; None means
+    sRGB.
     """
 
     image: "Image.Image | Pixels"

@@ -1,4 +1,4 @@
-"""Pixels of images as the vision tower takes them: squares as they are, others as patches with their grid."""
+"""Pixels in the form the vision tower takes them: squares unchanged, others as patches with their grid."""
 
 from typing import Any
 
@@ -9,11 +9,10 @@ from embedder.media.resize import ResizeSpec
 
 
 def pixel_columns(pixels_FHWC: NDArray[np.uint8], resize: ResizeSpec) -> dict[str, NDArray[Any]]:
-    """Make the columns of a row: `pixels`, and for images that keep their own proportions `image_grid`.
+    """Make a row's columns: `pixels`, and for images that keep their own proportions `image_grid`.
 
-    Returns:
-        As `pixels` the frames, or their patches one after the other, (N, 3 values for each pixel); as `image_grid`
-        int32 (3,): frames, patch rows and patch columns.
+    `pixels` has the frames, or their patches one after the other, (N, 3 values for each pixel); `image_grid` is int32
+    (3,): frames, patch rows and patch columns.
     """
     if resize.mode != "patches":
         return {"pixels": pixels_FHWC}

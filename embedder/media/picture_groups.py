@@ -1,8 +1,8 @@
-"""Groups of pictures of a video that decode by themselves, with frames that are decoded only if they are asked for.
+"""Groups of pictures of a video that can be decoded separately; their frames are decoded only on demand.
 
-A group begins with a picture before which nothing is needed to decode it or what follows: an IDR picture (H.264,
-HEVC), a key frame (VP9), any frame of a codec without prediction. Whatever is not known to be one is decoded in
-sequence, from there to the end.
+A group starts with a picture before which nothing is needed to decode it or what follows: an IDR picture (H.264, HEVC),
+a key frame (VP9), any frame of a codec without prediction. From the first picture that isn't known to fit, everything
+is decoded in sequence.
 
 Source: ITU-T H.264 7.4.1.2.4 and table 7-1; ITU-T H.265 table 7-1; VP9 Bitstream Specification 0.6, 7.2.
 """
@@ -18,7 +18,7 @@ from embedder.media.errors import DecodeError
 PARTIAL_FRAME = "a frame could be decoded in part only"
 WITH_TIMES = frozenset({"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "mpegts", "flv"})
 START_CODE = re.compile(rb"\x00\x00\x01")
-MAX_PACKETS, MAX_BYTES = 1200, 64 << 20  # of one group, which is held in memory
+MAX_PACKETS, MAX_BYTES = 1200, 64 << 20  # of one group held in memory
 AVC_SLICE, AVC_IDR, AVC_PARAMETERS = 1, 5, frozenset({7, 8, 13, 15})
 AVC_PARTITIONS = frozenset({2, 3, 4})
 HEVC_IDR, HEVC_SLICES, HEVC_PARAMETERS = frozenset({19, 20}), range(32), frozenset({32, 33, 34})
@@ -28,10 +28,8 @@ VP9_MARKER_MASK, VP9_MARKER = 0b1100_0000, 0b1000_0000
 class Picture(NamedTuple):
     """Facts about the picture in a packet.
 
-    Attributes:
-        begins_group: nothing before it is needed from here on.
-        is_reference: others may be predicted from it.
-        parameters: parameter sets that it carries.
+    `begins_group`: nothing before it is needed from here on. `is_reference`: others may be predicted from it.
+    `parameters`: the parameter sets it carries.
     """
 
     begins_group: bool
@@ -40,7 +38,7 @@ class Picture(NamedTuple):
 
 
 def picture_reader(codec_context: Any) -> "PictureReader | None":
-    """Reader of the pictures of a stream; None for a codec that is decoded in sequence."""
+    """Return a reader of a stream's pictures; None for a codec that is decoded in sequence."""
     codec = codec_context.codec
     name, extradata = codec.canonical_name, codec_context.extradata or b""
     if name in ("h264", "hevc"):
@@ -53,18 +51,16 @@ def picture_reader(codec_context: Any) -> "PictureReader | None":
 
 @dataclass(frozen=True)
 class PictureReader:
-    """Reader of what a packet holds.
+    """Reads what a packet holds.
 
-    Attributes:
-        codec: its canonical name.
-        length_bytes: of the lengths before NAL units; 0: they stand between start codes.
+    `length_bytes` is the size of the lengths before NAL units; 0 if start codes separate them.
     """
 
     codec: str
     length_bytes: int = 0
 
     def read(self, packet: Any) -> Picture | None:
-        """Read the facts about a packet's picture; None where it holds none, or something unknown."""
+        """Read the facts about a packet's picture; None if it holds none, or something unknown."""
         if self.codec == "h264":
             return _avc_picture(list(self._units(bytes(packet))))
         if self.codec == "hevc":
@@ -74,7 +70,6 @@ class PictureReader:
         return Picture(begins_group=True)
 
     def _units(self, data: bytes) -> Iterator[bytes]:
-        """NAL units of a packet."""
         if not self.length_bytes:
             starts = [found.end() for found in START_CODE.finditer(data)]
             for start, stop in zip(starts, [*starts[1:], len(data) + 3], strict=True):
@@ -108,7 +103,7 @@ def _hevc_picture(units: list[bytes]) -> Picture | None:
 
 
 def _vp9_picture(head: bytes) -> Picture | None:
-    """Facts about a VP9 frame of profiles 0 to 2, by its first byte: marker, profile, shows an earlier frame, kind."""
+    """Read a VP9 frame's first byte (profiles 0 to 2): marker, profile, shows an earlier frame, kind."""
     if not head or head[0] & VP9_MARKER_MASK != VP9_MARKER or head[0] & 0b0011_0000 == 0b0011_0000:
         return None
     shows_earlier, is_inter = head[0] & 0b1000, head[0] & 0b0100
@@ -117,7 +112,7 @@ def _vp9_picture(head: bytes) -> Picture | None:
 
 @dataclass
 class FrameOnDemand:
-    """Frame that is decoded when it is first asked for."""
+    """Frame that is decoded when it is first requested."""
 
     pts: int
     duration: int
@@ -125,7 +120,7 @@ class FrameOnDemand:
     _frame: Any = None
 
     def decode(self) -> Any:
-        """Decoded frame; None if the decoder gives none up to this time in its group."""
+        """Return the decoded frame; None if the decoder produces none up to this time in its group."""
         if self._frame is None:
             self._frame = self.group.frame(self.pts)
         return self._frame
@@ -133,22 +128,17 @@ class FrameOnDemand:
 
 @dataclass
 class DecodedCount:
-    """Counter of the packets of a stream that were decoded; of a picture each, but for hidden ones."""
+    """Counts the decoded packets of a stream; each holds one picture, except hidden ones."""
 
     num_packets: int = 0
 
 
 @dataclass
 class PictureGroup:
-    """Packets from one that begins a group to the last before the next; complete once it is asked for frames.
+    """Packets from one that starts a group to the last before the next; complete before frames are requested.
 
-    Frames are asked for in the order of their times, and before any of a later group.
-
-    Attributes:
-        stream: that they are of.
-        packets: in the order of decoding, each with what it holds.
-        num_bytes: of all packets.
-        decoded: counter of the packets of the stream that are decoded.
+    Frames are requested in the order of their times, and before any of a later group. `packets` are in decoding order,
+    each with what it holds; `decoded` counts the decoded packets of the stream.
     """
 
     stream: Any
@@ -167,16 +157,16 @@ class PictureGroup:
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds as much as is held."""
+        """Return whether the group has reached the size limit."""
         return len(self.packets) >= MAX_PACKETS or self.num_bytes >= MAX_BYTES
 
     def frames(self) -> list[FrameOnDemand]:
-        """Frames in the order in which they are shown."""
+        """Return the frames in display order."""
         packets = sorted((packet for packet, _ in self.packets), key=lambda packet: packet.pts)
         return [FrameOnDemand(packet.pts, packet.duration, self) for packet in packets]
 
     def frame(self, pts: int) -> Any:
-        """Decode up to a frame; of what comes before it, which nobody asks for any more, only what others need."""
+        """Decode up to a frame; of the earlier ones, which nobody requests any more, only those that others need."""
         if self._num_sent == 0:
             self.stream.codec_context.flush_buffers()
         while True:
@@ -204,17 +194,11 @@ class PictureGroup:
 
 
 class GroupedFrames:
-    """Frames of a stream in order, each decoded already or a `FrameOnDemand`.
+    """Frames of a stream in order, each already decoded or a `FrameOnDemand`.
 
-    Those of a group are on demand where its packets tell the times of all its frames, and its parameter sets are those
-    of the first group; from the first other packet on, all are decoded in sequence.
-
-    Args:
-        packets: of the stream, from its first.
-        stream: that they are of.
-
-    Attributes:
-        decoded: counter of the packets that were decoded.
+    A group's frames are on demand if its packets give the times of all of them and its parameter sets are those of the
+    first group; from the first other packet on, all are decoded in sequence. `packets` starts with the stream's first;
+    `decoded` counts those that were decoded.
     """
 
     def __init__(self, packets: Iterator[Any], stream: Any) -> None:
@@ -228,7 +212,7 @@ class GroupedFrames:
         """Yield the frames.
 
         Raises:
-            DecodeError: a frame could be decoded in part only.
+            DecodeError: a frame could be decoded only partly.
             Exception: what `packets` raises, after the frames before it; what the decoder raises.
         """
         group = PictureGroup(self._stream, self.decoded)
@@ -253,14 +237,14 @@ class GroupedFrames:
             yield from self._take(group.frames())
 
     def _picture(self, packet: Any, group: PictureGroup) -> Picture | None:
-        """Facts about a packet that can go on or begin a group; None: decode in sequence from here on."""
+        """Return a packet's facts if it can continue or start a group; None: decode in sequence from here on."""
         if self._reader is None or group.is_full or not _is_plain(packet):
             return None
         picture = self._reader.read(packet)
         return picture if picture is not None and (picture.begins_group or group.packets) else None
 
     def _is_on_demand(self, group: PictureGroup) -> bool:
-        """Whether the packets of a whole group tell its frames; of the first, the decoder confirms it."""
+        """Return whether a whole group's packets predict its frames; for the first group the decoder confirms it."""
         times = [packet.pts for packet, _ in group.packets]
         parameters = frozenset[bytes]().union(*(picture.parameters for _, picture in group.packets))
         if len(set(times)) < len(times) or min(times) < times[0]:
@@ -278,15 +262,14 @@ class GroupedFrames:
             yield frame
 
     def _frames_before_damage(self, group: PictureGroup) -> Iterator[Any]:
-        """Frames of an unfinished group before which none can come any more."""
+        """Yield the frames of an unfinished group that no missing frame can precede."""
         last_dts = group.packets[-1][0].dts if group.packets else None
         if last_dts is not None and self._is_on_demand(group):
             yield from self._take([frame for frame in group.frames() if frame.pts <= last_dts])
 
     def _in_sequence(self, group: PictureGroup, *further: Any) -> Iterator[Any]:
-        """Decode a group, and all that follows it, packet by packet."""
         if self._shown is not None:
-            self._shown.decode()  # the decoder leaves its group
+            self._shown.decode()  # before the decoder leaves its group
         if self._stream.codec_context.is_open:
             self._stream.codec_context.flush_buffers()
         for packet in chain((packet for packet, _ in group.packets), further, self._packets, [None]):
@@ -298,14 +281,14 @@ class GroupedFrames:
 
 
 def _has_times(stream: Any) -> bool:
-    """Whether the container stores when each frame is shown; others, as AVI, have the order of decoding alone."""
+    """Return whether the container stores display times; others, such as AVI, have only the decoding order."""
     container = stream.container.format.name
     is_avi_inside = container == "matroska,webm" and stream.codec_context.codec_tag.strip("\0")
     return stream.codec_context.codec.intra_only or (container in WITH_TIMES and not is_avi_inside)
 
 
 def _until_error(packets: Iterator[Any]) -> Iterator[Any]:
-    """Packets, and the exception that ends them, if one does."""
+    """Yield the packets, and the exception that ends them, if any."""
     try:
         yield from packets
     except Exception as error:  # noqa: BLE001 - whatever the demuxer raises, after what came before it

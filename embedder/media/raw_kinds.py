@@ -1,4 +1,4 @@
-"""Kinds of camera raws by their content. Most are TIFFs, which the tags of their first directory tell from images."""
+"""Kinds of camera raws by content; most are TIFFs, and the tags of their first directory set them apart from images."""
 
 import struct
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ SIGNATURES = (
     ("CRW", 6, b"HEAPCCDR"),
     ("CR3", 4, b"ftypcrx "),
 )
-"""Kind, place and bytes of those that are no TIFFs."""
+"""Kind, offset and bytes of those that are no TIFFs."""
 MARKED_TIFFS = (("CR2", 8, b"CR\2\0"), ("IIQ", 8, b"IIII"), ("IIQ", 8, b"MMMM"))
 TIFF_ORDERS: Mapping[bytes, str] = {b"II*\0": "<", b"MM\0*": ">"}
 MAX_TAGS = 512
 
 SUBFILE_TYPE, COMPRESSION, PHOTOMETRIC, MAKE, SUB_IFDS, DNG_VERSION, LEAF = 254, 259, 262, 271, 330, 50706, 34310
-REDUCED_IMAGE = 1  # a SubfileType: the directory shows a smaller copy of an image that another one has
+REDUCED_IMAGE = 1  # SubfileType: the directory holds a smaller copy of another one's image
 MOSAICS = frozenset({32803, 34892})  # Photometric: one colour for each pixel, as sensors see; linear raw
-COMPRESSIONS = frozenset({32767, 34713, 65535})  # Sony's, Nikon's, Pentax's: no image has them
+COMPRESSIONS = frozenset({32767, 34713, 65535})  # Sony's, Nikon's, Pentax's; plain images have none of them
 MAKERS = (
     ("NIKON", "NEF"),
     ("SONY", "ARW"),
@@ -39,18 +39,14 @@ MAKERS = (
     ("PHASE ONE", "IIQ"),
     ("LEICA", "RWL"),
 )
-"""Beginning of the tag Make, in capitals, and the usual kind of that maker's raws that are TIFFs."""
+"""Start of the tag Make, in capitals, and the usual kind of that maker's TIFF-based raws."""
 OTHER_MAKER = "RAW"
 
 
 def raw_kind(head: bytes) -> str | None:
-    """Name the kind of a camera raw by its content.
+    """Name the kind of a camera raw from its start; 4096 bytes are enough for nearly every camera.
 
-    Args:
-        head: the beginning of the file, or all of it; 4096 bytes are enough for nearly every camera.
-
-    Returns:
-        The usual suffix in capitals, `RAW` for a maker that isn't known; None for anything else, plain TIFFs included.
+    Returns the usual suffix in capitals, `RAW` for an unknown maker; None for anything else, including plain TIFFs.
     """
     for kind, place, signature in SIGNATURES:
         if head.startswith(signature, place):
@@ -75,7 +71,7 @@ def _tiff_kind(head: bytes, order: str) -> str | None:
 
 
 def _first_directory(head: bytes, order: str) -> dict[int, int]:
-    """Tags of the first directory as far as `head` has it: the first value, or where the values stand."""
+    """Read the first directory's tags as far as `head` has them: the first value, or the offset of the values."""
     if len(head) < 8:
         return {}
     (start,) = struct.unpack_from(f"{order}I", head, 4)

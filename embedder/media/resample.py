@@ -1,8 +1,8 @@
-"""torchvision's resize of 8-bit images, to the bit: as transformers prepares images.
+"""torchvision's resize of 8-bit images, identical to the bit, as transformers prepares images.
 
-By PyTorch's own kernel where that is worth its loading, else in NumPy. Pillow's resize differs from it by one level in
-about 3 % of the values. Both filter along x, then along y, and round to 8 bits after each; PyTorch also rounds the
-weights of its filters, to 16-bit integers.
+Uses PyTorch's own kernel if that is worth loading, else NumPy. Pillow's resize differs by one level in about 3 % of the
+values. Both filter along x, then along y, and round to 8 bits after each; PyTorch also rounds the filter weights to
+16-bit integers.
 
 Source: PyTorch 2.15, ATen/native/cpu: `_compute_index_ranges_int16_weights` of UpSampleKernel.cpp, and
 UpSampleKernelAVXAntialias.h, which is what torchvision 0.29's `resize(antialias=True)` runs for uint8 on a CPU.
@@ -38,7 +38,7 @@ SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 MAX_PRECISION, MAX_WEIGHT = 22, 2**15
 BLOCK = 16  # neighbouring outputs read nearly the same inputs; wider blocks multiply more zeros
 STRIP_PIXELS = 1 << 17  # filtered along x at a time: a second copy of the whole image would be large, and slower
-LOAD_S = 0.3  # of CPU: what loading PyTorch's kernel takes, and its comparison with NumPy
+LOAD_S = 0.3  # CPU time to load PyTorch's kernel and compare it with NumPy
 MAX_COPIED_PIXELS = 24_000_000  # of Pillow's images, whose copy takes 3 bytes a pixel; larger ones go by strips
 MAX_CACHED_PX = 1 << 14  # filters of a side of this length take 3 MB (bilinear), of a million pixels 150 MB
 
@@ -54,12 +54,10 @@ class ResampleBlock(NamedTuple):
 
 
 def resize_as_torchvision(image: Image.Image | Pixels, resize: ResizeSpec, size: Size | None = None) -> SizedPixels:
-    """Resize an image with torchvision's filters, and crop or pad it to the square where the model takes one.
+    """Resize an image with torchvision's filters, and crop or pad it to the square if the model takes one.
 
-    Args:
-        image: Pillow's, RGB or L; or an array, uint8 (H, W, 3) or (H, W, 1).
-        resize: the rule.
-        size: width and height to resize to; None: those of the rule.
+    `image` is Pillow's, RGB or L, or an array, uint8 (H, W, 3) or (H, W, 1). `size` is the width and height to resize
+    to; None means those of the rule.
     """
     if cut := long_cut(size_of(image), resize):
         image = _crop(image, cut)
@@ -81,7 +79,7 @@ def _pad(pixels_HWC: Pixels, side: int, level: int) -> Pixels:
 
 
 def size_of(image: Image.Image | Pixels) -> Size:
-    """Width and height."""
+    """Return width and height."""
     return image.size if isinstance(image, Image.Image) else (image.shape[1], image.shape[0])
 
 
@@ -93,19 +91,16 @@ def _crop(image: Image.Image | Pixels, box: Box) -> Image.Image | Pixels:
 
 
 def resample(image: Image.Image | Pixels, size: Size, box: Box, interpolation: Interpolation) -> Pixels:
-    """Resize an image and return a box of the result: uint8 (bottom - top, right - left, C).
+    """Resize an image to a width and height, and return a box of the result: uint8 (bottom - top, right - left, C).
 
-    Args:
-        image: Pillow's, RGB or L; or an array, uint8 (H, W, 3) or (H, W, 1), contiguous.
-        size: width and height to resize to.
-        box: left, top, right and bottom of the part to return, in pixels of the result.
-        interpolation: name of the filter.
+    `image` is Pillow's, RGB or L, or a contiguous array, uint8 (H, W, 3) or (H, W, 1). `box` is left, top, right and
+    bottom in pixels of the result.
     """
     kernel = _faster.of_filter(interpolation)
     width, height = size_of(image)
     if kernel is not None and (isinstance(image, np.ndarray) or width * height <= MAX_COPIED_PIXELS):
         pixels_HWC = to_array(image) if isinstance(image, Image.Image) else image
-        with suppress(TorchKernelError):  # no memory, of which NumPy needs less
+        with suppress(TorchKernelError):  # out of memory; NumPy needs less
             return kernel.resize(pixels_HWC, size, box, interpolation)
     started_s = time.perf_counter()
     resized = resample_in_numpy(image, size, box, interpolation)
@@ -114,7 +109,7 @@ def resample(image: Image.Image | Pixels, size: Size, box: Box, interpolation: I
 
 
 class _FasterKernel:
-    """PyTorch's kernel, once this process has spent as long in NumPy as loading it takes."""
+    """PyTorch's kernel, loaded once this process has spent as long in NumPy as loading takes."""
 
     def __init__(self) -> None:
         self.spent_s = 0.0
@@ -138,12 +133,12 @@ def load_faster_kernel() -> None:
 
 
 def forbid_faster_kernel() -> None:
-    """Resize in NumPy alone from now on."""
+    """Resize only in NumPy from now on."""
     _faster.is_allowed = False
 
 
 def has_faster_kernel() -> bool:
-    """Whether PyTorch's kernel is loaded, which takes memory."""
+    """Return whether PyTorch's kernel is loaded, which takes memory."""
     return _faster.is_loaded
 
 
@@ -153,7 +148,7 @@ def _kernels() -> dict[Interpolation, TorchKernel]:
 
 
 def resample_in_numpy(image: Image.Image | Pixels, size: Size, box: Box, interpolation: Interpolation) -> Pixels:
-    """Resize as `resample` does, without PyTorch; what is outside of the box is not computed."""
+    """Resize as `resample` does, without PyTorch; nothing outside the box is computed."""
     width, height = size_of(image)
     blocks = filter_blocks if max(height, width) <= MAX_CACHED_PX else filter_blocks.__wrapped__
     columns = blocks(width, size[0], box[0], box[2], interpolation)
@@ -170,7 +165,7 @@ def _filter_along_x(image: Image.Image | Pixels, columns: tuple[ResampleBlock, .
 
 
 def _transpose(strip: Image.Image | Pixels) -> Pixels:
-    """Rows and columns exchanged: (W, H, C); by Pillow, which is three times as fast."""
+    """Swap rows and columns to (W, H, C), with Pillow because it is three times as fast."""
     image = strip if isinstance(strip, Image.Image) else to_pillow(strip)
     return to_array(image.transpose(Image.Transpose.TRANSPOSE))
 
@@ -181,7 +176,7 @@ def _filter_rows(values: Pixels, blocks: tuple[ResampleBlock, ...]) -> Pixels:
     outputs = np.empty((blocks[-1].stop, inputs.shape[1]), np.uint8)
     for start, stop, first, last, weights in blocks:
         sums = weights @ inputs[first - blocks[0].first : last - blocks[0].first].astype(weights.dtype)
-        sums += 0.5  # the cast cuts decimals off, which rounds halves up, as the kernel's shift does
+        sums += 0.5  # the cast truncates, so halves round up like the kernel's shift
         outputs[start:stop] = np.clip(sums, 0, 255, out=sums)
     return outputs.reshape(-1, *values.shape[1:])
 
@@ -190,11 +185,11 @@ def _filter_rows(values: Pixels, blocks: tuple[ResampleBlock, ...]) -> Pixels:
 def filter_blocks(
     num_in: int, num_out: int, start: int, stop: int, interpolation: Interpolation
 ) -> tuple[ResampleBlock, ...]:
-    """Filter of one axis for the outputs `start` to `stop`, which count from 0 in the blocks.
+    """Return one axis's filter for the outputs `start` to `stop`, which count from 0 in the blocks.
 
     Weights are integers over 2^precision, and so are their products with 8-bit values and all sums of those. Floats
-    hold them exactly, in whatever order they are added, while the sum of the absolute values, times 2^precision, is
-    at most 2^24 (float32: bilinear down to a quarter) or 2^53 (float64: always, being below 2^32).
+    hold them exactly, in any order of addition, while the sum of the absolute values, times 2^precision, is at most
+    2^24 (float32: bilinear down to a quarter) or 2^53 (float64: always, being below 2^32).
     """
     firsts, parts, precision = _integer_weights(num_in, num_out, interpolation)
     firsts, parts = firsts[start:stop], parts[start:stop]
@@ -211,7 +206,7 @@ def filter_blocks(
 
 
 def _integer_weights(num_in: int, num_out: int, interpolation: Interpolation) -> tuple[NDArray[np.intp], Floats, int]:
-    """First input of each output, (num_out,); integer weights, (num_out, taps); and the precision."""
+    """Return each output's first input (num_out,), its integer weights (num_out, taps), and the precision."""
     scale = num_in / num_out
     support = SUPPORT[interpolation] * max(scale, 1.0)
     centres = scale * (np.arange(num_out) + 0.5)

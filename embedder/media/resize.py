@@ -1,4 +1,4 @@
-"""Arithmetic of bringing an image of any size to a square of the model's size, or to patches; without the pixels.
+"""Arithmetic for resizing an image to a square of the model's size or to patches; without pixels.
 
 Sizes are (width, height) in pixels.
 """
@@ -20,13 +20,13 @@ Colour = Literal["srgb", "raw"]
 """Whether numbers are read as the file says (ICC profiles, HDR, ...), or all as sRGB."""
 
 DRAFT_SCALES = (1, 2, 4, 8)  # a JPEG may be decoded at 1/1, 1/2, 1/4 or 1/8 of its pixels along each side
-REDUCED_MARGIN = 2  # a reduced JPEG keeps at least twice the target, so that the resize that follows still filters
+REDUCED_MARGIN = 2  # a reduced JPEG keeps at least twice the target, so that the resize still filters
 PADDING_LEVELS = {"pad": 255, "pad_black": 0}
-"""Mode that pads -> the level of all channels around the image."""
+"""Maps a padding mode to the level of all channels around the image."""
 MAX_CROP_ASPECT = 64
-"""Beyond this ratio, what a crop discards is cut off before the resize."""
+"""Beyond this aspect ratio, what a crop discards is cut off before the resize."""
 MAX_FAST_CROP_ASPECT = 4
-"""The same with Pillow where speed counts more than its exact values; torchvision's cost little anyway."""
+"""The same limit with Pillow if speed matters more than its exact values; torchvision's cost little anyway."""
 
 
 class SizedPixels(NamedTuple):
@@ -39,16 +39,16 @@ class SizedPixels(NamedTuple):
 
 @dataclass(frozen=True)
 class ResizeSpec:
-    """Rule by which images are brought to the size that the model takes.
+    """Rule for resizing images to the size that the model takes.
 
     Attributes:
         image_size: side of the square, in pixels.
-        mode: `squash` ignores proportions; `crop` brings the shortest side to size and cuts the middle out;
-            `pad` shows the whole image on white, `pad_black` on black; `patches` keeps proportions, makes both sides
-            multiples of `patch_size`, and gives at most `max_patches` patches; `fit` shows the whole image, its longest
-            side `image_size` at most, and enlarges none.
+        mode: `squash` ignores proportions; `crop` scales the shortest side and cuts out the middle; `pad` shows the
+            whole image on white, `pad_black` on black; `patches` keeps proportions, makes both sides multiples of
+            `patch_size`, and gives at most `max_patches` patches; `fit` shows the whole image, its longest side
+            `image_size` at most, and never enlarges.
         interpolation: the filter of that name (antialiased).
-        reduced_decode: JPEGs may be decoded at 1/2, 1/4 or 1/8 scale while that stays twice the target or more.
+        reduced_decode: JPEGs may be decoded at 1/2, 1/4 or 1/8 scale while that stays at least twice the target.
         resampler: library whose resize is matched to the bit; `torchvision` also crops as transformers does with it.
         resize_size: size that `squash` and `crop` resize to, in pixels, before the middle square of `image_size` is cut
             out; None: `image_size`.
@@ -83,16 +83,16 @@ class ResizeSpec:
 
 
 def max_bytes(resize: ResizeSpec) -> int:
-    """Bytes of pixels that an image has at most once it is resized."""
+    """Return the maximum bytes of pixels of a resized image."""
     num_pixels = resize.max_patches * resize.patch_size**2 if resize.mode == "patches" else resize.image_size**2
     return 3 * num_pixels
 
 
 def scaled_size(size: Size, resize: ResizeSpec) -> Size:
-    """Size of the whole image after the resize, before a crop or padding.
+    """Return the size of the whole image after the resize, before a crop or padding.
 
     Source: torchvision 0.29 `_compute_resized_output_size` for `crop`: the longer side is rounded down. open_clip 3.3
-    `ResizeKeepRatio` for `pad_black`: a quotient of quotients, which rounds otherwise than `pad` in a few of 100,000.
+    `ResizeKeepRatio` for `pad_black`: a quotient of quotients, which rounds differently from `pad` in a few of 100,000.
     """
     if resize.mode == "patches":
         return whole_patches_size(size, resize.patch_size, resize.max_patches)
@@ -112,7 +112,7 @@ def scaled_size(size: Size, resize: ResizeSpec) -> Size:
 
 
 def whole_patches_size(size: Size, patch_size: int, max_patches: int) -> Size:
-    """Size with whole patches along both sides, as many as a budget allows; the scale is at most 100.
+    """Return the size with whole patches along both sides, as many as allowed; the scale is at most 100.
 
     Source: transformers 5.23 `get_image_size_for_max_num_patches`, and timm 1.0.31 `get_image_size_for_seq`, which are
     this binary search, to the last bit.
@@ -134,7 +134,7 @@ def whole_patches_size(size: Size, patch_size: int, max_patches: int) -> Size:
 
 
 def kept_box(size: Size, resize: ResizeSpec) -> Box:
-    """Box that is kept of a scaled image: the middle square, of a padded one all.
+    """Return the box to keep of a scaled image: the middle square, or everything if it is padded.
 
     Source: torchvision 0.29 `center_crop`, which rounds half of the surplus (timm calls it), and transformers 5.23
     `TorchvisionBackend.center_crop`, which truncates it.
@@ -147,9 +147,9 @@ def kept_box(size: Size, resize: ResizeSpec) -> Box:
 
 
 def long_cut(size: Size, resize: ResizeSpec) -> Box | None:
-    """Box to keep of a very long image before the resize of a crop, or None for all.
+    """Return the box to keep of a very long image before the resize of a crop, or None for all.
 
-    An image of 50,000 x 1 pixels is small, but not when its shortest side is brought to 224.
+    An image of 50,000 x 1 pixels is small, but not once its shortest side is scaled to 224.
     """
     fast = resize.reduced_decode and resize.resampler == "pillow"
     longest = (MAX_FAST_CROP_ASPECT if fast else MAX_CROP_ASPECT) * min(size)
@@ -161,9 +161,9 @@ def long_cut(size: Size, resize: ResizeSpec) -> Box | None:
 
 
 def fitting_scale(size: Size, resize: ResizeSpec) -> int:
-    """Factor by which a JPEG's sides are reduced while it is decoded, where the model allows that.
+    """Return the factor by which decoding may reduce a JPEG's sides, if the model allows that.
 
-    A square does not care whether EXIF swaps the sides later.
+    For a square it doesn't matter whether EXIF swaps the sides later.
     """
     if not resize.reduced_decode:
         return 1
@@ -173,7 +173,7 @@ def fitting_scale(size: Size, resize: ResizeSpec) -> int:
 
 
 def needed_scale(size: Size, max_pixels: int) -> int:
-    """Factor by which a JPEG's sides must be reduced to keep within a number of pixels; 8 at most."""
+    """Return the factor by which a JPEG's sides must be reduced to stay within a number of pixels; 8 at most."""
     width, height = size
     fitting = (scale for scale in DRAFT_SCALES if -(-width // scale) * -(-height // scale) <= max_pixels)
     return next(fitting, DRAFT_SCALES[-1])

@@ -1,7 +1,7 @@
-"""Sandboxed decoding: encoded bytes or a file -> uint8 pixels, at a bounded cost whatever the bytes are.
+"""Sandboxed decoding of encoded bytes or a file to uint8 pixels, at a bounded cost whatever the bytes are.
 
-All decoding is done by a light child process with bounded memory, which is killed when it takes too long and
-restarted when it dies; so a file that hangs or crashes its decoder affects neither other files nor the caller.
+A light child process with bounded memory does all decoding. It is killed when it takes too long and restarted when it
+dies, so a file that hangs or crashes its decoder affects neither other files nor the caller.
 """
 
 import contextlib
@@ -36,27 +36,24 @@ Message = dict[str, Any]
 
 SERVER = Path(__file__).with_name("sandbox_server.py")
 PACKAGE_ROOT = Path(__file__).parents[2]
-MAX_MESSAGE_BYTES = 1 << 20  # answers have a few hundred; more is a broken message
+MAX_MESSAGE_BYTES = 1 << 20  # answers have a few hundred; more means a broken message
 BROKEN_MESSAGE = "the decoding process sent a broken message"
-START_TIMEOUT_S = 120.0  # it takes 0.1 s; a machine that swaps may take long
+START_TIMEOUT_S = 120.0  # normally 0.1 s; a swapping machine may take long
 MAX_STARTS = 2
-MAX_CRASHES = 2  # a process that dies gets the same file once more before the file is blamed
+MAX_CRASHES = 2  # the file is blamed after its second crash
 KEEP_INBOX_BYTES = 16 << 20
 TORCH_MODULE = "torch_kernel.py"
-"""Place of a crash, in a child's last words, for which no image is to blame."""
+"""A crash in this module, according to a child's last words, is no image's fault."""
 MAX_BATCH_IMAGES, MAX_BATCH_BYTES, MAX_BATCH_PIXEL_BYTES = 8, 8 << 20, 32 << 20
-"""Images of one message, bytes of their files, and of their pixels; a larger file has a message of its own."""
+"""Limits of one message: images, bytes of their files, and of their pixels; a larger file gets its own message."""
 
 
 @dataclass(frozen=True)
 class VideoSegment:
-    """Images that represent one stretch of a video.
+    """Images that represent one stretch of a video: number `segment`, which is `start_s // segment_s`.
 
-    Attributes:
-        segment: number of the stretch: `start_s // segment_s`.
-        start_s, end_s: its times in seconds, counted from the first frame.
-        pixels: uint8 (F, H, W, 3), RGB, all frames of one size; F from 1 to `frames_per_segment`.
-        num_decoded: frames that were decoded since the segment before; 0 of an animated image.
+    Times are in seconds from the first frame. `pixels` are uint8 (F, H, W, 3), RGB, all of one size; F is from 1 to
+    `frames_per_segment`. `num_decoded` counts frames decoded since the previous segment; 0 for an animated image.
     """
 
     segment: int
@@ -67,25 +64,17 @@ class VideoSegment:
 
 
 class DecodedImage(NamedTuple):
-    """Decoded image.
-
-    Attributes:
-        pixels: uint8 (H, W, 3), RGB.
-        note: what is missing of it; None: nothing.
-    """
+    """Decoded image, uint8 (H, W, 3), RGB; `note` says what is missing, None means nothing."""
 
     pixels: Pixels
     note: str | None
 
 
 class SandboxedDecoder:
-    """Decoder of one file after another in a child process of its own.
+    """Decodes one file after another in its own child process.
 
-    The child is started for the first file and kept; it dies with this process. One thread uses a decoder at a time;
-    one process may hold several decoders.
-
-    Args:
-        limits: limits on the cost of one file.
+    The child is started for the first file and kept; it dies with this process. Only one thread may use a decoder at a
+    time; one process may hold several decoders.
     """
 
     def __init__(self, limits: DecodeLimits | None = None) -> None:
@@ -94,7 +83,7 @@ class SandboxedDecoder:
         self._may_use_torch = True  # until its library kills a child
         self._fds: tuple[int, int] | None = None
         self._turn = 0  # grows with each request, so that an abandoned video notices that it has ended
-        self._is_busy = False  # an answer is awaited: the next one of a child in this state would be of the wrong file
+        self._is_busy = False  # an answer is pending: this child's next one would be for the wrong file
 
     def __enter__(self) -> Self:
         return self
@@ -107,11 +96,11 @@ class SandboxedDecoder:
 
     @property
     def child_pid(self) -> int | None:
-        """Process id of the decoding child, or None while there is none."""
+        """Return the process id of the decoding child, or None while there is none."""
         return None if self._child is None else self._child.pid
 
     def child_cpu_s(self) -> float:
-        """CPU seconds of this process's children so far, those that ended included, with the system's 10 ms ticks."""
+        """Return the CPU seconds of all this process's children so far, including ended ones; precise to 10 ms."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         return ended.ru_utime + ended.ru_stime + (0.0 if self._child is None else _cpu_s(self._child.pid))
 
@@ -127,7 +116,7 @@ class SandboxedDecoder:
         """Decode one image: upright, flattened on white, resized; of an animated one, its first frame.
 
         Returns:
-            uint8 (H, W, 3), RGB, H = W = `resize.image_size`; of mode `patches`, multiples of `resize.patch_size`; of
+            uint8 (H, W, 3), RGB, H = W = `resize.image_size`; in mode `patches`, multiples of `resize.patch_size`; in
             mode `fit`, the longer of the two `resize.image_size` at most.
 
         Raises:
@@ -137,7 +126,7 @@ class SandboxedDecoder:
         return self._one_image({"do": "image"}, source, resize).pixels
 
     def warm_up(self, resize: ResizeSpec) -> None:
-        """Have the child load what it would load after some hundred images: then costs are those of a long run."""
+        """Make the child load what it would load after some hundred images, so that costs are those of a long run."""
         self._turn += 1
         self._end_unfinished()
         try:
@@ -146,19 +135,14 @@ class SandboxedDecoder:
             self._is_busy = False
         except ChildDiedError as death:
             self._clean_up(death)
-        except DecodeError:  # it took too long; images will tell
+        except DecodeError:  # it took too long; decoding images will show why
             pass
 
     def images(self, requests: Sequence[ImageRequest]) -> Iterator[DecodedImage | DecodeError]:
-        """Decode images as `image` does, many a message; a hostile one costs itself alone.
+        """Decode images as `image` does, many per message; a hostile one fails without affecting others.
 
-        Where the child dies or hangs, the image that it was at is blamed, and the others are decoded again.
-
-        Args:
-            requests: encoded bytes, or the path of a local file, and the rule of each.
-
-        Yields:
-            For each its pixels, as `image` returns them, and what is missing; or the error that `image` would raise.
+        If the child dies or hangs, the image that it was processing is blamed, and the others are decoded again. Yields
+        for each request its image, or the error that `image` would raise.
         """
         for batch in _batches(requests, self.limits.max_file_bytes):
             if len(batch) > 1:
@@ -179,7 +163,7 @@ class SandboxedDecoder:
             return error
 
     def _batch(self, requests: Sequence[ImageRequest]) -> Iterator[DecodedImage | DecodeError]:
-        """Decode images whose bytes fit the inbox together; yields them as they come."""
+        """Decode images whose bytes fit the inbox together; yield them as they arrive."""
         num_found = 0
         while rest := requests[num_found:]:
             first = num_found
@@ -196,7 +180,7 @@ class SandboxedDecoder:
                 yield from (self._image_or_error(*each) for each in requests[num_found:number])
                 if isinstance(end, ChildHungError):
                     yield self._timeout_error("decoding", self.limits.timeout_s, "`timeout_s`")
-                else:  # the image that it died of is tried once more
+                else:  # retry the image that it died of
                     yield self._image_or_error(*requests[number])
                 num_found = number + 1
 
@@ -215,7 +199,7 @@ class SandboxedDecoder:
         self._send({"do": "images", "resizes": [vars(rule) for rule in rules], "files": files})
 
     def _receive_images(self, requests: Sequence[ImageRequest]) -> list[DecodedImage | DecodeError]:
-        """Take the next answers of a batch: as many as the child sends together; there is no child after its last."""
+        """Take the next answers of a batch, as many as the child sends together; after its last, the child is gone."""
         message = receive(self._get_child(), self.limits.timeout_s)
         answers = message.get("images")
         if not isinstance(answers, list) or not 1 <= len(answers) <= len(requests):
@@ -232,45 +216,29 @@ class SandboxedDecoder:
         return found
 
     def _number_at_end(self, num_asked: int) -> int:
-        """Number, among those of the last message, of the image that the child was at when it died or was given up."""
+        """Return which image of the last message the child was processing when it died or was given up."""
         _, outbox_fd = self._shared_fds()
         return min(int.from_bytes(os.pread(outbox_fd, PROGRESS_BYTES, 0), "little"), num_asked - 1)
 
     def frame_at(self, source: Source, resize: ResizeSpec, time_s: float) -> Pixels:
-        """Decode the frame of a video, or of an animated image, that is shown `time_s` seconds after its first frame.
+        """Decode the frame of a video or animated image shown `time_s` seconds after its first frame.
 
-        Args:
-            source: encoded bytes, or the path of a local file.
-            resize: the rule.
-            time_s: seconds after the first frame.
-
-        Returns:
-            uint8 (H, W, 3), RGB; beyond either end, the first or the last frame.
-
-        Raises:
-            DecodeError: the video can't be decoded.
+        Returns uint8 (H, W, 3), RGB; beyond either end, the first or the last frame. Raises a DecodeError if the video
+        can't be decoded.
         """
         return self._one_image({"do": "frame", "time_s": time_s}, source, resize).pixels
 
     def video(
         self, source: Source, resize: ResizeSpec, *, segment_s: float, frames_per_segment: int
     ) -> Iterator[VideoSegment]:
-        """Decode a video, or an animated image, segment by segment, in memory bounded by one segment.
+        """Decode a video or an animated image segment by segment, in memory bounded by one segment.
 
-        A request for another file ends the video; going on with it then raises RuntimeError.
-
-        Args:
-            source: encoded bytes, or the path of a local file.
-            resize: rule for the frames.
-            segment_s: length of a segment, in seconds.
-            frames_per_segment: frames of each segment, spread evenly.
-
-        Yields:
-            Segments in order. Stretches in which no frame begins have none.
+        Each segment has `frames_per_segment` frames, spread evenly. Segments come in order; stretches in which no frame
+        begins have none. A request for another file ends the video; continuing it then raises a RuntimeError.
 
         Raises:
-            DecodeError: the video can't be decoded; after its whole segments when it breaks in the middle. Of type
-                `StillImage` for an image of one frame.
+            DecodeError: the video can't be decoded; if it breaks in the middle, this comes after its whole segments. Of
+                type `StillImage` for an image of one frame.
         """
         command = {"do": "video", "segment_s": segment_s, "frames_per_segment": frames_per_segment}
         request = self._deliver(command, source, resize)
@@ -286,7 +254,7 @@ class SandboxedDecoder:
                 self._empty_inbox()
 
     def _segments(self, request: Message, resize: ResizeSpec, frames_per_segment: int) -> Iterator[VideoSegment]:
-        """Segments from the child; one that crashes is replaced once, and the new one skips what was delivered."""
+        """Yield the child's segments; a crashed child is replaced once, and the new one skips what was delivered."""
         budget_s, num_delivered = self.limits.video_timeout_s, 0
         for num_crashes in range(1, MAX_CRASHES + 1):
             try:
@@ -302,7 +270,7 @@ class SandboxedDecoder:
                         continue
                     segment = self._collect_segment(answer, resize, frames_per_segment)
                     num_delivered += 1
-                    with contextlib.suppress(ChildDiedError):  # noticed when the next segment is asked for
+                    with contextlib.suppress(ChildDiedError):  # noticed when the next segment is requested
                         self._send({"next": True})
                     yield segment
             except ChildDiedError as death:
@@ -336,7 +304,6 @@ class SandboxedDecoder:
         return self._receive(self.limits.timeout_s, "decoding a segment")
 
     def _receive(self, timeout_s: float, step: str, limit: str = "`timeout_s`") -> Message:
-        """Receive one answer of the child; raise the errors that it reports."""
         try:
             answer = receive(self._get_child(), timeout_s)
         except ChildHungError:
@@ -368,7 +335,7 @@ class SandboxedDecoder:
         self._may_use_torch &= TORCH_MODULE not in str(end)
 
     def _deliver(self, command: Message, source: Source, resize: ResizeSpec) -> Message:
-        """Make a request: end an open one, and pass the source to the child by path or through the inbox."""
+        """Send a request: end an open one, and pass the source to the child by path or through the inbox."""
         self._turn += 1
         self._end_unfinished()
         request = command | {"resize": vars(resize)}
@@ -393,8 +360,7 @@ class SandboxedDecoder:
     def _collect(self, answer: Message, resize: ResizeSpec, max_images: int) -> Pixels:
         """Copy pixels out of the outbox: uint8 (F, H, W, 3).
 
-        Raises:
-            ChildDiedError: there are fewer than announced, or of a size that the rule doesn't give.
+        Raises a ChildDiedError if there are fewer than announced, or their size doesn't follow from the rule.
         """
         num_images, size, offset = answer.get("num_images"), answer.get("size"), answer.get("offset", 0)
         if not isinstance(num_images, int) or not 1 <= num_images <= max_images or not _is_size(size, resize):
@@ -418,11 +384,7 @@ class SandboxedDecoder:
         return self._child
 
     def _start_child(self) -> ChildProcess:
-        """Start a child and wait until it is ready.
-
-        Raises:
-            RuntimeError: it doesn't start, for a reason that has nothing to do with the file.
-        """
+        """Start a child and wait until it is ready; a RuntimeError if it fails to start, unrelated to the file."""
         problem = None
         for _ in range(MAX_STARTS):
             child = self._spawn()
@@ -452,11 +414,11 @@ class SandboxedDecoder:
                 sys.executable,
                 "-I",
                 "-S",
-            ],  # no site-packages hooks: a third of the start; the search path is handed over
+            ],  # without site-packages hooks, a third of the start-up time; the search path is passed on
             SERVER,
             server,
             title="the decoder",
-            env=os.environ | {"OMP_NUM_THREADS": "1"},  # of NumPy, for a resize: several decoders share the machine
+            env=os.environ | {"OMP_NUM_THREADS": "1"},  # for NumPy's resize: several decoders share the machine
             sys_path=_module_search_path(),
             memory_bytes=self.limits.memory_bytes,
             ignored=("SIGINT", "SIGTERM"),
@@ -470,12 +432,11 @@ class SandboxedDecoder:
             child.kill()
 
     def _end_unfinished(self) -> None:
-        """End a child that still works on an abandoned video or an interrupted call."""
+        """End a child that is still working on an abandoned video or an interrupted call."""
         if self._is_busy:
             self._kill_child()
 
     def _shared_fds(self) -> tuple[int, int]:
-        """Inbox and outbox, as open files in memory."""
         if self._fds is None:
             self._fds = (_memory_file("inbox"), _memory_file("outbox"))
         return self._fds
@@ -487,7 +448,7 @@ class SandboxedDecoder:
 
 
 def _batches(requests: Sequence[ImageRequest], max_file_bytes: int) -> Iterator[list[ImageRequest]]:
-    """Divide requests, in their order, into messages; a path, or a large file, has one of its own."""
+    """Divide requests, in order, into messages; a path or a large file gets its own."""
     batch: list[ImageRequest] = []
     num_encoded = num_decoded = 0
     for source, rule in requests:
@@ -511,7 +472,7 @@ def receive(child: ChildProcess, timeout_s: float) -> Message:
     """Wait for the next message of a child.
 
     Raises:
-        ChildHungError: there was none in time; the child still runs.
+        ChildHungError: there was none in time; the child is still running.
         ChildDiedError: the child ended, or sent a broken message.
     """
     kind, payload = child.receive(timeout_s, MAX_MESSAGE_BYTES)
@@ -527,7 +488,7 @@ def receive(child: ChildProcess, timeout_s: float) -> Message:
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU seconds of a process so far; 0 once it has ended."""
+    """Return the CPU seconds of a process so far; 0 once it has ended."""
     import psutil
 
     try:
@@ -538,7 +499,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _module_search_path() -> list[str]:
-    """Module search path of this process, as absolute folders, and the folder of this package."""
+    """Return this process's module search path as absolute folders, and the folder of this package."""
     folders = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" means the working folder
     return folders if str(PACKAGE_ROOT) in folders else [*folders, str(PACKAGE_ROOT)]
 
@@ -558,14 +519,14 @@ def _write_all(fd: int, data: memoryview, offset: int) -> None:
 
 
 def _reported_error(answer: Message) -> DecodeError | None:
-    """Error that a child reports of a file; None where it reports none."""
+    """Return the error that a child reports for a file; None if it reports none."""
     if "error_type" not in answer:
         return None
     return DecodeError(str(answer["error_type"]), str(answer.get("message")), bool(answer.get("transient")))
 
 
 def _is_size(size: Any, resize: ResizeSpec) -> TypeGuard[Size]:
-    """Whether a child's answer has a width and height that the rule can give."""
+    """Return whether a child's answer has a width and height that the rule can give."""
     if not isinstance(size, list) or len(size) != 2 or not all(isinstance(edge, int) and edge > 0 for edge in size):
         return False
     if resize.mode == "fit":
@@ -577,7 +538,7 @@ def _is_size(size: Any, resize: ResizeSpec) -> TypeGuard[Size]:
 
 
 def _memory_file(name: str) -> int:
-    """Open a nameless file in memory; where the system lacks those, in the temporary folder."""
+    """Open a nameless file in memory, or in the temporary folder if the system doesn't support those."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(f"embedder-{name}", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:

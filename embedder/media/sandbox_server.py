@@ -1,7 +1,7 @@
-"""Child's side of the sandbox: requests in, pixels and answers out, until the parent closes the channel.
+"""Child's side of the sandbox: serves requests until the parent closes the channel.
 
-A file that `embedder.process` serves: requests and answers are messages of JSON. Encoded bytes come through the inbox,
-pixels go through the outbox: files in memory that both processes hold open.
+`embedder.process` runs this file; requests and answers are JSON messages. Encoded bytes come through the inbox, pixels
+go through the outbox: files in memory that both processes hold open.
 """
 
 import errno
@@ -28,34 +28,24 @@ from embedder.process.child_main import JSON, Channel
 Message = dict[str, Any]
 
 MAX_ERROR_CHARACTERS = 500
-ANSWER_S = 0.1  # answers of a batch are kept so long, and sent together
+ANSWER_S = 0.1  # how long a batch's answers are gathered before they are sent
 
 
 def serve(channel: Channel, **settings: Any) -> None:
-    """Serve requests until the parent closes the channel.
-
-    Args:
-        channel: messages of the parent, and to it.
-        settings: of `Server`.
-    """
+    """Serve requests until the parent closes the channel; `settings` are those of `Server`."""
     Server(channel, **settings).run()
 
 
 class SandboxClosedError(Exception):
-    """End of the channel, which the parent has closed."""
+    """The parent has closed the channel."""
 
 
 @dataclass
 class Server:
-    """Server of one request after another.
+    """Serves one request after another.
 
-    Attributes:
-        channel: requests and answers.
-        inbox_fd: file of the encoded bytes.
-        outbox_fd: file of the pixels.
-        max_pixels: pixels of one image or frame.
-        max_file_bytes: encoded size of one image.
-        may_use_torch: whether PyTorch's library may be loaded.
+    `inbox_fd` has the encoded bytes, `outbox_fd` takes the pixels. `max_pixels` limits one image or frame,
+    `max_file_bytes` the encoded size of one image. `may_use_torch` allows PyTorch's library to be loaded.
     """
 
     channel: Channel
@@ -99,8 +89,8 @@ class Server:
     def _images(self, request: Message) -> Message:
         """Decode a batch: each file's answer is its pixels' place in the outbox, or its error.
 
-        Answers are sent together now and then, the last ones by the caller. A process that has run out of memory sends
-        what it has, and leaves the rest to the next one.
+        Answers are sent in groups, the last ones by the caller. A process that has run out of memory sends what it has,
+        and leaves the rest to its successor.
         """
         resizes = [_read_resize(each) for each in request["resizes"]]
         answers: list[Message] = []
@@ -134,7 +124,7 @@ class Server:
         return self._post_image(decode_image(encoded, resize, self.max_pixels))
 
     def _video(self, request: Message, file: BinaryIO) -> Message:
-        """Send one message per segment; images only of those that the parent doesn't have already."""
+        """Send one message per segment, with images only of those that the parent doesn't have yet."""
         for number, segment in enumerate(self._segments(request, file)):
             if number < request["num_delivered"]:
                 self._send({"passed_over": number})  # resets the deadline, which is that of one segment
@@ -172,10 +162,10 @@ class Server:
         return self._post([read_frame_at(file, resize, time_s, self.max_pixels)])
 
     def _source(self, request: Message) -> BinaryIO:
-        """Open the file of a request: one on disk, or the content of the inbox."""
+        """Open a request's file: one on disk, or the content of the inbox."""
         if "path" in request:
             return open_regular(request["path"])
-        if request["do"] == "image":  # to truncate the inbox for each would take 70 microseconds
+        if request["do"] == "image":  # truncating the inbox for each would take 70 microseconds
             return io.BytesIO(os.pread(self.inbox_fd, request["size"], 0))
         os.ftruncate(self.inbox_fd, request["size"])  # an earlier file may have been longer
         return open(self.inbox_fd, "rb", buffering=0, closefd=False)
@@ -185,7 +175,7 @@ class Server:
         return self._post([image], offset) | {"offset": offset} | note
 
     def _post(self, images: list[SizedPixels], offset: int = 0) -> Message:
-        """Write images of one size into the outbox, one after the other; return the answer with number and size."""
+        """Write images of one size into the outbox; return the answer with their number and size."""
         for image in images:
             unwritten = memoryview(image.data)
             while unwritten:
@@ -212,7 +202,7 @@ class Server:
 
 
 def _is_image(file: BinaryIO) -> bool:
-    """Whether a file whose moving frames are asked for is an animated image, by its first bytes."""
+    """Return whether a file whose moving frames are requested is an animated image, by its first bytes."""
     file.seek(0)
     head = file.read(HEAD_BYTES)
     return sniff(head) == "image"
@@ -227,18 +217,17 @@ def _read_resize(values: Message) -> ResizeSpec:
 
 
 def _answer_of(error: Exception) -> Message:
-    """Describe what went wrong with a file."""
     if isinstance(error, DecodeError):
         return _error_answer(error.error_type, error.message, error.transient)
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
-        # A fresh process takes over: this one's memory may be fragmented.
+        # A new process takes over, because this one's memory may be fragmented.
         message = "decoding it takes more memory than `memory_bytes` allows"
         return _error_answer("MemoryError", message) | {"last": True, "has_torch": _has_torch()}
     return _error_answer(type(error).__name__, getattr(error, "strerror", None) or str(error))
 
 
 def _has_torch() -> bool:
-    """Whether PyTorch's library takes memory, which a new process has for an image."""
+    """Return whether PyTorch's library takes memory that a new process would have for an image."""
     resample = sys.modules.get("embedder.media.resample")
     return resample is not None and resample.has_faster_kernel()
 
@@ -251,8 +240,7 @@ def _error_answer(error_type: str, message: str, transient: bool = False) -> Mes
 def open_regular(path: str) -> BinaryIO:
     """Open a file on disk, unbuffered; pipes and devices, which may never end, are refused.
 
-    Raises:
-        DecodeError: the file can't be opened; transient, for its content is not to blame.
+    Raises a transient DecodeError if it can't be opened, since its content isn't to blame.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -265,11 +253,7 @@ def open_regular(path: str) -> BinaryIO:
 
 
 def read_whole(file: BinaryIO, max_bytes: int) -> bytes:
-    """Read a file from its beginning to its end.
-
-    Raises:
-        DecodeError: it is larger than `max_bytes`, or can't be read.
-    """
+    """Read a whole file; a DecodeError if it is larger than `max_bytes` or can't be read."""
     size = file.seek(0, os.SEEK_END)
     if size > max_bytes:
         raise DecodeError("FileTooLarge", f"the file has {size} bytes; {max_bytes} are allowed (`max_file_bytes`)")

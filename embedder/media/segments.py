@@ -1,4 +1,4 @@
-"""Choice of the frames that represent each stretch of a video, from times alone, in one pass. Pure.
+"""Chooses the frames that represent each stretch of a video, only from their times, in one pass. Pure.
 
 Times are exact fractions of a second, counted from the first frame.
 """
@@ -22,13 +22,10 @@ class TimedFrame(NamedTuple, Generic[Frame]):
 
 @dataclass
 class FrameClock:
-    """Clock that gives each frame a strictly growing time, whatever its timestamp says.
+    """Gives each frame a strictly growing time, whatever its timestamp says.
 
-    A missing timestamp, or one that doesn't pass its predecessor's, is replaced by the predecessor's plus one frame.
-
-    Attributes:
-        time_base: seconds per unit of the timestamps.
-        frame_s: duration of a frame that declares none.
+    A missing timestamp, or one that isn't later than its predecessor's, is replaced by the predecessor's plus one
+    frame. `time_base` is the seconds per unit of the timestamps, `frame_s` the duration of a frame that declares none.
     """
 
     time_base: Fraction
@@ -38,7 +35,7 @@ class FrameClock:
     _last_shown_s: Fraction = Fraction(0)
 
     def tick(self, timestamp: int | None, duration: int | None) -> tuple[Fraction, Fraction]:
-        """Time of the next frame and how long it is shown, both in seconds."""
+        """Return the next frame's time and how long it is shown, both in seconds."""
         shown_s = duration * self.time_base if duration and duration > 0 else self.frame_s
         if self._first is None and timestamp is not None:
             self._first = timestamp
@@ -55,8 +52,7 @@ class FrameClock:
 class PickedSegment(Generic[Image]):
     """Images that represent the video between two times.
 
-    Attributes:
-        num_decoded: frames that were decoded since the segment before; 0 where they are not counted.
+    `num_decoded` counts frames decoded since the previous segment; 0 if they aren't counted.
     """
 
     segment: int
@@ -79,7 +75,7 @@ class _OpenSegment(Generic[Frame, Image]):
     _last_taken_s: Fraction | None = None
 
     def answer(self, shown: TimedFrame[Frame], until_s: Fraction) -> None:
-        """Give `shown` to all targets before `until_s`; a frame that answers several is taken once."""
+        """Assign `shown` to all targets before `until_s`; a frame for several targets is taken once."""
         while self.targets and self.targets[-1] < until_s:
             self.targets.pop()
             self._take(shown)
@@ -102,7 +98,7 @@ class SegmentRule:
     Attributes:
         segment_s: length of a segment.
         frames_per_segment: target times in each, spread evenly: (i + 1/2) / n of its length.
-        duration_s: length of the video, if its header has it; the last segment spreads its targets over what is left.
+        duration_s: length of the video, if its header has it; the last segment spreads its targets over the remainder.
     """
 
     segment_s: Fraction
@@ -110,7 +106,7 @@ class SegmentRule:
     duration_s: Fraction | None = None
 
     def targets(self, segment: int) -> list[Fraction]:
-        """Target times of a segment, last first."""
+        """Return the target times of a segment, last first."""
         start_s, length_s = segment * self.segment_s, self.segment_s
         if self.duration_s is not None and 0 < self.duration_s - start_s < length_s:
             length_s = self.duration_s - start_s
@@ -123,18 +119,14 @@ def pick_segments(
 ) -> Iterator[PickedSegment[Image]]:
     """Cut a stream of frames into segments, holding one frame and the images of one segment at a time.
 
-    A target is answered by the frame shown at that time: the last one that begins no later. Segments in which no
-    frame begins are left out (so that a stream that claims a gap of years costs nothing); a segment has at
-    least one image and at most `rule.frames_per_segment`, all different.
-
-    Args:
-        frames: in order of time, times growing.
-        convert: called once for each frame that is taken.
-        rule: lengths and target times.
+    A target is answered by the frame shown at that time: the last one that begins no later. Segments in which no frame
+    begins are left out (so a stream that claims a gap of years costs nothing); a segment has between one and
+    `rule.frames_per_segment` images, all different. `frames` have growing times; `convert` is called once for each
+    frame that is taken.
 
     Yields:
-        Each segment as soon as a frame beyond it is seen, the last one at the end. When `frames` raises, the
-        segment that is open then is lost, and the exception goes on.
+        Each segment as soon as a frame beyond it is seen, the last one at the end. When `frames` raises, the open
+        segment is lost, and the exception propagates.
     """
     segment: _OpenSegment[Frame, Image] | None = None
     shown: TimedFrame[Frame] | None = None

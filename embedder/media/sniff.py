@@ -1,4 +1,4 @@
-"""Kind of an object by its first bytes; file names are not used."""
+"""Recognises the kind of an object by its first bytes; file names are not used."""
 
 import codecs
 import struct
@@ -18,9 +18,9 @@ HEIF_BRANDS = frozenset(
     {b"mif1", b"mif2", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"}
 )
 STILL_BRANDS = HEIF_BRANDS | {b"crx "}
-"""Brands of the MP4 family whose files hold images that Pillow doesn't read: HEIC, camera raw."""
+"""Brands of the MP4 family for images that Pillow doesn't read: HEIC, camera raw."""
 JPEG_SIGNATURE = b"\xff\xd8\xff"
-MAX_JUNK_BYTES = 16  # before a JPEG: line breaks of a script, a byte order mark; sound files have their cover later
+MAX_JUNK_BYTES = 16  # before a JPEG: a script's line breaks, a byte order mark; covers in sound files come later
 JXL_SIGNATURES = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")
 OLD_MOV_BOXES = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
 EBML, EBML_DOCTYPES = b"\x1a\x45\xdf\xa3", (b"matroska", b"webm")
@@ -42,7 +42,7 @@ UNREADABLE_SIGNATURES = (
     ("HDR", b"#?RADIANCE"),
     ("RM", b".RMF"),
 )
-"""Images and clips of kinds that are not decoded, by their first bytes; the names are those of the usual suffixes."""
+"""First bytes of image and clip kinds that are not decoded; the names are those of the usual suffixes."""
 OTHER_SIGNATURES = (
     ("a ZIP archive, or a document packed as one", b"PK\3\4"),
     ("a ZIP archive without a file", b"PK\5\6"),
@@ -67,23 +67,19 @@ OTHER_SIGNATURES = (
     ("a font", b"wOF2"),
     ("a property list", b"bplist00"),
 )
-"""What is neither an image, a video nor a caption, by its first bytes."""
+"""First bytes of what is neither an image, a video nor a caption."""
 UNKNOWN = "of a kind that isn't known here"
-WEBP_ANIMATED = 2  # of the flags behind VP8X
+WEBP_ANIMATED = 2  # among the flags after VP8X
 SHEET_MARK = "embedder contact sheet"
-MARK_BYTES = 128  # in which the first text of a PNG stands, and the EXIF data of JPEG and WebP
+MARK_BYTES = 128  # with the first text of a PNG, or the EXIF data of JPEG and WebP
 TS_SYNC, TS_BYTES, TS_PACKETS = 0x47, (188, 192), 5
 TEXT_CONTROLS = frozenset("\t\n\r\f")
 
 
 def sniff(head: bytes) -> Kind | None:
-    """Recognise the kind of an object by its first bytes.
+    """Recognise the kind of an object by its first bytes: 4096 are enough for every kind, 32 for most.
 
-    Args:
-        head: the beginning of the object; 4096 bytes are enough for every kind, 32 for most.
-
-    Returns:
-        The kind, or None for what can't be embedded (unknown, or empty).
+    Returns None for what can't be embedded (unknown, or empty).
     """
     if _is_text(head):  # first: no binary kind below is valid UTF-8 without control characters, "BM" begins words
         return "text"
@@ -95,23 +91,15 @@ def sniff(head: bytes) -> Kind | None:
 
 
 def jpeg_start(head: bytes) -> int | None:
-    """Where a JPEG begins, behind at most 16 bytes that don't belong to it; None where none does.
-
-    Args:
-        head: the beginning of an object, or all of it; 4096 bytes are enough.
-    """
+    """Return where a JPEG begins, after at most 16 stray bytes; None if none does. 4096 bytes are enough."""
     start = head.find(JPEG_SIGNATURE, 0, MAX_JUNK_BYTES + len(JPEG_SIGNATURE))
     return None if start < 0 or (start > 0 and (_is_image(head) or _is_video(head))) else start
 
 
 def extra_kind(head: bytes) -> str | None:
-    """Name the kind of an image that a package of the extra `formats` decodes.
+    """Name the kind of an image that a package of the extra `formats` decodes; 4096 bytes nearly always suffice.
 
-    Args:
-        head: the beginning of the object, or all of it; 4096 bytes are enough for nearly every one.
-
-    Returns:
-        `HEIC`, `JXL`, or the kind of a camera raw as `raw_kind` has it; None for anything else.
+    Returns `HEIC`, `JXL`, or the kind of a camera raw from `raw_kind`; None for anything else.
     """
     if head.startswith(JXL_SIGNATURES):
         return JPEG_XL.name
@@ -121,11 +109,7 @@ def extra_kind(head: bytes) -> str | None:
 
 
 def may_be_animated(head: bytes) -> bool:
-    """Whether an image may hold several frames that are shown one after the other; of a GIF only its end tells.
-
-    Args:
-        head: first 4096 bytes of an image.
-    """
+    """Return whether an image may have several timed frames, by its first 4096 bytes; for a GIF they can't tell."""
     if head.startswith(b"\x89PNG"):
         return b"acTL" in head.partition(b"IDAT")[0]
     if head[:4] == b"RIFF":
@@ -134,13 +118,9 @@ def may_be_animated(head: bytes) -> bool:
 
 
 def unreadable_kind(head: bytes) -> str | None:
-    """Name the kind of an image or clip that can't be decoded here, from its first bytes.
+    """Name the kind of an image or clip that can't be decoded here: the usual suffix in capitals, else None.
 
-    Args:
-        head: the beginning of an object that `sniff` recognises as neither image nor video; 4096 bytes are enough.
-
-    Returns:
-        The usual suffix in capitals, or None for anything else.
+    `head` is the start of an object that `sniff` recognises as neither image nor video; 4096 bytes are enough.
     """
     for kind, signature in UNREADABLE_SIGNATURES:
         if head.startswith(signature):
@@ -150,11 +130,7 @@ def unreadable_kind(head: bytes) -> str | None:
 
 
 def other_kind(head: bytes) -> str:
-    """Say in words what an object is that is neither an image, a video nor a caption.
-
-    Args:
-        head: its beginning; 4096 bytes are enough.
-    """
+    """Describe an object that is neither an image, a video nor a caption; 4096 bytes are enough."""
     if not head:
         return "an empty file"
     if not head.strip(b"\0"):
@@ -170,12 +146,12 @@ def other_kind(head: bytes) -> str:
 
 
 def is_own_sheet(head: bytes) -> bool:
-    """Whether these are the first bytes of a contact sheet that this program drew."""
+    """Return whether these are the first bytes of a contact sheet that this program drew."""
     return SHEET_MARK.encode() in head[:MARK_BYTES] and _is_image(head)
 
 
 def _is_transport_stream(head: bytes) -> bool:
-    """Packets of an MPEG transport stream, those of camcorders with four bytes before each."""
+    """Recognise packets of an MPEG transport stream, including camcorders' with four bytes before each."""
     return any(head[size - TS_BYTES[0] :: size][:TS_PACKETS] == bytes([TS_SYNC] * TS_PACKETS) for size in TS_BYTES)
 
 
@@ -216,7 +192,7 @@ def _is_video(head: bytes) -> bool:
 
 
 def _is_old_mov(head: bytes) -> bool:
-    """Whether this is a QuickTime file from before `ftyp`: it begins with another box, of a plausible size."""
+    """Return whether this is a QuickTime file older than `ftyp`: it begins with another box of a plausible size."""
     if len(head) < 8 or head[4:8] not in OLD_MOV_BOXES:
         return False
     (size,) = struct.unpack(">I", head[:4])
@@ -224,7 +200,7 @@ def _is_old_mov(head: bytes) -> bool:
 
 
 def _ftyp_brands(head: bytes) -> set[bytes]:
-    """Major and compatible brands of a file of the MP4 family; empty for any other file."""
+    """Return major and compatible brands of a file of the MP4 family; empty for any other file."""
     if head[4:8] != b"ftyp" or len(head) < 12:
         return set()
     stop = min(len(head), int.from_bytes(head[:4], "big"), 1024)

@@ -1,8 +1,8 @@
-"""PyTorch's resize kernel for 8-bit images, called in its C library: five times as fast as NumPy, the same bits.
+"""PyTorch's resize kernel for 8-bit images, called in its C library: the same bits as NumPy, five times as fast.
 
-`import torch` takes seconds and hundreds of MiB of each decoding process; the library with its kernels takes 0.2 s and
-60 MiB of its own. It is called by its stable C interface, which PyTorch has since 2.10; an older PyTorch, none, or one
-whose kernel gives other bits (it needs AVX2) leaves the work to NumPy.
+`import torch` takes seconds and hundreds of MiB in each decoding process; the library with its kernels takes 0.2 s and
+60 MiB. It is called through its stable C interface, available since PyTorch 2.10. NumPy does the work if PyTorch is
+missing or older, or its kernel gives other bits (it needs AVX2).
 
 Source: PyTorch 2.15, torch/csrc/stable/c/shim.h and torch/csrc/inductor/aoti_torch/c/shim.h.
 """
@@ -22,7 +22,7 @@ from embedder.media.resize import Box, Interpolation, Size
 
 LIBRARY = {"darwin": "libtorch_cpu.dylib"}.get(sys.platform, "libtorch_cpu.so")
 INTERFACE_VERSION = 2 << 56 | 10 << 48  # of the functions below: PyTorch 2.10
-ROOM_BYTES = 1 << 30  # of address space; the library takes 430 MiB, and one that runs out while it loads ends all
+ROOM_BYTES = 1 << 30  # of address space; the library takes 430 MiB, and running out while loading kills the process
 CPU = 0
 
 SIGNATURES = {
@@ -37,38 +37,28 @@ SIGNATURES = {
     "torch_list_push_back": [c_void_p, c_uint64],
     "torch_call_dispatcher": [c_char_p, c_char_p, c_void_p, c_uint64],
 }
-"""Functions of the C library -> types of their arguments; each returns 0, or another number for an error."""
+"""Functions of the C library and the types of their arguments; each returns 0, or another number for an error."""
 
 
 class TorchKernelError(Exception):
-    """Refusal of the C library."""
+    """The C library reported an error."""
 
 
 class TorchKernel:
     """Antialiased resize of 8-bit images."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Look the functions up.
-
-        Raises:
-            AttributeError: the library lacks one.
-        """
+        """Look up the functions; an AttributeError if the library lacks one."""
         self._library = library
         for name, types in SIGNATURES.items():
             getattr(library, name).argtypes = types
         self._uint8 = library.aoti_torch_dtype_uint8()
 
     def resize(self, pixels_HWC: Pixels, size: Size, box: Box, interpolation: Interpolation) -> Pixels:
-        """Resize an image, and return a copy of a box of it; uint8 (bottom - top, right - left, C).
+        """Resize contiguous uint8 pixels and return a copy of a box; uint8 (bottom - top, right - left, C).
 
-        Args:
-            pixels_HWC: uint8 [0, 255], contiguous.
-            size: width and height to resize to.
-            box: left, top, right and bottom of the part to return, in pixels of the result.
-            interpolation: name of the filter.
-
-        Raises:
-            TorchKernelError: the library refuses it.
+        `size` is width and height, `box` left, top, right and bottom in pixels of the result. Raises a TorchKernelError
+        if the library reports an error.
         """
         lib, (height, width, num_channels) = self._library, pixels_HWC.shape
         image, sides, pointer = c_void_p(), c_void_p(), c_void_p()
@@ -79,7 +69,7 @@ class TorchKernel:
         _check(lib.torch_new_list_reserve_size(2, byref(sides)))
         for side in reversed(size):
             _check(lib.torch_list_push_back(sides, side))
-        # input, output_size, align_corners, scales_h, scales_w; the call frees the first two, and puts its result there
+        # input, output_size, align_corners, scales_h, scales_w; the call frees the first two and puts its result there
         stack = (c_uint64 * 5)(image.value or 0, sides.value or 0, False, 0, 0)
         name = f"aten::_upsample_{interpolation}2d_aa".encode()
         _check(lib.torch_call_dispatcher(name, b"", stack, INTERFACE_VERSION))
@@ -107,7 +97,7 @@ Resize = Callable[[Pixels, Size, Box, Interpolation], Pixels]
 
 
 def load_kernel(reference: Resize) -> dict[Interpolation, TorchKernel]:
-    """Load PyTorch's C library, and return its kernel by the filters for which it gives the bits that it should."""
+    """Load PyTorch's C library, and return its kernel for each filter whose bits match the reference."""
     path = _library_path()
     if path is None or not _has_room():
         return {}
@@ -120,7 +110,7 @@ def load_kernel(reference: Resize) -> dict[Interpolation, TorchKernel]:
 
 
 def _is_equal(kernel: TorchKernel, reference: Resize, name: Interpolation) -> bool:
-    """Whether the kernel gives the reference's bits for an image that is reduced, and enlarged."""
+    """Return whether the kernel matches the reference's bits for an image that is reduced, and enlarged."""
     image = np.random.default_rng(0).integers(0, 256, (61, 83, 3), np.uint8)
     try:
         return all(
@@ -140,7 +130,7 @@ def _library_path() -> Path | None:
 
 
 def _has_room() -> bool:
-    """Whether the limit of this process's address space leaves the library room."""
+    """Return whether this process's address space limit leaves room for the library."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return True

@@ -1,4 +1,4 @@
-"""Video file -> segments of a few RGB images of one size, with PyAV, streaming. Runs in the sandbox process.
+"""Turns a video file into segments of a few RGB images of one size, streaming with PyAV, in the sandbox process.
 
 FFmpeg gets no file names: the file is opened here, and a demuxer that asks for another one is refused.
 """
@@ -31,7 +31,7 @@ READ_BYTES = 1 << 18
 DEFAULT_RATE = Fraction(25)
 MAX_SEGMENT = 2**31 - 1  # segments are stored as int32
 MAX_PIXEL_ASPECT = 8  # a pixel beyond 8:1 means a broken header
-DEINTERLACING = "mode=frame:deint=all"  # by the slopes of edges within one frame
+DEINTERLACING = "mode=frame:deint=all"  # by edge slopes within one frame
 NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
 """Streams that are images about the file: cover art, thumbnails."""
 
@@ -45,23 +45,15 @@ ORIENTATIONS = {
     (0, -1, -1, 0): 7,
     (0, -1, 1, 0): 8,
 }
-"""Signs of a display matrix (a, b, c, d: x' = a x + c y, y' = b x + d y) -> the EXIF orientation of the same turn."""
+"""Maps signs of a display matrix (a, b, c, d: x' = a x + c y, y' = b x + d y) to the EXIF orientation."""
 
 
 def read_segments(
     file: BinaryIO, resize: ResizeSpec, *, segment_s: Fraction, frames_per_segment: int, max_pixels: int
 ) -> Iterator[PickedSegment[SizedPixels]]:
-    """Decode a video from its first frame to its last, one segment at a time.
+    """Decode a video one segment at a time; all images have one size.
 
-    Args:
-        file: seekable, at any position.
-        resize: rule for the frames.
-        segment_s: length of a segment, in seconds.
-        frames_per_segment: images of each, at most.
-        max_pixels: pixels of one frame, at most.
-
-    Yields:
-        Segments, whose images are of one size; a damaged or cut-off file raises after its whole segments.
+    `file` must be seekable, at any position. A damaged or cut-off file raises after its whole segments.
 
     Raises:
         DecodeError: no video stream, no frame, frames too large, damaged or cut off.
@@ -86,15 +78,9 @@ def read_segments(
 
 
 def read_frame_at(file: BinaryIO, resize: ResizeSpec, time_s: float, max_pixels: int) -> SizedPixels:
-    """Decode the frame shown at a time counted from the first frame; beyond either end, the first or last frame.
+    """Decode the frame shown `time_s` seconds after the first; beyond either end, the first or last frame.
 
-    Args:
-        file: seekable, at any position.
-        resize: the rule.
-        time_s: seconds after the first frame.
-        max_pixels: pixels of one frame, at most.
-
-    Raises: as `read_segments`.
+    `file` must be seekable, at any position. Raises like `read_segments`.
     """
     with _open(file) as container:
         stream = _video_stream(container, max_pixels)
@@ -148,10 +134,9 @@ def _duration_s(container: Any, stream: Any) -> Fraction | None:
 
 
 def _timed_frames(frames: Iterable[Any], stream: Any) -> Iterator[TimedFrame[Any]]:
-    """Give frames, decoded or on demand, growing times; damage raises where it is met.
+    """Give frames, decoded or on demand, growing times; damage raises where it is found.
 
-    Raises:
-        DecodeError: there is no frame at all, or the decoder invented parts of one.
+    Raises a DecodeError if there is no frame at all, or the decoder invented parts of one.
     """
     clock = FrameClock(stream.time_base, 1 / (stream.average_rate or stream.guessed_rate or DEFAULT_RATE))
     num_frames = 0
@@ -163,7 +148,6 @@ def _timed_frames(frames: Iterable[Any], stream: Any) -> Iterator[TimedFrame[Any
 
 
 def _packets(container: Any, stream: Any) -> Iterator[Any]:
-    """Packets of a stream, without the empty one at the end."""
     for packet in container.demux(stream):
         if packet.is_corrupt:
             raise DecodeError("DamagedVideo", "a packet is damaged or cut off")
@@ -172,7 +156,7 @@ def _packets(container: Any, stream: Any) -> Iterator[Any]:
 
 
 def _decode(frame: Any, max_pixels: int) -> Any:
-    """Decode a frame that is on demand, and check its size."""
+    """Decode a frame if it is on demand, and check its size."""
     if isinstance(frame, FrameOnDemand):
         frame = frame.decode()
         if frame is None:
@@ -195,7 +179,7 @@ def _decoded_frames(container: Any, stream: Any, max_pixels: int) -> Iterator[An
 def _until_cut(
     frames: Iterator[TimedFrame[Any]], missing_bytes: int, duration_s: Fraction | None
 ) -> Iterator[TimedFrame[Any]]:
-    """Pass the frames of a file that was cut off, and raise at its end unless only its last tables are missing."""
+    """Yield the frames of a truncated file, and raise at its end unless only its last tables are missing."""
     end_s = Fraction(0)
     for frame in frames:
         end_s = frame.time_s + 2 * frame.shown_s  # one frame of grace: headers round durations
@@ -207,7 +191,7 @@ def _until_cut(
 def _frames_near(
     container: Any, stream: Any, first: TimedFrame[Any], time_s: float, max_pixels: int
 ) -> Iterator[TimedFrame[Any]]:
-    """Frames from a key frame at or before the time; from the beginning where seeking fails."""
+    """Yield frames from a key frame at or before the time; from the beginning if seeking fails."""
     if time_s <= 0:
         return
     frames = _seeked_frames(container, stream, first, time_s, max_pixels)
@@ -223,7 +207,7 @@ def _frames_near(
 def _seeked_frames(
     container: Any, stream: Any, first: TimedFrame[Any], time_s: float, max_pixels: int
 ) -> Iterator[TimedFrame[Any]]:
-    """Frames after a seek, with times counted from the first frame; none if it fails."""
+    """Yield frames after a seek, with times counted from the first frame; none if it fails."""
     if first.frame.pts is None or container.format.name in WITHOUT_INDEX:
         return
     try:
@@ -236,8 +220,6 @@ def _seeked_frames(
 
 
 class _Resizer:
-    """Conversion of the frames of one stream to images of one size."""
-
     def __init__(self, stream: Any, resize: ResizeSpec) -> None:
         self._resize = resize
         self._aspect: Fraction | None = None if resize.mode == "squash" else stream.sample_aspect_ratio
@@ -246,7 +228,7 @@ class _Resizer:
         self._size: Size | None = None
 
     def __call__(self, frame: Any) -> SizedPixels:
-        """Pixels of the size that the first frame has once it is resized; some streams change theirs."""
+        """Return pixels of the size of the resized first frame; some streams change theirs."""
         if self._orientation is None:  # read once: PyAV's side data keeps its frame alive until garbage is collected
             self._orientation = _orientation(frame)
         if self._resize.colour == "srgb" and frame.interlaced_frame:
@@ -258,7 +240,7 @@ class _Resizer:
         return resize_image(image, self._resize, self._size)
 
     def _to_image(self, frame: Any) -> Image.Image:
-        """Convert to 8-bit RGB, or RGBA where the frame has an alpha channel, respecting its colour space and range."""
+        """Convert to 8-bit RGB, or RGBA if the frame has an alpha channel, respecting its colour space and range."""
         mode = "RGBA" if any(component.is_alpha for component in frame.format.components) else "RGB"
         reformatted = self._reformatter.reformat(frame, format="rgba" if mode == "RGBA" else "rgb24", threads=1)
         plane = reformatted.planes[0]
@@ -270,9 +252,9 @@ class _Resizer:
 
 
 def _deinterlace(frame: Any) -> Any:
-    """Frame of the lines of one moment alone, those between them interpolated; of few frames the neighbours are kept.
+    """Keep only one moment's lines and interpolate the others; in a few frames the neighbours are kept.
 
-    An unchanged frame where FFmpeg has no such filter for its pixel format.
+    The frame is unchanged if FFmpeg has no such filter for its pixel format.
     """
     try:
         graph = av.filter.Graph()
@@ -291,14 +273,14 @@ def _deinterlace(frame: Any) -> Any:
 
 
 def _square_pixels(image: Image.Image, aspect: Fraction | None) -> Image.Image:
-    """Widen an image whose pixels are not square, as DV and DVD clips have them."""
+    """Widen an image whose pixels aren't square, as in DV and DVD clips."""
     if not aspect or aspect == 1 or not 1 / MAX_PIXEL_ASPECT <= aspect <= MAX_PIXEL_ASPECT:
         return image
     return image.resize((max(1, round(image.width * aspect)), image.height), Image.Resampling.BILINEAR)
 
 
 def _orientation(frame: Any) -> int:
-    """EXIF orientation of the turn that the file asks for in its display matrix; slanted ones count as none."""
+    """Return the EXIF orientation for the file's display matrix; slanted ones count as none."""
     for data in frame.side_data:
         if data.type == SideDataType.DISPLAYMATRIX:
             a, b, _, c, d = struct.unpack("=5i", bytes(data)[:20])

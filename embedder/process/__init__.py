@@ -1,1 +1,1 @@
-"""Child processes that this one starts, limits, speaks with and ends: for decoders, other interpreters, users' code."""
+"""Starts, limits, communicates with and ends child processes: for decoders, other interpreters, users' code."""

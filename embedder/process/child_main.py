@@ -1,11 +1,10 @@
-"""Child's side of `embedder.process`: tie its life to the parent's, limit itself, then serve messages.
+"""The child's side of `embedder.process`: ties its life to the parent's, limits itself, then serves messages.
 
-Run by its path, isolated (`-I`), in this interpreter or in another one: it imports the standard library alone, and is
-written for Python 3.9. What it serves is the function `serve(channel, **arguments)` of a file that the parent names;
-the arguments are its first message, as JSON. What is printed goes to the parent, which shows the end of it if the child
-dies.
+It is run by its path, isolated (`-I`), in this interpreter or another: it imports only the standard library, and is
+written for Python 3.9. It serves the function `serve(channel, **arguments)` of a file that the parent names; the
+arguments are the first message, as JSON. Output goes to the parent, which shows its end if the child dies.
 
-Messages, both ways: one byte of a kind, eight of a length (big-endian), and that many bytes.
+Messages in both directions have one byte of a kind, eight of a length (big-endian), and that many bytes.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from typing import Any
 
 HEADER = struct.Struct(">cQ")
 START, FAILED, JSON = b"S", b"F", b"J"
-"""Kinds of messages: the first one, an error, and any other one of JSON; what is served may have others."""
-LIFELINE = 0  # standard input: a pipe that nothing is written to; its other end closes when the parent dies
+"""Kinds of messages: the first one, an error, and other JSON messages; the served function may have others."""
+LIFELINE = 0  # standard input: an unused pipe, whose other end closes when the parent dies
 
 
 def main() -> None:
     """Serve until the parent closes the channel."""
     start = json.loads(sys.argv[1])
     die_with_parent()
-    for name in start["ignored"]:  # the parent ends what is in flight first
+    for name in start["ignored"]:  # the parent first finishes work in progress
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if start["memory_bytes"] is not None:
         bound_memory(start["memory_bytes"])
-    faulthandler.enable()  # prints where a crash was
+    faulthandler.enable()  # prints the place of a crash
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if start["sys_path"] is not None:
         sys.path[:] = start["sys_path"]
@@ -52,27 +51,27 @@ def main() -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process, whatever C code it hangs in, as soon as the parent is gone.
+    """Make the kernel end this process as soon as the parent is gone, whatever C code it hangs in.
 
-    The end of the lifeline pipe sends a signal. PR_SET_PDEATHSIG would not do: it fires when the *thread* that
-    started the child ends, and callers may be threads that come and go. Libraries find an empty standard input.
+    The end of the lifeline pipe sends a signal. PR_SET_PDEATHSIG wouldn't work: it fires when the *thread* that started
+    the child ends, and callers may be short-lived threads. Libraries find an empty standard input.
     """
     lifeline = fcntl.fcntl(LIFELINE, fcntl.F_DUPFD_CLOEXEC, 3)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, LIFELINE)
     os.close(nothing)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    if sys.platform == "linux":  # elsewhere it is SIGIO, which ends a process that isn't stopped
+    if sys.platform == "linux":  # elsewhere SIGIO, whose default action may end the process
         fcntl.fcntl(lifeline, getattr(fcntl, "F_SETSIG", 10), signal.SIGKILL)  # 10: Python 3.9 has no name for it
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
     poll.register(lifeline, 0)
-    if poll.poll(0):  # it died before this was set up
+    if poll.poll(0):  # the parent died before this was set up
         os._exit(1)
 
 
 def bound_memory(num_bytes: int) -> None:
-    """Limit the address space, so that what needs more is an error here and not the end of the machine.
+    """Limit the address space, so that excessive use is an error here and not the end of the machine.
 
     macOS refuses any limit; `embedder.placement.hardware.FEATURES` says what is lost.
     """
@@ -98,10 +97,10 @@ def import_file(path: str) -> Any:
 
 
 class Channel:
-    """Messages of the parent, and to it."""
+    """Messages from and to the parent."""
 
     def __init__(self, fd: int) -> None:
-        """Take over an open socket, which processes that this one starts don't get."""
+        """Take over an open socket; processes started by this one don't inherit it."""
         os.set_inheritable(fd, False)
         self._requests = open(fd, "rb", closefd=False)  # noqa: SIM115 - open until the end
         self._replies = open(fd, "wb", closefd=False)  # noqa: SIM115
@@ -116,18 +115,14 @@ class Channel:
         return payload if len(payload) == length else None
 
     def send(self, kind: bytes, content: Any) -> None:
-        """Write a message.
-
-        Raises:
-            BrokenPipeError: the parent has closed its end.
-        """
+        """Write a message; a BrokenPipeError if the parent has closed its end."""
         payload = json.dumps(content).encode() if isinstance(content, dict) else memoryview(content)
         self._replies.write(HEADER.pack(kind, len(payload)))
         self._replies.write(payload)
         self._replies.flush()
 
     def send_error(self, error: BaseException) -> None:
-        """Report type and message of an error, the module that it didn't find, and this Python's version."""
+        """Report an error's type and message, the module that it didn't find, and this Python's version."""
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         python = ".".join(map(str, sys.version_info[:3]))
         self.send(FAILED, {"type": type(error).__name__, "message": str(error), "missing": missing, "python": python})

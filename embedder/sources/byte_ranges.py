@@ -1,4 +1,4 @@
-"""Random access to the bytes of one file, local or in an object store, by one interface."""
+"""Random access to the bytes of one file, local or in an object store, through one interface."""
 
 import errno
 import io
@@ -14,22 +14,19 @@ from embedder.storage.file_adapter import ByteRanges, RangeFile
 from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
 
-_TIME = re.compile(r"@-?\d+ns|\d{4}-\d\d-\d\dT[\d:.]+Z")  # of a file, as `time_text` writes it
+_TIME = re.compile(r"@-?\d+ns|\d{4}-\d\d-\d\dT[\d:.]+Z")  # a file's time, as `time_text` writes it
 REFRESH = "`embedder refresh` embeds it as it is now"
 _LOOK_UP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class EmbeddedFile(NamedTuple):
-    """What a store knows of the file that an item was embedded from, for whoever opens it again: another is refused.
+    """What a store knows about the file an item was embedded from, so that opening a different file can be refused.
 
-    Attributes:
-        root: folder of its source; a link below it is followed only to what lies below it, too.
-        size_bytes: of the file; None where the listing didn't know it.
-        modified: time of the file, and after `|` what else changes the item. An item that isn't told by the time of its
-            file, but by a hash, has another text here, or None: any content will do.
-        is_text: whether it is a caption, and no image or video.
-        is_stale: whether the listing has seen another content since, which couldn't be embedded.
+    `root` is the folder of the source: a link below it is followed only to targets that are also below it. `size_bytes`
+    is None if the listing didn't know it. `modified` is the file's time, then `|` and whatever else changes the item;
+    items identified by a hash have other text or None, and any content passes. `is_text` marks a caption without an
+    image or video; `is_stale` means that the listing has seen newer content that couldn't be embedded.
     """
 
     root: str
@@ -39,24 +36,18 @@ class EmbeddedFile(NamedTuple):
     is_stale: bool = False
 
     def check(self, path: str, status: os.stat_result) -> None:
-        """Check that an open file is the one that was embedded.
-
-        Raises:
-            FetchError: it is another one.
-        """
+        """Raise a FetchError if an open file isn't the one that was embedded."""
         time = (self.modified or "").partition("|")[0]
         is_told = _TIME.fullmatch(time) is not None
-        # A mount may cut times off, at the second or somewhere behind it.
+        # A mount may truncate times to the second or to some fraction of it.
         is_as_old = time.startswith(time_text(status.st_mtime_ns).rstrip("0Z").rstrip("."))
         if self.is_stale or (is_told and not (is_as_old and self.size_bytes in (None, status.st_size))):
             raise FetchError("Changed", f"{readable(path)}: it has changed since it was embedded; {REFRESH}")
 
     def for_neighbour(self, path: str, root: str) -> Self:
-        """What is known of a local file that a cell of this one, a table, names.
+        """Return what is known about a local file that a cell of this file, a table, names.
 
-        Args:
-            path: of the file.
-            root: folder that the name is relative to; empty of an absolute one.
+        `root` is the folder that the name is relative to; it is empty for an absolute name.
         """
         modified = (self.modified or "").partition("|")[2] or None
         return self._replace(root=root or os.path.dirname(path), size_bytes=None, modified=modified)  # noqa: PTH120
@@ -72,7 +63,7 @@ class LocalRanges:
         self.version = _version_of(status)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Read up to `length` bytes; fewer only where the file ends."""
+        """Read up to `length` bytes; fewer only at the end of the file."""
         pieces = []
         try:
             while length > 0 and (piece := os.pread(self._descriptor, min(length, 1 << 30), offset)):
@@ -84,21 +75,17 @@ class LocalRanges:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
-        """Close the descriptor, once."""
+        """Close the descriptor; later calls do nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def open_ranges(path: str, embedded: EmbeddedFile | None = None) -> ByteRanges:
-    """Open a local path or an object store URI.
-
-    Args:
-        path: of the file.
-        embedded: what a local one has to be; None where any file will do.
+    """Open a local path or an object store URI; a local file is checked against `embedded` unless that is None.
 
     Raises:
-        FetchError: the file is missing, no regular file, may not be read, or is another one than was embedded.
+        FetchError: the file is missing, not a regular file, unreadable, or not the one that was embedded.
     """
     if is_remote(path):
         from embedder.sources.object_listing import open_object
@@ -108,27 +95,17 @@ def open_ranges(path: str, embedded: EmbeddedFile | None = None) -> ByteRanges:
 
 
 def open_file(path: str) -> BinaryIO:
-    """Open a local path or an object store URI as a buffered binary file.
-
-    Raises:
-        FetchError: as `open_ranges`.
-    """
+    """Open a local path or an object store URI as a buffered binary file; raises like `open_ranges`."""
     return io.BufferedReader(RangeFile(open_ranges(path)), buffer_size=1 << 20)
 
 
 def open_regular(path: str, embedded: EmbeddedFile | None = None) -> tuple[int, os.stat_result]:
-    """Open a regular file to read; return its descriptor and status.
+    """Open a regular file for reading and return its descriptor and status; raises like `open_ranges`.
 
-    While items are embedded links are followed (the listing allows those that stay in the root), so what is open is
-    looked at again: a name may have been swapped for a pipe since it was listed. O_NONBLOCK keeps even that from
-    blocking. Afterwards the folder's owner may have put links to any file into the place of an item's.
-
-    Args:
-        path: of the file.
-        embedded: what it has to be; None where any file will do.
-
-    Raises:
-        FetchError: the file is missing, no regular file, may not be read, or is another one than was embedded.
+    Links are followed while items are embedded (the listing allows those that stay in the root), so the open file is
+    checked again: its name may have been swapped for a pipe since it was listed. O_NONBLOCK keeps even that from
+    blocking. Later, with `embedded` given, the folder's owner may have replaced an item's file with a link to any other
+    file.
     """
     try:
         if embedded is not None:
@@ -152,7 +129,7 @@ def open_regular(path: str, embedded: EmbeddedFile | None = None) -> tuple[int, 
 
 
 def _open_beneath(root: str, path: str) -> int:
-    """Open a file below a folder; a link there is followed if it leads to what lies below that folder, too."""
+    """Open a file below a folder; a link is followed only if its target is also below that folder."""
     try:
         return _walk(root, path)
     except OSError as error:
@@ -164,11 +141,11 @@ def _open_beneath(root: str, path: str) -> int:
             "LinkOutsideRoot",
             f"{readable(path)}: a link that leaves {readable(root)} is not followed; put the file itself there",
         )
-    return _walk(real_root, target)  # a link that comes into the way meanwhile is not followed
+    return _walk(real_root, target)  # a link that appears meanwhile is not followed
 
 
 def _walk(root: str, path: str) -> int:
-    """Open a file below a folder, component by component, none of which may be a link."""
+    """Open a file below a folder component by component; none of them may be a link."""
     *folders, name = [part for part in path[len(root) :].split("/") if part]
     if ".." in folders:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -187,15 +164,7 @@ def _walk(root: str, path: str) -> int:
 
 
 def local_version(path: str, embedded: EmbeddedFile | None = None) -> str:
-    """Return the version of the local file that has this name now.
-
-    Args:
-        path: of the file.
-        embedded: what it has to be; None where any file will do.
-
-    Raises:
-        FetchError: there is none, it can't be looked at, or is another one than was embedded.
-    """
+    """Return the version of the local file that has this name now; raises like `open_ranges`."""
     if embedded is not None:
         descriptor, status = open_regular(path, embedded)
         os.close(descriptor)
@@ -207,7 +176,7 @@ def local_version(path: str, embedded: EmbeddedFile | None = None) -> str:
 
 
 def _version_of(status: os.stat_result) -> str:
-    """Name the state of a file; another file under the same name has another."""
+    """Return a text for the state of a file; a different file under the same name has a different one."""
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 

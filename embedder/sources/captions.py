@@ -14,19 +14,18 @@ from shards.schema import parse_json
 
 MAX_CAPTION_BYTES = 1 << 20
 JSON_KEYS = ("caption", "text", "description", "alt_text", "alt", "prompt")
-"""Keys of a `.json` that may hold its caption, the first that isn't null. No `title`: exports of photo services put the
-file's name there."""
+"""Keys of a `.json` that may hold its caption; the first non-null one counts. `title` is missing because photo services
+export the file's name there.
+"""
 
 
 @dataclass(frozen=True)
 class CaptionRules:
     """Rules for the caption files of a folder.
 
-    Attributes:
-        alone: whether a caption that belongs to no image or video is an item.
-        is_kept: tells by its item id whether one stays in any case: True, as an item of the store; False, as a record
-            that it is none; None: the store doesn't know it.
-        columns: keys of `.json` files whose values are carried over.
+    `alone`: a caption without an image or video is an item. `is_kept` takes an item id and decides whether such a
+    caption stays in any case: True, as an item of the store; False, as a record that it is no item; None, the store
+    doesn't know it. `columns`: keys of `.json` files whose values are carried over.
     """
 
     alone: bool = True
@@ -38,7 +37,7 @@ ANY_CAPTION = CaptionRules()
 
 
 def read_caption(caption_uri: str) -> str:
-    """Read a caption file; `.json` by its name, anything else as text. An empty string means that it holds none.
+    """Read a caption file, as JSON if its name ends in `.json`, else as text; empty if it holds no caption.
 
     Raises:
         FetchError: the file is missing, larger than 1 MiB, not UTF-8, or broken JSON.
@@ -51,10 +50,10 @@ def read_caption(caption_uri: str) -> str:
 
 
 def read_values(json_uri: str, keys: Sequence[str]) -> dict[str, Any]:
-    """Read some values of a `.json` beside an item; a key that it lacks is left out.
+    """Read some values of an item's `.json`; keys that it lacks are left out.
 
     Raises:
-        FetchError: the file is missing, larger than 1 MiB, not UTF-8, or no JSON object.
+        FetchError: the file is missing, larger than 1 MiB, not UTF-8, or not a JSON object.
     """
     _, data = _content(json_uri, json_uri, None)
     tree = json_object(data, json_uri)
@@ -62,7 +61,6 @@ def read_values(json_uri: str, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _content(uri: str, path: str, member: TarMember | None) -> tuple[str, bytes]:
-    """Name and content of a caption file."""
     with closing(open_ranges(path)) as ranges:
         name, offset, size = member or (path, 0, ranges.size)
         if size > MAX_CAPTION_BYTES:
@@ -71,11 +69,7 @@ def _content(uri: str, path: str, member: TarMember | None) -> tuple[str, bytes]
 
 
 def decode_text(data: bytes, where: str) -> str:
-    """Decode a caption; a byte order mark and the space around it are dropped.
-
-    Raises:
-        FetchError: it is not UTF-8.
-    """
+    """Decode a caption without its byte order mark and surrounding space; a FetchError if it isn't UTF-8."""
     try:
         return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
@@ -84,11 +78,7 @@ def decode_text(data: bytes, where: str) -> str:
 
 
 def json_object(data: bytes, where: str) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Raises:
-        FetchError: it is not UTF-8, or no JSON object.
-    """
+    """Parse a JSON object; a FetchError if it isn't UTF-8 or not an object."""
     text = decode_text(data, where)
     try:
         tree = parse_json(text)
@@ -100,11 +90,7 @@ def json_object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def caption_in(tree: dict[str, Any], where: str) -> str:
-    """Take the first of `JSON_KEYS` that isn't null; an empty string where the object has none.
-
-    Raises:
-        FetchError: the caption is no string.
-    """
+    """Return the first value of `JSON_KEYS` that isn't null, or an empty string; a FetchError if it is no string."""
     value = next((tree[key] for key in JSON_KEYS if tree.get(key) is not None), "")
     if not isinstance(value, str):
         raise FetchError("CaptionBroken", f"{readable(where)}: the caption is a {type(value).__name__}, not a string")

@@ -1,4 +1,4 @@
-"""Proposal of the columns of a table that its user has not named, from their names and types."""
+"""Proposes columns of a table that its user hasn't named, from their names and types."""
 
 from collections.abc import Callable, Collection, Iterator
 
@@ -18,7 +18,7 @@ from embedder.sources.columns import (
     plain_type,
 )
 
-# Names that such columns have in public data sets, the likeliest first.
+# Names that such columns have in public data sets, the most likely first.
 _IMAGES = ("image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "video", "mp4")
 _ADDRESSES = (
     *_IMAGES, "image_path", "img_path", "path", "file_path", "filepath", "file_name", "filename", "file", "image_url",
@@ -34,15 +34,10 @@ _NO_CAPTIONS = ("id", "key", "path", "url", "uri", "file", "hash", "split", "lic
 
 
 def propose_columns(schema: pa.Schema, columns: Columns, is_unique: Callable[[str], bool]) -> dict[str, str]:
-    """Choose the columns that look right: those that are named stay, others are added where one fits.
+    """Choose plausible columns: the user's own stay, and others are added where one fits.
 
-    Args:
-        schema: the table's.
-        columns: those that the user named.
-        is_unique: whether no value of a column stands twice in the table's first file.
-
-    Returns:
-        Names by key, in the order `image`, `caption`, `id`; empty where nothing looks like an image or a caption.
+    `is_unique` says whether no value of a column occurs twice in the table's first file. The result has names by key,
+    in the order `image`, `caption`, `id`; it is empty if nothing looks like an image or a caption.
     """
     image = columns.image or (None if columns.caption else _image(schema))
     caption = columns.caption or (None if columns.image else _caption(schema, image))
@@ -53,7 +48,7 @@ def propose_columns(schema: pa.Schema, columns: Columns, is_unique: Callable[[st
 
 
 def id_columns(schema: pa.Schema) -> list[str]:
-    """Names of the columns that may hold ids: strings and integers, without labels, captions and addresses."""
+    """Return the columns that may hold ids: strings and integers, except labels, captions and addresses."""
     others = {*label_names(schema), *_CAPTIONS}
     return [
         field.name
@@ -84,14 +79,7 @@ def _caption(schema: pa.Schema, image: str | None) -> str | None:
 def _id(
     schema: pa.Schema, image: str | None, taken: Collection[str | None], is_unique: Callable[[str], bool]
 ) -> str | None:
-    """Choose what gives ids.
-
-    Args:
-        schema: the table's.
-        image: the images' column; where it holds addresses, those are ids as they are.
-        taken: columns of another use.
-        is_unique: whether no value of a column stands twice.
-    """
+    """Choose what gives the ids: `image` if it holds addresses. `taken` has the columns already in use."""
     for name in _IDS:
         for column in id_columns(schema):
             if column.lower() == name and column not in taken and is_unique(column):
@@ -125,6 +113,6 @@ def _leaf(name: str) -> str:
 
 
 def _first(names: list[str], wanted: tuple[str, ...]) -> str | None:
-    """The name that comes first among the wanted ones, else the first at all."""
+    """Return the name that comes first among the wanted ones, else the first name."""
     ranks = {name: rank for rank, name in enumerate(wanted)}
     return min(names, key=lambda name: ranks.get(_leaf(name), len(ranks)), default=None)

@@ -1,4 +1,4 @@
-"""Columns of a table by name: a dot leads into a struct, unless a column's very name has it."""
+"""Finds a table's columns by name: a dot leads into a struct, unless a column's own name contains it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ _FEATURES = b"huggingface"  # key of a Parquet file's metadata, where the librar
 
 
 def column_path(schema: pa.Schema, name: str) -> tuple[str, ...] | None:
-    """Find a column, or a field of its structs: (`image`, `path`) of `image.path`; None where there is none."""
+    """Return the path of a column or of a field of its structs, (`image`, `path`) for `image.path`; None if missing."""
     return _path({field.name: field.type for field in schema}, name)
 
 
@@ -26,18 +26,12 @@ def _path(types: Mapping[str, pa.DataType], name: str) -> tuple[str, ...] | None
 
 
 def _fields(kind: pa.DataType) -> dict[str, pa.DataType]:
-    """Fields of a struct, or of the structs of a list."""
     kind = kind.value_type if is_list(kind) else kind
     return {field.name: field.type for field in kind.fields} if pa.types.is_struct(kind) else {}
 
 
 def find_column(schema: pa.Schema, name: str) -> pa.Field | None:
-    """Find the name and type of a column; of a field inside a list of structs, the type is a list.
-
-    Args:
-        schema: the table's.
-        name: as the user gives it, such as `image.path`.
-    """
+    """Find the name and type of a column such as `image.path`; a field inside a list of structs has a list type."""
     path = column_path(schema, name)
     if path is None:
         return None
@@ -49,7 +43,7 @@ def find_column(schema: pa.Schema, name: str) -> pa.Field | None:
 
 
 def take_column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Take the values of a column, or of a field of its structs; null where a struct is."""
+    """Return the values of a column or of a field of its structs; null where the struct is null."""
     path = column_path(batch.schema, name)
     if path is None:
         raise KeyError(name)
@@ -71,7 +65,7 @@ def _child(values: pa.Array, name: str) -> pa.Array:
 
 
 def parquet_name(schema: pa.Schema, name: str) -> str:
-    """Name what Parquet has to read for a column: of a struct one field, of a list of structs all of it."""
+    """Return the name Parquet has to read for a column: one field of a struct, all of a list of structs."""
     path = column_path(schema, name) or (name,)
     inside, kind = [path[0]], schema.field(path[0]).type
     for step in path[1:]:
@@ -83,14 +77,14 @@ def parquet_name(schema: pa.Schema, name: str) -> str:
 
 
 def column_names(schema: pa.Schema) -> Iterator[str]:
-    """Yield the names of all columns, and behind each those of its fields."""
+    """Yield the names of all columns, each followed by those of its fields."""
     for field in schema:
         yield field.name
         yield from (f"{field.name}.{name}" for name in _fields(field.type))
 
 
 def label_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Read the names of the numbers in columns of labels, by column, as Hugging Face's `datasets` stores them."""
+    """Read the label names of integer columns, by column, as Hugging Face's `datasets` stores them."""
     try:
         features = parse_json((schema.metadata or {})[_FEATURES])["info"]["features"]
         return dict(_labels(features)) if isinstance(features, dict) else {}
@@ -107,27 +101,27 @@ def _labels(features: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Type of the values of a dictionary, or the type itself."""
+    """Return the value type of a dictionary, or the type itself."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a column holds lists."""
+    """Return whether a column holds lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Whether a column holds bytes."""
+    """Return whether a column holds bytes."""
     return kind in (pa.binary(), pa.large_binary(), pa.binary_view()) or pa.types.is_fixed_size_binary(kind)
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column holds strings, each once or by number."""
+    """Return whether a column holds strings, plain or dictionary-encoded."""
     return plain_type(kind) in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def holds_images(kind: pa.DataType) -> bool:
-    """Whether a column holds bytes, or structs with `bytes` as Hugging Face's `datasets` writes images."""
+    """Return whether a column holds bytes, or structs with `bytes` as Hugging Face's `datasets` writes images."""
     kind = plain_type(kind)
     inner = _fields(kind).get("bytes") if pa.types.is_struct(kind) else kind
     return inner is not None and is_binary(inner)

@@ -1,4 +1,4 @@
-"""The emoji that ship with the package, as a source: for the demo, and where a run's own items are out of reach."""
+"""The emoji that ship with the package as a source: for the demo, and where a run's own items are out of reach."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +9,6 @@ from embedder.config import SourceConfig
 
 @contextmanager
 def shipped_source(carryover: tuple[str, ...] = ()) -> Iterator[SourceConfig]:
-    """Open the shipped images with their captions as a source, for as long as the block runs."""
+    """Provide the shipped images with their captions as a source while the block runs."""
     with as_file(files("embedder") / "demo_data" / "noto.tar") as tar:
         yield SourceConfig(path=str(tar), kind="webdataset", carryover=carryover)

@@ -1,4 +1,4 @@
-"""Errors of reading one item, and their names for what the operating system answered."""
+"""Errors of reading one item, and their names for the operating system's error codes."""
 
 import errno
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from embedder.errors import SourceError
 from embedder.storage.item_error import ItemError
 
-# A second attempt may succeed: the disk, the network or the server was busy or away for a moment.
+# A retry may succeed: the disk, the network or the server was busy or away for a moment.
 _TRANSIENT_ERRNOS = frozenset(
     {
         errno.EIO,
@@ -51,7 +51,7 @@ class FetchError(ItemError):
 
 
 def from_os_error(error: OSError, where: str) -> FetchError:
-    """Name the error that the operating system reported for one file."""
+    """Convert the operating system's error for one file."""
     code = error.errno or 0
     message = f"{where}: {error.strerror or error}"
     return FetchError(_NAMES.get(code, "ReadError"), message, code in _TRANSIENT_ERRNOS)
@@ -59,7 +59,7 @@ def from_os_error(error: OSError, where: str) -> FetchError:
 
 @contextmanager
 def listing_errors() -> Iterator[None]:
-    """Turn the error of reading a source into that of listing it."""
+    """Convert an error of reading a source into one of listing it."""
     try:
         yield
     except FetchError as error:

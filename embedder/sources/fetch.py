@@ -1,4 +1,4 @@
-"""From a `uri` to bytes, or to a local path that bytes can be streamed from."""
+"""Turns a `uri` into bytes, or into a local path that bytes can be streamed from."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -31,17 +31,13 @@ CHUNK_BYTES = 4 << 20
 
 
 class Fetcher:
-    """Fetches items one after another; keeps the last tar and the last Parquet row group open between them.
+    """Fetches items one after another; keeps the last tar and the last Parquet row group open.
 
-    One per process; not safe for threads, though it downloads in several.
+    Use one per process; it isn't thread-safe, though it downloads in several threads.
     """
 
     def __init__(self, web: WebConfig | None = None) -> None:
-        """Make a fetcher.
-
-        Args:
-            web: limits on addresses of the web; none: those of who reads a store (`reader_settings`).
-        """
+        """Make a fetcher; `web` None means the limits for reading a store (`reader_settings`)."""
         self._cells = ParquetCells()
         self._tar: tuple[str, ByteRanges] | None = None
         self._web = web
@@ -57,18 +53,12 @@ class Fetcher:
         embedded: EmbeddedFile | None = None,
         max_read_bytes: int = 0,
     ) -> Fetched:
-        """Fetch one item.
+        """Fetch one item, given by the listing's `uri`.
 
-        Local whole files are given as a path, those up to `max_read_bytes` as bytes. Tar members and cells come as
-        bytes, and so do remote files up to `max_bytes`; larger remote files are downloaded to a temporary file, and so
-        is what the web sends, beyond some MiB.
-
-        Args:
-            uri: as the listing gives it.
-            max_bytes: the most that may be held in memory.
-            max_file_bytes: the most that a whole file may have; none allows any size.
-            embedded: what a local file has to be, of an item that was embedded before; None of one that is listed now.
-            max_read_bytes: size up to which a local file is read at once.
+        Local whole files come as a path, or as bytes up to `max_read_bytes`. Tar members, cells, and remote files up to
+        `max_bytes` come as bytes; larger remote files, and web downloads beyond a few MiB, go to a temporary file.
+        `max_file_bytes` limits whole files; None allows any size. `embedded` is what the local file of an item embedded
+        earlier has to be; it is None for an item being listed now.
 
         Raises:
             FetchError: the bytes are missing, forbidden, changed since the listing, or too many.
@@ -88,13 +78,7 @@ class Fetcher:
 
     @contextmanager
     def ahead(self, uris: Iterable[str], *, max_bytes: int, max_file_bytes: int | None = None) -> Iterator[None]:
-        """Download what the web holds of some items ahead of `fetch`, several at the same time.
-
-        Args:
-            uris: of the items that will be fetched, in their order.
-            max_bytes: as of `fetch`.
-            max_file_bytes: as of `fetch`.
-        """
+        """Download web items in parallel, before `fetch` is called for them in this order."""
         addresses = [uri for uri in uris if is_web(uri)]
         if len(addresses) < 2:
             yield
@@ -111,11 +95,7 @@ class Fetcher:
                 self._downloads = None
 
     def content_hash(self, fetched: Fetched) -> str:
-        """Hash the content: blake2b of 128 bits, as 32 hex characters.
-
-        Raises:
-            FetchError: the file can't be read.
-        """
+        """Hash the content: blake2b of 128 bits, as 32 hex characters; a FetchError if the file can't be read."""
         digest = blake2b(fetched.data or b"", digest_size=16)
         if fetched.path is not None:
             with closing(open_ranges(str(fetched.path))) as ranges:
@@ -150,12 +130,12 @@ class Fetcher:
         except FetchError as error:
             if error.error_type != "Changed" or not was_open:
                 raise
-            self.close()  # the tar may have been replaced, and listed anew, since it was opened
+            self.close()  # the tar may have been replaced and listed again since it was opened
             data = _read_member(self._open_tar(path, embedded), path, member)
         return Fetched(data, None, len(data))
 
     def _open_tar(self, path: str, embedded: EmbeddedFile | None) -> ByteRanges:
-        """Keep one tar open; a local one that was replaced under its name is opened anew."""
+        """Keep one tar open; a local one that was replaced under its name is reopened."""
         if self._tar is not None:
             name, ranges = self._tar
             if name == path and (is_remote(path) or ranges.version == local_version(path, embedded)):
@@ -168,7 +148,7 @@ class Fetcher:
     def _cell(self, path: str, cell: TableCell, max_bytes: int, embedded: EmbeddedFile | None) -> Fetched:
         value = self._cells.cell(path, cell, embedded)
         reference = None
-        if value.is_valid and hasattr(value, "keys"):  # a struct of `bytes` and, where they lie elsewhere, `path`
+        if value.is_valid and hasattr(value, "keys"):  # a struct of `bytes` and, if they are elsewhere, `path`
             keys = list(value.keys())
             reference = value["path"].as_py() if "path" in keys else None
             value = value["bytes"]
@@ -190,7 +170,7 @@ class Fetcher:
         return fetched or self._web_client().download(address, _size_limits(max_bytes, max_file_bytes))
 
     def _fetch_referenced(self, table: str, reference: str, max_bytes: int, embedded: EmbeddedFile | None) -> Fetched:
-        """Fetch the file that a struct's `path` names; a relative one lies beside the table's file."""
+        """Fetch the file that a struct's `path` names; a relative one is next to the table's file."""
         if is_web(reference):
             return self._download(reference, max_bytes, None)
         is_absolute = reference.startswith("/") or is_remote(reference)
@@ -208,7 +188,7 @@ def _size_limits(max_bytes: int, max_file_bytes: int | None) -> "SizeLimits":
 
 
 def _read_member(ranges: ByteRanges, path: str, member: TarMember) -> bytes:
-    """Read a member with the header before it, which must still be its own."""
+    """Read a member after checking that the header before it is still its own."""
     where = f"{readable(path)}: member {member.name!r}"
     start = member.offset - BLOCK_BYTES
     block = ranges.read_at(start, BLOCK_BYTES + member.size) if start >= 0 else b""
@@ -223,7 +203,7 @@ def _read_member(ranges: ByteRanges, path: str, member: TarMember) -> bytes:
 def _local_file(
     path: str, max_file_bytes: int | None = None, embedded: EmbeddedFile | None = None, max_read_bytes: int = 0
 ) -> Fetched:
-    descriptor, status = open_regular(path, embedded)  # opened once, so that what can't be read is found here
+    descriptor, status = open_regular(path, embedded)  # opened here so that unreadable files are found
     try:
         _check_size(status.st_size, max_file_bytes, readable(path), "decode.max_video_bytes")
         data = _read_small(descriptor, status.st_size, path) if status.st_size <= max_read_bytes else None
@@ -233,7 +213,7 @@ def _local_file(
     if data is not None:
         os.close(descriptor)
         return Fetched(data, None, len(data))
-    open_path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")  # for the sandbox: whatever has the name by then
+    open_path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")  # for the sandbox, whatever has the name by then
     if embedded is not None and open_path.exists():
         return Fetched(None, open_path, status.st_size, descriptor=descriptor)
     os.close(descriptor)
@@ -241,7 +221,7 @@ def _local_file(
 
 
 def _read_small(descriptor: int, size: int, path: str) -> bytes | None:
-    """Read an open file whole; None where it has grown meanwhile: it is still being written."""
+    """Read an open file whole; None if it has grown since, because it is still being written."""
     try:
         data = os.read(descriptor, size + 1)
         while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):

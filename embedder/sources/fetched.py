@@ -12,17 +12,11 @@ from embedder.sources.errors import from_os_error
 
 @dataclass(frozen=True)
 class Fetched:
-    """The bytes of one item: in memory (`data`), in a file (`path`), or none at all, where a table's cell is null.
+    """The bytes of one item: in memory (`data`), in a file (`path`), or neither where a table's cell is null.
 
-    Leave it as a context manager, or call `close`: a download's temporary file is deleted then. A user's own file is
-    never touched.
-
-    Attributes:
-        data: bytes in memory.
-        path: of the file.
-        size_bytes: of the content.
-        is_temporary: whether the file is a download.
-        descriptor: of the file, where `path` leads through it to what was open before, whatever has its name now.
+    Use it as a context manager or call `close`: that deletes a download's temporary file (`is_temporary`). A user's own
+    file is never touched. If `descriptor` is set, `path` leads through it to the file that was opened, whatever has its
+    name now.
     """
 
     data: bytes | None
@@ -33,16 +27,16 @@ class Fetched:
 
     @property
     def content(self) -> bytes | Path | None:
-        """The bytes, or the path of the file that holds them; None where there is nothing."""
+        """Return the bytes, or the path of the file that holds them; None where there is nothing."""
         return self.path if self.path is not None else self.data
 
     @property
     def is_null(self) -> bool:
-        """Whether there is nothing: a null cell, or a row that holds only a caption."""
+        """Return whether there is nothing: a null cell, or a row with only a caption."""
         return self.data is None and self.path is None
 
     def close(self) -> None:
-        """Delete the temporary file, and close the descriptor, if there is one; once."""
+        """Delete the temporary file and close the descriptor, if there are any; later calls do nothing."""
         if self.is_temporary and self.path is not None:
             self.path.unlink(missing_ok=True)
         if self.descriptor is not None:
@@ -56,7 +50,7 @@ class Fetched:
 
 
 def write_temporary(pieces: Iterable[bytes], where: str) -> Fetched:
-    """Write what comes piece by piece to a temporary file; nothing is left behind when that fails.
+    """Write pieces to a temporary file; on failure nothing is left behind.
 
     Raises:
         FetchError: the disk is full or can't be written, or a piece can't be read.

@@ -1,6 +1,6 @@
-"""Sorts of files by name: media, a companion of media, no media at all, or junk that systems leave behind.
+"""Sorts files by name: media, a companion of media, something else, or junk that systems leave behind.
 
-A name decides only what need not be read. Everything else is an item, and its content tells what it is.
+A name decides only what need not be read. Everything else is an item, and its content decides its kind.
 """
 
 import re
@@ -10,8 +10,9 @@ from typing import Literal
 from embedder.media.formats import CAMERA_RAW, EXTRA_FORMATS, IMAGE_FORMATS
 
 Sort = Literal["media", "unknown", "other", "sidecar", "junk"]
-"""`media`: an image or video by its suffix. `unknown`: the content tells. `other`: no media. `sidecar`: belongs to an
-item and is none. `junk`: left behind by a system or a program."""
+"""`media`: an image or video by its suffix. `unknown`: its content decides. `other`: no media. `sidecar`: belongs to an
+item and is none. `junk`: left behind by a system or a program.
+"""
 
 NO_SUFFIX = "no suffix"
 
@@ -25,12 +26,12 @@ def _suffixes(*groups: str) -> frozenset[str]:
     return frozenset(f".{word}" for word in words(*groups))
 
 
-# Kinds that are read.
+# Kinds that can be read.
 _IMAGE_SUFFIXES = frozenset(suffix for each in (*IMAGE_FORMATS, *EXTRA_FORMATS) for suffix in each.suffixes)
 READ_SUFFIXES = _IMAGE_SUFFIXES | _suffixes(
     "mp4 m4v mov qt mkv webm avi 3gp 3g2 mpg mpeg mpe m2v vob mts m2ts m2t wmv asf flv"
 )
-# Kinds that this version can't read, by the name that people call them by.
+# Kinds that this version can't read, under their common names.
 _UNREADABLE_SUFFIXES = _suffixes(
     # images
     "svg svgz psd psb ico cur icns tga pcx ppm pgm pbm pnm exr hdr dds jp2 j2k jpx jxr wmf emf eps xcf",
@@ -38,9 +39,9 @@ _UNREADABLE_SUFFIXES = _suffixes(
     "rm rmvb ogv dv mxf insv insp",
 )
 UNREADABLE_SUFFIXES = {suffix: suffix[1:].upper() for suffix in (*_UNREADABLE_SUFFIXES, *CAMERA_RAW.suffixes)}
-"""Of a camera raw: where its content doesn't tell what it is."""
+"""Common names of camera raw kinds, for files whose content doesn't reveal the kind."""
 RAW_SUFFIXES = _suffixes("3fr arw cr2 dcr dng erf fff gpr iiq k25 kdc mef mos nef nrw orf pef rw2 rwl sr2 srf srw")
-"""Of camera raws that are TIFFs by their content."""
+"""Suffixes of camera raws whose content is a TIFF."""
 MEDIA_SUFFIXES = READ_SUFFIXES | UNREADABLE_SUFFIXES.keys()
 
 _SIDECARS = _suffixes("xmp aae thm lrv pp3 dop cos comask vrd nksc acr on1 srt vtt ass ssa sub")
@@ -54,7 +55,7 @@ _OTHERS = _suffixes(
     "gpx kml kmz tcx fit geojson",
     # archives and images of disks
     "zip rar 7z tar gz tgz bz2 tbz2 xz txz zst lz4 cab iso img dmg pkg jar",
-    # programs, their parts and their data
+    # programs with their parts and data
     "exe dll msi sys apk aab ipa app so dylib com bat cmd ps1 vbs sh bash py pyc pyo ipynb java class c h cc cpp"
     " hpp cs go rs rb php pl lua r jl swift kt sql plist sqlite sqlite3 db db3 mdb accdb lrcat lrprev bak old tmp"
     " temp part crdownload download partial parquet arrow feather avro orc jsonl ndjson npy npz pkl pickle pt pth"
@@ -83,22 +84,22 @@ _JUNK_NAMES = words(
 _JUNK_FOLDERS = words(
     # macOS
     "__macosx .spotlight-v100 .fseventsd .temporaryitems .documentrevisions-v100 .appledouble",
-    # Windows, disks of the network, Linux
+    # Windows, network disks, Linux
     "$recycle.bin recycler @eadir @tmp #recycle #snapshot lost+found .thumbnails",
     # shares and repositories
     ".stversions .stfolder .dropbox.cache .git .svn .hg __pycache__",
 ) | {"system volume information"}
-# `._a.jpg` holds what a Mac knows of `a.jpg`; `~$a.docx` and `.~lock.a.odt#` stand while somebody writes to them.
+# `._a.jpg` holds macOS metadata of `a.jpg`; `~$a.docx` and `.~lock.a.odt#` exist while somebody edits the document.
 _JUNK_STARTS = ("._", "~$", ".~lock.")
 _TRASH = ".trash"  # .Trash, .Trashes, .Trash-1000, .trashed-...
 _COPY_NUMBER = re.compile(r"\(\d+\)$")
-# Google Takeout: `a.jpg.json`, `a.jpg.supplemental-metadata.json`; the middle is cut where a name gets too long.
+# Google Takeout: `a.jpg.json`, `a.jpg.supplemental-metadata.json`; the middle part is cut if the name gets too long.
 _TAKEOUT = "supplemental-metadata"
 _PLAIN_SUFFIX = re.compile(r"\.[a-z0-9_+-]{1,12}")
 
 
 def suffix_of(name: str) -> str:
-    """Lower-case suffix of a name, dot included; empty for none, as for `.hidden`."""
+    """Return the lower-case suffix with its dot; empty if there is none, as in `.hidden`."""
     base = name.rpartition("/")[2]
     dot = base.rfind(".")
     return base[dot:].lower() if base.strip(".") and dot > 0 and base[:dot].strip(".") else ""
@@ -127,13 +128,13 @@ def sort_of(name: str) -> Sort:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a name is bookkeeping by the convention of Spark and Arrow: some part starts with `_` or `.`."""
+    """Return whether Spark and Arrow treat the name as bookkeeping: some part starts with `_` or `.`."""
     return any(part.startswith(("_", ".")) for part in name.split("/"))
 
 
 @lru_cache(maxsize=1024)
 def in_junk_folder(folder: str) -> bool:
-    """Whether a folder, or one above it, belongs to a system or a program alone."""
+    """Return whether a folder, or one above it, belongs only to a system or a program."""
     return any(part in _JUNK_FOLDERS or part.startswith(_TRASH) for part in folder.lower().split("/"))
 
 

@@ -1,4 +1,4 @@
-"""A folder of files as items: each file is one, and its same-name `.txt` or `.json` is its caption."""
+"""A folder of files as items: each file is one, and the `.txt` or `.json` of the same name is its caption."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ NUM_READERS, READ_AT_ONCE = 16, 512  # of `.json` files whose values are columns
 
 
 class Values(NamedTuple):
-    """A `.json` beside an item: where it is, and when it was changed."""
+    """A `.json` that belongs to an item, with its modification time."""
 
     uri: str
     modified: str
@@ -36,15 +36,10 @@ Pair = tuple[Row, Values | None]
 def list_files(source: SourceConfig, path: str, selection: Selection) -> Listing:
     """List a folder, a pattern, or a single file with its sidecar.
 
-    `item_id` is the path relative to the root, suffix included. A caption belongs to every file of its stem in its
-    folder; `.txt` comes before `.json`. A caption without such a file is an item of its own where the rules of the
-    selection say so: its `uri` is the caption file, and `caption_uri` is null. A single file is an item, whatever its
-    name says.
-
-    Args:
-        source: its patterns are in the selection; nothing else of it counts.
-        path: as `normalise_source` gives it.
-        selection: of the files below it, with the rules for captions.
+    `item_id` is the path relative to the root, with its suffix. A caption belongs to every file of its stem in its
+    folder; `.txt` takes precedence over `.json`. A caption without such a file is its own item if the selection's rules
+    say so: its `uri` is the caption file, and `caption_uri` is null. A single file is an item regardless of its name.
+    Only the patterns of `source` matter, and `selection` has them; `path` comes from `normalise_source`.
 
     Raises:
         SourceError: the path is missing, or a folder below it can't be read.
@@ -66,21 +61,17 @@ def list_files(source: SourceConfig, path: str, selection: Selection) -> Listing
 
 
 def _check_named(path: str) -> None:
-    """Refuse a file that was named alone and is no item by its first bytes: it is most often a slip of the keyboard.
-
-    Raises:
-        SourceError: it is something that no installation reads as an image, a video or a caption.
-    """
+    """Raise a SourceError if a file named on its own is no image, video or caption: most often that is a typo."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             head = file.read(HEAD_BYTES)
-    except OSError:  # it is told where it is read
+    except OSError:  # reported when it is read
         return
     kind = sniff(head)
     is_known = kind in ("image", "video") or extra_kind(head) or unreadable_kind(head)
     if not head or is_known or (kind == "text" and path.lower().endswith(SIDECAR_SUFFIXES)):
         return
-    if sort_of(path.rpartition("/")[2]) == "media":  # a damaged one is a reject, which says what is wrong with it
+    if sort_of(path.rpartition("/")[2]) == "media":  # a damaged one becomes a reject that says why
         return
     raise SourceError(
         f"{readable(path)}: found {other_kind(head)}; a source is an image, a video, a folder of these, a table or "
@@ -89,7 +80,7 @@ def _check_named(path: str) -> None:
 
 
 def _select(group: list[Entry], found: GlobMatches, selection: Selection, is_asked: bool) -> Iterator[Pair]:
-    """Make the rows of those files of one stem that are items; a caption is kept or left out with its image."""
+    """Make the rows of one stem's files that are items; a caption is kept or left out with its image."""
     if len(group) == 1 and selection.judge(group[0].name) is MEDIA:
         yield _row(group[0], found, None), None
         return
@@ -121,18 +112,18 @@ def _select(group: list[Entry], found: GlobMatches, selection: Selection, is_ask
 
 
 def _holds_media(path: str) -> bool:
-    """Whether a local file is an image or video by its first bytes, whatever its name; an object isn't asked for."""
+    """Return whether a local file is an image or video by its first bytes, whatever its name; False for an object."""
     if is_remote(path):
         return False
     try:
         with open(path, "rb") as file:  # noqa: PTH123 (takes names that are no UTF-8)
             return sniff(file.read(HEAD_BYTES)) in ("image", "video")
-    except OSError:  # it is told where it is read
+    except OSError:  # reported when it is read
         return False
 
 
 def _with_sidecars(found: GlobMatches) -> Iterator[Entry]:
-    """Add to files that were named one by one the captions beside them, and bring each stem together."""
+    """Add the captions next to files that were named one by one, and group the files by stem."""
     entries = {entry.name: entry for entry in found.entries}
     for name in [name for name in entries if not _is_sidecar(name)]:
         for suffix in SIDECAR_SUFFIXES:
@@ -143,9 +134,9 @@ def _with_sidecars(found: GlobMatches) -> Iterator[Entry]:
 
 
 def pair_captions(entries: list[Entry], found: GlobMatches) -> Iterator[Pair]:
-    """Make the rows of all files of one stem, each with the `.json` beside it; nothing among them is lost.
+    """Make the rows of all files of one stem, each with its `.json`; every file is accounted for.
 
-    A caption that must not be opened (a pipe, a link out of the root) is a reject of its own.
+    A caption that must not be opened (a pipe, or a link out of the root) becomes its own reject.
     """
     if len(entries) == 1:
         yield _row(entries[0], found, None), None
@@ -167,7 +158,7 @@ def pair_captions(entries: list[Entry], found: GlobMatches) -> Iterator[Pair]:
 
 
 def _with_values(pairs: Iterator[Pair], columns: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Read the `.json` files that stand beside items, several at once, as a bucket takes its time for each."""
+    """Read the items' `.json` files, several at once because a bucket is slow to answer."""
     with ThreadPoolExecutor(NUM_READERS, "captions") as pool:
         while chunk := list(islice(pairs, READ_AT_ONCE)):
             yield from pool.map(lambda pair: _read_values(pair[0], pair[1], columns), chunk)
@@ -176,7 +167,7 @@ def _with_values(pairs: Iterator[Pair], columns: Sequence[str]) -> Iterator[tupl
 def _read_values(row: Row, values: "Values | None", columns: Sequence[str]) -> tuple[Row, dict[str, Any]]:
     if values is None or row.error_type is not None:
         return row, {}
-    if row.caption_uri != values.uri:  # a change of it changes the item, too
+    if row.caption_uri != values.uri:  # changing it changes the item, too
         row = row._replace(modified=f"{row.modified}|{values.modified}")
     try:
         return row, read_values(values.uri, columns)
@@ -196,7 +187,7 @@ def _row(entry: Entry, found: GlobMatches, caption: Entry | None) -> Row:
 
 
 def _bad_name_row(entry: Entry, uri: str) -> Row:
-    # The hash keeps the id apart from that of any other name that reads the same.
+    # The hash separates the id from that of any other name that reads the same.
     digest = blake2b(os.fsencode(entry.name), digest_size=4).hexdigest()
     return Row(
         f"{readable(entry.name)}#name-not-utf8-{digest}",
@@ -209,10 +200,10 @@ def _bad_name_row(entry: Entry, uri: str) -> Row:
 
 
 def _is_sidecar(name: str) -> bool:
-    # The first test spares a million names the second.
+    # The first test is cheap and spares most names the second.
     return name[-5:].lower().endswith(SIDECAR_SUFFIXES) and name[len(stem_of(name)) :].lower() in SIDECAR_SUFFIXES
 
 
 def _caption_order(entry: Entry) -> tuple[bool, str]:
-    """Order `.txt` before `.json`, and lower case first where a file system holds both."""
+    """Order `.txt` before `.json`, and lower case first if a file system holds both."""
     return not entry.name.lower().endswith(".txt"), "".join(reversed(entry.name.swapcase()))

@@ -1,4 +1,4 @@
-"""Files that a path means: one file, a folder of them, or a pattern with braces and wildcards."""
+"""Finds the files a path means: one file, a folder of them, or a pattern with braces and wildcards."""
 
 import glob
 import math
@@ -22,31 +22,30 @@ _MAGIC = re.compile(r"[*?\[{]")
 
 @dataclass(frozen=True)
 class GlobMatches:
-    """The entries that a path means, and the folder (or URI) that their names are relative to."""
+    """The entries a path means, and the folder (or URI) that their names are relative to."""
 
     root: str
     entries: Iterator[Entry]
     is_folder: bool = False
     is_named: bool = False
-    """Whether the path is that of this one file."""
+    """Whether the path names exactly this one file."""
 
     def uri(self, entry: Entry) -> str:
-        """Return the whole path of an entry."""
+        """Return the full path of an entry."""
         return f"{self.root.rstrip('/')}/{entry.name}"
 
 
 def is_pattern(path: str) -> bool:
-    """Whether the path holds braces or wildcards; a local file of exactly that name comes first."""
+    """Return whether the path holds braces or wildcards; a local file of exactly that name takes precedence."""
     return bool(_MAGIC.search(path)) and (is_remote(path) or not os.path.lexists(path))
 
 
 @listing_errors()
 def find_entries(path: str, skips: SkipsFolder) -> GlobMatches:
-    """Find what a path means: the file itself, everything below a folder, or all that match a pattern.
+    """Find what a path means: the file itself, everything below a folder, or all matches of a pattern.
 
-    Args:
-        path: as `normalise_source` gives it.
-        skips: which folders below it are not looked into; those of a bucket cost nothing and are listed all the same.
+    `path` comes from `normalise_source`. `skips` selects folders that aren't entered; in a bucket, where that saves
+    nothing, they are listed all the same.
 
     Raises:
         SourceError: nothing is there, or it can't be listed.
@@ -56,11 +55,7 @@ def find_entries(path: str, skips: SkipsFolder) -> GlobMatches:
 
 @listing_errors()
 def find_one(root: str, name: str) -> Entry | None:
-    """Look for a file or object below a root; None where there is none.
-
-    Raises:
-        SourceError: the object store does not answer.
-    """
+    """Look up a file or object below a root; None if missing, a SourceError if the object store doesn't answer."""
     if not is_remote(root):
         return look_at(root, name, os.path.realpath(root))
     from embedder.sources.object_listing import find_object
@@ -70,10 +65,10 @@ def find_one(root: str, name: str) -> Entry | None:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Expand `{000..099}` (zeros kept) and `{a,b}`, several in one pattern as their product; braces do not nest.
+    """Expand `{000..099}` (zeros kept) and `{a,b}`; several braces give their product, and they don't nest.
 
     Raises:
-        SourceError: a range runs backwards, or more than a million names would come out.
+        SourceError: a range runs backwards, or there would be more than a million names.
     """
     pieces = _BRACES.split(pattern)
     choices = [_brace_choices(body, pattern) for body in pieces[1::2]]
@@ -120,7 +115,7 @@ def _find_remote(path: str) -> GlobMatches:
 
 
 def _found_by_pattern(path: str) -> GlobMatches:
-    """Collect what each expanded pattern finds; one that finds nothing is a mistake, not an empty set."""
+    """Collect the matches of each expanded pattern; a SourceError if one has none."""
     root = fixed_root(path)
     entries: dict[str, Entry] = {}
     for pattern in expand_braces(path):
@@ -149,7 +144,7 @@ def _matching(pattern: str, root: str) -> Iterator[Entry]:
 
 
 def fixed_root(pattern: str) -> str:
-    """Return the folder above the first braces or wildcard: ids are relative to it."""
+    """Return the folder above the first brace or wildcard; ids are relative to it."""
     match = _MAGIC.search(pattern)
     return pattern[: match.start() if match else None].rpartition("/")[0] or "/"
 
@@ -166,7 +161,7 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
 
 
 def _single(path: str) -> Entry:
-    """Look at a file that the user named: a link is followed wherever it leads."""
+    """Look up a file that the user named; a link is followed wherever it leads."""
     name = os.path.basename(path)  # noqa: PTH119
     try:
         status = os.stat(path)  # noqa: PTH116

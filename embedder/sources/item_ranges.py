@@ -1,4 +1,4 @@
-"""Bytes of one item by ranges, whatever holds them: a file, a member of a tar, a cell of a table, an object."""
+"""Reads ranges of one item's bytes, whatever holds them: a file, a tar member, a table cell or an object."""
 
 import os
 from collections.abc import Mapping
@@ -15,23 +15,22 @@ from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
 from embedder.storage.web_address import is_web
 
-MAX_DOWNLOAD_BYTES = 1 << 30  # of a video that is downloaded to be shown
+MAX_DOWNLOAD_BYTES = 1 << 30  # of a video that is downloaded for display
 
 
 class PartRanges:
-    """Stretch of a file."""
+    """A part of a file; closing it closes the file."""
 
     def __init__(self, whole: ByteRanges, start: int, size: int) -> None:
-        """Take a stretch; closing it closes the file."""
         self._whole, self._start = whole, start
         self.size, self.version = size, whole.version
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Read up to `length` bytes; fewer only where the stretch ends."""
+        """Read up to `length` bytes; fewer only at the end of the part."""
         return self._whole.read_at(self._start + offset, max(0, min(length, self.size - offset)))
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         self._whole.close()
 
 
@@ -49,17 +48,15 @@ class BytesRanges:
         return self._content[offset : offset + length]
 
     def close(self) -> None:
-        """Forget the bytes."""
+        """Drop the bytes."""
         self._content = b""
 
 
 def embedded_file(uri: str, item: Mapping[str, Any], *, is_text: bool) -> EmbeddedFile | None:
-    """Say what the local file of an item has to be; None of the web and of object stores, which have no links.
+    """Return what an item's local file has to be; None for the web and for object stores, which have no links.
 
-    Args:
-        uri: of the item.
-        item: its row of the items table: `item_id`, `source`, `size_bytes`, `modified`, `stale`.
-        is_text: whether it is a caption without an image.
+    `item` is its row of the items table: `item_id`, `source`, `size_bytes`, `modified`, `stale`. `is_text` marks a
+    caption without an image.
     """
     path, part = split_uri(uri)
     if is_web(path) or is_remote(path):
@@ -70,9 +67,9 @@ def embedded_file(uri: str, item: Mapping[str, Any], *, is_text: bool) -> Embedd
 
 
 def _root(path: str, part: object, name: str) -> str:
-    """Folder of the source of a local file: ids of files, and those of members, begin with the path below it.
+    """Return the source's folder for a local file: ids of files and members begin with the path below it.
 
-    Where the id tells nothing, as of what a table names, it is the folder of the file.
+    If the id doesn't reveal it, as for files that a table names, return the file's folder.
     """
     match part:
         case TarMember():  # the longest, if several prefixes are names of tars
@@ -86,16 +83,7 @@ def _root(path: str, part: object, name: str) -> str:
 
 
 def check_kind(head: bytes, uri: str, embedded: EmbeddedFile | None) -> None:
-    """Check that content is of the kind that was embedded.
-
-    Args:
-        head: its first bytes.
-        uri: of the item.
-        embedded: what its file has to be; None where any will do.
-
-    Raises:
-        FetchError: it is another kind.
-    """
+    """Raise a FetchError if content with these first bytes isn't of the embedded kind; with None any kind will do."""
     if embedded is None:
         return
     found = sniff(head)
@@ -105,12 +93,10 @@ def check_kind(head: bytes, uri: str, embedded: EmbeddedFile | None) -> None:
 
 
 def open_item(uri: str, *, max_bytes: int, embedded: EmbeddedFile | None = None) -> ByteRanges:
-    """Open the bytes of an item; of a file, a tar and an object only what is asked for is read, of the web all.
+    """Open the bytes of an item; only the ranges asked for are read, except from the web.
 
-    Args:
-        uri: as the listing gives it.
-        max_bytes: the most that may be held in memory, which a table's cell is.
-        embedded: what its file has to be; None where any will do.
+    `uri` comes from the listing. `max_bytes` limits what is held in memory, such as a table's cell. `embedded` is what
+    the file has to be; with None any file will do.
 
     Raises:
         FetchError: the bytes are missing, forbidden, changed since the listing, or too many.
@@ -136,7 +122,7 @@ def _open(uri: str, max_bytes: int, embedded: EmbeddedFile | None) -> ByteRanges
         Fetcher() as fetcher,
         fetcher.fetch(uri, max_bytes=max_bytes, max_file_bytes=MAX_DOWNLOAD_BYTES, embedded=embedded) as fetched,
     ):
-        if fetched.path is not None:  # the file that a struct's `path` names, or a download, which is open when it goes
+        if fetched.path is not None:  # a struct's `path`, or a download; it stays open when deleted
             return open_ranges(str(fetched.path))
         return _read(fetched.data)
 

@@ -1,9 +1,9 @@
-"""Rows of another table, joined to listed items: captions, and columns that are carried over.
+"""Joins rows of another table to listed items: captions, and columns that are carried over.
 
-The table's keys and the wanted columns are in memory for the listing. What a row brings is part of its items'
-`modified`: a row that changes is a change of its items and of no others. Their captions count as content, so such items
-are embedded again; of those whose columns alone changed the file is hashed and found to be the same, and the columns
-are written anew (`embedder.store.journal.metadata_updates`).
+The table's keys and the wanted columns stay in memory during the listing. A row's values are part of its items'
+`modified`, so a changed row changes only its own items. Captions count as content, so items with a changed caption are
+embedded again; if only the columns changed, the file is hashed, found unchanged, and the columns are rewritten
+(`embedder.store.journal.metadata_updates`).
 """
 
 import difflib
@@ -29,19 +29,15 @@ from embedder.store.tables.arrow_lookup import positions
 NUM_EXAMPLES = 3
 CAPTION = "caption"
 JOINED = "|join:"
-"""Stands in `modified` before the digest of what a row brings."""
+"""Precedes the digest of a row's values in `modified`."""
 
 
 @dataclass(frozen=True)
 class OpenJoin:
-    """Table of a [[join]], read and checked.
+    """The table of a [[join]], read and checked.
 
-    Attributes:
-        join: its section of the configuration.
-        keys: strings, each once.
-        values: columns that are brought, of the same length; the caption is the last one, under `CAPTION`.
-        digests: of each row's values.
-        left_out: counts the items without a row.
+    `keys` are strings without duplicates. `values` are the joined columns, of the same length; the caption comes last,
+    under `CAPTION`. `digests` are those of each row's values. `left_out` counts the items without a row.
     """
 
     join: JoinConfig
@@ -53,18 +49,11 @@ class OpenJoin:
 
     @property
     def carried(self) -> pa.Schema:
-        """Columns that are carried, under their own names."""
+        """Return the carried columns under their own names."""
         return pa.schema([self.values.schema.field(number) for number in range(len(self.join.columns))])
 
     def apply(self, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Join the items of a listing, table by table.
-
-        Args:
-            tables: of `embedder.sources.listing.LISTING_SCHEMA`, with carried columns behind.
-
-        Raises:
-            SourceError: items have no row, and that is refused.
-        """
+        """Join a listing's tables (`LISTING_SCHEMA`, then carried columns); a SourceError if rows are missing."""
         num_missing = 0
         for table in tables:
             place, is_meant = self._places(table)
@@ -84,7 +73,7 @@ class OpenJoin:
             self.left_out.unjoined[self.join.path] += num_missing
 
     def _places(self, table: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-        """Row of each item, null where there is none; and whether it is an item that this join is for."""
+        """Return each item's row, null if there is none, and whether the join applies to the item."""
         source, left = self.join.source, self.join.on.left
         is_meant = pc.equal(table["source"], source or "") if source else pc.is_valid(table["item_id"])
         if left is not None:
@@ -111,15 +100,10 @@ class OpenJoin:
 
 
 def open_joins(joins: Sequence[JoinConfig], carried: pa.Schema, left_out: LeftOut) -> list[OpenJoin]:
-    """Read the tables of all joins.
-
-    Args:
-        joins: of the configuration.
-        carried: columns of the sources, under their own names.
-        left_out: counts the items without a row, and the rows without a key.
+    """Read the tables of all joins; `carried` has the sources' own columns, and `left_out` counts what doesn't match.
 
     Raises:
-        SourceError: a table can't be read, a column is missing or of a wrong type, a key stands twice, or a column has
+        SourceError: a table can't be read, a column is missing or of a wrong type, a key occurs twice, or a column has
             the name of another.
     """
     opened = []
@@ -162,7 +146,6 @@ def _open(join: JoinConfig, carried: pa.Schema, left_out: LeftOut) -> OpenJoin:
 
 
 def _check_keys(join: JoinConfig, where: str, rows: pa.Table, left_out: LeftOut) -> OpenJoin:
-    """Leave out rows without a key, and refuse keys that stand twice."""
     has_key = pc.fill_null(pc.not_equal(rows[join.on.key], ""), False)
     if num_without := rows.num_rows - (pc.sum(has_key).as_py() or 0):
         left_out.without_key[join.path] += num_without
@@ -205,7 +188,7 @@ def _find_column(where: str, key: str, name: str, schema: pa.Schema) -> pa.Field
 
 
 def _digests(values: pa.Table) -> pa.Array:
-    """Stand for the rows' values in `modified`; 16 hexadecimal digits each."""
+    """Return digests of the rows' values for `modified`, 16 hexadecimal digits each."""
     rows = zip(*(column.to_pylist() for column in values.columns), strict=True)
     return pa.array(
         [blake2b(repr(row).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest() for row in rows], pa.string()

@@ -1,6 +1,6 @@
-"""Registry of the kinds of source, and detection of the kind where a configuration does not name it.
+"""Registry of source kinds, and detection of the kind if the configuration doesn't name it.
 
-A new kind takes a name in `config.SourceKind`, a module that lists it, and its entry in `KINDS`.
+A new kind needs a name in `config.SourceKind`, a module that lists it, and its entry in `KINDS`.
 """
 
 import os
@@ -29,13 +29,11 @@ ListSource = Callable[[SourceConfig, str, Selection], Listing]
 
 @dataclass(frozen=True)
 class KindEntry:
-    """One kind of source: its recognition, its listing, and the configuration keys that it takes.
+    """One kind of source.
 
-    Attributes:
-        list_source: starts to list a source of this kind.
-        keys: those of `columns`, `carryover`, `include` and `exclude` that mean something for this kind.
-        formats: suffixes of its files in lower case, grouped by format; a folder of one format is of this kind.
-        is_folder: recognises a folder of this kind without looking at its files' names.
+    `keys` are those of `columns`, `carryover`, `include` and `exclude` that this kind supports. `formats` are
+    lower-case suffixes, grouped by format; a folder with files of one format is of this kind. `is_folder` recognises a
+    folder of this kind without looking at its file names.
     """
 
     list_source: ListSource
@@ -52,26 +50,22 @@ KINDS: dict[SourceKind, KindEntry] = {
     "files": KindEntry(list_files, frozenset({"include", "exclude"})),
 }
 OTHER_FILES: SourceKind = "files"
-"""The kind of whatever no entry recognises."""
+"""The kind of everything that no entry recognises."""
 
 Format = tuple[SourceKind, int]
-"""A kind, and which of its formats."""
+"""A kind, and the index of one of its formats."""
 
 
 @listing_errors()
 def detect_kind(path: str, selection: Selection) -> SourceKind:
-    """Detect the kind of a source from its path and, for a folder, from its content.
+    """Detect the kind of a source from its path (from `normalise_source`) and, for a folder, from its content.
 
-    A folder with a transaction log is a Delta table; one of nothing but tars, or nothing but table files of one
-    format, is that; any other folder is files, and so is a single file of no other kind. Junk, the run's own files, and
-    what describes a data set tell nothing.
-
-    Args:
-        path: as `normalise_source` gives it.
-        selection: of the files below it.
+    A folder with a transaction log is a Delta table. A folder that holds only tars, or only table files of one format,
+    is of that kind. Any other folder is `files`, and so is a single file of no other kind. Junk, the run's own files,
+    and data set descriptions are ignored.
 
     Raises:
-        SourceError: a pattern whose suffix tells no kind, or a folder that can't be read.
+        SourceError: a pattern whose suffix reveals no kind, or a folder that can't be read.
     """
     if is_pattern(path):
         return _kind_of_pattern(path)
@@ -94,14 +88,13 @@ def _kind_of_pattern(path: str) -> SourceKind:
 
 
 def _format_of(name: str) -> Format | None:
-    """Find the format of a file by its suffix; None where the suffix tells none."""
     lower = name.lower()
     formats = ((kind, number, suffixes) for kind in KINDS for number, suffixes in enumerate(KINDS[kind].formats))
     return next(((kind, number) for kind, number, suffixes in formats if lower.endswith(suffixes)), None)
 
 
 def _kind_of_names(names: Iterable[str]) -> SourceKind:
-    """Stop at the first name that fits no kind: a folder of photographs is recognised by its first one."""
+    """Return the kind, stopping at the first name that fits none: a folder of photographs needs only one name."""
     formats: set[Format | None] = set()
     for name in names:
         if is_hidden(name) or is_card(name):
@@ -114,7 +107,7 @@ def _kind_of_names(names: Iterable[str]) -> SourceKind:
 
 
 def _names_below(path: str, selection: Selection) -> Iterator[str] | None:
-    """Stream the names in a folder that may tell its kind; None for what is no folder."""
+    """Stream the names in a folder that may reveal its kind; None for anything but a folder."""
     if is_remote(path):
         from embedder.sources.object_listing import find_object, stream_names
 

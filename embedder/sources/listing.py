@@ -1,4 +1,4 @@
-"""All items of all sources of a run, as Arrow tables."""
+"""Lists all items of all sources of a run as Arrow tables."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -20,8 +20,9 @@ from embedder.sources.web.changes import with_states
 from embedder.store.schema import EMBEDDINGS
 
 LISTING_SCHEMA = pa.schema([ROW_SCHEMA.field(0), pa.field("source", pa.string()), *list(ROW_SCHEMA)[1:]])
-"""Columns of a listing; carryover columns follow them under the prefix `CARRIED`. `size_bytes` is null where it is not
-known without reading."""
+"""Columns of a listing; carryover columns follow under the prefix `CARRIED`. `size_bytes` is null if it can't be known
+without reading.
+"""
 
 
 def list_sources(
@@ -37,24 +38,24 @@ def list_sources(
 ) -> Iterator[pa.Table]:
     """List the items of several sources, in their order.
 
-    The sources are opened in the call: one that is missing or of a wrong type is an error before the first row. Each
-    id is unique: of several equal ones the first is the item, the others are rejects with the id `ID#duplicate-<n>`.
+    The call itself opens the sources: a missing source or one of a wrong type is an error before the first row. Ids are
+    unique: the first of several equal ones is the item, and the others are rejects with the id `ID#duplicate-<n>`.
 
     Args:
-        sources: of a configuration, which checks that several have a name each; it stands before the ids (`name:id`).
+        sources: of a configuration, which checks that each of several has a name; it prefixes the ids (`name:id`).
         rows_per_chunk: rows of every table but the last.
-        own: absolute paths and URIs that the run itself writes; they are no items in any source.
+        own: absolute paths and URIs that the run itself writes; they are never items.
         left_out: counts the files that are no items, while the tables are read.
-        web: limits on addresses of the web, and whether they are asked; none: the defaults, which ask none.
+        web: limits for web addresses, and whether servers are asked; None means the defaults, which ask none.
         joins: tables whose rows are joined to the items.
-        unique: False: ids stay as they are, for `with_unique_ids`, and none of them is kept in memory.
+        unique: if False, ids stay as they are, for `with_unique_ids`, and none is kept in memory.
         captions: rules for the caption files of folders.
 
     Returns:
-        Tables of LISTING_SCHEMA, with the carryover columns of all sources behind (null where a source lacks one).
+        Tables of LISTING_SCHEMA, followed by the carryover columns of all sources (null where a source lacks one).
 
     Raises:
-        SourceError: a source is missing or can't be listed completely, here or while it is read; so with a join.
+        SourceError: a source or a join's table is missing or can't be read completely, now or during iteration.
     """
     left_out = LeftOut() if left_out is None else left_out
     listings = [(source, open_source(source, own, left_out, captions)) for source in sources]
@@ -72,17 +73,9 @@ def list_given(
     web: WebConfig | None = None,
     joins: Sequence[JoinConfig] = (),
 ) -> Iterator[pa.Table]:
-    """List the items of one listing that is given in the place of sources.
+    """List the items of one listing that is given instead of sources.
 
-    Args:
-        listing: its rows.
-        name: stands before the ids, where it isn't empty.
-        left_out: counts what is no item.
-        web: as of `list_sources`.
-        joins: tables whose rows are joined to the items.
-
-    Returns:
-        Tables of LISTING_SCHEMA, with the carried columns behind.
+    `name` prefixes the ids unless it is empty; the other arguments and the result are as in `list_sources`.
 
     Raises:
         SourceError: the table of a join can't be read, or doesn't fit.
@@ -93,7 +86,7 @@ def list_given(
 
 
 def _complete(tables: Iterator[pa.Table], web: WebConfig | None, joins: Sequence[OpenJoin]) -> Iterator[pa.Table]:
-    """Add what isn't in a listing's own rows: states of addresses of the web, and the rows of joined tables."""
+    """Add what the listing's own rows lack: states of web addresses, and the rows of joined tables."""
     tables = (with_states(table, web or WebConfig()) for table in tables)
     for join in joins:
         tables = join.apply(tables)
@@ -103,11 +96,7 @@ def _complete(tables: Iterator[pa.Table], web: WebConfig | None, joins: Sequence
 def open_source(
     source: SourceConfig, own: Collection[str], left_out: LeftOut, captions: CaptionRules = ANY_CAPTION
 ) -> Listing:
-    """Detect the kind of a source, and start to list it.
-
-    Raises:
-        SourceError: it is missing, or can't be listed as configured.
-    """
+    """Detect the kind of a source and start to list it; a SourceError if it can't be listed as configured."""
     _check_carryover(source)
     path = normalise_source(source.path)
     uncounted = Selection(source, path, own, LeftOut())
@@ -161,7 +150,7 @@ def _unified_carryover(listings: Iterable[tuple[SourceConfig, Listing]]) -> list
 
 
 def _label(name: str | None, listing: Listing, schema: pa.Schema, *, unique: bool = True) -> Iterator[pa.Table]:
-    """Bring a source's tables to the common schema, with its name and, unless that is left, with unique ids."""
+    """Convert a source's tables to the common schema, with its name and, if `unique`, with unique ids."""
     seen: set[str] = set()
     for rows in listing.tables:
         table = reject_duplicates(rows, seen) if unique and not listing.unique_ids else rows
@@ -176,13 +165,13 @@ def _label(name: str | None, listing: Listing, schema: pa.Schema, *, unique: boo
 
 
 def with_unique_ids(listed: pa.Table) -> pa.Table:
-    """Make rejects of the listed items whose id an earlier one has; all items with such ids must be in the table."""
+    """Turn items whose id occurs earlier into rejects; the table must hold all items that share such ids."""
     ids = listed["item_id"]
     return listed if pc.count_distinct(ids).as_py() == len(ids) else reject_duplicates(listed, set())
 
 
 def reject_duplicates(rows: pa.Table, seen: set[str]) -> pa.Table:
-    """Make rejects of the rows whose id was seen before; `seen` grows by all ids, about 100 bytes each."""
+    """Turn rows whose id was seen before into rejects; all ids are added to `seen`, about 100 bytes each."""
     ids = rows["item_id"].to_pylist()
     replaced: dict[int, str] = {}
     for index, item_id in enumerate(ids):
@@ -214,7 +203,7 @@ def _with_rejects(rows: pa.Table, ids: list[str], replaced: dict[int, str]) -> p
 
 
 def rechunk(tables: Iterable[pa.Table], rows_per_chunk: int) -> Iterator[pa.Table]:
-    """Cut tables into chunks of one size, the last one smaller; every column lies in one piece."""
+    """Cut tables into chunks of one size, the last one smaller; every column is contiguous."""
     waiting: pa.Table | None = None
     for table in tables:
         waiting = table if waiting is None else pa.concat_tables([waiting, table])

@@ -1,4 +1,4 @@
-"""The rows that every kind of source yields, before their source's name is put before their ids."""
+"""The rows that every kind of source yields, before the source's name is prefixed to the ids."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,17 +28,17 @@ ROW_SCHEMA = pa.schema(
 )
 ROWS_PER_TABLE = 4096
 HASHED = "bytes:"
-"""Begins `modified` of an item that is told by the hash of its content, wherever that lies."""
+"""Prefix of `modified` for an item that is identified by the hash of its content."""
 SECONDS = len("2000-01-01T00:00:00")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 
 class Row(NamedTuple):
-    """One item, or one reject where `error_type` is set.
+    """One item, or one reject if `error_type` is set.
 
-    `size_bytes` is None where the listing can't know it without reading (cells of a table, far files named in one).
-    `modified` changes when the item may have changed; it is compared, never parsed. `is_media`: the name, or the user,
-    says that it is media. If it turns out to be none, it is then a reject, and else left out.
+    `size_bytes` is None if the listing can't know it without reading (cells of a table, or remote files named in one).
+    `modified` changes when the item may have changed; it is compared, never parsed. `is_media` means that the name or
+    the user says it is media; if it turns out to be something else, it is a reject instead of being left out.
     """
 
     item_id: str
@@ -69,7 +69,7 @@ def tables_of_rows(rows: Iterable[Row]) -> Iterator[pa.Table]:
 
 
 def table_of_rows(rows: list[Row], carryover: dict[str, pa.Array] | None = None) -> pa.Table:
-    """Make one table of rows and, beside them, carryover columns of the same length under their prefix."""
+    """Make one table of rows and their carryover columns, which get a prefix."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(ROW_SCHEMA)
     arrays: dict[str, Any] = {
         column.name: pa.array(values, column.type) for column, values in zip(ROW_SCHEMA, columns, strict=True)
@@ -78,16 +78,13 @@ def table_of_rows(rows: list[Row], carryover: dict[str, pa.Array] | None = None)
 
 
 RowWithValues = tuple[Row, dict[str, Any]]
-"""A row, and values of a JSON object that belongs to it, by their names."""
+"""A row, and named values of a JSON object that belongs to it."""
 
 
 def list_with_values(rows: Iterator[RowWithValues], names: Sequence[str], *, unique_ids: bool = False) -> Listing:
-    """List rows with columns of JSON values, whose types are those of the first rows.
+    """List rows with columns of JSON values named `names`; the first rows decide the types.
 
-    Args:
-        rows: the rows.
-        names: of the values that become columns.
-        unique_ids: whether no two rows have one id.
+    `unique_ids` asserts that no two rows share an id.
     """
     first = list(islice(rows, SAMPLE_ROWS)) if names else []
     columns = pa.schema(pa.field(name, infer_json_type([values.get(name) for _, values in first])) for name in names)
@@ -102,7 +99,7 @@ def _tables_with_values(rows: Iterator[RowWithValues], columns: pa.Schema) -> It
 
 
 def _convert(row: Row, values: dict[str, Any], columns: pa.Schema) -> RowWithValues:
-    """Convert what is carried over; a value of another type rejects its item alone."""
+    """Convert the carried values; a value of another type rejects only its own item."""
     try:
         return row, {column.name: json_value(values.get(column.name), column.type) for column in columns}
     except ValueError as error:
@@ -110,7 +107,7 @@ def _convert(row: Row, values: dict[str, Any], columns: pa.Schema) -> RowWithVal
 
 
 def time_text(mtime_ns: int) -> str:
-    """Write a modification time as UTC ISO 8601 with nanoseconds; a time beyond the calendar as its number."""
+    """Format a modification time as UTC ISO 8601 with nanoseconds; a time beyond the calendar as a number."""
     seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
     try:
         return f"{_second_text(seconds)}.{nanoseconds:09d}Z"
@@ -119,7 +116,7 @@ def time_text(mtime_ns: int) -> str:
 
 
 def shown_modified(modified: str | None) -> str | None:
-    """Write `modified` of an item for people: to the second; with the time of its caption, where that has a file."""
+    """Format an item's `modified` for people: to the second, with the caption file's time if there is one."""
     if modified is None:
         return None
     own, _, of_caption = modified.partition("|")
@@ -132,5 +129,5 @@ def _shown_time(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _second_text(seconds: int) -> str:
-    """Write a second, in which many files of an archive were often written."""
+    """Format a time in seconds; cached because many files of an archive share theirs."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:SECONDS]

@@ -1,4 +1,4 @@
-"""Every file under a local folder, in an order that repeats, with files of one stem side by side."""
+"""Lists every file under a local folder in a repeatable order, with files of one stem next to each other."""
 
 import os
 import stat
@@ -10,13 +10,13 @@ from embedder.sources.listing_schema import time_text
 
 SIDECAR_SUFFIXES = (".txt", ".json")
 SkipsFolder = Callable[[str], bool]
-"""Takes a folder's path relative to the root and returns whether to leave it out; such a folder is not even opened."""
+"""Takes a folder's path relative to the root and returns whether to skip it; a skipped folder is not even opened."""
 
 
 class Entry(NamedTuple):
     """One file under a root, or a name that must not be opened (`error_type` is then set).
 
-    `name` is relative to the root, POSIX; it may hold surrogate escapes where the file system's name is no UTF-8.
+    `name` is a POSIX path relative to the root; it holds surrogate escapes if the file system's name isn't UTF-8.
     """
 
     name: str
@@ -29,11 +29,11 @@ class Entry(NamedTuple):
 def walk_folder(root: str, skips: SkipsFolder) -> Iterator[Entry]:
     """Yield every file below `root`, folder by folder; memory is bounded by the largest single folder.
 
-    A link to a file inside the root is a file. A link to a folder inside is passed over: what it shows is listed under
-    its own path, and following it could go in circles. Links that leave the root, and what is no file, are rejects.
+    A link to a file inside the root counts as a file. A link to a folder inside is skipped: its content is listed under
+    its own path, and following it could loop. Links that leave the root and special files are rejects.
 
     Raises:
-        SourceError: a folder can't be read. An incomplete listing would look as if its items had been deleted.
+        SourceError: a folder can't be read. In an incomplete listing its items would look deleted.
     """
     real_root = os.path.realpath(root)
     prefixes = [""]
@@ -49,7 +49,7 @@ def walk_folder(root: str, skips: SkipsFolder) -> Iterator[Entry]:
 
 
 def stem_of(name: str) -> str:
-    """Cut the last suffix off a name; what a file and its sidecar share."""
+    """Return a name without its last suffix, which a file and its sidecar share."""
     stem, _, suffix = name.rpartition(".")
     if stem and stem[-1] not in "./" and "/" not in suffix:  # nearly all, in a quarter of the time
         return stem
@@ -74,7 +74,7 @@ def _scan(root: str, prefix: str) -> tuple[list[str], list[str], list[str]]:
                 else:
                     (files if entry.is_file(follow_symlinks=False) else odd).append(entry.name)
     except OSError as error:
-        # A folder deleted a moment ago holds nothing; a root that is gone is an unmounted disk.
+        # A folder deleted a moment ago is empty; a missing root is an unmounted disk.
         if isinstance(error, FileNotFoundError | NotADirectoryError) and prefix and os.path.isdir(root):  # noqa: PTH112
             return [], [], []
         where = os.path.join(root, prefix).encode("utf-8", "backslashreplace").decode()  # noqa: PTH118
@@ -85,12 +85,9 @@ def _scan(root: str, prefix: str) -> tuple[list[str], list[str], list[str]]:
 
 
 def look_at(root: str, name: str, real_root: str) -> Entry | None:
-    """Look at one name below a root without opening it; None where there is nothing, or a folder.
+    """Look at one name (POSIX, relative to `root`) without opening it; None for a folder or if nothing is there.
 
-    Args:
-        root: folder that the name is relative to.
-        name: relative path, POSIX.
-        real_root: the root with its links followed; a link must not lead out of it.
+    `real_root` is the root with its links resolved; no link may lead out of it.
     """
     path = f"{root.rstrip('/')}/{name}"
     try:
@@ -123,7 +120,7 @@ def _status_entry(name: str, status: os.stat_result) -> Entry:
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Whether a path is a folder's own, or below it; both with their links followed."""
+    """Return whether a path is a folder or is below it; both must have their links resolved."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

@@ -1,4 +1,4 @@
-"""Sources in object stores; `embedder.storage.object_stores` has their clients, credentials and errors."""
+"""Lists sources in object stores; clients, credentials and errors are in `embedder.storage.object_stores`."""
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -19,23 +19,19 @@ from embedder.storage.object_ranges import AHEAD_BYTES, ObjectRanges, object_ver
 from embedder.storage.object_stores import ObjectStoreError, bucket_store, named_errors, split_place
 from embedder.store.schema import MARKS
 
-PAGE_NAMES = 1000  # that one request lists
-CHUNK_NAMES = 10_000  # of a folder, together
-MAX_FOLDERS = 8  # of a page, if each is to be listed by itself: more than a hundred names each
+PAGE_NAMES = 1000  # listed by one request
+CHUNK_NAMES = 10_000  # of one folder, gathered
+MAX_FOLDERS = 8  # of a page, to list each separately: more than a hundred names each
 
 
 def open_object(uri: str) -> ObjectRanges:
-    """Open an object to be read by ranges.
-
-    Raises:
-        FetchError: there is no such object, or it may not be read.
-    """
+    """Open an object for reading by ranges; a FetchError if it is missing or forbidden."""
     store, key = _locate(uri)
     return ObjectRanges(store, key, partial(_named_errors, uri), ahead_bytes=AHEAD_BYTES)
 
 
 def find_object(uri: str) -> Entry | None:
-    """Look for an object of exactly this name; its entry is named by the last part of the key."""
+    """Look up an object of exactly this name; its entry's name is the last part of the key."""
     store, key = _locate(uri)
     if not key:
         return None
@@ -50,7 +46,7 @@ def find_object(uri: str) -> Entry | None:
 
 
 def stream_names(uri: str) -> Iterator[str]:
-    """Yield the names below a folder, relative to it, as the store sends them; a page of names a request."""
+    """Yield the names below a folder, relative to it, as the store sends them: one page per request."""
     store, key = _locate(uri)
     with _named_errors(uri):
         for page in store.list(key or None, chunk_size=1000):
@@ -58,13 +54,10 @@ def stream_names(uri: str) -> Iterator[str]:
 
 
 def walk_objects(uri: str) -> Iterator[Entry]:
-    """Yield every object below a folder, with objects of one stem side by side.
+    """Yield every object below a folder, with objects of one stem next to each other.
 
-    Folders of many objects are listed at once. Up to 64 MiB of names are in memory; more are on disk, at
-    about 100 bytes an object.
-
-    Raises:
-        FetchError: the bucket can't be listed.
+    Folders of many objects are listed in parallel. Up to 64 MiB of names are in memory; more are on disk, at about 100
+    bytes per object. Raises a FetchError if the bucket can't be listed.
     """
     store, key = _locate(uri)
     marks = _Marks(key)
@@ -82,10 +75,10 @@ def _with_names(page: pa.Table) -> pa.Table:
 
 
 def _folders_to_list(store: Any, key: str) -> Iterator[Begin[pa.Table]]:
-    """Find folders that are better listed at once; each is listed by pages, one request after the other.
+    """Find folders worth listing in parallel; each is listed by pages, one request after the other.
 
-    A folder is taken apart where its first page shows few folders, none of which is small, and few objects beside
-    them; and further, as long as that gives few parts.
+    A folder is split if its first page shows few folders, none of them small, and few objects next to them; its parts
+    are split further by the same rule.
     """
     pages = iter(store.list(key or None, chunk_size=PAGE_NAMES, return_arrow=True))
     first = next(pages, None)
@@ -106,7 +99,7 @@ def _folders_to_list(store: Any, key: str) -> Iterator[Begin[pa.Table]]:
 
 
 def _is_worth_parts(names: Sequence[str], key: str) -> bool:
-    """Whether the folders of a page's names are worth a request each, and the names beside them are few; pure."""
+    """Return whether a page's folders are worth a request each, and only few names are next to them."""
     inside = [_relative(name, key).partition("/") for name in names]
     folders = Counter(folder for folder, slash, _ in inside if slash)
     return len(names) >= PAGE_NAMES and 2 * folders.total() > len(names) and len(folders) <= MAX_FOLDERS
@@ -121,21 +114,19 @@ def _tables(pages: Iterable[Any]) -> Generator[pa.Table]:
 
 
 class _Marks:
-    """Names of a listing by which others are left out: records of stores, and empty objects.
+    """Names that decide which other names are left out: records of stores, and empty objects.
 
-    Attributes:
-        folders: folders of which there is an empty object, too: consoles draw folders by such.
+    `folders` are those that also have an empty object, by which consoles show a folder.
     """
 
     def __init__(self, key: str) -> None:
-        """Begin a listing below a key."""
         self._key = key
         self.folders: set[str] = set()
         self._records: list[str] = []
         self._stores: list[str] = []
 
     def note(self, page: pa.Table) -> pa.Table:
-        """Note the marks of a page; gives it."""
+        """Record the marks of a page, and return it."""
         record, _ = MARKS
         paths = page["path"]
         self.folders.update(paths.filter(pc.equal(page["size"], 0)).to_pylist())
@@ -143,7 +134,7 @@ class _Marks:
         return page
 
     def look(self, names: SortedTables) -> None:
-        """Find out which of the marks mean something, once all names are known."""
+        """Decide which marks matter, once all names are known."""
         record, runs = MARKS
         stores = {f"{store}/{runs}": store for path in self._records if (store := path.removesuffix(f"/{record}"))}
         wanted = {*self.folders, *stores}
@@ -155,7 +146,7 @@ class _Marks:
         self._stores = [store for folder, store in stores.items() if folder in found and store != self._key]
 
     def without_stores(self, names: pa.Table) -> pa.Table:
-        """Leave out the stores of embeddings below the folder, of this run or of any other."""
+        """Leave out stores of embeddings below the folder, of this run or any other."""
         for store in self._stores:
             names = names.filter(pc.invert(pc.starts_with(names["path"], f"{store}/")))
         return names
@@ -165,7 +156,7 @@ def _entries(names: pa.Table, key: str, uri: str, folders: set[str]) -> Iterator
     columns = (names[name].to_pylist() for name in ("path", "size", "e_tag", "last_modified"))
     for path, size, etag, moment in zip(*columns, strict=True):
         if size == 0 and path in folders:
-            continue  # the empty object by which consoles draw a folder
+            continue  # the empty object by which consoles show a folder
         name = _relative(path, key)
         yield _entry(name, f"{uri.rstrip('/')}/{name}", size, object_version(etag, moment))
 
@@ -200,7 +191,7 @@ def _locate(uri: str) -> tuple[Any, str]:
 
 @contextmanager
 def _named_errors(uri: str) -> Iterator[None]:
-    """Turn the errors of obstore into FetchErrors: missing and forbidden objects stay so, other trouble may pass."""
+    """Convert obstore's errors into FetchErrors: missing and forbidden are permanent, other errors may pass."""
     try:
         with named_errors(uri):
             yield

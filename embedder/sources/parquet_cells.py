@@ -1,4 +1,4 @@
-"""Cells of Parquet files: bytes of one row of one row group."""
+"""Reads cells of Parquet files: the bytes of one row of one row group."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,36 +13,31 @@ from embedder.storage.file_adapter import RangeFile
 from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
 
-# A row group's column is kept whole up to this size, so that its cells cost one read in any order; a larger one is
-# streamed, which is cheap only where its cells are asked for in order.
+# A row group's column is kept whole up to this size, so its cells cost one read in any order; a larger one is streamed,
+# which is cheap only if its cells are requested in order.
 MAX_KEPT_BYTES = 256 << 20
 ROWS_PER_BATCH = 64
 PAGE_BUFFER_BYTES = 1 << 20
 
 
 class ParquetCells:
-    """One column of one row group of one file, kept until another is asked for."""
+    """One column of one row group of one file, kept until another is requested."""
 
     def __init__(self) -> None:
         self._place: tuple[str, str, str, int] | None = None
         self._file: Any = None
         self._raw: RangeFile | None = None
         self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._start, self._cells = 0, pa.nulls(0)  # in memory are the rows from `_start` of the row group
+        self._start, self._cells = 0, pa.nulls(0)  # the row group's rows from `_start` on are in memory
         self._num_rows = 0
 
     def cell(self, path: str, cell: TableCell, embedded: EmbeddedFile | None = None) -> Any:
-        """Return the Arrow scalar of a cell.
+        """Return the Arrow scalar of a cell; `embedded` None allows any file.
 
-        Args:
-            path: of the file.
-            cell: place in it.
-            embedded: what the file has to be; None where any will do.
-
-        Raises:
-            FetchError: the file or the cell is missing, can't be read, or the file is another one than was embedded.
+        Raises a FetchError if the file or the cell is missing or unreadable, or the file isn't the one that was
+        embedded.
         """
-        # A rewritten file must not be read through its old footer; a remote one is read by ranges of one version.
+        # A rewritten file must not be read through its old footer; a remote file is read by ranges of one version.
         version = "" if is_remote(path) else local_version(path, embedded)
         place = (path, version, cell.column, cell.row_group)
         try:
@@ -50,7 +45,7 @@ class ParquetCells:
                 self._open(place)
             return self._advance(path, cell)
         except FetchError:
-            self.close()  # a remote file that was replaced is opened anew by the next fetch
+            self.close()  # the next fetch reopens a remote file that was replaced
             raise
         except (pa.ArrowException, OSError, IndexError) as error:
             self.close()
@@ -64,7 +59,7 @@ class ParquetCells:
         self.close()
         ranges = open_ranges(path)
         self._raw = RangeFile(ranges)
-        if version not in ("", ranges.version):  # what has the name now was not looked at
+        if version not in ("", ranges.version):  # the file that has the name now was not checked
             raise FetchError("TableChanged", f"{readable(path)}: it was replaced while it was opened; open it again")
         self._file = pq.ParquetFile(self._raw, pre_buffer=False)  # Arrow's threads would hold bytes of Python
         schema = self._file.schema_arrow
@@ -85,7 +80,6 @@ class ParquetCells:
         self._place = place
 
     def _advance(self, path: str, cell: TableCell) -> Any:
-        """Read on until the row is in memory."""
         if cell.row >= self._num_rows:
             raise FetchError("TableChanged", f"{readable(path)}: row {cell.row} is gone; list again")
         while cell.row >= self._start + len(self._cells):
@@ -106,14 +100,14 @@ class ParquetCells:
 
 
 def cell_buffer(value: Any) -> pa.Buffer | None:
-    """Take the bytes of a cell, or of the struct in it; None where they are null."""
+    """Return the bytes of a cell or of the struct in it; None if they are null."""
     if value.is_valid and hasattr(value, "keys"):
         value = value["bytes"]
     return value.as_buffer() if value.is_valid else None
 
 
 def cell_reference(value: Any) -> str | None:
-    """Take the name of the file that a cell's struct has in place of bytes; None where there is none."""
+    """Return the file name that a cell's struct has instead of bytes; None if there is none."""
     if not value.is_valid or not hasattr(value, "keys") or "path" not in value:
         return None
     reference = value["path"].as_py()
@@ -121,7 +115,7 @@ def cell_reference(value: Any) -> str | None:
 
 
 def _column_bytes(row_group: Any, column: str) -> int:
-    """Sum the leaves of a column (`image.bytes`, `image.path`), uncompressed."""
+    """Sum the uncompressed leaf sizes of a column (`image.bytes`, `image.path`)."""
     leaves = (row_group.column(index) for index in range(row_group.num_columns))
     return sum(
         leaf.total_uncompressed_size

@@ -1,4 +1,4 @@
-"""Reading of several sequences at once, by threads; their values come in the order of the sequences."""
+"""Reads several sequences at once in threads; values come in the order of the sequences."""
 
 import threading
 from collections import deque
@@ -10,20 +10,17 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 Begin = Callable[[], Generator[T]]
-"""Begins to read a sequence; called in the thread that reads it."""
+"""Starts to read a sequence; called in the thread that reads it."""
 
-NUM_AHEAD = 8  # sequences that are read at once: files of a table, folders of a bucket
-NUM_WAITING = 4  # values of each that wait to be taken
+NUM_AHEAD = 8  # sequences read at once: files of a table, folders of a bucket
+NUM_WAITING = 4  # values of each that may wait to be taken
 
 
 def read_ahead(sequences: Iterable[Begin[T]]) -> Iterator[T]:
     """Yield the values of all sequences, one sequence after the other, while the next ones are read.
 
-    An error of a sequence is raised where its next value would have come. A lone sequence is read by the caller's
-    thread.
-
-    Args:
-        sequences: taken from as they are begun, so there may be any number.
+    A sequence's error is raised where its next value would have come. `sequences` is consumed lazily, so it may be of
+    any length; a single sequence is read in the caller's thread.
     """
     sequences = iter(sequences)
     first = list(islice(sequences, 2))
@@ -52,7 +49,7 @@ def read_ahead(sequences: Iterable[Begin[T]]) -> Iterator[T]:
 
 
 class _Reader(Generic[T]):
-    """Sequence that one thread reads and another takes from."""
+    """A sequence that one thread reads and another consumes."""
 
     def __init__(self, begin: Begin[T]) -> None:
         self._begin, self._waiting = begin, deque[T]()
@@ -81,11 +78,7 @@ class _Reader(Generic[T]):
             return not self._is_stopped
 
     def values(self) -> Iterator[T]:
-        """Take the values in their order.
-
-        Raises:
-            BaseException: that of the thread which reads them.
-        """
+        """Yield the values in order; raises the reading thread's error, if any."""
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._has_ended or len(self._waiting) > 0)
@@ -98,7 +91,7 @@ class _Reader(Generic[T]):
             raise self._error
 
     def stop(self) -> None:
-        """Let the thread end before its sequence does."""
+        """Tell the thread to end before its sequence does."""
         with self._change:
             self._is_stopped = True
             self._change.notify_all()

@@ -1,4 +1,4 @@
-"""Ids of rows that have none of their own, from what they hold; rows that hold the same are one item."""
+"""Derives ids from content for rows without their own; rows with equal content are one item."""
 
 from hashlib import blake2b
 
@@ -12,30 +12,29 @@ from embedder.sources.uris import TableCell, split_uri
 from embedder.storage.web_address import is_web, shown_address
 
 DIGEST_BYTES = 16
-MAX_BYTES = (1 << 31) - 1  # of one cell: Arrow's offsets end there
+MAX_BYTES = (1 << 31) - 1  # of one cell: the limit of Arrow's offsets
 
 
 class ContentIds:
-    """Hashes of the images of a table, or of the captions of rows without one: 32 hexadecimal digits.
+    """Hashes of a table's images, or of the captions of rows without one: 32 hexadecimal digits.
 
-    Each listing reads all images once, in the order of the file, and holds one row group's column at most
-    (`embedder.sources.parquet_cells`). About 100 bytes stay in memory for each id.
+    Each listing reads all images once, in file order, and holds at most one row group's column
+    (`embedder.sources.parquet_cells`). Each id keeps about 100 bytes in memory.
     """
 
     def __init__(self, left_out: LeftOut, way_out: str) -> None:
-        """Begin without any row."""
         self._left_out, self._way_out = left_out, way_out
         self._cells, self._fetcher = ParquetCells(), Fetcher()
         self._seen: set[str] = set()
 
     def identify(self, row: Row, place: str) -> Row | None:
-        """Put the hash on a row; None where an earlier row has the same, which is counted.
+        """Put the hash on a row; None if an earlier row has the same hash, which is counted.
 
-        A row that holds nothing, or names a file that is not there, is a reject named by its place.
+        A row that holds nothing, or names a missing file, is a reject identified by its place.
 
         Raises:
-            SourceError: the table can't be read, or a file may be readable later: a listing without such rows would
-                retire their items.
+            SourceError: the table can't be read, or a file may be readable later: leaving such rows out would retire
+                their items.
         """
         if row.error_type is not None:
             return row._replace(item_id=place)

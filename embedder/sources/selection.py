@@ -1,4 +1,4 @@
-"""Selection of the files of a source that are items, and a count of the others."""
+"""Selects the files of a source that are items, and counts the others."""
 
 import os
 import re
@@ -31,9 +31,9 @@ Verdict = Literal["item", "excluded", "own"] | Sort
 
 
 class FileVerdict(NamedTuple):
-    """Verdict on a file: an `item`, or the reason why it is none.
+    """Verdict on a file: `item`, or the reason why it is none.
 
-    `is_media`: it must hold an image, a video or a caption, by its name or because the user named its kind.
+    `is_media` means that it must hold an image, a video or a caption, by its name or because the user named its kind.
     """
 
     verdict: Verdict
@@ -45,21 +45,21 @@ MEDIA = FileVerdict("item", is_media=True)
 
 @dataclass
 class LeftOut:
-    """Counts of the files that listings and the reading of contents left out.
+    """Counts of the files that were left out during listing or after reading their content.
 
     Attributes:
         counts: names by verdict: `junk` of systems and programs, a `sidecar` that is no caption, `excluded` by
             `include` or `exclude`, the run's `own`.
-        others: files that are no media, by suffix.
+        others: non-media files, by suffix.
         unreadable: images and videos of kinds that this version or installation can't read, by kind.
         missing_extra: those of them that the extra `formats` reads.
-        repeated: rows of tables that hold what an earlier row holds, by the setting that keeps them.
+        repeated: table rows with the content of an earlier row, by the setting that keeps them.
         unjoined: items without a row in the table of a [[join]], by its path.
         without_key: rows of such tables without a key.
-        num_orphans: caption files that belong to no image or video, and of which no item is made.
-        num_kept_orphans: those of which an item stays, as the store has it.
-        orphans: names of the first that are left out; kept_orphans: of the first that stay.
-        num_json_without_caption: `.json` files beside an item that was read, none of whose keys is a caption's.
+        num_orphans: caption files without an image or video that don't become items.
+        num_kept_orphans: those whose item stays as the store has it.
+        orphans: first names of those left out; kept_orphans: first names of those that stay.
+        num_json_without_caption: `.json` files of items that were read but have none of the caption keys.
     """
 
     counts: Counter[Verdict] = field(default_factory=Counter)
@@ -83,7 +83,7 @@ class LeftOut:
             self.counts[verdict] += 1
 
     def count_orphan(self, name: str, *, is_kept: bool) -> None:
-        """Count a caption file that belongs to no image or video, and keep the names of the first."""
+        """Count a caption file without an image or video; the first names are kept."""
         if is_kept:
             self.num_kept_orphans += 1
             self.kept_orphans = (*self.kept_orphans, name)[:MAX_NAMES_SHOWN]
@@ -92,11 +92,7 @@ class LeftOut:
             self.orphans = (*self.orphans, name)[:MAX_NAMES_SHOWN]
 
     def with_read(self, rows: pa.Table) -> "LeftOut":
-        """Return these counts and those of items that were left out once they had been read.
-
-        Args:
-            rows: `uri`, `error_type` and `error` of the items.
-        """
+        """Add the items left out after reading to a copy; `rows` has `uri`, `error_type` and `error`."""
         left_out = deepcopy(self)
         for row in rows.select(["uri", "error_type", "error"]).to_pylist():
             if row["error_type"] in (UNREADABLE_KIND, MISSING_EXTRA):
@@ -112,7 +108,7 @@ class LeftOut:
         return replace(self, num_kept_orphans=0, kept_orphans=())
 
     def lines(self) -> list[str]:
-        """Lines for the user; junk, sidecars and files excluded on purpose are not worth one."""
+        """Return lines for the user; junk, sidecars and files excluded on purpose aren't mentioned."""
         lines = []
         if self.others:
             lines.append(f"{_files(self.others, 'other')} left out: {count_kinds(self.others)}")
@@ -181,7 +177,7 @@ def _files(counts: Counter[str], word: str = "") -> str:
 
 
 def count_kinds(counts: Counter[str]) -> str:
-    """`9 .pdf, 3 .md`: the most frequent first, a long tail as one number."""
+    """Format counts as `9 .pdf, 3 .md`: the most frequent first, a long tail as one number."""
     ranked = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     shown = [f"{number:,} {name}" for name, number in ranked[:MAX_KINDS_SHOWN]]
     rest = sum(number for _, number in ranked[MAX_KINDS_SHOWN:])
@@ -190,35 +186,28 @@ def count_kinds(counts: Counter[str]) -> str:
 
 @dataclass(frozen=True)
 class NamePatterns:
-    """Compiled patterns that choose files by name, read as in a `.gitignore`.
+    """Compiled patterns that select files by name, with the rules of a `.gitignore`.
 
     A pattern without a slash means a file or folder of that name at any depth; with one, a path from the source's root.
-    `*` and `?` stop at a slash, `**` crosses it, `{a,b}` and `[a-z]` choose; case is ignored. What lies below a folder
-    that matches, matches.
-
-    Attributes:
-        matcher: matches a path that one of them means, or that lies below a folder which one of them means.
-        endings: literal ends of those that name a kind of file or one file, as `.pdf` of `*.pdf`.
+    `*` and `?` stop at a slash, `**` crosses it, `{a,b}` and `[a-z]` choose; case is ignored. Everything below a
+    matching folder matches. `endings` are the literal ends of patterns that name a kind of file or one file, as `.pdf`
+    of `*.pdf`.
     """
 
     matcher: re.Pattern[str]
     endings: tuple[str, ...]
 
     def match(self, path: str) -> bool:
-        """Whether a path relative to the root is meant."""
+        """Return whether a path relative to the root matches."""
         return self.matcher.match(path) is not None
 
     def name_kind(self, path: str) -> bool:
-        """Whether a path that is meant is so by its kind or its whole name, not as one of everything in a folder."""
+        """Return whether a matching path does so by its kind or full name, not merely as part of a folder."""
         return path.lower().endswith(self.endings) if self.endings else False
 
 
 def compile_patterns(patterns: Sequence[str], where: str) -> NamePatterns | None:
-    """Compile patterns; None where there are none.
-
-    Raises:
-        SourceError: one of them is empty, or can't be read.
-    """
+    """Compile patterns; None if there are none, a SourceError if one is empty or invalid."""
     plain = [each for pattern in patterns for each in expand_braces(pattern)]
     if not plain:
         return None
@@ -245,7 +234,7 @@ def _as_regex(pattern: str) -> str:
 
 
 def _ending(pattern: str) -> str:
-    """The literal end of a pattern's last part, where it names a kind of file (`.pdf`) or a whole name."""
+    """Return the literal end of a pattern's last part if it names a kind of file (`.pdf`) or a full name."""
     if pattern.endswith("/"):
         return ""
     last = pattern.rpartition("/")[2].lower()
@@ -264,17 +253,11 @@ class Selection:
         left_out: LeftOut,
         captions: CaptionRules = ANY_CAPTION,
     ) -> None:
-        """Compile the patterns.
+        """Compile the patterns `include` and `exclude` of a source.
 
-        Args:
-            source: its `include` and `exclude` count.
-            root: folder or URI that names are relative to.
-            own: absolute paths and URIs of the files and whole folders that the run itself writes.
-            left_out: counts the files that are no items.
-            captions: which caption files without an image or video are items.
-
-        Raises:
-            SourceError: a pattern can't be read.
+        `root` is the folder or URI that names are relative to. `own` has absolute paths and URIs of files and whole
+        folders that the run itself writes. `left_out` counts the files that are no items. `captions` decides which
+        caption files without an image or video are items. Raises a SourceError if a pattern is invalid.
         """
         self.left_out, self.captions = left_out, captions
         self._source, self._places = source, own
@@ -284,11 +267,11 @@ class Selection:
         self._own = tuple(_relative_to(self._root, own))
 
     def below(self, root: str) -> "Selection":
-        """Make the same selection for names that are relative to another folder or URI."""
+        """Return the same selection for names relative to another folder or URI."""
         return Selection(self._source, root, self._places, self.left_out, self.captions)
 
     def skips(self, folder: str) -> bool:
-        """Whether a folder is left out as a whole; it is then counted as one name."""
+        """Return whether a folder is left out as a whole; it is then counted as one name."""
         verdict = self._folder_verdict(folder)
         if verdict is not None:
             self.left_out.count(verdict, folder)
@@ -302,7 +285,7 @@ class Selection:
         return "junk" if in_junk_folder(folder) else None
 
     def judge(self, name: str) -> FileVerdict:
-        """Judge a file. Junk is never an item; other files are where `include` names their kind."""
+        """Judge a file. Junk is never an item; other non-media files are items if `include` names their kind."""
         if self._own and self._is_own(name):
             return FileVerdict("own")
         if self._exclude is not None and self._exclude.match(name):
@@ -317,7 +300,7 @@ class Selection:
         return FileVerdict("item", name[-4:].lower() == ".txt") if sort == "unknown" else FileVerdict(sort)
 
     def without_junk(self, found: GlobMatches) -> Iterator[Entry]:
-        """Yield the found files, without junk and without the run's own; a file that is named stays."""
+        """Yield the found files without junk and the run's own files; a file named explicitly stays."""
         for entry in found.entries:
             verdict = self.judge(entry.name).verdict
             if verdict in ("own", "junk") and not found.is_named:
@@ -326,12 +309,12 @@ class Selection:
                 yield entry
 
     def may_caption(self, name: str) -> bool:
-        """Whether a caption file may be used for its item; `include` names items, not their captions."""
+        """Return whether a caption file may be used for its item; `include` names items, not their captions."""
         is_excluded = self._exclude is not None and self._exclude.match(name)
         return not is_excluded and not self._is_own(name) and sort_of(name) not in ("junk", "sidecar")
 
     def takes_orphan(self, name: str) -> bool:
-        """Whether a caption file that belongs to no image or video is an item; counted where nobody asked for it."""
+        """Return whether a caption file without an image or video is an item; it is counted if nobody asked for it."""
         is_asked = self._include is not None and self._include.match(name) and self._include.name_kind(name)
         if self.captions.alone or is_asked:
             return True
@@ -346,26 +329,18 @@ class Selection:
 
 
 def take_all(root: str) -> Selection:
-    """Make the selection that leaves out only what names alone show to be no item."""
+    """Return a selection that leaves out only files whose names show that they are no items."""
     return Selection(SourceConfig(path=root), root, (), LeftOut())
 
 
 def find_selected(path: str, selection: Selection) -> tuple[GlobMatches, Selection]:
-    """Find what a path means, and the selection for the folder that its names are relative to.
-
-    Args:
-        path: as `normalise_source` gives it.
-        selection: of the files below it.
-
-    Raises:
-        SourceError: nothing is there, or it can't be listed.
-    """
+    """Find what a path means, and the selection relative to its root; a SourceError if nothing is found."""
     found = find_entries(path, selection.skips)
     return found, selection.below(found.root)
 
 
 def _relative_to(root: str, places: Iterable[str]) -> Iterable[str]:
-    """Yield the places below the root, relative to it; also where the root is reached through a link."""
+    """Yield the places below the root, relative to it, even if the root is reached through a link."""
     roots = {root} if is_remote(root) else {root, os.path.realpath(root)}
     for place in places:
         also = {place} if is_remote(place) else {place, os.path.realpath(place)}
@@ -374,6 +349,5 @@ def _relative_to(root: str, places: Iterable[str]) -> Iterable[str]:
 
 
 def _is_store(folder: str) -> bool:
-    """Whether a local folder is a store of embeddings, of this run or of any other."""
     record, runs = MARKS
     return os.path.isfile(f"{folder}/{record}") and os.path.isdir(f"{folder}/{runs}")  # noqa: PTH112, PTH113

@@ -1,4 +1,4 @@
-"""Tables of any number of rows in the order of some columns: sorted in memory, or in runs on disk that are merged."""
+"""Sorts tables of any number of rows by some columns: in memory, or in runs on disk that are merged."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,20 +9,17 @@ import pyarrow as pa
 from embedder.storage.spill_file import SpillFile
 
 RUN_BYTES = 64 << 20
-"""Rows that are sorted at once: about 400,000 names. Fewer stay in memory."""
-PIECE_ROWS = 4096  # of each run, in memory while the runs are merged
+"""Size of the rows sorted at once: about 400,000 names. Anything smaller stays in memory."""
+PIECE_ROWS = 4096  # of each run held in memory while the runs are merged
 
 
 class SortedTables:
-    """Rows in the order of columns of strings; of more than one run, all but a piece of each is on disk."""
+    """Rows sorted by string columns; with more than one run, all but a piece of each is on disk."""
 
     def __init__(self, tables: Iterable[pa.Table], by: Sequence[str], *, run_bytes: int | None = None) -> None:
-        """Take all rows.
+        """Read all rows of tables of one schema.
 
-        Args:
-            tables: of one schema.
-            by: names of the columns; none of them has nulls.
-            run_bytes: size of a run; none: `RUN_BYTES`.
+        The columns `by` must have no nulls. `run_bytes` None means `RUN_BYTES`.
         """
         self._by, self._file = by, SpillFile("lz4")
         self._runs: list[list[tuple[int, int]]] = []
@@ -40,7 +37,7 @@ class SortedTables:
             self._kept = self._sort(waiting)
 
     def pieces(self) -> Iterator[pa.Table]:
-        """Yield all rows in their order; as often as they are asked for."""
+        """Yield all rows in order; can be called repeatedly."""
         if self._kept is not None:
             starts = range(0, self._kept.num_rows, PIECE_ROWS)
             yield from (self._kept.slice(start, PIECE_ROWS) for start in starts)
@@ -61,15 +58,15 @@ class SortedTables:
         self._runs.append([self._file.append([rows.slice(start, PIECE_ROWS)], rows.schema) for start in starts])
 
     def _key(self, rows: pa.Table, row: int) -> tuple[Any, ...]:
-        return tuple(rows[name][row].as_py() for name in self._by)  # code points are in the order of their UTF-8
+        return tuple(rows[name][row].as_py() for name in self._by)  # code points sort like their UTF-8
 
     def _num_within(self, rows: pa.Table, bound: tuple[Any, ...]) -> int:
-        """Count the rows up to a bound: no row that is still on disk comes before those."""
+        """Count the rows up to a bound; no row still on disk comes before them."""
         return bisect_right(range(rows.num_rows), bound, key=lambda row: self._key(rows, row))
 
 
 class _Run:
-    """Sorted run of which one piece is in memory."""
+    """A sorted run with one piece in memory."""
 
     def __init__(self, file: SpillFile, places: Sequence[tuple[int, int]]) -> None:
         self._file, self._places = file, iter(places)
@@ -78,17 +75,17 @@ class _Run:
 
     @property
     def has_more(self) -> bool:
-        """Whether a part of it is still on disk."""
+        """Return whether part of the run is still on disk."""
         return self._next is not None
 
     def load(self) -> bool:
-        """Have a row in memory, if there is one left."""
+        """Load the next piece if none is in memory; return whether a row is available."""
         while not self.rows.num_rows and self._next is not None:
             self.rows, self._next = self._file.read(*self._next), next(self._places, None)
         return bool(self.rows.num_rows)
 
     def take(self, num_rows: int | None) -> pa.Table:
-        """Take the first rows of those in memory; none: all."""
+        """Take the first rows in memory; None means all."""
         taken = self.rows if num_rows is None else self.rows.slice(0, num_rows)
         self.rows = self.rows.slice(taken.num_rows)
         return taken

@@ -1,4 +1,4 @@
-"""Files of a table: one, a folder, a pattern, or those that a Delta log names."""
+"""Files of a table: one, a folder, a pattern, or those named by a Delta log."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -25,13 +25,10 @@ _CARDS = frozenset({"readme.md", "license", "license.md", "license.txt", "datase
 
 @dataclass(frozen=True)
 class TableFile:
-    """One file of a table.
+    """One file of a table, given by path or URI.
 
-    Attributes:
-        uri: its path or URI.
-        name: its path relative to the source, for ids of rows that have none.
-        modified: its time or ETag.
-        constants: columns that all its rows share and that are not in it (Delta partitions).
+    `name` is its path relative to the source, for ids of rows without their own. `modified` is its time or ETag.
+    `constants` are columns that all its rows share but the file doesn't contain (Delta partitions).
     """
 
     uri: str
@@ -44,10 +41,8 @@ class TableFile:
 class Table:
     """The files of one table, all of one format.
 
-    Attributes:
-        folder: base of relative image URIs.
-        suffix: of the format, such as `.parquet`.
-        schema: the table's own, where it has one apart from its files (Delta); files may then lack columns.
+    `folder` is the base of relative image URIs; `suffix` is that of the format, such as `.parquet`. `schema` is the
+    table's own if it has one apart from its files (Delta); files may then lack columns.
     """
 
     folder: str
@@ -62,7 +57,7 @@ class Table:
         return FORMATS[self.suffix].schema(self.files[0].uri, text_columns)
 
     def is_unique(self, name: str) -> bool:
-        """Whether each of the first rows of the first file has a value in a column, and all are different."""
+        """Return whether the first rows of the first file all have different, non-null values in a column."""
         first, wanted = self.files[0], pa.schema([pa.field(name, pa.string())])
         if name in first.constants:
             return False
@@ -93,14 +88,10 @@ class Table:
 
 
 def find_table(path: str, selection: Selection | None = None) -> Table:
-    """Find the files of a table.
-
-    Args:
-        path: as `normalise_source` gives it.
-        selection: of the folder's files; by default of all but junk.
+    """Find the files of a table at a path (from `normalise_source`); by default all files but junk are selected.
 
     Raises:
-        SourceError: nothing is there, formats are mixed, or a Delta table uses what can't be read.
+        SourceError: nothing is there, formats are mixed, or a Delta table uses an unsupported feature.
     """
     if is_delta(path):
         return _delta_table(path)
@@ -124,12 +115,12 @@ def find_table(path: str, selection: Selection | None = None) -> Table:
 
 
 def is_card(name: str) -> bool:
-    """Whether a file describes the data set of its folder, as on the Hugging Face hub; it is no table."""
+    """Return whether a file describes the data set of its folder, as on the Hugging Face hub; it is no table."""
     return name.rpartition("/")[2].lower() in _CARDS
 
 
 def is_delta(path: str) -> bool:
-    """Whether a folder holds a Delta transaction log."""
+    """Return whether a folder holds a Delta transaction log."""
     if is_remote(path):
         from embedder.sources.object_listing import stream_names
 
@@ -157,11 +148,9 @@ def _suffix(file: TableFile) -> str:
 def _delta_table(path: str) -> Table:
     """Read the log of a Delta table.
 
-    `deltalake` has its home in the module of the store's tables. A source is read before there is a store, and needs
-    of Delta no more than its list of files, so the import stays inside this one function.
-
-    Paths are taken from the log, not from `DeltaTable.file_uris`, which percent-encodes the table's own folder
-    (deltalake 1.6.6: a folder with a space in its name becomes `%20`).
+    The import of `deltalake` stays inside this function: its home is the module of the store's tables, but a source is
+    read before there is a store and needs only Delta's list of files. Paths come from the log because
+    `DeltaTable.file_uris` percent-encodes the table's own folder (deltalake 1.6.6: a space in its name becomes `%20`).
     """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError

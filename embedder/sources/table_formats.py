@@ -1,4 +1,4 @@
-"""Reading of Parquet, CSV and JSON Lines files: only the wanted columns, a few thousand rows at a time."""
+"""Reads Parquet, CSV and JSON Lines files: only the wanted columns, a few thousand rows at a time."""
 
 import csv
 import io
@@ -33,15 +33,15 @@ from embedder.storage.printable import readable
 from shards.schema import parse_json
 
 PAGE_BUFFER_BYTES = 1 << 20
-MAX_LINE_BYTES = 64 << 20  # a JSON Lines row beyond this is a file without line ends, not a row
+MAX_LINE_BYTES = 64 << 20  # anything longer is a file without line ends, not a JSON Lines row
 Rows = Iterator[tuple[int, dict[str, Any]]]
 
 
 class Chunk(NamedTuple):
     """Some rows of one file, in order; `start` counts within the file, `start_in_group` within the row group.
 
-    `labels` are the names of numbers, by column. `null_counts` has the number of nulls in the row group, by Parquet's
-    name of a column or field, where the file tells it.
+    `labels` are the names of integer labels, by column. `null_counts` has the number of nulls in the row group by
+    Parquet's name of a column or field, if the file records it.
     """
 
     columns: dict[str, pa.Array]
@@ -54,24 +54,21 @@ class Chunk(NamedTuple):
 
 
 class TableFormat(Protocol):
-    """One file format: the columns of a file, and their values."""
+    """Reads the columns of one file format."""
 
     def schema(self, uri: str, text_columns: frozenset[str]) -> pa.Schema:
-        """Return names and types; ids, URIs and captions (`text_columns`) are strings where the format has no types."""
+        """Return names and types; ids, URIs and captions (`text_columns`) are strings if the format has no types."""
 
     def chunks(self, uri: str, wanted: pa.Schema, text_columns: frozenset[str], fill_missing: bool) -> Iterator[Chunk]:
         """Read the wanted columns, cast to the wanted types.
 
-        Args:
-            uri: the file.
-            wanted: names and types of the columns to read.
-            text_columns: names of ids, URIs and captions.
-            fill_missing: whether a missing column is null; else it is a SourceError.
+        A missing column is null with `fill_missing`, else a SourceError. `text_columns` has the names of ids, URIs and
+        captions.
         """
 
 
 class ParquetFormat:
-    """Parquet; types are the file's own."""
+    """Parquet; the file defines the types."""
 
     def schema(self, uri: str, text_columns: frozenset[str]) -> pa.Schema:
         """Read the footer."""
@@ -79,10 +76,7 @@ class ParquetFormat:
             return file.schema_arrow
 
     def chunks(self, uri: str, wanted: pa.Schema, text_columns: frozenset[str], fill_missing: bool) -> Iterator[Chunk]:
-        """Read row group by row group; columns, and fields of structs, that aren't wanted are never touched.
-
-        Args: see `TableFormat.chunks`.
-        """
+        """Read row group by row group, like `TableFormat.chunks`; unwanted columns and struct fields are never read."""
         with readable_table(uri, "Parquet file"), _parquet(uri) as file:
             schema = file.schema_arrow
             present = [name for name in wanted.names if column_path(schema, name) is not None]
@@ -105,7 +99,7 @@ class ParquetFormat:
 def _parquet(uri: str) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
-    # By default pyarrow 26 reads the wanted columns of a row group at once; a listing goes page by page instead.
+    # By default pyarrow 26 reads all wanted columns of a row group at once; a listing goes page by page instead.
     with (
         RangeFile(open_ranges(uri)) as raw,
         pq.ParquetFile(raw, pre_buffer=False, buffer_size=PAGE_BUFFER_BYTES) as file,
@@ -133,12 +127,10 @@ def _null_counts(row_group: Any) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class TextFormat:
-    """CSV or JSON Lines; the types of carryover columns follow from the first rows and then stay.
+    """CSV or JSON Lines; the first rows decide the types of carryover columns.
 
-    Attributes:
-        open_rows: gives the columns' names, where the format has a header, and the rows with their line numbers.
-        infer: tells a type from values.
-        convert: turns one value into that type; ValueError where it does not fit.
+    `open_rows` yields the column names, if the format has a header, and the rows with their line numbers. `infer`
+    derives a type from values. `convert` turns one value into that type, or raises a ValueError.
     """
 
     open_rows: Callable[[str], tuple[list[str], Rows]]
@@ -146,7 +138,7 @@ class TextFormat:
     convert: Callable[[Any, pa.DataType], Any]
 
     def schema(self, uri: str, text_columns: frozenset[str]) -> pa.Schema:
-        """Look at the first rows."""
+        """Read the first rows."""
         with readable_table(uri, "text table"):
             header, rows = self.open_rows(uri)
             sample = [row for _, row in islice(rows, SAMPLE_ROWS)]
@@ -157,10 +149,7 @@ class TextFormat:
         )
 
     def chunks(self, uri: str, wanted: pa.Schema, text_columns: frozenset[str], fill_missing: bool) -> Iterator[Chunk]:
-        """Read line by line, so that an error can name its line.
-
-        Args: see `TableFormat.chunks`.
-        """
+        """Read line by line, like `TableFormat.chunks`, so that an error can name its line."""
         with readable_table(uri, "text table"):
             header, rows = self.open_rows(uri)
             if header and (missing := sorted(set(wanted.names) - set(header))):
@@ -223,7 +212,7 @@ def _csv_lines(uri: str, delimiter: str | None) -> Iterator[tuple[int, list[str]
 
 
 def _delimiter(header: str) -> str:
-    """Return what separates the names of a CSV's columns: a comma, or a semicolon or tab where there is no comma."""
+    """Return a CSV's delimiter: a comma, or a semicolon or tab if the header has no comma."""
     unquoted = re.sub(r'"[^"]*("|$)', "", header)
     return next((delimiter for delimiter in ",;\t" if delimiter in unquoted), ",")
 
@@ -258,7 +247,7 @@ def _json_row(text: bytes, where: str) -> dict[str, Any] | None:
 
 @contextmanager
 def readable_table(uri: str, what: str) -> Iterator[None]:
-    """Name the file in every error of reading it."""
+    """Add the file's name to every error of reading it."""
     with listing_errors():
         try:
             yield

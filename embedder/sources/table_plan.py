@@ -1,4 +1,4 @@
-"""Use of a table's columns: the named ones are checked against those that exist, others are proposed."""
+"""Plans the use of a table's columns: named ones are checked against those that exist, others are proposed."""
 
 import difflib
 from collections.abc import Callable
@@ -37,10 +37,8 @@ _RULES = {
 class CellColumn:
     """Column of images whose bytes are in the table.
 
-    Attributes:
-        name: of the column, as the user gives it.
-        references: field of its structs with the name of the file to take where the bytes are null; None without one.
-        bytes_leaf: Parquet's name of what holds the bytes.
+    `name` is the column's name in the configuration. `references` is the struct field with the file name to use where
+    the bytes are null; None if there is none. `bytes_leaf` is Parquet's name of the field with the bytes.
     """
 
     name: str
@@ -50,14 +48,10 @@ class CellColumn:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """Columns to read of a table, and their use; made once, from the first file.
+    """The columns to read from a table, and their use; made once, from the first file.
 
-    Attributes:
-        columns: those of the configuration.
-        read: fields to read from each file.
-        carryover: fields to copy.
-        cells: the images, where their bytes are in the table (else they are URIs, or there are none).
-        ids: where ids come from.
+    `read` are the fields to read from each file, `carryover` the fields to copy. `cells` are the images if their bytes
+    are in the table; else they are URIs, or there are none.
     """
 
     columns: Columns
@@ -70,11 +64,7 @@ class TablePlan:
 def plan_columns(source: SourceConfig, path: str, schema: pa.Schema, is_unique: Callable[[str], bool]) -> TablePlan:
     """Check the named columns against those that exist, and choose those to read.
 
-    Args:
-        source: names the columns.
-        path: of the table, for messages.
-        schema: the table's own.
-        is_unique: whether no value of a column stands twice, for a proposal.
+    `path` is for messages. `is_unique` says whether no value of a column occurs twice, for a proposal.
 
     Raises:
         SourceError: a column is missing or of a wrong type, or none can give ids.
@@ -102,7 +92,7 @@ def plan_columns(source: SourceConfig, path: str, schema: pa.Schema, is_unique: 
 
 @dataclass(frozen=True)
 class _NamedTable:
-    """A table, and the columns that its user names; errors spell keys as the user does."""
+    """A table and the columns its user names; errors spell keys as the user does."""
 
     path: str
     schema: pa.Schema
@@ -122,11 +112,11 @@ class _NamedTable:
         return field
 
     def carried_field(self, name: str) -> pa.Field:
-        """Take dictionaries apart: each file and row group has its own, and the values are what is carried."""
+        """Return the field with the value type of a dictionary: each file and row group has its own dictionary."""
         return pa.field(name, plain_type(self.find("carryover", name).type))
 
     def cells(self, field: pa.Field) -> CellColumn | None:
-        """Describe a column of bytes; None where it holds URIs."""
+        """Describe a column of bytes; None if it holds URIs."""
         if is_text(field.type):
             return None
         kind = plain_type(field.type)
@@ -145,7 +135,7 @@ class _NamedTable:
         return CellColumn(field.name, references, leaf)
 
     def caption_field(self, field: pa.Field) -> pa.Field:
-        """Type to read captions as: strings, lists of strings, or numbers whose names the file has."""
+        """Return the field to read captions as: strings, lists of strings, or labels whose names the file has."""
         kind = plain_type(field.type)
         if is_text(kind) or pa.types.is_null(kind):
             return pa.field(field.name, pa.string())
@@ -156,7 +146,7 @@ class _NamedTable:
         raise self._wrong("caption", field, "it must be strings, lists of strings, or labels whose names the file has")
 
     def id_field(self, field: pa.Field) -> pa.Field:
-        """Type to read ids as."""
+        """Return the field to read ids as."""
         if not (is_text(field.type) or pa.types.is_integer(plain_type(field.type))):
             raise self._wrong("id", field, "ids must be strings or integers")
         return pa.field(field.name, pa.string())
@@ -164,9 +154,8 @@ class _NamedTable:
     def id_rule(self, *, has_rule: bool, has_addresses: bool) -> IdRule:
         """Decide where ids come from.
 
-        Args:
-            has_rule: whether `id` names a rule, not a column.
-            has_addresses: whether images are URIs, which are ids as they are.
+        `has_rule` means that `id` names a rule instead of a column; `has_addresses`, that images are URIs, which serve
+        as ids.
         """
         if not has_rule:
             if self.columns.id is None and not has_addresses:
@@ -181,7 +170,7 @@ class _NamedTable:
         return "content" if self.columns.id == CONTENT else "file+row"
 
     def nothing_named(self) -> SourceError:
-        """Error that proposes columns."""
+        """Return the error that proposes columns."""
         image, caption = (key_of(self.columns, key) for key in ("image", "caption"))
         found = propose_columns(self.schema, self.columns, self.is_unique)
         rule = f"; {_RULES[found['id']]}" if found.get("id") in _RULES else ""
@@ -209,7 +198,7 @@ class _NamedTable:
 
 
 def shown_columns(schema: pa.Schema) -> str:
-    """Name the columns of a table, and the fields of its structs, for a message."""
+    """List the columns of a table and the fields of its structs for a message."""
     names = list(column_names(schema))
     more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
     return f"the columns {', '.join(names[:MAX_SHOWN])}{more}" if names else "no columns"

@@ -1,4 +1,7 @@
-"""The rows of a table as items: the configuration names the columns; images are read where they give the ids alone."""
+"""Lists the rows of a table as items; the configuration names the columns.
+
+Images are read only if they give the ids.
+"""
 
 import os
 import posixpath
@@ -28,20 +31,16 @@ from embedder.storage.object_stores import is_remote, without_credentials
 from embedder.storage.printable import readable
 from embedder.storage.web_address import is_address, is_web, public_name
 
-_MISSING = "missing"  # `modified` of a file that is not there: it changes when the file comes
+_MISSING = "missing"  # `modified` of a missing file: it changes when the file appears
 
 
 def list_table(source: SourceConfig, path: str, selection: Selection) -> Listing:
     """List the rows of a Parquet, CSV, JSON Lines or Delta table.
 
     Image columns are bytes (or a struct with `bytes`), which become cell uris, or strings, which are URIs: absolute
-    paths, `s3://`, `gs://`, `file://`, or paths relative to the table's folder. `..` is allowed there, as absolute
-    paths are: a table is the user's own word, and only bytes that decode as an image leave a trace.
-
-    Args:
-        source: its columns and `carryover` count.
-        path: as `normalise_source` gives it.
-        selection: of the table's files.
+    paths, `s3://`, `gs://`, `file://`, or paths relative to the table's folder. `..` and absolute paths are allowed:
+    the table is the user's own, and only bytes that decode as an image leave a trace. Only `columns` and `carryover` of
+    `source` matter; `path` comes from `normalise_source`.
 
     Raises:
         SourceError: a named column is missing or of a wrong type, or a file can't be read.
@@ -59,13 +58,10 @@ def list_table(source: SourceConfig, path: str, selection: Selection) -> Listing
 def _tables(
     table: Table, plan: TablePlan, text_columns: frozenset[str], hashes: ContentIds | None
 ) -> Iterator[pa.Table]:
-    """Rows of the files in order; several files are read at once, unless hashes of their content give the ids.
+    """Yield the rows of the files in order; several files are read at once, unless content hashes give the ids.
 
-    Args:
-        table: its files.
-        plan: use of its columns.
-        text_columns: names of ids, URIs and captions.
-        hashes: gives the ids where they are hashes; closed at the end.
+    `text_columns` has the names of ids, URIs and captions. `hashes` makes the ids if they are hashes; it is closed at
+    the end.
     """
     if hashes is None:
 
@@ -95,8 +91,7 @@ def _carried_columns(chunk: Chunk, plan: TablePlan) -> dict[str, pa.Array]:
 def _plain_rows(chunk: Chunk, plan: TablePlan, file: TableFile, carried: dict[str, pa.Array]) -> pa.Table | None:
     """Make the rows of `_rows` column by column, which takes a third of its time.
 
-    Returns:
-        The rows; None where one of them names a file, lacks an id, or is a reject.
+    Returns None if a row names a file, lacks an id, or is a reject.
     """
     cells, names, start = plan.cells, plan.columns, chunk.start
     if cells is None:
@@ -158,7 +153,7 @@ def _rows(chunk: Chunk, plan: TablePlan, file: TableFile, folder: str) -> Iterat
             listed = _caption_row(row_uri(file.uri, row), caption, file)
         place = _place(file, chunk, index)
         match plan.ids:
-            case "content":  # a row may have moved to another file that is as old
+            case "content":  # a row may have moved to another file of the same age
                 yield listed._replace(modified=f"{listed.modified}|{place}")
             case "file+row":
                 yield listed._replace(item_id=f"{file.name}#{row}")
@@ -169,7 +164,6 @@ def _rows(chunk: Chunk, plan: TablePlan, file: TableFile, folder: str) -> Iterat
 
 
 def _place(file: TableFile, chunk: Chunk, index: int) -> str:
-    """Name a row that has no id."""
     return f"{file.name}#row={chunk.start + index}"
 
 
@@ -178,7 +172,7 @@ def _texts(chunk: Chunk, name: str | None) -> list[Any]:
 
 
 def _captions(chunk: Chunk, name: str | None, file: TableFile) -> list[str | None]:
-    """Captions of the rows: of lists the first one that is not blank, of labels their names."""
+    """Return the rows' captions: of lists the first that isn't blank, of labels their names."""
     if name is None or not (is_list(kind := chunk.columns[name].type) or pa.types.is_integer(kind)):
         return _texts(chunk, name)
     values = chunk.columns[name].to_pylist()
@@ -191,11 +185,11 @@ def _captions(chunk: Chunk, name: str | None, file: TableFile) -> list[str | Non
                 f"{readable(file.uri)}: row {chunk.start + index}: column {name!r} is {value}, and the file names "
                 f"{len(labels)} labels; write the names into a column of strings"
             )
-    return [labels[value] if value is not None and value >= 0 else None for value in values]  # -1: none is known
+    return [labels[value] if value is not None and value >= 0 else None for value in values]  # -1: unknown
 
 
 def _modified_beside(file: TableFile, reference: str) -> str:
-    """Version of a row whose image may lie in a file beside the table's, as `Fetcher` finds it."""
+    """Return the version of a row whose image may be in a file next to the table's, as `Fetcher` finds it."""
     path = _resolve(reference, file.uri.rpartition("/")[0])
     if path is None or is_remote(path) or is_web(path):
         return file.modified
@@ -203,9 +197,9 @@ def _modified_beside(file: TableFile, reference: str) -> str:
 
 
 def _with_id(row: Row, item_id: str | None, place: str, column: str) -> Row:
-    """Put the id on a row; a row without one is a reject named by its place."""
+    """Put the id on a row; a row without one is a reject identified by its place."""
     if item_id:
-        return Row(item_id, *row[1:])  # a fifth of the time of `_replace`
+        return Row(item_id, *row[1:])  # takes a fifth of the time of `_replace`
     return row._replace(
         item_id=place, error_type="NullId", error=f"column {column!r}, which gives ids, is empty in this row"
     )
@@ -219,13 +213,9 @@ def _caption_row(uri: str, caption: str | None, file: TableFile) -> Row:
 
 
 def image_row(reference: str, caption: str | None, file: TableFile, folder: str) -> Row:
-    """Make the row of an image that a table names by a URI; a bad URI is a reject, a missing file is for fetch.
+    """Make the row of an image that a table names by a URI or path, which may be relative to `folder`.
 
-    Args:
-        reference: the URI or path, as the table has it.
-        caption: of the row, if any.
-        file: of the table.
-        folder: base of relative references.
+    A bad URI is a reject; a missing file is left to the fetch.
     """
     uri = _resolve(reference, folder)
     if uri is None or "\0" in uri:
@@ -242,7 +232,7 @@ def image_row(reference: str, caption: str | None, file: TableFile, folder: str)
 
 
 def _resolve(reference: str, folder: str) -> str | None:
-    """Make a reference absolute; None where its scheme is not served, or it climbs out of its bucket."""
+    """Make a reference absolute; None if its scheme is unsupported or it climbs out of its bucket."""
     if is_web(reference) or is_remote(reference):
         is_served = is_address(reference) or (is_remote(reference) and without_credentials(reference) == reference)
         return reference if is_served else None
@@ -269,5 +259,5 @@ def _local_state(path: str) -> tuple[int | None, str]:
 
 
 def _digest(caption: str) -> str:
-    """Stand for a caption in `modified`, so that a changed caption is a change."""
+    """Return a caption's digest for `modified`, so that a changed caption is a change."""
     return "caption:" + blake2b(caption.encode("utf-8"), digest_size=8).hexdigest()

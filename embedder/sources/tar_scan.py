@@ -1,7 +1,7 @@
-"""The members of a plain tar, by their headers alone: nothing is unpacked, and no name touches the file system.
+"""Lists the members of a plain tar from their headers only: nothing is unpacked, and no name touches the file system.
 
-The loop is ours, and only the parsing of one 512-byte header is `tarfile`'s: its own iterator ends in silence at a
-header it can't read, keeps every member, and reads extended headers of any size into memory.
+The loop is our own, and `tarfile` parses only each 512-byte header: its iterator stops silently at a header it can't
+read, keeps every member, and reads extended headers of any size into memory.
 
 Source: POSIX.1-2008 pax, "ustar Interchange Format" and "pax Extended Header"; GNU tar manual, "Basic Tar Format".
 """
@@ -15,7 +15,7 @@ from embedder.storage.file_adapter import ByteRanges
 BLOCK_BYTES = 512
 PACKED_TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 MAX_EXTENDED_BYTES = 1 << 20  # a long name or a pax header; real ones have some hundred bytes
-MAX_TAIL_BYTES = 1 << 20  # looked at behind the end marker; writers pad to 10 KiB
+MAX_TAIL_BYTES = 1 << 20  # checked after the end marker; writers pad to 10 KiB
 _GNU_LONG_NAME, _GNU_LONG_LINK = b"L", b"K"
 _PAX, _PAX_GLOBAL, _PAX_SOLARIS = b"x", b"g", b"X"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -31,7 +31,7 @@ _KINDS = {
 
 
 class Member(NamedTuple):
-    """One member: its data are `size` bytes from `offset` of the tar. `kind` names what is no regular file."""
+    """One member: its data are `size` bytes from `offset` of the tar. `kind` is set if it is no regular file."""
 
     name: str
     offset: int
@@ -40,17 +40,17 @@ class Member(NamedTuple):
 
 
 class BrokenTarError(Exception):
-    """The tar can't be read on from here; what came before is whole."""
+    """The tar can't be read beyond this point; everything before it is intact."""
 
 
 def compression_of(ranges: ByteRanges) -> str | None:
-    """Detect by its first bytes the compression of a file; None for none."""
+    """Detect a file's compression from its first bytes; None if there is none."""
     start = ranges.read_at(0, 8)
     return next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None)
 
 
 def scan_members(ranges: ByteRanges) -> Iterator[Member]:
-    """Yield the members in order; data are skipped over.
+    """Yield the members in order; data are skipped.
 
     Raises:
         BrokenTarError: a header is damaged, the file ends early, or something follows its end marker.
@@ -80,18 +80,15 @@ def scan_members(ranges: ByteRanges) -> Iterator[Member]:
 
 
 def check_member(header_block: bytes, name: str, size: int) -> bool:
-    """Whether the block before a member's data is still its header; false after the tar was rewritten.
+    """Return whether the 512 bytes before a member's data are still its header, with the listed name and size.
 
-    Args:
-        header_block: the 512 bytes before the data.
-        name: of the member, as it was listed.
-        size: of its data in bytes, as it was listed.
+    They aren't if the tar was rewritten.
     """
     try:
         header = tarfile.TarInfo.frombuf(header_block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
         return False
-    is_short = name.isascii() and len(name) < 100  # longer names, and others, stand in an extension before the header
+    is_short = name.isascii() and len(name) < 100  # other names are in an extension before the header
     return header.size in (size, 0) and (not is_short or header.name == name)
 
 
@@ -114,7 +111,6 @@ def _parse(block: bytes, offset: int) -> tarfile.TarInfo:
 
 
 def _extension(ranges: ByteRanges, header: tarfile.TarInfo, data: int) -> dict[str, str]:
-    """Read what a long-name or pax header says about the member after it."""
     if header.size > MAX_EXTENDED_BYTES:
         raise BrokenTarError(f"the extended header at byte {data - BLOCK_BYTES:,} claims {header.size:,} bytes")
     body = ranges.read_at(data, header.size)
@@ -148,7 +144,7 @@ def _size(header: tarfile.TarInfo, overrides: dict[str, str], offset: int) -> in
 
 
 def _skip_sparse_map(ranges: ByteRanges, block: bytes, data: int) -> int:
-    """Pass the blocks of an old GNU sparse map; a flag in each tells whether another follows."""
+    """Skip the blocks of an old GNU sparse map; a flag in each says whether another follows."""
     more = block[482]
     while more:
         block = ranges.read_at(data, BLOCK_BYTES)

@@ -1,4 +1,4 @@
-"""Arrow types for carryover values that come as text or JSON, inferred from a sample and then kept."""
+"""Arrow types for carryover values that come as text or JSON, inferred from a sample and then fixed."""
 
 import json
 import re
@@ -10,16 +10,16 @@ import pyarrow as pa
 from embedder.storage.printable import is_text, readable
 
 SAMPLE_ROWS = 1000
-MAX_DEPTH = 3  # of objects in objects whose values can be columns
+MAX_DEPTH = 3  # of nested objects whose values can be columns
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})\Z")  # at most 18 digits: always in int64
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\Z|[+-]?(nan|inf)\Z", re.IGNORECASE)
-_LONG_INTEGER = re.compile(r"[+-]?[0-9]{19,}\Z")  # a code, of which a double would lose digits
+_LONG_INTEGER = re.compile(r"[+-]?[0-9]{19,}\Z")  # a code; a double would lose digits
 _BOOLEANS = {"true": True, "false": False}
 _JSON_TYPES = {pa.bool_(): (bool,), pa.int64(): (int,), pa.float64(): (int, float)}
 
 
 def infer_json_type(values: Iterable[Any]) -> pa.DataType:
-    """Infer the type of JSON values, None left out: bool, int64, double, else string (other values as JSON text)."""
+    """Infer the type of JSON values, ignoring None: bool, int64, double, else string (other values as JSON text)."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool}:
         return pa.bool_()
@@ -29,7 +29,7 @@ def infer_json_type(values: Iterable[Any]) -> pa.DataType:
 
 
 def infer_text_type(values: Iterable[str | None]) -> pa.DataType:
-    """Infer the type of CSV fields, empty ones left out; `007` is no number but a code, and stays text."""
+    """Infer the type of CSV fields, ignoring empty ones; `007` is a code, not a number, and stays text."""
     texts = [value for value in values if value]
     for kind in (pa.bool_(), pa.int64(), pa.float64()) if texts else ():
         if all(_parse(text, kind) is not None for text in texts):
@@ -38,7 +38,6 @@ def infer_text_type(values: Iterable[str | None]) -> pa.DataType:
 
 
 def _parse(text: str, kind: pa.DataType) -> bool | int | float | None:
-    """Parse a text as a type that is no text; None where it does not fit."""
     if kind == pa.bool_():
         return _BOOLEANS.get(text.lower())
     if kind == pa.int64():
@@ -47,16 +46,12 @@ def _parse(text: str, kind: pa.DataType) -> bool | int | float | None:
 
 
 def json_value(value: Any, kind: pa.DataType) -> Any:
-    """Convert one JSON value.
-
-    Raises:
-        ValueError: it does not fit the type.
-    """
+    """Convert one JSON value; a ValueError if it doesn't fit the type."""
     if value is None:
         return None
     if pa.types.is_string(kind):
         return clean_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    if type(value) not in _JSON_TYPES[kind]:  # exactly: True is no 1
+    if type(value) not in _JSON_TYPES[kind]:  # exactly: True is not 1
         raise ValueError(f"{value!r:.40} is no {kind}, which the first rows hold")
     if kind == pa.int64() and not -(2**63) <= value < 2**63:
         raise ValueError(f"{value!r:.40} is beyond int64")
@@ -64,11 +59,7 @@ def json_value(value: Any, kind: pa.DataType) -> Any:
 
 
 def text_value(text: str | None, kind: pa.DataType) -> Any:
-    """Convert one CSV field; an empty one is null but in a column of text.
-
-    Raises:
-        ValueError: it does not fit the type.
-    """
+    """Convert one CSV field, a ValueError if it doesn't fit; an empty field is null except in a text column."""
     if text is None or pa.types.is_string(kind):
         return text
     if not text:
@@ -85,7 +76,7 @@ def arrow_columns(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> dict[str
 
 
 def names_in(row: Mapping[str, Any], depth: int = MAX_DEPTH) -> Iterator[str]:
-    """Yield the names of a row's values, and behind an object those of its own: `image`, `image.path`."""
+    """Yield the names of a row's values, each object followed by its own: `image`, `image.path`."""
     for name, value in row.items():
         yield name
         if depth and isinstance(value, dict):
@@ -93,7 +84,7 @@ def names_in(row: Mapping[str, Any], depth: int = MAX_DEPTH) -> Iterator[str]:
 
 
 def value_at(row: Mapping[str, Any], name: str) -> Any:
-    """Take a value; a dot leads into an object, unless a name in the row has it. None where there is none."""
+    """Return a value; a dot leads into an object, unless a name in the row contains it. None if missing."""
     if name in row:
         return row[name]
     for dot in reversed([place for place, letter in enumerate(name) if letter == "."]):  # the longest name first
@@ -104,5 +95,5 @@ def value_at(row: Mapping[str, Any], name: str) -> Any:
 
 
 def clean_text(text: str) -> str:
-    """Make a text storable: lone surrogates, which JSON can spell, become visible escapes."""
+    """Make text storable: lone surrogates, which JSON can spell, become visible escapes."""
     return text if is_text(text) else readable(text)

@@ -1,7 +1,7 @@
 """The `uri` of an item: a whole file, a byte range of a tar, a cell of a table, or a row without bytes.
 
-The path stands as it is, not percent-encoded; only the values inside a fragment are encoded. So `#`, `%`, `?`, spaces
-and newlines in file names need no care, and the last `#` of a uri that ends in a known fragment starts that fragment.
+The path is not percent-encoded; only the values inside a fragment are. So `#`, `%`, `?`, spaces and newlines in file
+names need no care, and the last `#` of a uri that ends in a known fragment starts that fragment.
 """
 
 import os
@@ -18,7 +18,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 MEMBER = r"#member=([^#&]*)&offset=(\d+)&size=(\d+)"
 CELL = r"#column=([^#&]*)&row_group=(\d+)&row=(\d+)"
 ROW = r"#row=(\d+)"
-"""Fragments of a member of a tar, a cell of a table and a row of one, at the end of a uri."""
+"""Fragments at the end of a uri: a member of a tar, a cell of a table, and a row of a table."""
 _MEMBER, _CELL, _ROW = (re.compile(rf"{fragment}\Z") for fragment in (MEMBER, CELL, ROW))
 
 
@@ -39,7 +39,7 @@ class TableCell(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """A row that has a caption and no bytes; `row` counts within the file."""
+    """A row with a caption and no bytes; `row` counts within the file."""
 
     row: int
 
@@ -48,31 +48,24 @@ Part = TarMember | TableCell | TableRow
 
 
 def member_uri(path: str, name: str, offset: int, size: int) -> str:
-    """Name the bytes of a tar member.
-
-    Args:
-        path: of the tar.
-        name: of the member.
-        offset: of its data in bytes, from the start of the tar.
-        size: of its data in bytes.
-    """
+    """Return the uri of a tar member's data: `size` bytes from `offset` of the tar."""
     return f"{path}#member={quote(name)}&offset={offset}&size={size}"
 
 
 def cell_prefix(path: str, column: str, row_group: int) -> str:
-    """Start the uri of a Parquet cell; the row within its row group completes it."""
+    """Return the start of a Parquet cell's uri; the row within its row group completes it."""
     return f"{path}#column={quote(column)}&row_group={row_group}&row="
 
 
 def row_uri(path: str, row: int) -> str:
-    """Name a row of a table that needs no fetch."""
+    """Return the uri of a table row that needs no fetch."""
     return f"{path}#row={row}"
 
 
 def split_uri(uri: str) -> tuple[str, Part | None]:
-    """Split a uri into the file that holds the bytes and the part of it that is meant.
+    """Split a uri into the file that holds the bytes and the part that is meant.
 
-    A local file whose whole name looks like a fragment wins over the fragment; an address of the web has no parts.
+    A local file whose full name looks like a fragment takes precedence; a web address has no parts.
     """
     if "#" not in uri or is_web(uri):
         return uri, None
@@ -83,7 +76,7 @@ def split_uri(uri: str) -> tuple[str, Part | None]:
 
 
 def name_in(uri: str) -> str:
-    """Return the name of the file or of the tar's member whose bytes a uri names; of the web without its query."""
+    """Return the name of the file or tar member that a uri names; of a web address without its query."""
     if is_web(uri):
         return uri.partition("?")[0].partition("#")[0]
     path, part = split_uri(uri)
@@ -91,7 +84,7 @@ def name_in(uri: str) -> str:
 
 
 def looks_like_part(uri: str) -> bool:
-    """Whether a file of this name would be mistaken for a part of another."""
+    """Return whether a file of this name would be mistaken for a part of another file."""
     return "#" in uri and _parse_fragment(uri) is not None
 
 
@@ -106,7 +99,7 @@ def _parse_fragment(uri: str) -> Part | None:
 
 
 def is_uri(path: str) -> bool:
-    """Whether the path starts with a scheme, known or not; `data:` has no slashes but is one too."""
+    """Return whether the path starts with a scheme, known or not; `data:` has no slashes but counts too."""
     return bool(_SCHEME.match(path)) or path.startswith("data:")
 
 
@@ -114,7 +107,7 @@ def normalise_source(path: str) -> str:
     """Make a source's path absolute; `file://` and `~` become plain paths, object store URIs lose a last slash.
 
     Raises:
-        SourceError: the scheme is of no known kind, no bucket is named, or there are credentials in the URI.
+        SourceError: the scheme is unknown, the bucket is missing, or the URI contains credentials.
     """
     if is_remote(path):
         try:

@@ -1,8 +1,8 @@
 """WebDataset tars as items: members of one key are one item, found by its byte range in the tar.
 
 Source: "The WebDataset Format" (github.com/webdataset/webdataset, README and `tariterators.py`): a key is the member's
-path up to the first dot of its base name. Unlike there, the members of a key need not follow each other, and nothing is
-skipped in silence.
+path up to the first dot of its base name. Unlike there, the members of a key need not be adjacent, and nothing is
+skipped silently.
 """
 
 import posixpath
@@ -28,12 +28,12 @@ from embedder.sources.uris import member_uri, row_uri
 from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.printable import is_text, readable
 
-# The member that is the item, where a key has several; what is not in the list comes after, and content decides.
+# The member that is the item if a key has several; extensions not listed come last, and content decides.
 MEDIA_ORDER = (
     *("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif"),
     *("mp4", "mov", "mkv", "webm", "avi", "mpg", "mts", "m2ts", "wmv", "flv"),
 )
-# What stands beside an item and is never one: WebDataset's own names for labels, texts, arrays and pickles.
+# Extensions that accompany an item and are never one: WebDataset's names for labels, texts, arrays and pickles.
 COMPANIONS = words(
     # labels and texts
     "cls cls2 index inx id txt text transcript md html",
@@ -56,11 +56,9 @@ class MemberProblem(NamedTuple):
 class TarSample:
     """Members of one key, gathered while the headers are read.
 
-    Attributes:
-        media: candidates for the item, by rank.
-        text: the `.txt` caption; json_caption: the one in `.json`.
-        metadata: the wanted values of `.json`.
-        json_problem: kept apart, since it matters only where something is wanted of the `.json`.
+    `media` has candidates for the item, by rank. `text` is the `.txt` caption, `json_caption` the one in `.json`.
+    `metadata` has the wanted values of `.json`. `json_problem` is kept separately, since it matters only if something
+    of the `.json` is wanted.
     """
 
     media: list[tuple[int, Member]] = field(default_factory=list)
@@ -71,11 +69,11 @@ class TarSample:
 
     @property
     def caption(self) -> str | None:
-        """Return the caption: `.txt` before `.json`."""
+        """Return the caption; `.txt` takes precedence over `.json`."""
         return self.text or self.json_caption or None
 
     def ranked_media(self) -> list[Member]:
-        """Order the candidates; members of one rank keep the tar's order."""
+        """Return the candidates by rank; members of one rank keep the tar's order."""
         return [member for _, member in sorted(self.media, key=lambda ranked: ranked[0])]
 
 
@@ -88,7 +86,7 @@ class Samples:
     problems: list[MemberProblem] = field(default_factory=list)
 
     def take(self, member: Member, ranges: ByteRanges) -> None:
-        """Put one member to its key; captions and metadata are read at once, while their block is in memory."""
+        """Add one member to its key; captions and metadata are read at once, while their block is in memory."""
         if member.kind == "a folder" or sort_of(member.name) == "junk":
             return
         if problem := _name_problem(member):
@@ -125,18 +123,18 @@ class Samples:
 
 @dataclass(frozen=True)
 class Tar:
-    """One tar while its rows are made; `prefix` stands before its keys."""
+    """One tar while its rows are made; `prefix` precedes its keys."""
 
     uri: str
     prefix: str
     entry: Entry
 
     def reject(self, item_id: str, error_type: str, error: str, uri: str | None = None) -> Row:
-        """Make a row that is not fetched."""
+        """Make a row that isn't fetched."""
         return Row(item_id, uri or self.uri, None, self.entry.modified, error_type=error_type, error=error)
 
     def member_reject(self, problem: MemberProblem) -> Row:
-        """Make the row of a member that can't be used, named by its whole name."""
+        """Make the row of a member that can't be used, identified by its full name."""
         member, error_type, error = problem
         name = readable(member.name)
         return self.reject(
@@ -145,18 +143,14 @@ class Tar:
 
 
 def list_tars(source: SourceConfig, path: str, selection: Selection) -> Listing:
-    """List the items of the tars that a path means: one, a folder of them, or a pattern with braces or wildcards.
+    """List the items of the tars a path means: one, a folder of them, or a pattern with braces or wildcards.
 
-    `item_id` is the tar's path relative to the source, without `.tar`, then `/` and the key. `.txt` is the caption,
-    else the `caption` or `text` of `.json`, from which carryover columns come, too.
-
-    Args:
-        source: its `carryover` counts.
-        path: as `normalise_source` gives it.
-        selection: of the tars. Files among the tars that are no media are left out, images there are rejects.
+    `item_id` is the tar's path relative to the source, without `.tar`, then `/` and the key. The caption is `.txt`,
+    else the `caption` or `text` of `.json`, which also has the carryover columns. `path` comes from `normalise_source`.
+    Non-media files next to the tars are left out; images there are rejects.
 
     Raises:
-        SourceError: nothing is there, or a tar is compressed or may not be read.
+        SourceError: nothing is there, or a tar is compressed or unreadable.
     """
     found, selection = find_selected(path, selection)
     listed = selection.without_junk(found)
@@ -166,7 +160,7 @@ def list_tars(source: SourceConfig, path: str, selection: Selection) -> Listing:
 
 
 def _may_be_tar(name: str, left_out: LeftOut) -> bool:
-    """Whether a file is a tar, or one that should not be among tars; other files are counted and passed over."""
+    """Return whether a file is a tar, or one that shouldn't be among tars; other files are counted and skipped."""
     if name.lower().endswith((".tar", *PACKED_TAR_SUFFIXES)):
         return True
     is_other = sort_of(name) == "other"
@@ -176,7 +170,7 @@ def _may_be_tar(name: str, left_out: LeftOut) -> bool:
 
 
 def _rows_of_entry(entry: Entry, found: GlobMatches, wanted: tuple[str, ...]) -> Iterator[RowWithValues]:
-    """Sort out what is no plain tar; every file below the source ends in a row, or in an error."""
+    """Reject anything but plain tars; every file below the source gives a row or an error."""
     uri = found.uri(entry)
     name, lower = readable(entry.name), entry.name.lower()
     tar = Tar(readable(uri), name[: -len(".tar")] if lower.endswith(".tar") else name, entry)
@@ -209,7 +203,7 @@ def _rows_of_tar(tar: Tar, wanted: tuple[str, ...]) -> Iterator[RowWithValues]:
 def _gather(tar: Tar, samples: Samples) -> str | None:
     """Scan a tar into samples; return where it breaks, if it does.
 
-    A tar that may not be read ends the listing: it would look as if all its items had been deleted.
+    An unreadable tar ends the listing, since its items would otherwise look deleted.
     """
     with closing(open_ranges(tar.uri)) as ranges:
         if compression := compression_of(ranges):
@@ -223,7 +217,7 @@ def _gather(tar: Tar, samples: Samples) -> str | None:
 
 
 def _item_row(tar: Tar, key: str, sample: TarSample, number: int) -> Row:
-    """Make the item of a key; one that is only a caption has it in its row, so its uri needs no fetch."""
+    """Make the item of a key; a caption-only item has it in its row, so its uri needs no fetch."""
     item_id, modified = f"{tar.prefix}/{key}", tar.entry.modified
     if media := sample.ranked_media():
         name, offset, size, _ = media[0]
@@ -235,7 +229,7 @@ def _item_row(tar: Tar, key: str, sample: TarSample, number: int) -> Row:
 
 
 def _leftover_rows(tar: Tar, sample: TarSample, wanted: tuple[str, ...]) -> Iterator[Row]:
-    """Make a reject of each member of a key that its item does not use."""
+    """Reject each member of a key that its item doesn't use."""
     media = sample.ranked_media()
     for extra in media[1:]:
         error = f"a second image or video under one key; the item is {media[0].name!r}"
@@ -245,9 +239,9 @@ def _leftover_rows(tar: Tar, sample: TarSample, wanted: tuple[str, ...]) -> Iter
 
 
 def split_key(name: str) -> tuple[str, str]:
-    """Split a member's name at the first dot of its base name; a leading `./` is dropped, extensions become lower case.
+    """Split a member's name at the first dot of its base name; drop a leading `./` and lower the extension's case.
 
-    A base name that starts with a dot has no extension: hidden files are items of their own.
+    A base name that starts with a dot has no extension: hidden files are their own items.
     """
     folder, base = posixpath.split(posixpath.normpath(name))
     stem, _, extension = base.partition(".")
@@ -267,7 +261,7 @@ def _name_problem(member: Member) -> MemberProblem | None:
 
 
 def _media_rank(extension: str) -> int:
-    """Order candidates: plain `jpg` before `mask.png`, known before unknown."""
+    """Return a candidate's rank: plain `jpg` before `mask.png`, known before unknown."""
     if extension in MEDIA_ORDER:
         return MEDIA_ORDER.index(extension)
     suffix = extension.rpartition(".")[2]

@@ -1,10 +1,9 @@
-"""Limit on work that kills its process, by a count of the deaths of the same work.
+"""Limits work that kills its process, by counting the deaths during the same work.
 
-Ray begins a task again without end when its process or its node is lost. That is right for a node: what was in flight
-on it is done elsewhere. It is wrong for work that kills whatever process takes it. So a task that is begun again
-leaves a note of its place, which it deletes when it ends in any way but the death of its process. A note whose node is
-alive is a death; one whose node is gone is none. A first attempt notes nothing and costs microseconds, so its death
-isn't counted.
+Ray restarts a task forever when its process or its node is lost. That is right for a lost node, but wrong for work that
+kills every process that runs it. So a restarted task leaves a note of its place, which it deletes however it ends,
+unless its process dies. A remaining note counts as a death if its node is alive, and as nothing if the node is gone. A
+first attempt writes no note and costs microseconds, so its death isn't counted.
 """
 
 import time
@@ -15,26 +14,26 @@ from dataclasses import dataclass
 from embedder.compat import ray_attempts
 from embedder.errors import RunFailedError
 
-MAX_DEATHS = 3  # of the same work when it was tried again
+MAX_DEATHS = 3  # during retries of the same work
 MAX_CAUSE_CHARACTERS = 200
 
 
 class DeadlyWorkError(RunFailedError):
-    """Work that killed its process each time that it was tried."""
+    """Work that killed its process on every attempt."""
 
     is_resumable = True
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Place of one attempt of a task: ids that Ray gives its node and its process."""
+    """Place of one attempt of a task: Ray's ids of its node and its process."""
 
     node: str
     worker: str
 
     @classmethod
     def parse(cls, text: str) -> "Attempt":
-        """Read a note."""
+        """Parse a note."""
         node, _, worker = text.partition(" ")
         return cls(node, worker)
 
@@ -43,28 +42,26 @@ class Attempt:
 
 
 def deaths(attempts: Iterable[Attempt], living_nodes: Collection[str], own_worker: str) -> list[Attempt]:
-    """Select the attempts whose process is gone while its node is not. Pure.
+    """Select the attempts whose process is gone while its node is alive. Pure.
 
-    Args:
-        attempts: noted and not ended, in their order.
-        living_nodes: ids.
-        own_worker: id of this process; it may work on the same task again after its node was out of reach.
+    `attempts` were noted and haven't ended, in their order. `own_worker` is the id of this process, which may get the
+    same task again after its node was unreachable.
     """
     return [each for each in attempts if each.node in living_nodes and each.worker != own_worker]
 
 
 @contextmanager
 def limit_deaths(work: Callable[[], str], cure: str, *, key: str | None = None) -> Iterator[None]:
-    """Refuse the block's work if it has killed `MAX_DEATHS` processes when it was tried again.
+    """Refuse the block's work if it has killed `MAX_DEATHS` processes in earlier retries.
 
     Args:
         work: description of the work, for the message.
         cure: what the user can do.
-        key: tells the work apart in a call of an actor whose process is not its first one; Ray Data makes the calls in
-            a thread, which doesn't know the task. None: the task, or the actor's start, that runs in this thread.
+        key: identifies the work in a call of a restarted actor; Ray Data makes the calls in a thread that doesn't know
+            the task. None means the task, or the actor's start, that runs in this thread.
 
     Raises:
-        DeadlyWorkError: it has.
+        DeadlyWorkError: the limit is reached.
     """
     if key is None and ray_attempts.attempt_number() == 0:
         yield

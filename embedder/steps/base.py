@@ -1,11 +1,11 @@
-"""Contract of what runs on rows; importing it loads nothing, so that a step's process needs none of the rest."""
+"""Contract of what runs on rows; importing it loads nothing else, which keeps a step's process small."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 
 class Stage:
-    """What runs on rows: it is set up once in the process that runs it, then given one batch after the other.
+    """What runs on rows: it is set up once in the process that runs it, then gets one batch after another.
 
     Write a subclass, and name it in a `[[step]]`:
 
@@ -16,15 +16,16 @@ class Stage:
             def process(self, rows):
                 return {"brightness": [mean(image["pixels"]) for image in rows["image"].to_pylist()]}
 
-    What a class declares is read from its source without running it, so it is written out: names, numbers and texts.
-    Its `settings` are the keyword arguments of `__init__`. Also the kind `python` of `[[model]]` takes such a class.
+    A class's declarations are read from its source without running it, so write them as literal names, numbers and
+    texts. Its `settings` are the keyword arguments of `__init__`. The kind `python` of `[[model]]` also takes such a
+    class.
 
     Attributes:
-        columns_in: columns without which a row passes by.
+        columns_in: required columns; a row without one of them is skipped.
         columns_optional: further columns, which may be null.
         columns_out: columns that it returns, with their types.
         where: `after_decode`, before the model sees a row, or `before_write`, with its embeddings.
-        one_to_many: whether a row may become several; it is given one at a time then.
+        one_to_many: whether a row may become several; rows are then passed one at a time.
         resources: keys of `[[step]]`: `num_cpus`, `memory_bytes`, `batch_size`, `timeout_s`, `max_side_px`, `max_rows`.
     """
 
@@ -46,11 +47,11 @@ class Stage:
             rows: a `pyarrow.RecordBatch` of `columns_in` and `columns_optional`.
 
         Returns:
-            A `pyarrow.Table` or `RecordBatch`, or columns by name (lists, or NumPy arrays); as many rows, in their
+            A `pyarrow.Table` or `RecordBatch`, or columns by name (lists, or NumPy arrays); as many rows, in the same
             order, unless `one_to_many`.
 
         Raises:
-            Exception: these rows can't be processed; each is tried again alone.
+            Exception: these rows can't be processed; each is retried separately.
         """
         raise NotImplementedError(f"{type(self).__name__} has no process(rows)")
 
@@ -58,13 +59,10 @@ class Stage:
         """Free what it holds."""
 
     def load(self, device: str | None = None) -> Self:
-        """Set it up, as a program of a `[[model]]` is.
+        """Set it up as the program of a `[[model]]` would be, and return it.
 
         Args:
-            device: torch's name of a device; left out: that of the class.
-
-        Returns:
-            Itself.
+            device: torch's name of a device; None means that of the class.
         """
         self.device = device or self.device
         self.setup()

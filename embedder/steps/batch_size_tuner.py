@@ -1,4 +1,4 @@
-"""Tuning of a stage's batch size by trial: its first batches, which are real work, are of several sizes.
+"""Tunes a stage's batch size by trying several sizes on its first batches, which are real work.
 
 The best size depends on the layers, the dtype, the caches and other processes; no table covers all of that.
 """
@@ -7,24 +7,16 @@ import statistics
 import threading
 from collections.abc import Sequence
 
-NUM_TRIALS = 3  # of each size, beside the first, which loads kernels
-MAX_S = 2.0  # of all trials; large models are hardly better with any size
+NUM_TRIALS = 3  # of each size, besides the first, which loads kernels
+MAX_S = 2.0  # of all trials; large models hardly benefit from any size
 MIN_GAIN = 0.03  # less is noise, and the first size stays
 
 
 class BatchSize:
-    """Size of the next batch, chosen from measured costs.
-
-    Attributes:
-        chosen: rows; None during the trials.
-    """
+    """Size of the next batch, chosen from measured costs; `chosen` is None during the trials."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """Start the trials.
-
-        Args:
-            sizes: candidates in rows, the default first; a single one needs no trial.
-        """
+        """Start the trials with candidates in rows, the default first; a single one needs no trial."""
         self._costs: dict[int, list[float]] = {size: [] for size in sizes}
         self._spent_s = 0.0
         self._lock = threading.Lock()
@@ -32,11 +24,11 @@ class BatchSize:
 
     @property
     def next_rows(self) -> int:
-        """Rows of the next batch: the size tried least often so far, or the chosen one."""
+        """Return the rows of the next batch: the size tried least often so far, or the chosen one."""
         return self.chosen or min(self._costs, key=lambda size: len(self._costs[size]))
 
     def note(self, num_rows: int, seconds: float) -> None:
-        """Record the cost of a batch; other sizes, as at the end of a block, are ignored."""
+        """Record the cost of a batch; other sizes, such as a block's last batch, are ignored."""
         if self.chosen is not None or num_rows not in self._costs:
             return
         with self._lock:

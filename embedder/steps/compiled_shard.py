@@ -1,4 +1,4 @@
-"""Shard with compiled layers, which launches them eagerly from the first error of the compiled ones on."""
+"""Shard with compiled layers, which runs them eagerly after the first error of the compiled ones."""
 
 import logging
 import platform
@@ -18,10 +18,9 @@ MAX_CAUSE_CHARACTERS = 300
 
 
 class CompiledShard:
-    """Runner of a shard on arranged batches; threads that use it at once wait for each other, or each would compile."""
+    """Runs a shard on arranged batches; concurrent threads wait for each other, or each would compile."""
 
     def __init__(self, index: int, shard: Shard) -> None:
-        """Have the layers compiled with the first batch."""
         self._index, self._shard = index, shard
         keep_compiled(cache_folder("compiled") / folder_name(shard.device))
         self._undo = compile_layers(shard)
@@ -29,7 +28,7 @@ class CompiledShard:
         self._lock = threading.Lock()
 
     def __call__(self, arranged: Arranged) -> Batch:
-        """Compute a batch; where compiled layers fail, again without them."""
+        """Compute a batch; if compiled layers fail, retry without them."""
         with self._lock:
             return self._compute(arranged)
 
@@ -39,11 +38,12 @@ class CompiledShard:
                 return self._shard.compute(arranged)
             except Exception as error:  # noqa: BLE001  # of the compiler, a C++ compiler, Triton or what they made
                 if is_short_of_memory(error):
-                    # Not the first of them, by a name: it would hold itself, and with it the tensors of its frames.
+                    # Don't give the first error a name: it would reference itself, and with it the tensors of its
+                    # frames.
                     raise MemoryError(str(error)) from None
                 message = " ".join(str(error).partition("\n\n")[0].split())  # hints for torch's developers follow
                 cause = f"{type(error).__name__}: {message}"[:MAX_CAUSE_CHARACTERS]
-            # Here the error is gone, and with it the tensors that its frames held.
+            # At this point the error is gone, and with it the tensors that its frames held.
             self._launch_eagerly(cause)
         return self._shard.compute(arranged)
 
@@ -58,13 +58,13 @@ class CompiledShard:
 
 
 def is_short_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised from, means that memory ran out: no fault of compiled layers."""
+    """Return whether an error or one of its causes means that memory ran out, so compilation isn't at fault."""
     while error is not None and not is_out_of_memory(error):
         error = error.__cause__
     return error is not None
 
 
 def folder_name(device: torch.device) -> str:
-    """Name the folder for what is compiled for a device: a kind of GPU, or the CPUs of this node alone."""
+    """Name the folder for code compiled for a device: a kind of GPU, or the CPUs of this node."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {platform.node()}"
     return re.sub(r"[^A-Za-z0-9.+]+", "-", f"torch-{torch.__version__}-{name}")

@@ -1,4 +1,4 @@
-"""CPU step of the pipeline: listed items in; pixels and token ids out, or the reason of a failure."""
+"""CPU step of the pipeline: turns listed items into pixels and token ids, or the reason of a failure."""
 
 import hashlib
 import os
@@ -43,26 +43,25 @@ from shards.length_groups import count_computed
 
 TOKEN_BYTES = 4  # int32
 CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption
-VERSIONS = ("known_version", "held_version")  # content versions that have vectors already
+VERSIONS = ("known_version", "held_version")  # content versions that already have vectors
 CONVERT = "convert it to JPEG (a clip to MP4), and the next run embeds it"
 DECODE_CURE = "decode.items_per_task = 1 finds the item; it or its decoder may need more memory than the node has"
-RAY_NICENESS = 19  # the lowest priority: what is decoded ahead waits anyway, and a stage without input leaves its core
+RAY_NICENESS = 19  # lowest priority: work decoded in advance waits anyway, and a stage without input leaves its core
 RAY_TABLE_BYTES = 8 << 20  # Ray's cost per column and table does not depend on their size; large tables cost memory
-READ_BYTES = 4 << 20  # a local file up to this size is read once: to tell what it is, for its hash, and to decode it
+READ_BYTES = 4 << 20  # a local file up to this size is read only once, for its kind, its hash and decoding
 LISTING_ONLY = ("caption", "caption_uri", "error_type", "error", "is_media")
 
 
 def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run, table_bytes: int = 0) -> Iterator[pa.Table]:
-    """Decode listed items into tables of whole batches of `spec.rows_per_batch` rows, each in one contiguous piece.
-
-    With `table_bytes`, a batch ends where a table ends (`embedder.steps.table_cuts`).
+    """Decode listed items into tables of whole batches of `spec.rows_per_batch` rows, each contiguous in memory.
 
     Args:
-        listing: rows of `embedder.sources.listing.LISTING_SCHEMA`; where they have `known_version` or `held_version`,
-            an item whose content is of that version is not decoded.
+        listing: rows of `embedder.sources.listing.LISTING_SCHEMA`; an item is not decoded if its content has the
+            version in `known_version` or `held_version`.
         spec: how to decode them.
         run: checked before each item for a stop request; later items give no row.
-        table_bytes: least bytes of pixels in a table; 0: one batch per table.
+        table_bytes: minimum bytes of pixels in a table, at whose end a batch ends, too (`embedder.steps.table_cuts`);
+            0: one batch per table.
     """
     yield from _reader_for(spec).decode(listing, run.stop_requested, table_bytes)
 
@@ -72,14 +71,8 @@ def decode_at_low_priority(
 ) -> Iterator[pa.Table]:
     """Run `decode` as a Ray task: at a lower CPU priority than any stage, with large output tables.
 
-    Args:
-        listing: listed items.
-        spec: how to decode them.
-        run: checked before each item for a stop request.
-        table_bytes: least bytes of pixels in a table of images; none: `RAY_TABLE_BYTES`.
-
-    Raises:
-        RunFailedError: the items have killed several processes.
+    `table_bytes` None means `RAY_TABLE_BYTES`, for tables of images. Raises a RunFailedError if the items have killed
+    several processes.
     """
     _lower_priority()
     work = f"decoding {plural(listing.num_rows, 'item')}, the first {listing['uri'][0]},"
@@ -94,26 +87,21 @@ def _lower_priority() -> None:
 
 @lru_cache(maxsize=1)
 def _reader_for(spec: DecodeSpec) -> "ItemReader":
-    """Reader of this process: consecutive tasks of a worker share its sandbox process and tokeniser."""
+    """Return this process's reader: consecutive tasks of a worker share its sandbox process and tokeniser."""
     return ItemReader(spec)
 
 
 def forget_reader() -> None:
-    """Give the next task of this process a new reader."""
+    """Make the next task of this process use a new reader."""
     _reader_for.cache_clear()
 
 
 @dataclass(frozen=True)
 class PendingImage:
-    """Item that was read, and waits to be decoded together with its neighbours.
+    """Item that was read and waits to be decoded with its neighbours.
 
-    Attributes:
-        number: of the item in its listing.
-        uri: of its file.
-        content: that was read.
-        models: that it is for.
-        needs: whether each model needs it, by name.
-        version: of its content.
+    `number` is its place in the listing. `models` are those it is for, and `needs` says for each model whether it needs
+    the item. `version` is that of its content.
     """
 
     number: int
@@ -130,7 +118,7 @@ def _is_full(pending: Sequence[PendingImage]) -> bool:
 
 
 class ItemReader:
-    """Reader that fetches listed items and decodes them."""
+    """Fetches listed items and decodes them."""
 
     def __init__(self, spec: DecodeSpec) -> None:
         self.spec = spec
@@ -139,12 +127,9 @@ class ItemReader:
         self.steps = spec.steps.open(self.decoder) if spec.steps is not None else None
 
     def decode(self, listing: pa.Table, should_stop: Callable[[], bool], table_bytes: int = 0) -> Iterator[pa.Table]:
-        """Yield tables of decoded rows.
+        """Yield tables of decoded rows; `should_stop` is called before each item.
 
-        Args:
-            listing: listed items.
-            should_stop: called before each item.
-            table_bytes: least bytes of pixels in a table; 0: one batch per table.
+        `table_bytes` is the minimum of pixel bytes in a table; 0: one batch per table.
         """
         rows = self._rows(listing, should_stop)
         rows = self.steps(listing, rows) if self.steps is not None else rows
@@ -159,7 +144,7 @@ class ItemReader:
                 batch = next(batches, None)
                 if batch is None:
                     return
-                # A table without rows has the columns of any other.
+                # A table without rows has the same columns as any other.
                 table = assemble(listing.drop_columns(ended), batch or [(0, {})], self.spec)
                 count_inputs(measurement, table, self.spec)
                 measurement.num_frames = sum(values.get(NUM_FRAMES, 0) for _, values in batch)
@@ -189,14 +174,13 @@ class ItemReader:
                     pending = []
                     if isinstance(row, dict):
                         yield number, row
-                        if row.get("segment") and should_stop():  # an hour of video; the rest is done again
+                        if row.get("segment") and should_stop():  # it may be an hour of video; the item is redone
                             return
             yield from self._decode(pending, should_stop)
 
     def _decode(
         self, pending: Sequence["PendingImage"], should_stop: Callable[[], bool]
     ) -> Iterator[tuple[int, Values]]:
-        """Rows of images that were read, decoded together."""
         rows = self.decoder.image_rows([(each.content, each.models) for each in pending])
         for each, row in zip(pending, rows, strict=True):
             yield each.number, self._finish(row, each)
@@ -204,7 +188,7 @@ class ItemReader:
                 return
 
     def _item_rows(self, number: int, item: Values) -> Iterator["Values | PendingImage | None"]:
-        """Rows of an item, or its image, to be decoded with its neighbours; None before another file is begun."""
+        """Yield an item's rows, or its image to be decoded with its neighbours; None before another file is opened."""
         if item["error_type"] is not None:
             listed = ItemContent(problem=ItemProblem("read", item["error_type"], item["error"]))
             yield from self._rows_for(self._needs(item), listed)
@@ -231,12 +215,12 @@ class ItemReader:
                 yield None
                 for row in self.decoder.rows(content, image.models):
                     yield self._finish(row, image)
-        except FetchError as error:  # it can't be opened, or it or its disk went away since
+        except FetchError as error:  # it can't be opened, or it or its disk has disappeared
             content = ItemContent(caption=caption, problem=_read_problem(error))
             yield from self._rows_for(self._needs(item), content)
 
     def _needs(self, item: Values, version: str | None = None) -> dict[str, bool]:
-        """Whether each model, the main one by the empty name, needs an item: it lists it, and lacks that content."""
+        """Return for each model (the main one under "") whether it lists the item and lacks that content."""
         known = {"": [item.get(name) for name in VERSIONS]}
         known |= {name: [item.get(of_model("known_version", name))] for name in self.spec.models}
         is_listed = {name: item.get(of_model(REASON, name)) is not None for name in self.spec.models}
@@ -251,30 +235,28 @@ class ItemReader:
         return {name for name, is_needed in needs.items() if is_needed} if self.spec.models else MAIN_ALONE
 
     def _finish(self, row: Values, image: "PendingImage") -> Values:
-        """Row of an item with what is known of it besides what was decoded."""
         known: Values = {"content_version": image.version}
         if self.spec.models and not image.needs[""]:
             known["unchanged"] = True
         return _raw_file_row(image.uri, row | self._flags(image.needs)) | known
 
     def _flags(self, needs: Mapping[str, bool]) -> Values:
-        """Columns that say which models a row is for; none in a run of one model."""
+        """Return columns that say which models a row is for; empty in a run of one model."""
         return {of_model(NEEDED, name): is_needed for name, is_needed in needs.items()} if self.spec.models else {}
 
     def _version(self, fetched: Fetched, content: ItemContent, item: Values) -> str | None:
-        """Hash of the content that the item's vectors are made from; None where there is none to hash."""
+        """Hash the content that the item's vectors are made from; None if there is nothing to hash."""
         if content.media is None and not content.caption:
             return None
         is_image = content.kind in ("image", "animation") and fetched.size_bytes > self.spec.limits.max_file_bytes
         media_hash = "too large" if is_image else self.fetcher.content_hash(fetched)
-        if content.kind == "animation":  # the same file has another vector as its first frame
+        if content.kind == "animation":  # the file's first frame alone has another vector
             media_hash += " as a clip"
-        if self.spec.steps is not None and self.spec.steps.carried:  # another value, another result
+        if self.spec.steps is not None and self.spec.steps.carried:  # another value gives another result
             media_hash += repr([item.get(name) for name in self.spec.steps.carried])
         return content_version(media_hash, content.caption)
 
     def _caption(self, item: Values) -> tuple[str | None, ItemProblem | None]:
-        """Caption from the listing or from the file beside the item."""
         if item["caption_uri"] is None:
             return item["caption"], None
         try:
@@ -300,7 +282,7 @@ class ItemReader:
 
 
 def _list_ended(listing: pa.Table) -> list[str]:
-    """Columns of a listing that no later step takes; carried ones among them where write tasks join them again."""
+    """List the columns that no later step takes, including carried ones if write tasks join them again."""
     is_joined = ITEM_NUMBER in listing.column_names
     return [name for name in listing.column_names if name in LISTING_ONLY or (is_joined and name.startswith(CARRIED))]
 
@@ -310,7 +292,7 @@ def _list_known(listing: pa.Table, names: Iterable[str]) -> list[str]:
 
 
 def _caption_content(item: Values, caption: str | None, problem: ItemProblem | None) -> ItemContent:
-    """Content of a caption without an image; a `.json` without a caption that need not have one is some other file."""
+    """Return a caption without an image; a `.json` without a caption is another file unless it must have one."""
     is_claimed = item.get("is_media") is not False or (problem is not None and problem.transient)
     if not caption and not is_claimed:
         return ItemContent(
@@ -320,7 +302,7 @@ def _caption_content(item: Values, caption: str | None, problem: ItemProblem | N
 
 
 def no_media(item: Values, head: bytes) -> ItemProblem:
-    """Reason for which an item is left out or rejected whose bytes are no readable image, video or caption."""
+    """Return why an item whose bytes are no readable image, video or caption is left out or rejected."""
     if not head:
         error_type = OTHER_FILE if item.get("is_media") is False else "EmptyFile"
         return ItemProblem("decode", error_type, "the file is empty")
@@ -332,7 +314,7 @@ def no_media(item: Values, head: bytes) -> ItemProblem:
 
 
 def _raw_file_row(uri: str, row: Values) -> Values:
-    """Row of a camera raw that nothing here reads: of an unknown camera, or a TIFF that is a raw by its name alone."""
+    """Make the row of a camera raw that can't be read: of an unknown camera, or a TIFF that is a raw only by name."""
     suffix, found = suffix_of(name_in(uri)), row.get("error_type")
     if found == UNSUPPORTED_CAMERA:
         return row | {"error_type": UNREADABLE_KIND}
@@ -357,7 +339,7 @@ def assemble(carried: pa.Table, rows: list[tuple[int, Values]], spec: DecodeSpec
 
 
 def count_inputs(measurement: Measurement, table: pa.Table, spec: DecodeSpec) -> None:
-    """Count the images, captions and tokens that the towers will compute, batch by batch, padding included."""
+    """Count the images, captions and tokens that the towers will compute, batch by batch, including padding."""
     pixels, tokens = table["pixels"], table["token_ids"]
     measurement.num_rows = table.num_rows
     if IMAGE_GRID.name in table.schema.names:
@@ -371,13 +353,13 @@ def count_inputs(measurement: Measurement, table: pa.Table, spec: DecodeSpec) ->
 
 
 def grids_of(table: pa.Table) -> NDArray[np.int32]:
-    """Frames, patch rows and patch columns of the rows that have images; int32 (R, 3)."""
+    """Return frames, patch rows and patch columns of the rows with images; int32 (R, 3)."""
     flat, _ = unpack(table[IMAGE_GRID.name].combine_chunks())
     return flat.view(np.int32).reshape(-1, 3)
 
 
 def content_version(media_hash: str, caption: str | None) -> str:
-    """Hash of everything that an item's vectors are made from."""
+    """Hash everything that an item's vectors are made from."""
     return hashlib.blake2b(f"{media_hash}\n{caption or ''}".encode(), digest_size=16).hexdigest()
 
 
@@ -392,5 +374,5 @@ def _head(content: bytes | Path) -> bytes:
 
 
 def _read_problem(error: FetchError) -> ItemProblem:
-    """Problem of a failed read; transient for a missing file, as only the next listing shows whether it is gone."""
+    """Return a failed read's problem; transient for a missing file, as only the next listing shows if it is gone."""
     return ItemProblem("read", error.error_type, error.message, error.transient or error.error_type == "FileNotFound")

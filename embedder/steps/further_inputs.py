@@ -1,7 +1,7 @@
-"""Inputs of further models that decode makes beside those of the main one: each distinct one once for an item.
+"""Inputs of further models, made by decode besides those of the main one: each distinct one once per item.
 
-Plain values, which the description of a run fills in (`embedder.models.further_models`). Columns of a row, by model:
-`needed@NAME` says whether the row is for that model, `NAME` being empty of the main one.
+They are plain values, filled in by the description of a run (`embedder.models.further_models`). A row's column
+`needed@NAME` says whether it is for a model; `NAME` is empty for the main one.
 """
 
 from collections.abc import Collection
@@ -19,23 +19,18 @@ from embedder.media.resize import ResizeSpec
 from embedder.steps.captions import CaptionEncoder
 
 MAIN_INPUTS = {"pixels": "image_embedding", "token_ids": "text_embedding"}
-"""Inputs of the main model, and what its last stage makes of each."""
+"""Inputs of the main model, and the output that its last stage makes of each."""
 NEEDED = "needed"
 REASON = "reason"
 GRID = "_grid"
-"""Suffix of the column with the sizes of images or patches, int32 (3,), beside that with their pixels."""
+"""Suffix of the column with the sizes of images or patches, int32 (3,), next to that with their pixels."""
 
 Values = dict[str, Any]
 Make = Literal["pixels", "image", "token_ids", "text", "bytes"]
 
 
 def of_model(column: str, name: str) -> str:
-    """Name of a column that each model has of its own.
-
-    Args:
-        column: what it says.
-        name: of the model; empty for the main one.
-    """
+    """Return the name of a column that each model has; `name` is empty for the main model."""
     return f"{column}@{name}"
 
 
@@ -43,14 +38,10 @@ def of_model(column: str, name: str) -> str:
 class FurtherInput:
     """Input of further models, made from an item's image or caption.
 
-    Attributes:
-        column: that it is handed on in; the main model's own, where that takes the same.
-        models: that need it, for themselves or for one that takes what they return.
-        make: `pixels` of one size or as patches, an `image` of its own proportions, or what a caption or a file gives.
-        resize: rule of the first two.
-        tokenizer_json: of `token_ids`, as are the next two.
-        max_tokens: longest caption.
-        end_id: token after which a caption is cut.
+    `column` is shared with the main model if that takes the same input. `models` need it, for themselves or for one
+    that takes what they return. `make` is `pixels` of one size or as patches, an `image` of its own proportions (both
+    by the rule `resize`), or what a caption or a file gives. For `token_ids`, captions are cut at `max_tokens` and
+    after the token `end_id`.
     """
 
     column: str
@@ -63,32 +54,28 @@ class FurtherInput:
 
     @property
     def is_image(self) -> bool:
-        """Whether it is made from an item's image."""
+        """Return whether it is made from an item's image."""
         return self.make in ("pixels", "image", "bytes")
 
     @property
     def has_grid(self) -> bool:
-        """Whether a column of sizes stands beside it."""
+        """Return whether it has a column of sizes."""
         return self.make == "image" or (self.resize is not None and self.resize.mode == "patches")
 
     @property
     def grid_column(self) -> str:
-        """Name of the column of sizes."""
+        """Return the name of the column of sizes."""
         return IMAGE_GRID.name if self.column == "pixels" else self.column + GRID
 
     @property
     def fields(self) -> list[pa.Field]:
-        """Its columns."""
+        """Return its columns."""
         kind = {"text": pa.string(), "bytes": pa.large_binary()}.get(self.make, TENSOR)
         grid = [pa.field(self.grid_column, TENSOR)] if self.has_grid else []
         return [pa.field(self.column, kind), *grid]
 
     def of_frames(self, frames_FHWC: Any) -> Values:
-        """Columns of decoded frames; an image of its own proportions is the middle one.
-
-        Args:
-            frames_FHWC: uint8 [0, 255].
-        """
+        """Return the columns of decoded frames, uint8 [0, 255]; an image of its own proportions is the middle one."""
         if self.resize is None:
             return {}
         if self.make == "image":
@@ -101,7 +88,7 @@ class FurtherInput:
 
 
 class FurtherInputs:
-    """Maker of the further models' inputs in a decode task."""
+    """Makes the further models' inputs in a decode task."""
 
     def __init__(self, inputs: Collection[FurtherInput]) -> None:
         """Read the tokenisers."""
@@ -113,11 +100,11 @@ class FurtherInputs:
         }
 
     def list_needed(self, models: Collection[str]) -> list[FurtherInput]:
-        """Inputs that some models need."""
+        """Return the inputs that some models need."""
         return [each for each in self.inputs if not each.models.isdisjoint(models)]
 
     def of_caption(self, caption: str | None, models: Collection[str]) -> Values:
-        """Columns made from a caption."""
+        """Return the columns made from a caption."""
         if not caption:
             return {}
         return {
@@ -127,7 +114,7 @@ class FurtherInputs:
         }
 
     def of_file(self, content: bytes | Path | None, models: Collection[str]) -> Values:
-        """Columns with an image as it is stored."""
+        """Return the columns with an image as it is stored."""
         wanted = [each for each in self.list_needed(models) if each.make == "bytes"]
         if content is None or not wanted:
             return {}
@@ -135,7 +122,7 @@ class FurtherInputs:
         return {each.column: np.frombuffer(data, np.uint8) for each in wanted}
 
     def resizes(self, models: Collection[str]) -> dict[ResizeSpec, list[FurtherInput]]:
-        """Distinct rules by which an item's image is decoded, with the inputs that are made by each."""
+        """Return the distinct rules for decoding an item's image, each with the inputs it makes."""
         found: dict[ResizeSpec, list[FurtherInput]] = {}
         for each in self.list_needed(models):
             if each.resize is not None:
@@ -144,7 +131,7 @@ class FurtherInputs:
 
 
 def is_needed(rows: pa.Table, name: str) -> pa.ChunkedArray | None:
-    """Mask of the rows that are for a model; None where all are: runs of one model have no such column."""
+    """Return the mask of the rows for a model; None if all are, as in runs of one model."""
     column = of_model(NEEDED, name)
     if column not in rows.schema.names:
         return None
@@ -153,7 +140,7 @@ def is_needed(rows: pa.Table, name: str) -> pa.ChunkedArray | None:
 
 
 def for_main(rows: pa.Table) -> pa.Table:
-    """Rows as the main model's stages take them: without inputs where a row is not for it."""
+    """Return rows for the main model's stages: without inputs where a row is not for it."""
     if (mask := is_needed(rows, "")) is None:
         return rows
     for name in (*MAIN_INPUTS, IMAGE_GRID.name):
@@ -172,7 +159,7 @@ def select_for_main_model(listing: pa.Table) -> pa.Table:
 
 
 def without_vectors(rows: pa.Table) -> pa.Table:
-    """Rows as the last stage hands them on, none of which has a vector of the main model."""
+    """Return rows as the last stage would, but without any vector of the main model."""
     for name, output in MAIN_INPUTS.items():
         rows = rows.drop_columns([name]).append_column(output, pa.nulls(rows.num_rows, VECTOR))
     return rows.drop_columns([IMAGE_GRID.name]) if IMAGE_GRID.name in rows.schema.names else rows

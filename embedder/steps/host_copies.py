@@ -1,10 +1,10 @@
-"""Copies of a batch to a GPU and back that run beside what the GPU computes, and the one thread that launches.
+"""Copies batches to a GPU and back while the GPU computes, and launches all kernels from one thread.
 
-A stage on a GPU has several calls at once: while one computes, the others' inputs come or their outputs go. Copies go
-through pinned memory, the only one that a GPU reads and writes by itself, each direction on a stream of its own. All
-kernels are launched by one thread: two that launch take the interpreter's lock from each other at every operation, and
-together reach half of what one does (`docs/decisions.md`). It waits for nothing, so that kernels of the next batch are
-queued while the GPU still computes the last one; on the one stream that computes, they share memory for activations.
+A stage on a GPU has several calls at once: while one computes, the others' inputs or outputs are copied. Copies go
+through pinned memory, the only kind that a GPU accesses by itself, with a separate stream for each direction. One
+thread launches all kernels: two would take the interpreter's lock from each other at every operation, and together
+reach half the speed of one (`docs/decisions.md`). It never waits, so the next batch's kernels are queued while the GPU
+still computes the last one; as one stream computes them all, they share memory for activations.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,10 @@ from shards.layouts import Move
 
 
 class DeviceTimes(NamedTuple):
-    """Seconds of a device for a batch, and before it, since the batch before.
+    """Seconds of a device for a batch, and idle before it, since the previous batch.
 
-    Attributes:
-        computed_s: from the first kernel to the last.
-        waited_input_s: nothing had been given to it yet.
-        waited_copy_s: the batch's input was being copied.
-        waited_launch_s: its first kernel was yet to come.
+    `computed_s` runs from the first kernel to the last. Idle time is split by cause: `waited_input_s`, no input was
+    given yet; `waited_copy_s`, the input was being copied; `waited_launch_s`, the first kernel wasn't launched yet.
     """
 
     computed_s: float
@@ -44,42 +41,32 @@ Input = TypeVar("Input", bound=Movable)
 
 
 class OverlappedCopies:
-    """Runner of a shard on batches in host memory; several threads may use it at once."""
+    """Runs a shard on batches in host memory; thread-safe."""
 
     def __init__(self, device: str, gpu: Any = torch.cuda) -> None:
-        """Make the streams, and the thread that launches.
-
-        Args:
-            device: torch device of the shard.
-            gpu: streams and events as `torch.cuda` has them.
-        """
+        """Make the streams and the launching thread; `gpu` has streams and events like `torch.cuda`."""
         self._device, self._gpu = device, gpu
         self._inward, self._outward = gpu.Stream(device), gpu.Stream(device)
         self._launcher = ThreadPoolExecutor(1, "launch")
-        self._last_ended: Any = None  # of the launching thread
+        self._last_ended: Any = None  # used by the launching thread
 
     def __call__(self, run: Callable[[Input], Batch], batch: Input) -> tuple[Batch, DeviceTimes]:
-        """Copy a batch to the device, run the shard, and copy the result back.
+        """Copy a batch to the device, run the shard there, and copy the result back to host memory.
 
-        Args:
-            run: the shard; a batch on the device in, another out.
-            batch: in host memory; it may change as soon as this returns.
-
-        Returns:
-            The result in host memory, and the seconds of the device.
+        The batch may be changed as soon as this returns. The second result has the seconds of the device.
         """
         asked, arrived = (self._gpu.Event(enable_timing=True) for _ in range(2))
         with self._gpu.stream(self._inward):
             asked.record(self._inward)
             moved = batch.move_to(self._upload)
             arrived.record(self._inward)
-        # Not kept by a name: where it fails, its error would hold itself, and with it the tensors of its frames.
+        # Don't give it a name: if it fails, its error would reference itself, and with it the tensors of its frames.
         result, (before, started, ended), gone = self._launcher.submit(self._launch, run, moved, arrived).result()
         gone.synchronize()
         return result, _times(before, asked, arrived, started, ended)
 
     def _launch(self, run: Callable[[Input], Batch], moved: Input, arrived: Any) -> tuple[Batch, tuple[Any, ...], Any]:
-        """Put a batch's computation and the copy of its result on their streams."""
+        """Queue a batch's computation and the copy of its result on their streams."""
         stream = self._gpu.current_stream(self._device)
         stream.wait_event(arrived)
         moved.move_to(self._keep)
@@ -87,7 +74,7 @@ class OverlappedCopies:
         started.record(stream)
         encoded = run(moved)
         ended.record(stream)
-        # Put in place here: behind the next batch's copy, it would wait for that one's computation.
+        # Queued here: after the next batch's copy, it would wait for that batch's computation.
         with self._gpu.stream(self._outward):
             self._outward.wait_event(ended)
             result = encoded.move_to(self._download)
@@ -96,7 +83,7 @@ class OverlappedCopies:
         return result, (before, started, ended), gone
 
     def _keep(self, values: torch.Tensor) -> torch.Tensor:
-        """Let the memory of an input go to the next one only when the stream that computes is done with it, too."""
+        """Reuse the memory of an input only after the computing stream is done with it, too."""
         self._keep_for(self._gpu.current_stream(self._device), values)
         return values
 
@@ -105,27 +92,26 @@ class OverlappedCopies:
         return self._copy(torch.empty_like(pinned, device=self._device), pinned)
 
     def _download(self, values: torch.Tensor) -> torch.Tensor:
-        """Begin the copy of a result; its memory goes to the next batch only when the copy is done.
+        """Start the copy of a result; the next batch gets its memory only when the copy is done.
 
-        Without that, a result of megabytes is written over while it goes: activations between stages became NaN.
+        Without that, a result of megabytes is overwritten during the copy: activations between stages became NaN.
         """
         self._keep_for(self._gpu.current_stream(self._device), values)
         return self._copy(self._pin(values), values)
 
     def _pin(self, like: torch.Tensor) -> torch.Tensor:
-        """Host memory that the device can copy; torch keeps what is freed, and gives it out after the copy's event."""
+        """Return host memory that the device can copy; torch reuses freed memory only after the copy's event."""
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
     def _keep_for(self, stream: torch.cuda.Stream, values: torch.Tensor) -> None:
         values.record_stream(stream)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        """Begin a copy on the current stream."""
         return target.copy_(source, non_blocking=True)
 
 
 def _times(before: Any, asked: Any, arrived: Any, started: Any, ended: Any) -> DeviceTimes:
-    """Seconds of a batch by events that have come: the end of the batch before, if any, and its own."""
+    """Return a batch's seconds from its completed events and from the previous batch's end, if any."""
     computed_s = started.elapsed_time(ended) / 1000
     if before is None:
         return DeviceTimes(computed_s, 0.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Decoding of one item to its rows: an image, the segments of a video, a caption, a pair; or the problem."""
+"""Decodes one item to its rows: an image, the segments of a video, a caption, a pair; or the problem."""
 
 import struct
 import time
@@ -21,19 +21,19 @@ from embedder.steps.captions import CaptionEncoder
 from embedder.steps.further_inputs import NEEDED, FurtherInput, FurtherInputs, of_model
 
 BMP_HEAD_BYTES = 54
-NO_TOWER = "NoTower"  # error type of an item that holds only what the model has no tower for
+NO_TOWER = "NoTower"  # error type of an item that the model has no tower for
 
 NUM_FRAMES, NUM_DECODED = "num_frames", "num_decoded"
-"""Values of a row of a video, for the measurement alone: frames that it has, and that were decoded for it."""
+"""Values of a video's row, only for the measurement: frames that it has, and that were decoded for it."""
 
 STEP_IMAGE = "step_image"
-"""Value of a row, of its image as steps of the user's take it: uint8 (1, H, W, 3), of its own proportions."""
+"""A row's image for the user's own steps: uint8 (1, H, W, 3), with its own proportions."""
 
 MAIN_ALONE = frozenset({""})
-"""Names of the models that an item is for, where there is none but the main one."""
+"""Names of the models that an item is for if there is only the main one."""
 
 Values = dict[str, Any]
-"""Values of one row by column; columns that are left out are null."""
+"""Values of one row by column; missing columns are null."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class DecodeSpec:
 
     `caption_end_id` is the text tower's `end_id`. Without `resize` (a model without a vision tower) no image is
     decoded, without `tokenizer_json` (a model without a text tower) no caption becomes token ids. `web` limits what is
-    fetched from addresses of the web. `animations` says whether animated images are `clip`s, `colour` how numbers of
-    pixels are read. `further` is what further models take, and `models` their names. `steps` are the user's own.
+    fetched from web addresses. `animations` says whether animated images are `clip`s, `colour` how pixel values are
+    read. `further` is what further models take, and `models` their names. `steps` are the user's own.
     """
 
     resize: ResizeSpec | None
@@ -63,7 +63,7 @@ class DecodeSpec:
 
     @property
     def columns(self) -> list[pa.Field]:
-        """Columns that decoding adds to a listing, but for the trace."""
+        """Return the columns that decoding adds to a listing, without the trace."""
         has_grids = self.resize is not None and self.resize.mode == "patches"
         own = [column for column in DECODED if column.name != "trace"] + ([IMAGE_GRID] if has_grids else [])
         own += [pa.field(of_model(NEEDED, name), pa.bool_()) for name in ("", *self.models) if self.models]
@@ -73,14 +73,14 @@ class DecodeSpec:
 
     @property
     def image_inputs(self) -> tuple[FurtherInput, ...]:
-        """Inputs of all models, the main one's pixels among them."""
+        """Return the inputs of all models, including the main one's pixels."""
         if self.resize is None:
             return self.further
         return (FurtherInput("pixels", MAIN_ALONE, "pixels", self.resize), *self.further)
 
     @property
     def step_inputs(self) -> tuple[FurtherInput, ...]:
-        """Image that the user's own steps take, if they take one and a model does."""
+        """Return the image that the user's own steps take, if they take one and a model does."""
         side_px = self.steps.max_side_px if self.steps is not None else None
         if side_px is None or not any(each.is_image for each in self.image_inputs):
             return ()
@@ -89,27 +89,27 @@ class DecodeSpec:
 
 
 class RowSteps(Protocol):
-    """Steps of the user's own between decoding and the model (`embedder.user_steps`); hashable plain values."""
+    """The user's own steps between decoding and the model (`embedder.user_steps`); hashable plain values."""
 
     @property
     def columns(self) -> list[pa.Field]:
-        """Columns that they add."""
+        """Return the columns that they add."""
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Columns of the listing that they take, which count as content."""
+        """Return the listing columns that they take, which count as content."""
 
     @property
     def max_side_px(self) -> int | None:
-        """Longest side of the images that they take; none where they take no image."""
+        """Return the longest side of the images that they take; None if they take no image."""
 
     def open(self, decoder: "ItemDecoder") -> Callable[[pa.Table, Iterator[tuple[int, Values]]], Iterator[Any]]:
-        """Return what applies them: called with a listing and rows of it, each with the number of its item."""
+        """Return a function that applies them to a listing and its rows, each with the number of its item."""
 
 
 @dataclass(frozen=True)
 class ItemProblem:
-    """Reason why an item, or one side of it, could not be embedded."""
+    """Reason why an item, or its image or caption, could not be embedded."""
 
     step: str
     error_type: str
@@ -121,7 +121,7 @@ class ItemProblem:
 class ItemContent:
     """Content of an item: an image or video, a caption, or both; and a problem found while reading it.
 
-    Of kind `animation` is an image that may be animated, and is then embedded as a video.
+    Kind `animation` is an image that may be animated; it is then embedded as a video.
     """
 
     kind: str | None = None
@@ -131,11 +131,11 @@ class ItemContent:
 
 
 Rules = Mapping[ResizeSpec, Collection[FurtherInput]]
-"""Distinct rules by which an image is decoded, with the inputs that are made by each."""
+"""Distinct rules for decoding an image, each with the inputs it makes."""
 
 
 class ItemDecoder:
-    """Decoder of items: pixels from the sandbox, token ids from the tokeniser."""
+    """Decodes items: pixels from the sandbox, token ids from the tokeniser."""
 
     def __init__(self, spec: DecodeSpec) -> None:
         self.spec = spec
@@ -146,35 +146,34 @@ class ItemDecoder:
             else None
         )
         self._inputs = FurtherInputs((*spec.image_inputs, *spec.step_inputs))
-        self._beside: list[SandboxedDecoder] = []  # a video is decoded by each rule side by side
+        self._beside: list[SandboxedDecoder] = []  # a video is decoded by all rules in parallel
 
         captions = [each for each in spec.further if each.make in ("text", "token_ids")]
         self.caption_columns = frozenset({"token_ids"} if self.captions is not None else ()) | _columns_of(captions)
         self.image_columns = _columns_of(each for each in spec.image_inputs if each.is_image)
-        self._of_steps: SandboxedDecoder | None = None  # beside that which may be in a video's midst
+        self._of_steps: SandboxedDecoder | None = None  # separate, as the main one may be in the middle of a video
 
     def warm_up(self) -> None:
-        """Bring the sandbox to the state in which a long run decodes, for what measures it."""
+        """Bring the sandbox to its state in a long run, for measurements."""
         for each in self.spec.image_inputs:
             if each.resize is not None:
                 self.sandbox.warm_up(each.resize)
 
     def cpu_s(self) -> float:
-        """CPU seconds of this thread and of the sandbox process."""
+        """Return the CPU seconds of this thread and of the sandbox process."""
         return time.thread_time() + sum(each.child_cpu_s() for each in (self.sandbox, *self._beside))
 
     def rows(self, content: ItemContent, models: Collection[str] = MAIN_ALONE) -> Iterator[Values]:
-        """Item's rows in order; the last one has `num_vectors` and the problem, if any."""
+        """Yield the item's rows in order; the last one has `num_vectors` and the problem, if any."""
         rules = self._inputs.resizes(models)
         if content.kind in ("video", "animation") and content.media is not None and rules:
             return self._video_rows(content, content.media, rules, models)
         return self.image_rows([(content, models)])
 
     def image_rows(self, contents: Sequence[tuple[ItemContent, Collection[str]]]) -> Iterator[Values]:
-        """Row of each of several images, which the sandbox decodes in batches.
+        """Yield the row of each of several non-video items, decoded in batches in the sandbox.
 
-        Args:
-            contents: items that are no videos, each with the models that it is for.
+        Each item comes with the models that it is for.
         """
         rules = [self._inputs.resizes(models) if has_image(content) else {} for content, models in contents]
         requests = [(content.media, rule) for (content, _), each in zip(contents, rules, strict=True) for rule in each]
@@ -183,14 +182,9 @@ class ItemDecoder:
             yield self._image_row(content, each, models, {rule: next(decoded) for rule in each})
 
     def of_pixels(self, pixels_HWC: NDArray[np.uint8], models: Collection[str]) -> Values:
-        """Make the inputs of an image that a step of the user's has returned, as of a file with it.
+        """Make the inputs of an image (uint8 [0, 255], RGB) returned by a user's step, as from a file with it.
 
-        Args:
-            pixels_HWC: uint8 [0, 255], RGB.
-            models: that it is for.
-
-        Raises:
-            DecodeError: it is too large.
+        Raises a DecodeError if it is too large.
         """
         self._of_steps = self._of_steps or SandboxedDecoder(self.spec.limits)
         encoded, values = bmp(pixels_HWC), Values()
@@ -233,7 +227,7 @@ class ItemDecoder:
         return row | {"num_vectors": int(bool(has_vector))} | _problem_values(problem)
 
     def _nothing_to_embed(self, content: ItemContent) -> ItemProblem:
-        """Reason for an item that gives no vector, though nothing about it is broken."""
+        """Return why an item gives no vector, though nothing about it is broken."""
         if content.caption:
             return ItemProblem("read", NO_TOWER, "a caption without an image, and the model has no text tower")
         if content.media is not None:
@@ -243,7 +237,7 @@ class ItemDecoder:
     def _video_rows(
         self, content: ItemContent, media: bytes | Path, rules: Rules, models: Collection[str]
     ) -> Iterator[Values]:
-        """One row per segment; the first has what is made of the caption."""
+        """Yield one row per segment; the first has what is made of the caption."""
         caption = self._caption_values(content.caption, models)
         num_vectors, last_row, problem = 0, None, content.problem
         try:
@@ -263,7 +257,7 @@ class ItemDecoder:
         yield (last_row or {}) | {"num_vectors": num_vectors} | _problem_values(problem)
 
     def _segments(self, media: bytes | Path, rules: Rules) -> Iterator[Values]:
-        """Columns of each segment, made by all rules, each of which decodes in a sandbox of its own."""
+        """Yield the columns of each segment, made by all rules; each rule decodes in its own sandbox."""
         while len(self._beside) < len(rules) - 1:
             self._beside.append(SandboxedDecoder(self.spec.limits))
         seconds, frames = self.spec.segment_s, self.spec.frames_per_segment
@@ -296,10 +290,9 @@ def _columns_of(inputs: Iterable[FurtherInput]) -> frozenset[str]:
 
 
 def bmp(pixels_HWC: NDArray[np.uint8]) -> bytes:
-    """Encode an image without loss, as BMP: 24 bits a pixel, the top row first, rows of a multiple of 4 bytes.
+    """Encode an image (uint8 [0, 255], RGB) losslessly as BMP.
 
-    Args:
-        pixels_HWC: uint8 [0, 255], RGB.
+    It has 24 bits a pixel, the top row first, and rows of a multiple of 4 bytes.
     """
     height, width, _ = pixels_HWC.shape
     row_bytes = -(-3 * width // 4) * 4
@@ -310,7 +303,7 @@ def bmp(pixels_HWC: NDArray[np.uint8]) -> bytes:
 
 
 def has_image(content: ItemContent) -> bool:
-    """Whether an item holds a still image."""
+    """Return whether an item holds a still image."""
     return content.kind == "image" and content.media is not None
 
 

@@ -1,4 +1,4 @@
-"""Back-off for batches that don't fit into memory: halved until they do; later batches start at that size."""
+"""Halves batches that don't fit into memory until they do; later batches start at that size."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,8 +7,8 @@ import torch
 
 from embedder.errors import RunFailedError
 
-# Torch has a type of its own for devices only; its allocator for the CPU and oneDNN raise plain RuntimeErrors, and
-# oneDNN doesn't say that memory was the cause.
+# Torch has a specific type only for devices; its CPU allocator and oneDNN raise plain RuntimeErrors, and oneDNN doesn't
+# say that memory was the cause.
 CPU_MESSAGES = (
     "can't allocate memory",
     "not enough memory",
@@ -22,23 +22,18 @@ Encode = Callable[[pa.RecordBatch], pa.Table]
 
 
 class OomBackoffEncoder:
-    """Encoder of batches in pieces that fit into memory.
+    """Encodes batches in pieces that fit into memory.
 
-    Rows don't depend on each other, so the pieces give the same result as the whole batch.
+    Rows are independent, so the pieces give the same result as the whole batch.
     """
 
     def __init__(self, name: str, encode: Encode) -> None:
-        """Start with whole batches."""
         self.max_rows: int | None = None
         self._problem = ""
         self._name, self._encode = name, encode
 
     def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.Table]:
-        """Yield the batch's table, or the tables of its pieces in order.
-
-        Raises:
-            RunFailedError: one row alone does not fit.
-        """
+        """Yield the batch's tables in order; a RunFailedError if even a single row doesn't fit."""
         start = 0
         while start < batch.num_rows:
             piece = batch.slice(start, self.max_rows)
@@ -50,7 +45,7 @@ class OomBackoffEncoder:
                 yield table
 
     def _try(self, batch: pa.RecordBatch) -> pa.Table | None:
-        """Encode; None when out of memory. The error is freed first, and with it the tensors that its frames hold."""
+        """Encode; None if out of memory. The error is freed first, and with it the tensors that its frames hold."""
         try:
             return self._encode(batch)
         except (MemoryError, RuntimeError) as error:
@@ -71,7 +66,7 @@ class OomBackoffEncoder:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that the machine or a device is out of memory."""
+    """Return whether an error means that the machine or a device is out of memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in CPU_MESSAGES)

@@ -35,20 +35,15 @@ INPUTS = {"vision": "pixels", "text": "token_ids"}
 ACTIVATIONS = {"vision": "image_activation", "text": "text_activation"}
 EMBEDDINGS = {"vision": "image_embedding", "text": "text_embedding"}
 
-# What a CUDA context with torch's kernels may take, which no limit of torch's allocator counts; unmeasured here.
+# What a CUDA context with torch's kernels may take, which torch's allocator limits don't count; unmeasured here.
 CONTEXT_BYTES = 600 << 20
 
 
 class TowerStage(Stage):
-    """Holder of one shard, which applies its layers to each batch; several threads may use it at once."""
+    """Holds one shard and applies its layers to each batch; thread-safe."""
 
     def __init__(self, spec: StageSpec, start: Measurement | None = None) -> None:
-        """Keep what to load.
-
-        Args:
-            spec: configuration of the stage.
-            start: measurement of the whole start, reported instead of the loading alone.
-        """
+        """Prepare the stage; `start` is a measurement of the whole start, reported instead of only the loading."""
         self.spec, self.device, self._start = spec, spec.device, start
 
     def setup(self) -> None:
@@ -79,7 +74,7 @@ class TowerStage(Stage):
         return load_shard(folder, self.spec.shard, dtype=self.spec.dtype, device=self.spec.device)
 
     def _fitting_sizes(self) -> tuple[int, ...]:
-        """Batch sizes whose activations find room in this stage's share of its GPU, beside the weights."""
+        """Return batch sizes whose activations fit into this stage's share of its GPU, next to the weights."""
         total_bytes = torch.cuda.get_device_properties(self.spec.device).total_memory
         share_bytes = int(memory_fraction(self.spec, total_bytes) * total_bytes)
         room_bytes = share_bytes - torch.cuda.memory_allocated(self.spec.device)
@@ -96,7 +91,7 @@ class TowerStage(Stage):
         encoded = pa.concat_tables([part for batch in batches for part in self._oom_backoff(batch)])
         block = self._without_missing(table.drop_columns([*read, "trace"])).combine_chunks()
         for name, column in zip(encoded.column_names, encoded.columns, strict=True):
-            # Ray passes on each chunk of each column separately; only of the tensors would a copy cost more than that.
+            # Ray passes on each chunk of each column separately; copying would cost more only for the tensors.
             block = block.append_column(name, column if column.type == TENSOR else column.combine_chunks())
         return block
 
@@ -133,42 +128,42 @@ class TowerStage(Stage):
                     measurement.bytes_out += output[1].nbytes
             if self._output_kind("vision") == "embedding" and self._has_grids(batch):
                 table = table.drop_columns([IMAGE_GRID.name])
-        if times is not None:  # calls overlap: all but what it computed is another call's time, too
+        if times is not None:  # calls overlap: only the computing time belongs to this call alone
             measurement.started_s += measurement.wall_s - times.computed_s
             measurement.wall_s = times.computed_s
             measurement.waited_input_s, measurement.waited_copy_s = times.waited_input_s, times.waited_copy_s
             measurement.waited_launch_s = times.waited_launch_s
         if _is_cuda(self.spec):
             measurement.peak_gpu_bytes = torch.cuda.max_memory_allocated(self.spec.device)
-        if num_graphs() == graphs_before:  # compiling isn't what a batch of this size costs
+        if num_graphs() == graphs_before:  # compiling isn't part of a batch's cost
             self._note_cost(measurement)
         trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
 
     def _compute(self, arranged: Arranged) -> tuple[Batch, DeviceTimes | None]:
-        """Run the shard; with the seconds of its device, where calls may overlap."""
+        """Run the shard; also return its device's seconds if calls may overlap."""
         run = self._compiled or self.shard.compute
         if self._copies is None:
             return run(arranged.move_to(lambda values: values.to(self.spec.device))), None
         return self._copies(run, arranged)
 
     def _cpu_clock(self) -> Callable[[], float]:
-        """Clock of the CPU seconds of a batch: of this thread alone, where torch uses no other."""
+        """Return a clock of a batch's CPU seconds: only this thread's if torch uses no other."""
         is_alone = torch.get_num_threads() == 1 or self._copies is not None
         return time.thread_time if is_alone else time.process_time
 
     def _note_cost(self, measurement: Measurement) -> None:
-        """Record the cost of a batch; on one thread by its own clock, which other processes hardly influence."""
+        """Record a batch's cost; on one thread by its own clock, which other processes hardly influence."""
         if torch.get_num_threads() == self.spec.num_threads:
             is_alone = has_own_clock(self.spec.device, self.spec.num_threads)
             self._batch_size.note(measurement.num_rows, measurement.cpu_s if is_alone else measurement.wall_s)
 
     def _input_column(self, batch: pa.RecordBatch, tower: str) -> str:
-        """Name of the column that holds this tower's state, before or after its first layers."""
+        """Return the column that holds this tower's state, before or after its first layers."""
         return INPUTS[tower] if INPUTS[tower] in batch.schema.names else ACTIVATIONS[tower]
 
     def _state(self, batch: pa.RecordBatch, tower: str, column: str) -> TowerState | None:
-        """Tower's packed tensor, a view of the column's buffer; None where this shard has none of its layers."""
+        """Return the tower's packed tensor, a view of the column's buffer; None if this shard lacks its layers."""
         if self._output_kind(tower) is None:
             return None
         flat, sizes_bytes = unpack(batch.column(column))
@@ -185,14 +180,14 @@ class TowerStage(Stage):
         return IMAGE_GRID.name in batch.schema.names
 
     def _grids(self, batch: pa.RecordBatch) -> torch.Tensor:
-        """Frames, patch rows and patch columns of each row, int32 (B, 3); zeros of a row without an image."""
+        """Return frames, patch rows and patch columns of each row, int32 (B, 3); zeros for a row without an image."""
         flat, sizes_bytes = unpack(batch.column(IMAGE_GRID.name))
         grids = np.zeros((batch.num_rows, 3), np.int32)
         grids[sizes_bytes > 0] = flat.view(np.int32).reshape(-1, 3)
         return torch.from_numpy(grids)
 
     def _layout(self, tower: str, column: str) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Dtype and shape of one element of a row: a frame (H, W, 3) or (L, D), a token () or (D,)."""
+        """Return dtype and shape of one element of a row: a frame (H, W, 3) or (L, D), a token () or (D,)."""
         described = self.config.towers[tower]
         if column == INPUTS[tower]:
             return described.input_layout()
@@ -202,7 +197,7 @@ class TowerStage(Stage):
         return self.shard.output_of(tower)
 
     def _column(self, tower: str, state: TowerState | None) -> tuple[str, pa.Array] | None:
-        """Name and content of the column that replaces the tower's input."""
+        """Return name and content of the column that replaces the tower's input."""
         kind = self._output_kind(tower)
         if kind is None or state is None:
             return None
@@ -215,28 +210,22 @@ class TowerStage(Stage):
 
 
 def bytes_at_once(tower: Tower) -> int:
-    """Bytes that a tower holds for an input at once, at most: of its largest layer in float32, and the input."""
+    """Return the most bytes a tower holds at once for an input: its largest layer in float32, and the input."""
     num_tokens = tower.max_tokens if isinstance(tower, TextTower) else 0
     return 4 * tower.workspace_values(num_tokens) + tower.input_bytes(num_tokens)
 
 
 def sizes_that_fit(sizes: Sequence[int], bytes_per_row: int, room_bytes: int) -> tuple[int, ...]:
-    """Leave out batch sizes that need more memory than there is; the smallest one always stays.
+    """Drop batch sizes that need too much memory; the smallest one always stays.
 
-    Args:
-        sizes: candidates, the default first.
-        bytes_per_row: of what is held at once.
-        room_bytes: memory for it; half of it is left for what is in flight.
+    `sizes` has the default first. `bytes_per_row` is what is held at once; half of `room_bytes` is left for data in
+    flight.
     """
     return tuple(size for size in sizes if 2 * size * bytes_per_row <= room_bytes) or (min(sizes),)
 
 
 def check_device(spec: StageSpec) -> None:
-    """Refuse a GPU that torch can't use.
-
-    Raises:
-        ConfigError: the driver is missing or too old, or torch was built without CUDA.
-    """
+    """Raise a ConfigError if torch can't use the GPU: no driver, too old a driver, or a torch without CUDA."""
     problem = cuda_problem() if _is_cuda(spec) else None
     if problem is not None:
         raise ConfigError(
@@ -247,30 +236,25 @@ def check_device(spec: StageSpec) -> None:
 
 
 def cuda_problem() -> str | None:
-    """Torch's reason why it can't use a GPU in this process; None if it can."""
+    """Return torch's reason why it can't use a GPU in this process; None if it can."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
+    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
         return str(error).partition("\n")[0].partition(". ")[0]
     return None
 
 
 def limit_gpu_memory(spec: StageSpec) -> None:
-    """Keep a stage that shares a GPU within its share of the memory; more is then out of memory, as on a smaller one.
-
-    Raises:
-        ConfigError: the share holds no more than the CUDA context.
-    """
+    """Limit a stage that shares a GPU to its share; a ConfigError if that holds no more than the CUDA context."""
     if _is_cuda(spec) and spec.gpu_share < 1:
         fraction = memory_fraction(spec, torch.cuda.get_device_properties(spec.device).total_memory)
         torch.cuda.set_per_process_memory_fraction(fraction)
 
 
 def memory_fraction(spec: StageSpec, total_bytes: int) -> float:
-    """Return the part of a GPU's memory that tensors of a stage may take: its share, less what the CUDA context takes.
+    """Return the part of a GPU's memory for tensors: the stage's share without the CUDA context.
 
-    Raises:
-        ConfigError: nothing is left of it.
+    Raises a ConfigError if nothing is left of it.
     """
     fraction = spec.gpu_share - CONTEXT_BYTES / total_bytes
     if fraction <= 0:
@@ -287,7 +271,7 @@ def _is_cuda(spec: StageSpec) -> bool:
 
 
 class UnsplitStage(TowerStage):
-    """Whole model in float32 by the libraries' own forward functions: the reference for verifying stages."""
+    """Whole model in float32, run by the libraries' own forward functions: the reference for verifying stages."""
 
     def _load(self, folder: Path) -> TwinTower:
         return load_towers(folder, device=self.spec.device)

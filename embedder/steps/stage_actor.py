@@ -1,4 +1,4 @@
-"""Ray actors of stages; importing them loads no torch, which takes 2 s of CPU."""
+"""Ray actors of stages; importing them doesn't load torch, which takes 2 s of CPU."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ class RowActor(ABC):
     """Actor around a `Stage`, which is imported and set up where it runs.
 
     Ray reduces an exception in an actor's constructor to its text, so it is kept and raised with the first block: a
-    mistake of the user's (no model on this node, a GPU without a driver) as it is, anything else with its traceback.
+    user's mistake (no model on this node, a GPU without a driver) unchanged, anything else with its traceback.
     """
 
     load_cure: ClassVar[str]
@@ -34,10 +34,8 @@ class RowActor(ABC):
     def __init__(self, title: str, loading: str, run: Run | None = None) -> None:
         """Set the stage up.
 
-        Args:
-            title: of the stage, for messages.
-            loading: what its start does, for messages.
-            run: checked before each block for a stop request; later blocks give no row.
+        `title` names the stage and `loading` describes its start, both for messages. `run` is checked before each block
+        for a stop request; later blocks give no row.
         """
         self._title, self._run = title, run
         self._is_restarted = attempt_number() > 0
@@ -80,12 +78,7 @@ class StageActor(RowActor):
     block_cure = "a smaller batch_size or decode.items_per_task needs less memory"
 
     def __init__(self, spec: StageSpec, run: Run | None = None) -> None:
-        """Load the shard.
-
-        Args:
-            spec: configuration of the stage.
-            run: as of `RowActor`.
-        """
+        """Load the shard; `run` is as in `RowActor`."""
         self._spec = spec.on_this_node()
         super().__init__(f"stage {spec.index}", f"loading its shard of {spec.model}", run)
         os.nice(spec.niceness)  # not before: no stage has work until the last one is ready
@@ -108,7 +101,7 @@ def _failed_start(title: str, error: Exception) -> RunFailedError:
 
 
 def _block_key(title: str, table: pa.Table) -> str:
-    """Key that tells a block apart, the same in each attempt: a hash of its first row's own columns."""
+    """Return a key of a block, the same in each attempt: a hash of its first row's own columns."""
     names = [name for name in table.column_names if name in ("item_id", "segment") or name.startswith(CARRIED)]
     first = repr((title, table.num_rows, table.select(names).slice(0, 1).to_pylist()))
     return hashlib.blake2b(first.encode(), digest_size=16).hexdigest()

@@ -10,19 +10,11 @@ from shards.shard_specs import ShardSpec
 class StageSpec:
     """Configuration of one replica of a stage.
 
-    Attributes:
-        index: number of the stage.
-        model: folder or URI.
-        shard: layers of both towers.
-        dtype: compute dtype.
-        device: torch device.
-        num_threads: torch threads.
-        batch_sizes: candidates in rows; among several, the stage finds the best one by trial.
-        niceness: added to that of the process: its priority among the processes on the same cores.
-        gpu_share: part of a GPU's memory that it may take.
-        group_costs: by side, what decides on groups of rows of similar length; a CPU's where a side is missing.
-        compile: whether the layers are compiled, with the first batch.
-        node_threads: on a cluster, torch threads by Ray's id of a node; on others `num_threads`.
+    `model` is a folder or URI. Among several `batch_sizes`, in rows, the stage finds the best one by trial. `niceness`
+    is added to that of the process, to lower its priority on shared cores. `gpu_share` is the part of a GPU's memory
+    that it may take. `group_costs` decide, by side, on groups of rows of similar length; a CPU's apply if a side is
+    missing. `compile` compiles the layers with the first batch. On a cluster, `node_threads` has torch threads by Ray's
+    node id; other nodes use `num_threads`.
     """
 
     index: int

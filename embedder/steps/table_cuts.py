@@ -1,9 +1,9 @@
-"""Division of a decode task's rows into tables, the same each time that Ray runs the task.
+"""Divides a decode task's rows into tables, the same way each time that Ray runs the task.
 
-Ray decodes a block again whose node was lost. It fails where the task then makes another number of tables, and were the
-number the same but other rows in them, rows would be lost and doubled; yet a file may have gone meanwhile, or be
-readable at last. So tables end at fixed items, whatever is in those before. One that becomes too large sooner, which
-videos alone do, ends where it is full, and that place is noted outside of the process before the table is handed on.
+When a node is lost, Ray decodes its block again. It fails if the task then makes another number of tables; and if the
+tables held other rows, rows would be lost or duplicated. Yet meanwhile a file may have disappeared, or become readable.
+So tables end at fixed items, whatever the earlier ones hold. A table that becomes too large sooner, which only videos
+cause, ends where it is full; that place is noted outside the process before the table is passed on.
 """
 
 import math
@@ -25,7 +25,7 @@ COMPLETE = "complete"
 
 
 def fixed_cuts(num_items: int, spec: DecodeSpec, table_bytes: int) -> list[Position]:
-    """Return where tables end whatever the items hold: after whole batches that have `table_bytes` of pixels. Pure."""
+    """Return where tables always end: after whole batches that have `table_bytes` of pixels. Pure."""
     rules = {each.resize for each in spec.image_inputs if each.resize is not None}
     if not rules:
         return []
@@ -40,13 +40,11 @@ def divide(
     is_full: Callable[[int, int], bool],
     on_cut: Callable[[Position], Any] | None,
 ) -> Iterator[list[Row]]:
-    """Divide rows into tables: one more than there are cuts, empty where no rows are left, and those that are full.
+    """Divide rows, in listing order, into tables: one more than there are cuts, plus those that are full.
 
-    Args:
-        rows: in the order of the listing.
-        cuts: first positions of tables.
-        is_full: whether a table of so many rows and bytes of pixels ends before the next row.
-        on_cut: called with the first position after a full table, before that is yielded; None: none is ever full.
+    Tables are empty if no rows are left. `cuts` are first positions of tables. `is_full` takes rows and bytes of pixels
+    and says whether a table ends before the next row. `on_cut` gets the first position after a full table, before that
+    is yielded; None: none is ever full.
     """
     due = deque(sorted(cuts))
     taken: list[Row] = []
@@ -69,11 +67,9 @@ def divide(
 
 
 class CutNotes:
-    """Places where attempts of this Ray task ended full tables; outside of Ray nothing is noted.
+    """Places where attempts of this Ray task ended full tables; outside Ray nothing is noted.
 
-    Attributes:
-        cuts: of earlier attempts.
-        is_complete: whether an earlier attempt came to the end of the listing.
+    `cuts` are those of earlier attempts; `is_complete` says whether one reached the end of the listing.
     """
 
     def __init__(self) -> None:
@@ -120,5 +116,5 @@ def repeatable_tables(rows: Iterable[Row], spec: DecodeSpec, num_items: int, tab
 
     cuts = fixed_cuts(num_items, spec, table_bytes) + notes.cuts
     yield from divide(watch_rows(), cuts, is_full, None if notes.is_complete else notes.add)
-    if notes.cuts or may_differ:  # another time, an item that could not be read may be a video
+    if notes.cuts or may_differ:  # next time, an item that couldn't be read may be a video
         notes.complete()

@@ -1,6 +1,6 @@
-"""Calls of a step's function in a child process: a row that it can't take costs that row alone.
+"""Calls a step's function in a child process; a row that it can't take fails without affecting others.
 
-A batch that raises, hangs, kills the process or returns something else than declared is computed again row by row.
+A batch that raises, hangs, kills the process or returns something undeclared is computed again row by row.
 """
 
 import json
@@ -21,18 +21,18 @@ from embedder.steps.item_decoder import ItemProblem
 from embedder.user_steps.declared import BOX, IMAGE, StepError, UserStep, digest_of
 
 PACKAGE_ROOT = str(Path(__file__).parents[3])
-"""Folder of this package, which a step's process finds behind all that its interpreter has."""
+"""Folder of this package, which a step's process searches after all of its interpreter's own folders."""
 LOAD_S = 600.0
 MAX_DEATHS = 20
-"""Deaths of its process in a row after which a step is given up; of a hang, each costs `timeout_s`."""
+"""Consecutive deaths of its process after which a step is given up; a hang costs `timeout_s` each time."""
 MAX_ERROR_CHARACTERS = 300
 
 Values = dict[str, Any]
-"""What a function returned of one row, by column."""
+"""What a function returned for one row, by column."""
 
 
 class StepCalls:
-    """Function of a step in a child process, started with the first call; one thread calls it at a time."""
+    """A step's function in a child process, started with the first call; one thread calls it at a time."""
 
     def __init__(self, step: UserStep) -> None:
         self.step = step
@@ -50,10 +50,10 @@ class StepCalls:
             child.close()
 
     def start(self) -> ChildProgram:
-        """Start the process, which imports the function, unless it runs.
+        """Start the process, which imports the function, unless it is running.
 
         Raises:
-            StepError: its source differs from what the run began with.
+            StepError: its source has changed since the run began.
             ServableError: it can't be imported.
         """
         step = self.step
@@ -64,7 +64,7 @@ class StepCalls:
                 f"{step.where}: its source on {platform.node()} is not what the run began with; give all nodes the "
                 "same files, and begin again if you changed them"
             )
-        is_file = step.place.endswith(FILE_SUFFIX)  # its neighbours can be imported by their names
+        is_file = step.place.endswith(FILE_SUFFIX)  # neighbouring files can be imported by name
         search_path = [str(Path(step.place).parent)] if is_file else sys.path
         limits = InterpreterLimits(
             load_s=LOAD_S,
@@ -85,13 +85,9 @@ class StepCalls:
         return self._child
 
     def each(self, batch: pa.RecordBatch) -> list[Values | ItemProblem]:
-        """Call a function that returns a row for each one.
+        """Call a one-to-one function; return for each row its result, or why there is none.
 
-        Returns:
-            Of each row, what was returned, or why nothing was.
-
-        Raises:
-            ServableError: it can't be called any more.
+        Raises a ServableError if the function can't be called any more.
         """
         found = self._call(batch, batch.num_rows)
         if not isinstance(found, ItemProblem):
@@ -101,14 +97,7 @@ class StepCalls:
         return [result for number in range(batch.num_rows) for result in self.each(batch.slice(number, 1))]
 
     def many(self, batch: pa.RecordBatch) -> list[Values] | ItemProblem:
-        """Call a function that returns any number of rows for one.
-
-        Returns:
-            The rows, or why there are none.
-
-        Raises:
-            ServableError: it can't be called any more.
-        """
+        """Call a one-to-many function on one row; return the rows, or why there are none. Raises like `each`."""
         return self._call(batch, None)
 
     def _call(self, batch: pa.RecordBatch, num_rows: int | None) -> list[Values] | ItemProblem:
@@ -121,7 +110,7 @@ class StepCalls:
         except ChildError as error:
             error_type, _, message = str(error).partition(":")
             return self._problem(error_type, message)
-        except pa.ArrowException as error:  # of what it sent
+        except pa.ArrowException as error:  # about what it sent
             return self._problem(type(error).__name__, str(error))
         except _WrongOutputError as error:
             return self._problem("WrongOutput", str(error))
@@ -131,10 +120,9 @@ class StepCalls:
         return ItemProblem(self.step.name, error_type, text[:MAX_ERROR_CHARACTERS], transient)
 
     def _check(self, table: pa.Table, num_rows: int | None) -> list[Values]:
-        """Compare what was returned with what is declared, and bring it to the declared types.
+        """Check the returned table against the declaration, and convert it to the declared types.
 
-        Raises:
-            _WrongOutputError: it differs.
+        Raises a _WrongOutputError if it differs.
         """
         names = table.column_names
         if missing := [name for name in self._types if name not in names]:
@@ -157,11 +145,11 @@ class StepCalls:
 
 
 class _WrongOutputError(Exception):
-    """Something else was returned than declared."""
+    """The function returned something undeclared."""
 
 
 def _convert(name: str, column: pa.ChunkedArray, expected: pa.DataType) -> pa.Array:
-    """Bring a column to the declared type where that changes no kind of value: numbers stay numbers, texts texts."""
+    """Convert a column to the declared type if the kind of value stays the same: numbers to numbers, texts to texts."""
     if not _is_alike(column.type, expected):
         raise _WrongOutputError(f"{name}: it returned {column.type}, and declares {expected}")
     values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
@@ -181,11 +169,11 @@ FAMILIES = (
     (kinds.is_binary, (kinds.is_large_binary, kinds.is_binary_view)),
     (kinds.is_large_binary, (kinds.is_binary, kinds.is_binary_view)),
 )
-"""Of a declared type, those that may stand for it."""
+"""Maps a declared type's test to the tests for types that may be returned instead."""
 
 
 def _is_alike(found: pa.DataType, expected: pa.DataType) -> bool:
-    """Whether values of one type may stand for those of another."""
+    """Return whether values of the found type may replace those of the expected one."""
     if kinds.is_null(found) or found == expected:
         return True
     if kinds.is_struct(expected):
@@ -198,7 +186,7 @@ def _is_alike(found: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def check_steps_load(steps: Iterable[UserStep]) -> None:
-    """Start and end the process of each step, so that one which can't be imported is told before anything is done.
+    """Start and end each step's process, so that one that can't be imported is reported before any work.
 
     Raises:
         ServableError: a function can't be imported.

@@ -1,6 +1,6 @@
-"""Steps of a configuration, resolved: where each function is, what decides its results, what it takes and gives.
+"""Resolved steps of a configuration: where each function is, what decides its results, its inputs and outputs.
 
-Nothing of the user's is imported here: a dry run, and a head node without a step's libraries, need none of it.
+Nothing of the user's is imported here, so a dry run or a head node doesn't need a step's libraries.
 """
 
 import json
@@ -33,36 +33,23 @@ BOX = pa.struct({name: pa.int32() for name in ("x", "y", "width", "height")})
 VECTORS = {name: EMBEDDINGS.field(name).type for name in ("image_embedding", "text_embedding")}
 
 UNHASHED = {"name", "callable", "extra_files", "batch_size", "timeout_s", "memory_bytes", "num_cpus"}
-"""Keys that change no result; files count by their content, the function by its name."""
+"""Keys that change no result, or are hashed otherwise: files by their content, the function by its name."""
 
 
 class StepError(EmbedderError):
-    """Step of the user's own that can't be run as it is declared."""
+    """A user's step that can't be run as it is declared."""
 
 
 @dataclass(frozen=True)
 class UserStep:
-    """Step, resolved; plain values, so that equal ones share one process.
+    """A resolved step; plain values, so that equal ones share one process.
 
-    Attributes:
-        name: of the step.
-        callable: as the configuration writes it.
-        place: absolute path of a file, or name of a module.
-        function: name of the function there.
-        inputs: columns without which a row passes by.
-        optional: further columns.
-        outputs: names and types of the columns that it returns.
-        one_to_many: whether a row may become several.
-        max_rows: most rows of one.
-        settings: keyword arguments of the function, as JSON.
-        files: that decide its results.
-        digest: hash of their contents.
-        fingerprint: hash of all that decides its results.
-        batch_size: most rows of one call.
-        max_side_px: images with a longer side are reduced to it.
-        timeout_s: seconds of one call.
-        memory_bytes: address space of its process.
-        num_threads: CPU threads of its process.
+    `callable` is as the configuration writes it; it resolves to `function` in `place`, the absolute path of a file or
+    the name of a module. A row without one of the columns `inputs` is skipped; those in `optional` may be null. With
+    `one_to_many` a row may become up to `max_rows`. `settings` are keyword arguments of the function, as JSON. `files`
+    decide its results, and `digest` is the hash of their contents; `fingerprint` covers everything that decides them.
+    `batch_size` and `timeout_s` (seconds) apply to one call; images are reduced to `max_side_px`. `memory_bytes`
+    (address space) and `num_threads` are those of its process.
     """
 
     name: str
@@ -86,12 +73,12 @@ class UserStep:
 
     @property
     def where(self) -> str:
-        """The step, for messages."""
+        """Return the step's name for messages."""
         return f"step {self.name} ({self.callable})"
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """All columns that it is given."""
+        """Return all columns that it is given."""
         return (*self.inputs, *self.optional)
 
 
@@ -134,21 +121,17 @@ def open_step(config: StepConfig) -> UserStep:
 
 
 def step_fingerprints(steps: Iterable[StepConfig]) -> dict[str, str]:
-    """Fingerprint of each step by its name, in the order that they run in."""
+    """Return each step's fingerprint by name, in the order that they run in."""
     return {step.name: open_step(step).fingerprint for step in steps}
 
 
 def changes_rows(step: StepConfig) -> bool:
-    """Whether a step changes what models are given, or into how many rows."""
+    """Return whether a step changes what models are given, or into how many rows."""
     return step.where == "after_decode" and (step.one_to_many or not step.outputs.keys().isdisjoint(REPLACED))
 
 
 def digest_of(where: str, files: Iterable[str | Path]) -> str:
-    """Hash the contents of files.
-
-    Raises:
-        StepError: one can't be read.
-    """
+    """Hash the contents of files; a StepError if one can't be read."""
     try:
         return short_hash([file_digest(Path(each)) for each in files])
     except OSError as error:
@@ -158,16 +141,12 @@ def digest_of(where: str, files: Iterable[str | Path]) -> str:
 
 
 def new_columns(steps: Iterable[StepConfig]) -> dict[str, str]:
-    """Types of the columns that steps add to the embeddings table."""
+    """Return types of the columns that steps add to the embeddings table."""
     return {name: kind for step in steps for name, kind in step.outputs.items() if name not in ("image", "caption")}
 
 
 def check_columns(steps: Iterable[StepConfig], carried: Collection[str]) -> None:
-    """Refuse steps whose inputs nothing gives, or whose outputs have the names of other columns.
-
-    Raises:
-        StepError: a column is unknown, or a name is taken.
-    """
+    """Raise a StepError if an input column is unknown, or an output has the name of another column."""
     steps = sorted(steps, key=lambda step: step.where)  # after_decode, before_write
     own = set(EMBEDDINGS.names) - REPLACED.keys()
     made: set[str] = set()
@@ -189,14 +168,14 @@ def check_columns(steps: Iterable[StepConfig], carried: Collection[str]) -> None
 
 
 def input_types(step: UserStep, made: Mapping[str, str], carried: pa.Schema) -> dict[str, pa.DataType]:
-    """Arrow types of the columns that a step is given."""
+    """Return Arrow types of the columns that a step is given."""
     known = ROW_COLUMNS | VECTORS | {"image": IMAGE} | {column.name: column.type for column in carried}
     known |= {column.name: column.type for column in step_schema(made)}
     return {name: known[name] for name in step.takes}
 
 
 def _split_name(where: str, text: str) -> tuple[str, str]:
-    """Place and name of the function, by a path, a module or an entry point."""
+    """Split a path, a module or an entry point into place and name of the function."""
     if ":" in text:
         place, _, function = text.rpartition(":")
         if not place or not function.isidentifier():
@@ -215,7 +194,6 @@ def _split_name(where: str, text: str) -> tuple[str, str]:
 
 
 def _file_of(where: str, place: str) -> Path:
-    """Source of a function."""
     if place.endswith(FILE_SUFFIX):
         return find_file(where, place, "callable")
     return find_module(where, place, "write FILE.py:function")

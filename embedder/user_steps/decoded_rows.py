@@ -1,6 +1,6 @@
-"""Steps after decoding: decoded rows in, rows with what the user's functions made of them out.
+"""Steps after decoding: apply the user's functions to decoded rows.
 
-Rows stream through. An item's last one keeps `num_vectors`, which is counted anew: rows may fail or become several.
+Rows stream through. An item's last one keeps `num_vectors`, which is recounted: rows may fail or become several.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from embedder.user_steps.calls import StepCalls
 from embedder.user_steps.declared import ROW_COLUMNS, UserStep, input_types
 
 CHANNELS = 3
-MAX_WAITING_BYTES = 64 << 20  # of images that wait for a batch to be full
+MAX_WAITING_BYTES = 64 << 20  # of images that wait for a full batch
 PROBLEM = ("step", "error_type", "error", "transient")
 NO_ROWS = "NoRows"
 """Error type of an item of which a step left nothing."""
@@ -29,11 +29,9 @@ Row = tuple[int, Values]
 
 @dataclass(frozen=True)
 class DecodedSteps:
-    """Steps after decoding, for `embedder.steps.item_decoder.DecodeSpec`; plain values.
+    """Steps after decoding, in order, for `embedder.steps.item_decoder.DecodeSpec`; plain values.
 
-    Attributes:
-        steps: in their order.
-        outputs: names and types of all columns that they add.
+    `outputs` are names and types of all columns that they add.
     """
 
     steps: tuple[UserStep, ...]
@@ -41,19 +39,19 @@ class DecodedSteps:
 
     @property
     def columns(self) -> list[pa.Field]:
-        """Columns that they add to the rows."""
+        """Return the columns that they add to the rows."""
         return [column.with_name(CARRIED + column.name) for column in step_schema(dict(self.outputs))]
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Columns of the listing that they take."""
+        """Return the columns of the listing that they take."""
         own = {*ROW_COLUMNS, "image", *dict(self.outputs)}
         names = dict.fromkeys(name for step in self.steps for name in step.takes if name not in own)
         return tuple(CARRIED + name for name in names)
 
     @property
     def max_side_px(self) -> int | None:
-        """Longest side of the images that they are given; none where they take no image."""
+        """Return the longest side of the images that they are given; None if they take no image."""
         return max((step.max_side_px for step in self.steps if "image" in step.takes), default=None)
 
     def open(self, decoder: ItemDecoder) -> "StepRows":
@@ -62,25 +60,19 @@ class DecodedSteps:
 
 
 class StepRows:
-    """Steps after decoding, with their processes; one thread uses them at a time."""
+    """Steps after decoding, with their processes; only one thread may use them at a time."""
 
     def __init__(self, steps: DecodedSteps, decoder: ItemDecoder) -> None:
-        """Start nothing; each process starts with the first row for it.
+        """Start nothing yet; each process starts with the first row for it.
 
-        Args:
-            steps: the steps.
-            decoder: makes the models' inputs of images and captions that a step returns.
+        `decoder` makes the models' inputs of images and captions that a step returns.
         """
         self._steps = [(step, StepCalls(step)) for step in steps.steps]
         self._outputs, self._decoder = steps.outputs, decoder
         self._renumbers = any(step.one_to_many for step in steps.steps)
 
     def __call__(self, listing: pa.Table, rows: Iterable[Row]) -> Iterator[Row]:
-        """Apply the steps.
-
-        Raises:
-            ServableError: a function can't be called any more.
-        """
+        """Apply the steps; a ServableError if a function can't be called any more."""
         items = _Items(listing, self._decoder.caption_columns)
         for step, calls in self._steps:
             types = input_types(step, dict(self._outputs), items.carried)
@@ -90,7 +82,6 @@ class StepRows:
         return recount(map(self._finish, rows), last, renumbers=self._renumbers)
 
     def _each(self, running: "_Running", rows: Iterable[Row]) -> Iterator[Row]:
-        """Rows with what a function returned of each."""
         step = running.step
         for waiting in _batches(rows, step.batch_size):
             given = {place: found for place, row in enumerate(waiting) if (found := running.inputs(row)) is not None}
@@ -101,7 +92,6 @@ class StepRows:
             yield from waiting
 
     def _many(self, running: "_Running", rows: Iterable[Row]) -> Iterator[Row]:
-        """Rows that a function made of each."""
         step = running.step
         for number, values in rows:
             given = running.inputs((number, values))
@@ -119,7 +109,7 @@ class StepRows:
             yield number, children[-1]
 
     def _with(self, step: UserStep, values: Values, result: Values | ItemProblem, *, is_first: bool) -> Values:
-        """Values of a row with what a function returned of it; the second and later rows lack its image and caption."""
+        """Add a function's result to a row's values; second and later rows lack its image and caption."""
         if isinstance(result, ItemProblem):
             return _fail(values, result)
         values = dict(values)
@@ -169,7 +159,7 @@ class StepRows:
 
 @dataclass(frozen=True)
 class _Running:
-    """Step with its process, the types of its inputs, and the items that its rows are of."""
+    """A step with its process, the types of its inputs, and the items that its rows belong to."""
 
     step: UserStep
     calls: StepCalls
@@ -177,7 +167,7 @@ class _Running:
     items: "_Items"
 
     def inputs(self, row: Row) -> Values | None:
-        """Inputs of a row; None where it passes by."""
+        """Return the inputs of a row; None if the row is skipped."""
         if not row[1].get("modality"):
             return None
         found = self.items.inputs(row, self.types)
@@ -185,7 +175,7 @@ class _Running:
 
 
 class _BadRowError(Exception):
-    """Image or region that is none."""
+    """Not an image or region."""
 
 
 class _Items:
@@ -199,12 +189,12 @@ class _Items:
         self._columns |= {name: listing[name] for name in ("item_id", "uri")}
 
     def _has_caption(self, values: Values) -> bool:
-        """Whether a row is the one of its item that has the caption, which others only show."""
+        """Return whether a row has its item's caption, which other rows only show."""
         names = self._caption_columns
         return not names or "is_recaptioned" in values or not values.keys().isdisjoint(names)
 
     def inputs(self, row: Row, types: Mapping[str, pa.DataType]) -> Values:
-        """Values of some columns of a row."""
+        """Return some columns of a row."""
         number, values = row
         found: Values = {}
         for name in types:
@@ -220,14 +210,10 @@ class _Items:
 
 
 def recount(rows: Iterable[Row], step: str, *, renumbers: bool) -> Iterator[Row]:
-    """Count each item's rows anew, and number them where one may have become several.
+    """Recount each item's rows, and number `segment` from 0 in each item if `renumbers`. Pure.
 
-    A row that failed gives none; the item's last one says how many there are, and why one is missing. Pure.
-
-    Args:
-        rows: of the items, in their order; an item's last one has `num_vectors`.
-        step: name of the last step, for an item without any row.
-        renumbers: whether `segment` is counted from 0 in each item.
+    A failed row gives none; the item's last one, which has `num_vectors`, says how many there are and why one is
+    missing. `step` is the last step's name, for an item without any row.
     """
     item, count, problem = None, 0, {}
     for number, values in rows:
@@ -253,7 +239,7 @@ def recount(rows: Iterable[Row], step: str, *, renumbers: bool) -> Iterator[Row]
 
 
 def _batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
-    """Gather rows until they are so many, or their images so large."""
+    """Gather rows until there are `size` of them, or their images are too large."""
     waiting: list[Row] = []
     num_bytes = 0
     for row in rows:
@@ -273,7 +259,6 @@ def _batch(values: Sequence[Values], types: Mapping[str, pa.DataType]) -> pa.Rec
 
 
 def _models_of(values: Values) -> Collection[str]:
-    """Names of the models that a row is for."""
     prefix = of_model(NEEDED, "")
     return {
         name.removeprefix(prefix) for name, value in values.items() if name.startswith(prefix) and value
@@ -281,12 +266,12 @@ def _models_of(values: Values) -> Collection[str]:
 
 
 def _unmark(values: Values) -> Values:
-    """Row without what only the last one of an item has."""
+    """Return a row without the values that only an item's last one has."""
     return {name: value for name, value in values.items() if name not in ("num_vectors", *PROBLEM)}
 
 
 def _without_vector(values: Values) -> Values:
-    """Row that only reports on its item."""
+    """Return a row that only reports on its item."""
     kept = ("content_version", "num_vectors", "caption", *PROBLEM)
     flags = of_model(NEEDED, "")
     return {name: value for name, value in values.items() if name in kept or name.startswith(flags)}
@@ -297,7 +282,7 @@ def _fail(values: Values, problem: ItemProblem) -> Values:
 
 
 def _struct_of(image_FHWC: Any) -> Values | None:
-    """Image as functions are given it; of a video's segment, its middle frame."""
+    """Return an image as functions take it; for a video's segment, its middle frame."""
     if image_FHWC is None:
         return None
     image = np.ascontiguousarray(image_FHWC[0])
@@ -305,11 +290,7 @@ def _struct_of(image_FHWC: Any) -> Values | None:
 
 
 def _image_of(returned: Values | None) -> Any:
-    """Pixels of an image that a function returned, uint8 (1, H, W, 3).
-
-    Raises:
-        _BadRowError: it is none.
-    """
+    """Return the pixels of a returned image, uint8 (1, H, W, 3); a _BadRowError if it is none."""
     if returned is None or returned["pixels"] is None:
         raise _BadRowError("image: found null; return an image, or raise")
     height, width, pixels = returned["height"], returned["width"], returned["pixels"]
@@ -322,15 +303,9 @@ def _image_of(returned: Values | None) -> Any:
 
 
 def _of_region(image_FHWC: Any, region: Values | None, *, is_cut: bool) -> Values:
-    """Columns of a row that is about a region of an image.
+    """Return the columns of a row about a region of an image, cut out of it if `is_cut`.
 
-    Args:
-        image_FHWC: the whole image.
-        region: as a function returned it.
-        is_cut: whether the row's image is to be cut out of it.
-
-    Raises:
-        _BadRowError: it is null, empty, or reaches beyond the image.
+    Raises a _BadRowError if the region is null, empty, or reaches beyond the image.
     """
     if image_FHWC is None or region is None or None in region.values():
         raise _BadRowError("region: found null; return x, y, width and height of a row that has an image")

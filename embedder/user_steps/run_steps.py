@@ -1,4 +1,4 @@
-"""Steps of a run: those after decoding and those before writing, as the engines take them."""
+"""Steps of a run, after decoding and before writing, in the form that the engines take."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,7 +12,7 @@ from embedder.user_steps.written_rows import WrittenSteps
 
 
 def decoded_steps(steps: Iterable[StepConfig]) -> DecodedSteps | None:
-    """Return the steps after decoding; none where there is none.
+    """Return the steps after decoding; None if there are none.
 
     Raises:
         StepError: one names no function that can be found here.
@@ -25,21 +25,15 @@ def decoded_steps(steps: Iterable[StepConfig]) -> DecodedSteps | None:
 
 
 def written_steps(steps: Iterable[StepConfig], columns: Mapping[str, str]) -> WrittenSteps:
-    """Return the steps before writing.
-
-    Raises:
-        StepError, ServableError: as `decoded_steps`.
-    """
+    """Return the steps before writing; raises like `decoded_steps`."""
     return WrittenSteps(tuple(map(open_step, _at(steps, "before_write"))), tuple(columns.items()))
 
 
 def check_run_steps(steps: Iterable[StepConfig], carried: pa.Schema, *, may_load: bool) -> None:
-    """Refuse, before anything is done, steps that can't be run as they are declared.
+    """Check, before any work, that the steps can be run as declared.
 
-    Args:
-        steps: of the configuration.
-        carried: columns carried into the embeddings table.
-        may_load: whether each function is imported, in a process of its own.
+    `carried` are the columns carried into the embeddings table. With `may_load`, each function is imported in its own
+    process.
 
     Raises:
         StepError: a column is unknown, or a name is taken.

@@ -1,4 +1,4 @@
-"""Steps before writing: finished rows in, the same rows with the columns that the user's functions made out."""
+"""Steps before writing: add the columns that the user's functions make to finished rows."""
 
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -16,24 +16,19 @@ from embedder.user_steps.declared import ROW_COLUMNS, VECTORS, UserStep
 
 @dataclass(frozen=True)
 class WrittenSteps:
-    """Steps before writing; plain values, so that write tasks can be sent them.
+    """Steps before writing, in order; plain values, so that they can be sent to write tasks.
 
-    Attributes:
-        steps: in their order.
-        columns: names and types of the columns that rows must have, null where no step of the run gives them.
+    `columns` are names and types of the columns that rows must have, null if no step of the run gives them.
     """
 
     steps: tuple[UserStep, ...] = ()
     columns: tuple[tuple[str, str], ...] = ()
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        """Add the steps' columns to finished rows; a row that a step can't take loses its vectors and is a reject.
+        """Add the steps' columns to finished rows; a row that a step can't take becomes a reject without vectors.
 
-        Args:
-            rows: of `embedder.batch_schema`, with both embedding columns.
-
-        Raises:
-            ServableError: a function can't be called any more.
+        `rows` follow `embedder.batch_schema`, with both embedding columns. Raises a ServableError if a function can't
+        be called any more.
         """
         for step in self.steps:
             rows = _apply(step, _calls_of(step), rows)
@@ -48,7 +43,7 @@ NO_STEPS = WrittenSteps()
 
 @lru_cache(maxsize=4)
 def _calls_of(step: UserStep) -> StepCalls:
-    """Process of a step, which consecutive write tasks of this process share."""
+    """Return a step's process, which consecutive write tasks of this process share."""
     return StepCalls(step)
 
 
@@ -76,7 +71,7 @@ def _apply(step: UserStep, calls: StepCalls, rows: pa.Table) -> pa.Table:
 
 
 def _reject_rows(rows: pa.Table, problems: dict[int, ItemProblem]) -> pa.Table:
-    """Remove the vectors of rows that a step could not take, and mark their items as rejected."""
+    """Remove the vectors of rows that a step couldn't take, and mark their items as rejected."""
     if not problems:
         return rows
     bad = pa.array([number in problems for number in range(rows.num_rows)])
@@ -95,7 +90,6 @@ def _reject_rows(rows: pa.Table, problems: dict[int, ItemProblem]) -> pa.Table:
 
 
 def _place(name: str) -> str:
-    """Name of a step's input among the columns of the rows."""
     return name if name in ROW_COLUMNS or name in VECTORS else CARRIED + name
 
 

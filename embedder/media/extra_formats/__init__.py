@@ -1,1 +1,1 @@
-"""Decoders of the extra `formats`, imported in the sandbox process only, with the first file of their kind."""
+"""Decoders of the extra `formats`, imported only in the sandbox process, with the first file of their kind."""

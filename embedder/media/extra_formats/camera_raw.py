@@ -1,7 +1,8 @@
-"""Camera raw -> pixels, with LibRaw: the camera's own preview where it is large enough, else the developed sensor.
+"""Decodes camera raws with LibRaw: the camera's own preview if it is large enough, else the developed sensor.
 
-A preview is what the photographer saw, with the camera's colours, and costs a JPEG. A raw without one is developed with
-the camera's white balance; at half size, one pixel for each 2 x 2 of the sensor, where the model takes no more.
+A preview is what the photographer saw, with the camera's colours, and costs as little as a JPEG. Without one, the raw
+is developed with the camera's white balance; at half size, one pixel for each 2 x 2 of the sensor, if the model needs
+no more.
 """
 
 import io
@@ -15,21 +16,16 @@ from embedder.media.loaded_image import LoadedImage
 from embedder.media.resize import ResizeSpec, Size, scaled_size
 
 ORIENTATIONS = {0: 1, 3: 3, 5: 8, 6: 6}
-"""LibRaw's flip -> the EXIF orientation of the same turn."""
+"""Maps LibRaw's flip to the equivalent EXIF orientation."""
 UPRIGHT = 1
 MAX_PROPORTIONS_OFF = 0.1
-"""A preview whose proportions differ more is letterboxed, cropped, or turned otherwise than it says."""
+"""A preview whose proportions differ more is letterboxed, cropped, or has a wrong orientation."""
 
 
 def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
-    """Decode a camera raw.
+    """Decode a camera raw; `kind` is only for messages.
 
-    Args:
-        kind: for messages.
-        encoded: the whole file.
-        resize: the rule that it will be resized by.
-        max_pixels: pixels of the preview or of the developed image; the sensor may have twice as many where half size
-            is enough.
+    `max_pixels` limits the preview or the developed image; the sensor may have twice as many if half size is enough.
 
     Raises:
         DecodeError: it is broken, or too large; of type `UnsupportedCamera`: LibRaw doesn't recognise it.
@@ -56,7 +52,7 @@ def _upright_size(raw: rawpy.RawPy) -> Size:
 
 
 def _preview(raw: rawpy.RawPy, wanted: Size, resize: ResizeSpec, max_pixels: int) -> LoadedImage | None:
-    """The embedded JPEG, unless it is smaller than wanted, differs from the image in its proportions, or is broken."""
+    """Return the embedded JPEG unless it is too small, has other proportions than the image, or is broken."""
     try:
         thumbnail = raw.extract_thumb()
     except (rawpy.LibRawNonFatalError, rawpy.LibRawIOError, rawpy.LibRawDataError, rawpy.NotSupportedError):
@@ -84,7 +80,7 @@ def _alike(size: Size, other: Size) -> bool:
 
 
 def _develop(raw: rawpy.RawPy, wanted: Size, max_pixels: int) -> LoadedImage:
-    """The sensor's data as an image, which LibRaw puts upright."""
+    """Develop the sensor's data to an image, which LibRaw turns upright."""
     sizes = raw.sizes
     is_half = all(have // 2 >= want for have, want in zip(_upright_size(raw), wanted, strict=True))
     check_pixels((sizes.raw_width, sizes.raw_height), max_pixels * (WHOLE_FACTOR if is_half else 1))
@@ -96,6 +92,5 @@ def _develop(raw: rawpy.RawPy, wanted: Size, max_pixels: int) -> LoadedImage:
 
 
 def _text(error: Exception) -> str:
-    """LibRaw's message, which rawpy hands on as bytes."""
     first = error.args[0] if error.args else ""
     return first.decode(errors="replace") if isinstance(first, bytes) else str(first)

@@ -1,4 +1,4 @@
-"""HEIC and HEIF -> pixels, with libheif. Of a file with several images, the primary one; nothing else is decoded."""
+"""Decodes HEIC and HEIF with libheif; of a file with several images, only the primary one."""
 
 from collections.abc import Iterator
 
@@ -18,20 +18,20 @@ SIZE_PROPERTY = b"ispe\0\0\0\0"  # followed by width and height, 32 bits each
 
 
 def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
-    """Decode the primary image; libheif turns it as its container says, so its EXIF orientation is not applied.
+    """Decode the primary image; libheif applies the container's rotation, so its EXIF orientation is ignored.
 
     Source: ISO/IEC 23008-12 (HEIF): the transformative properties put an image upright; its EXIF may repeat them.
 
     Raises:
         DecodeError: it holds no image that libheif decodes, or one that is too large.
     """
-    for option in ("THUMBNAILS", "DEPTH_IMAGES", "AUX_IMAGES"):  # images about the image: a header may list thousands
+    for option in ("THUMBNAILS", "DEPTH_IMAGES", "AUX_IMAGES"):  # auxiliary images: a header may list thousands
         setattr(pillow_heif.options, option, False)
     pillow_heif.options.DECODE_THREADS = 1  # several decoders share the machine
     try:
         opened = pillow_heif.open_heif(encoded, convert_hdr_to_8bit=True)
         image = opened[opened.primary_index]
-        for size in (image.size, *_declared_sizes(encoded)):  # what is shown may be a small piece of what is decoded
+        for size in (image.size, *_declared_sizes(encoded)):  # the visible part may be small
             check_pixels(size, WHOLE_FACTOR * max_pixels)
         image.load()
         decoded = Image.frombytes(image.mode, image.size, image.data, "raw", image.mode, image.stride)
@@ -46,7 +46,7 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
 
 
 def _declared_sizes(encoded: bytes) -> Iterator[Size]:
-    """Sizes of all images and tiles of the file, before they are turned or cropped."""
+    """Yield the sizes of all images and tiles of the file, before rotation and cropping."""
     place = encoded.find(SIZE_PROPERTY)
     while place >= 0:
         size = encoded[place + len(SIZE_PROPERTY) : place + len(SIZE_PROPERTY) + 8]

@@ -1,4 +1,4 @@
-"""JPEG XL -> pixels, with libjxl. Its size is read here before: the library decodes whatever it is given."""
+"""Decodes JPEG XL with libjxl; the size is read here first, because the library decodes whatever it is given."""
 
 from typing import NamedTuple
 
@@ -21,11 +21,10 @@ JPEG_START = b"\xff\xd8"
 
 
 def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
-    """Decode an image; one that was made from a JPEG without loss becomes that JPEG again, and is decoded as such.
+    """Decode an image; one that was converted losslessly from a JPEG is turned back into it and decoded as such.
 
-    libjxl turns it as its header says, so its EXIF orientation is not applied.
-
-    Source: ISO/IEC 18181-2: the orientation of the codestream counts, not that of the Exif box.
+    libjxl applies the header's orientation, so its EXIF orientation is ignored. Source: ISO/IEC 18181-2: the
+    orientation of the codestream counts, not that of the Exif box.
 
     Raises:
         DecodeError: it is broken, too large, or of a pixel format without a conversion.
@@ -36,7 +35,7 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
     check_pixels(size, WHOLE_FACTOR * max_pixels)
     try:
         is_jpeg, info, data, profile, *_ = pillow_jxl.Decoder(num_threads=0)(encoded)
-    except (RuntimeError, ValueError, NotImplementedError):  # its text is for those who build it, and names no reason
+    except (RuntimeError, ValueError, NotImplementedError):  # its text is for developers and gives no reason
         message = "libjxl can't decode it: it is cut off or broken, or takes more memory than `memory_bytes` allows"
         raise DecodeError("BrokenImage", f"{kind}: {message}") from None
     if is_jpeg:
@@ -56,7 +55,7 @@ def _load_jpeg(kind: str, data: bytes, resize: ResizeSpec, max_pixels: int) -> L
 
 
 def declared_size(encoded: bytes) -> Size | None:
-    """Width and height by the header of the codestream; None where there is no whole header.
+    """Read width and height from the codestream's header; None if the header is incomplete.
 
     Source: ISO/IEC 18181-1, SizeHeader; 18181-2, boxes `jxlc` and `jxlp`.
     """
@@ -77,7 +76,7 @@ def declared_size(encoded: bytes) -> Size | None:
 
 
 class _Bits:
-    """Bits of a number, the least significant one first; zeros beyond its end."""
+    """Bits of a number, the least significant first; zeros beyond its end."""
 
     def __init__(self, value: int) -> None:
         self._value = value
@@ -101,14 +100,14 @@ class _Box(NamedTuple):
 
 
 def _codestream_start(encoded: bytes) -> int | None:
-    """Place of the codestream in a container: in its one box, or in the first of several."""
+    """Return the start of the codestream in a container: in its only box, or in the first of several."""
     place = 0
     for _ in range(MAX_BOXES):
         box = _box_at(encoded, place)
         if box is None:
             return None
         if box.kind in (b"jxlc", b"jxlp"):
-            return box.start + (4 if box.kind == b"jxlp" else 0)  # a part begins with its number
+            return box.start + (4 if box.kind == b"jxlp" else 0)  # a part starts with its number
         place = box.end
     return None
 

@@ -1,4 +1,4 @@
-"""Choice of the decoder for an image of the extra `formats`."""
+"""Chooses the decoder for an image of the extra `formats`."""
 
 from importlib import import_module
 
@@ -12,13 +12,7 @@ MODULES = {HEIC.name: "heic", JPEG_XL.name: "jpeg_xl"}
 
 
 def load_extra(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
-    """Decode an image of the extra `formats`.
-
-    Args:
-        kind: of `embedder.media.sniff.extra_kind`.
-        encoded: the whole file.
-        resize: the rule that it will be resized by.
-        max_pixels: as of `embedder.media.images.decode_image`.
+    """Decode an image of a kind from `sniff.extra_kind`; `max_pixels` is as in `images.decode_image`.
 
     Raises:
         DecodeError: the package that decodes it is missing; it is broken, or too large.

@@ -1,1 +1,1 @@
-"""Images and videos at http:// and https:// addresses: fetched within limits, from servers that nobody vouches for."""
+"""Images and videos at http:// and https:// addresses: fetched within limits, from servers that can't be trusted."""

@@ -1,4 +1,4 @@
-"""Downloads ahead of who takes them: in parallel, a bounded number, handed out in the order of the addresses."""
+"""Downloads in advance: in parallel, bounded in number, handed out in the order of the addresses."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -11,19 +11,16 @@ from embedder.sources.web.body import SizeLimits
 from embedder.sources.web.client import WebClient
 from embedder.storage.http import Stop
 
-DEPTH = 2  # downloads under way or waiting to be taken, for each thread: the next ones go on while one is decoded
+DEPTH = 2  # running or waiting downloads per thread: the next ones continue while one is decoded
 
 
 class DownloadsAhead:
     """Downloads of some addresses; used by one thread."""
 
     def __init__(self, client: WebClient, addresses: Iterable[str], limits: SizeLimits) -> None:
-        """Begin the first of them.
+        """Start the first downloads.
 
-        Args:
-            client: to ask with; its `parallel` is the number of threads.
-            addresses: in the order in which they will be taken.
-            limits: most bytes of each.
+        `client.parallel` is the number of threads; `addresses` come in the order in which they will be taken.
         """
         self._client, self._limits, self._stop = client, limits, Stop()
         self._addresses = iter(addresses)
@@ -33,11 +30,7 @@ class DownloadsAhead:
         self._begin(DEPTH * parallel)
 
     def take(self, address: str) -> Fetched | None:
-        """Wait for the next download; None where the next is of another address.
-
-        Raises:
-            FetchError: the download failed.
-        """
+        """Wait for the next download; None if it has another address, a FetchError if it failed."""
         if not self._under_way or self._under_way[0][0] != address:
             return None
         _, download = self._under_way.popleft()
@@ -45,7 +38,7 @@ class DownloadsAhead:
         return download.result()
 
     def close(self) -> None:
-        """End all downloads, and delete what nobody took."""
+        """Stop all downloads, and delete what nobody took."""
         self._stop.set()
         self._pool.shutdown(cancel_futures=True)
         for _, download in self._under_way:

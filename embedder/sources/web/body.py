@@ -1,4 +1,4 @@
-"""Body of an answer, received within limits: its kind is known from the first bytes, and decides how much may come."""
+"""Receives a response body within limits: its first bytes reveal its kind, which decides the limit."""
 
 import zlib
 from collections.abc import Iterable, Iterator
@@ -13,18 +13,13 @@ from embedder.storage.printable import printable
 
 CHUNK_BYTES = 64 << 10
 HEAD_BYTES = 4096  # enough for every signature that `sniff` knows
-HELD_BYTES = 8 << 20  # of one download in memory, which many have at the same time; more goes to a temporary file
+HELD_BYTES = 8 << 20  # of each of many downloads in memory; more goes to a temporary file
 WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # of zlib
 
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """Most bytes of one download, decompressed or as they come.
-
-    Attributes:
-        image_bytes: of an image.
-        video_bytes: of a video.
-    """
+    """Most bytes of one downloaded image or video, decompressed or as received."""
 
     image_bytes: int
     video_bytes: int
@@ -37,10 +32,10 @@ class SizeLimits:
 
 
 def receive(response: Response, limits: SizeLimits, where: str) -> Fetched:
-    """Receive an image or a video; whatever else is sent is left after its first bytes.
+    """Receive an image or a video; anything else is abandoned after its first bytes.
 
     Returns:
-        The bytes, or the temporary file that holds them; of an image or clip that can't be decoded the first bytes.
+        The bytes, or the temporary file that holds them; of an image or clip that can't be decoded, the first bytes.
 
     Raises:
         FetchError: it is neither an image nor a video, too large, cut off, or encoded in an unknown way.
@@ -80,7 +75,7 @@ def _within(pieces: Iterable[bytes], limit: int, too_large: FetchError) -> Itera
 
 
 def _describe(response: Response, head: bytes) -> str:
-    """Describe an answer that is no media by what it is declared to be, a web page by its first bytes."""
+    """Describe a non-media response by its declared type, or a web page by its first bytes."""
     declared = printable(response.headers.get("Content-Type") or "no type", 80)
     if not head:
         return f"the answer is empty ({declared})"
@@ -90,7 +85,7 @@ def _describe(response: Response, head: bytes) -> str:
 
 
 def _pieces(response: Response, max_bytes: int, where: str) -> Iterator[bytes]:
-    """Yield the body, decompressed piece by piece; ends where it is whole."""
+    """Yield the body, decompressed piece by piece, up to its end."""
     coding = (response.headers.get("Content-Encoding") or "identity").strip().lower()
     if coding != "identity" and coding not in WINDOW_BITS:
         raise FetchError(
@@ -118,7 +113,7 @@ def _pieces(response: Response, max_bytes: int, where: str) -> Iterator[bytes]:
 
 
 def _expand(expander: "zlib._Decompress", chunk: bytes) -> Iterator[bytes]:
-    """Decompress a chunk in pieces of bounded size: one of a few kilobytes may hold gigabytes."""
+    """Decompress a chunk in pieces of bounded size: a few kilobytes may expand to gigabytes."""
     while True:
         piece = expander.decompress(chunk, CHUNK_BYTES)
         yield piece

@@ -1,4 +1,4 @@
-"""States of listed addresses: what is compared to tell whether an item of the web has changed."""
+"""States of listed addresses, which are compared to see whether a web item has changed."""
 
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
@@ -13,18 +13,15 @@ from embedder.sources.listing_schema import HASHED
 from embedder.storage.web_address import is_web
 
 COMPARED = ("uri", "caption")
-UNANSWERED = "unanswered"  # it differs from any answer, so that the item is fetched, and the reason told
+UNANSWERED = "unanswered"  # it differs from any answer, so the item is fetched and the reason reported
 
 
 def with_states(listing: pa.Table, settings: WebConfig) -> pa.Table:
-    """Fill in `modified` of items that are addresses of the web; others, and those that are hashed, stay as they are.
+    """Fill in `modified` of items that are web addresses; others, and hashed ones, stay as they are.
 
-    It stands for the row: address, caption and carried columns. With `revalidate`, each server is also asked for what
-    tells of a new content (HEAD: ETag, else time and size); where it tells nothing, the row alone is compared.
-
-    Args:
-        listing: `uri`, `modified`, `caption`, `error_type` and carried columns.
-        settings: `revalidate`, and the limits of the requests.
+    The state covers the row: address, caption and carried columns. With `revalidate`, each server is also asked (HEAD:
+    ETag, else time and size); if it gives none of these, only the row is compared. `listing` has `uri`, `modified`,
+    `caption`, `error_type` and carried columns.
     """
     if not pc.any(pc.match_substring_regex(listing["uri"].cast(pa.string()), "^https?://", ignore_case=True)).as_py():
         return listing

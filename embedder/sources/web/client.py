@@ -1,4 +1,4 @@
-"""Web client for addresses and servers that nobody vouches for: redirects, further tries and time are all bounded."""
+"""Web client for addresses and servers that can't be trusted: redirects, retries and time are all bounded."""
 
 import http.client
 import random
@@ -21,13 +21,13 @@ from embedder.sources.web.hosts import Hosts
 from embedder.storage.http import Connections, Limits, PrivateAddressError, Response, Stop, is_public, retry_after_s
 from embedder.storage.web_address import WebAddress, WebAddressError, parse_address, shown_address
 
-FIRST_WAIT_S, MAX_WAIT_S = 0.5, 8.0  # between two tries, doubled each time
+FIRST_WAIT_S, MAX_WAIT_S = 0.5, 8.0  # between two attempts, doubled each time
 MAX_KEPT = 32  # hosts whose idle connections are kept
-MAX_DRAINED_BYTES = 64 << 10  # of an answer that nobody wants, so that its connection can be used again
+MAX_DRAINED_BYTES = 64 << 10  # of an unwanted answer, so that its connection can be reused
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses after which the same request may succeed
 BUSY = frozenset({429, 503})
-READER_PARALLEL, READER_TIMEOUT_S, READER_TRIES = 8, 20.0, 2  # somebody waits
+READER_PARALLEL, READER_TIMEOUT_S, READER_TRIES = 8, 20.0, 2  # somebody is waiting
 MAX_VALIDATOR_CHARACTERS = 200
 PROXY_VARIABLES = frozenset({"http_proxy", "https_proxy"})
 UNKNOWN_HOST = frozenset(getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA") if hasattr(socket, name))
@@ -44,9 +44,9 @@ Read = Callable[[Response], T]
 
 
 def reader_settings() -> WebConfig:
-    """Settings of who reads a store without a run's configuration: sheets, thumbnails, `Hit.image`.
+    """Return the settings for reading a store without a run's configuration: sheets, thumbnails, `Hit.image`.
 
-    `EMBEDDER_ALLOW_PRIVATE=1` lets them reach into private networks; a store, which others may have made, does not.
+    `EMBEDDER_ALLOW_PRIVATE=1` gives access to private networks; a store, which others may have made, can't.
     """
     return WebConfig(
         allow_private=environ.get("EMBEDDER_ALLOW_PRIVATE") == "1",
@@ -57,7 +57,7 @@ def reader_settings() -> WebConfig:
 
 
 class WebError(FetchError):
-    """One attempt failed; the host wants to be asked again after `wait_s` seconds, 0 where it doesn't say."""
+    """A failed attempt; `wait_s` is how long the host asks to wait before a retry, 0 if it doesn't say."""
 
     def __init__(self, error_type: str, message: str, transient: bool = False, wait_s: float = 0.0) -> None:
         super().__init__(error_type, message, transient)
@@ -66,7 +66,7 @@ class WebError(FetchError):
 
 @dataclass
 class _WebItem:
-    """One item that is asked for, over all of its attempts; its time begins with the first that may go out."""
+    """One requested item over all its attempts; its time starts with the first attempt."""
 
     method: str
     address: str
@@ -83,12 +83,12 @@ class _WebItem:
 
     @property
     def left_s(self) -> float:
-        """Seconds until its time is over."""
+        """Return the seconds until its time is over."""
         return self.settings.timeout_s if self.ends_s is None else self.ends_s - time.monotonic()
 
 
 class WebClient:
-    """Client with kept connections; safe for threads."""
+    """Client that keeps connections open; thread-safe."""
 
     def __init__(self, settings: WebConfig) -> None:
         self.settings = settings
@@ -98,10 +98,7 @@ class WebClient:
     def download(self, address: str, limits: SizeLimits, stop: Stop | None = None) -> Fetched:
         """Download an image or a video.
 
-        Args:
-            address: of the web.
-            limits: most bytes of it.
-            stop: request to end at once; what the call raises then is of no use.
+        `stop` requests an immediate end; the error that the call then raises has no meaning.
 
         Raises:
             FetchError: the address is refused, or there is no image or video within all limits.
@@ -110,10 +107,9 @@ class WebClient:
         return self._ask("GET", address, stop or Stop(), lambda response: receive(response, limits, where))
 
     def validator(self, address: str, stop: Stop | None = None) -> str:
-        """Ask for what tells whether an address has changed: ETag, else time and size; empty where nothing does.
+        """Request what shows whether an address has changed: ETag, else time and size; empty if there is neither.
 
-        Raises:
-            FetchError: as `download`.
+        Raises like `download`.
         """
         return self._ask("HEAD", address, stop or Stop(), _validator)
 
@@ -138,7 +134,7 @@ class WebClient:
                 stop.sleep(wait_s)
 
     def _follow(self, item: _WebItem, read: Read[T]) -> T:
-        """Ask, and follow redirects; each is checked as the first address is."""
+        """Ask and follow redirects; each is checked like the first address."""
         address = item.address
         for _ in range(self.settings.max_redirects + 1):
             target = _parse_address(address, item)
@@ -154,7 +150,7 @@ class WebClient:
         raise WebError("TooManyRedirects", f"{item.where}: more redirects than web.max_redirects = {most} allows")
 
     def _visit(self, target: WebAddress, item: _WebItem, read: "Read[T]") -> "T | _Redirect":
-        """Ask one server once, and note whether it is in order."""
+        """Ask one server once, and record whether it works."""
         host = f"{target.host}:{target.port}"
         try:
             found = self._exchange(target, item, read)
@@ -164,7 +160,7 @@ class WebClient:
             failure = _private_address(str(error), item)
         except WebError as error:
             failure = error
-        except FetchError as error:  # of the body
+        except FetchError as error:  # while reading the body
             failure = WebError(error.error_type, error.message, error.transient)
         else:
             self._hosts.note(host, failed=False)
@@ -174,7 +170,7 @@ class WebClient:
         raise failure from None
 
     def _exchange(self, target: WebAddress, item: _WebItem, read: "Read[T]") -> "T | _Redirect":
-        """Ask once and take the answer; where nobody wants it, a small one is read, so that its connection is kept."""
+        """Send one request and take the answer; a small unwanted one is read so that its connection can be reused."""
         settings = self.settings
         wanted = {"User-Agent": settings.user_agent, "Accept": "image/*, video/*", "Accept-Encoding": "identity"}
         asked = self._connections.ask(item.method, target, item.limits(), wanted, use_proxy=settings.use_proxy)
@@ -190,26 +186,25 @@ class WebClient:
 
 
 class _Redirect(str):
-    """Where an answer redirects to, absolute or not."""
+    """Target of a redirect, absolute or relative."""
 
     __slots__ = ()
 
 
 def _as_text(location: str) -> str:
-    """Read a header that some servers send as UTF-8; `http.client` takes all for Latin-1."""
+    """Decode a header that some servers send as UTF-8; `http.client` reads all as Latin-1."""
     with suppress(UnicodeError):
         return location.encode("latin-1").decode("utf-8")
     return location
 
 
 def _parse_address(address: str, item: _WebItem) -> WebAddress:
-    """Take an address apart, the item's own or one that it is redirected to."""
     try:
         target = parse_address(address)
     except WebAddressError as error:
         what = "" if address == item.address else "redirected to what is refused: "
         raise WebError("BadAddress", f"{item.where}: {what}{error}") from None
-    if item.settings.use_proxy and not item.settings.allow_private:  # a name is left to the proxy, which looks it up
+    if item.settings.use_proxy and not item.settings.allow_private:  # the proxy resolves names
         with suppress(ValueError):
             if not is_public(target.host):
                 raise _private_address(target.host, item)
@@ -225,8 +220,8 @@ def _private_address(found: str, item: _WebItem) -> WebError:
 
 
 def _validator(response: Response) -> str:
-    """Return what an answer tells of the state of its content."""
-    response.read()  # nothing, after which the connection can be used again
+    """Return what a response says about the state of its content."""
+    response.read()  # empty; then the connection can be reused
     etag, time_text = response.headers.get("ETag"), response.headers.get("Last-Modified")
     if etag:
         return etag[:MAX_VALIDATOR_CHARACTERS]
@@ -235,7 +230,6 @@ def _validator(response: Response) -> str:
 
 
 def _refusal(response: Response, item: _WebItem) -> WebError:
-    """Error for an answer without content."""
     status = response.status
     try:
         answer = f"{status} {HTTPStatus(status).phrase}"
@@ -253,7 +247,6 @@ def _refusal(response: Response, item: _WebItem) -> WebError:
 
 
 def _to_web_error(error: OSError | http.client.HTTPException, item: _WebItem) -> WebError:
-    """Name what went wrong on the way."""
     settings = item.settings
     match error:
         case ssl.SSLCertVerificationError():
@@ -267,7 +260,7 @@ def _to_web_error(error: OSError | http.client.HTTPException, item: _WebItem) ->
             found = ("Timeout", f"no byte within {waited}{_hint(settings)}", True)
         case http.client.IncompleteRead():
             found = ("Truncated", "the connection ended before the answer was whole", True)
-        case OSError():  # http.client.RemoteDisconnected is one, too
+        case OSError():  # includes http.client.RemoteDisconnected
             found = ("NetworkError", f"{error.strerror or error}{_hint(settings)}", True)
         case _:
             found = ("BadAnswer", f"the answer is no HTTP ({type(error).__name__})", False)
@@ -276,7 +269,7 @@ def _to_web_error(error: OSError | http.client.HTTPException, item: _WebItem) ->
 
 
 def _hint(settings: WebConfig) -> str:
-    """Clause about a proxy that the environment names and that is not used."""
+    """Return a clause about a proxy that the environment names but that isn't used."""
     if settings.use_proxy or not any(name.lower() in PROXY_VARIABLES for name in environ):
         return ""
     return "; the environment names a proxy, which web.use_proxy = true connects through"

@@ -1,4 +1,4 @@
-"""Politeness towards hosts: few requests at a time, none before the time that a busy one names, none to a dead one."""
+"""Politeness towards hosts: few parallel requests, none before the time a busy host names, none to a dead one."""
 
 import threading
 import time
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from embedder.sources.errors import FetchError
 from embedder.storage.http import Stop
 
-MAX_FAILURES = 10  # attempts, one after the other; a host that fails so often is left alone
+MAX_FAILURES = 10  # consecutive failed attempts after which a host is left alone
 REST_S = 30.0
-MAX_HOSTS = 10_000  # remembered; a table may name as many dead ones
-POLL_S = 0.1  # between two looks for a stop request while all of a host's places are taken
+MAX_HOSTS = 10_000  # remembered, because a table may name many dead ones
+POLL_S = 0.1  # between checks for a stop request while all of a host's places are taken
 
 
 @dataclass
@@ -29,7 +29,7 @@ class _Host:
 
 
 class Hosts:
-    """Hosts that are asked, or have failed, with the number of requests to each; safe for threads."""
+    """Hosts that are in use or have failed, with the number of requests to each; thread-safe."""
 
     def __init__(self, max_per_host: int) -> None:
         self._max_per_host = max_per_host
@@ -42,7 +42,7 @@ class Hosts:
 
         Raises:
             FetchError: the host has failed so often that it is left alone.
-            StoppedError: the request to end came.
+            StoppedError: a stop was requested.
         """
         with self._lock:
             if len(self._hosts) >= MAX_HOSTS:
@@ -71,12 +71,10 @@ class Hosts:
                     self._hosts.pop(name, None)
 
     def note(self, name: str, *, failed: bool, wait_s: float = 0.0) -> None:
-        """Note how a request ended, while its place is held.
+        """Record how a request ended, while its place is held.
 
-        Args:
-            name: of the host.
-            failed: whether there was no answer, or none that a host in order gives.
-            wait_s: seconds in which the host wants no request.
+        `failed` means no answer, or one that a working host wouldn't give; `wait_s` is how long the host wants no
+        request.
         """
         with self._lock:
             host = self._hosts[name]
