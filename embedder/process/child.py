@@ -23,7 +23,6 @@ from embedder.redaction import mask
 CHILD_SCRIPT = Path(__file__).with_name("child_main.py")
 MAX_REPLY_BYTES = 8 << 30
 OUTPUT_BYTES = 1 << 14  # only the end of the child's output is kept
-RECEIVED_BYTES = 1 << 16
 READ_BYTES = 1 << 16
 START_S = 60.0  # until it has taken its arguments
 CLOSE_S = 5.0  # until a closed child is killed, and until a killed one that hangs in the kernel is left alone
@@ -161,7 +160,7 @@ class ChildProcess:
         deadline = time.monotonic() + limit_s
         while len(self._received) < HEADER.size:  # what is there comes in one call, mostly a whole message
             self._wait(select.POLLIN, deadline, limit_s)
-            self._received += self._take(RECEIVED_BYTES)
+            self._received += self._take(READ_BYTES)
         kind, length = HEADER.unpack_from(self._received)
         if length > max_bytes:
             raise ChildDiedError(f"{self._title} sent {length} bytes, and {max_bytes} are the most of a message")
