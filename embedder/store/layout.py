@@ -264,7 +264,7 @@ def _describe_mistake(error: ValidationError) -> str:
 def swap_record(
     files: StoreFiles, path: str, kind: type[RecordT], change: Callable[[RecordT | None], RecordT | None]
 ) -> RecordT | None:
-    """Read, change and write one record, on condition that it is unchanged since; return the record that is then there.
+    """Read, change and write one record, if it is unchanged since it was read; return the record that is then there.
 
     `change` maps the record (None: missing) to the new one, or to None to leave it as it is. The caller holds the write
     lock if others may write the record. Raises LeaseLostError if another run has taken over the store, and StoreError
@@ -283,7 +283,7 @@ def swap_record(
 
 
 def swap_bytes(files: StoreFiles, path: str, change: Callable[[bytes | None], bytes | None]) -> None:
-    """Read, change and write a file, on condition that it is unchanged since.
+    """Read, change and write a file, if it is unchanged since it was read.
 
     `change` maps its content (None: missing) to the new one, or to None to leave it as it is. The caller holds the
     write lock if others may write the file. Raises LeaseLostError if another run has taken over the store.

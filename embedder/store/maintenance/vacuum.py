@@ -52,9 +52,9 @@ class Vacuumed:
 def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2, dry_run: bool = False) -> Vacuumed:
     """Delete part files, journals, index versions and query towers that no publication worth keeping needs.
 
-    Covers all models. Reports and records of all runs stay; of a model that no such publication has, its logs and store.json stay. Files
-    left by a kill in the middle are deleted by the next vacuum. A publication whose files are all needed by a kept one
-    stays readable but loses its index, so searching it compares with every vector.
+    Covers all models. Reports and records of all runs stay; of a model that no such publication has, its logs and
+    store.json stay. Files left by a kill in the middle are deleted by the next vacuum. A publication whose files are
+    all needed by a kept one stays readable but loses its index, so searching it compares with every vector.
 
     Args:
         files: the store, held by the write lock.

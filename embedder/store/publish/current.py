@@ -238,7 +238,8 @@ def _count_models(files: StoreFiles, current: Current, last: Published | None) -
 def _count_since(files: StoreFiles, version: Current, last: Published | None) -> dict[str, int]:
     """Return a publication's row counts, derived from the last record by reading only the files that differ.
 
-    If fewer files need reading that way, all are read. `last` is that model's part of the record before, or None.
+    If as many files differ as there are, all are counted anew. `last` is that model's part of the record before, or
+    None.
     """
     if last is None:
         return count_rows(files, version, {})

@@ -146,7 +146,7 @@ def part_files(files: StoreFiles, name: str) -> dict[str, int]:
 
 
 def _list_readable(files: StoreFiles, name: str, numbers: set[int], gone: set[str], folder: str) -> set[int]:
-    """Return the readable versions of a table in `folder` of the store, to which paths in `gone` are relative."""
+    """Return the readable versions of a table; `folder` is its place in the store whose `gone` files are missing."""
     there = {path for path in part_files(files, name) if f"{folder}{name}/{path}" not in gone}
     never = {number for number in numbers if number < 0}  # nothing was ever committed to the table
     versions = replay(files, name, numbers - never, without=there)
