@@ -99,7 +99,6 @@ class HashedRows:
         return self._kept[0]
 
     def _spill(self) -> None:
-        """Write the rows in memory to the file, sorted by part."""
         if self._file is None:
             self._file = SpillFile("lz4")
         rows, self._kept = self._kept, []
@@ -155,7 +154,6 @@ def _map_file(file: SpillFile, rows: pa.Table) -> pa.Table:
 
 
 def _merge_tables(chosen: Sequence[pa.Table]) -> Iterator[pa.Table]:
-    """Merge sorted tables, window by window of their row numbers."""
     numbers = [table[NUMBER].to_numpy() for table in chosen]
     num_rows = sum(map(len, numbers))
     last = max(int(each[-1]) for each in numbers if len(each))
@@ -175,7 +173,6 @@ def _in_order(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _runs(tables: Sequence[pa.Table]) -> Iterator[pa.Table]:
-    """Gather tables into pieces of about `RUN_BYTES`, cutting larger ones."""
     waiting: list[pa.Table] = []
     size_bytes = 0
     for table in tables:
@@ -196,7 +193,6 @@ def _number_rows(rows: pa.Table, first: int) -> pa.Table:
 
 
 def _by_part(rows: pa.Table) -> Iterator[pa.Table]:
-    """Yield the rows of each part, in their order."""
     parts = parts_of(rows["item_id"])
     order = np.argsort(parts, kind="stable")
     bounds = np.searchsorted(parts[order], np.arange(NUM_PARTS + 1))
@@ -215,7 +211,6 @@ def hashes_of(ids: pa.ChunkedArray) -> "np.ndarray[Any, np.dtype[np.uint64]]":
 
 
 def _compute_values(ids: pa.ChunkedArray, expression: str, kind: type[Number]) -> "np.ndarray[Any, np.dtype[Number]]":
-    """Evaluate a DuckDB expression for each `id`."""
     if not len(ids):
         return np.zeros(0, kind)
     with _database().cursor() as cursor:

@@ -192,7 +192,6 @@ class Connections:
     """Kept connections to any servers; thread-safe."""
 
     def __init__(self, max_hosts: int = 1, max_per_host: int = 256) -> None:
-        """Set the limits; no connection is opened yet."""
         self._max_hosts, self._max_per_host = max_hosts, max_per_host
         self._managers: dict[tuple[str, str | None], urllib3.PoolManager] = {}
 

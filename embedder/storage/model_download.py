@@ -135,7 +135,6 @@ def _download_hub(hub_id: str, allowed: Sequence[str]) -> Path:
 
 
 def _download_hub_shard(hub_id: str, shard: ShardSpec) -> Path:
-    """Return the same with only the weight files that a shard needs."""
     folder = _download_hub(hub_id, SHARD_FILES)
     weights = [WEIGHTS_FILE]
     if (folder / WEIGHTS_INDEX_FILE).is_file():
@@ -240,7 +239,6 @@ def _download_missing(store: Any, uri: str, objects: Iterable[Any], folder: Path
 
 
 def _download_object(store: Any, uri: str, item: Any, folder: Path) -> None:
-    """Copy a file of the listed version."""
     ranges = _open_ranges(store, uri, item)
     with atomic_write(folder / Path(item["path"]).name) as file:
         _copy_range(ranges, file, 0, ranges.size)

@@ -241,7 +241,6 @@ def _session(name: str | None, files: tuple[Path, ...]) -> Any:
 
 
 def _provider(session: Any) -> Any:
-    """Make the provider of a profile's credentials; None if the profile has none."""
     from obstore.auth.boto3 import Boto3CredentialProvider
 
     return Boto3CredentialProvider(session) if session.get_credentials() else None

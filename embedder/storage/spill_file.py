@@ -64,7 +64,6 @@ class GatheredRows:
     """Table in memory or mapped in pieces, from which rows are taken by number."""
 
     def __init__(self, table: pa.Table) -> None:
-        """Find where the pieces of a table from `in_memory_or_mapped` begin."""
         self.table = table
         self._batches = table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
         self._starts = np.cumsum([0, *(len(batch) for batch in self._batches)])[:-1]

@@ -171,7 +171,6 @@ class DiskBackend:
     """
 
     def __init__(self, folder: Path, disk: Disk | None = None, environment: Environment = REAL_ENVIRONMENT) -> None:
-        """Set the folder; the first write creates it."""
         self._folder, self._disk, self._environment = str(folder), disk or Disk(), environment
         self._known_folders: set[str] = set()
 
@@ -294,7 +293,6 @@ class BucketBackend:
     """
 
     def __init__(self, address: str) -> None:
-        """Set the folder."""
         self._address = address
 
     @cached_property

@@ -89,7 +89,6 @@ class DiskLease(Lease):
     """Lock file of a store on a disk, which the operating system locks for this process."""
 
     def __init__(self, files: StoreFiles, handle: FileIO) -> None:
-        """Keep the open lock file."""
         super().__init__(files)
         self._handle = handle
 
@@ -155,7 +154,6 @@ class BucketLease(Lease):
             )
 
     def _renew(self) -> bool:
-        """Rewrite the lock; return whether this process still holds it."""
         while True:
             self._holder["beat"] += 1
             try:
@@ -182,7 +180,6 @@ class BucketLease(Lease):
             self.files.replace(LOCK_FILE, _bytes(released), self._tag)
 
     def _beat(self) -> bool:
-        """Renew the lock in the background; return whether to continue."""
         try:
             self.confirm()
         except LeaseLostError:

@@ -50,6 +50,5 @@ class PartFile(BaseModel):
             return {}
 
     def _bounds(self, column: str) -> tuple[str, str] | None:
-        """Return the lowest and highest value of a column that is never null."""
         least, greatest = ((self._statistics.get(name) or {}).get(column) for name in ("minValues", "maxValues"))
         return None if least is None or greatest is None else (least, greatest)

@@ -192,12 +192,10 @@ def drift_between(state: State, before: State) -> Figures:
 
 
 def _means(state: State) -> Floats:
-    """Return the mean vector; float64 (E,)."""
     return np.asarray(np.array(state["sums"], np.float64) / (SCALE * state["num"]), np.float64)
 
 
 def _variances(state: State) -> Floats:
-    """Return the variance of each dimension; float64 (E,)."""
     return np.asarray(np.array(state["squares"], np.float64) / (SCALE * state["num"]) - _means(state) ** 2, np.float64)
 
 
@@ -227,7 +225,6 @@ class OwnMetric:
         return load_own(self._config)
 
     def _attempt(self, call: Callable[[Any], State]) -> State:
-        """Call a method and pass its result through JSON."""
         try:
             return dict(json.loads(json.dumps(call(self._own), allow_nan=False)))
         except Exception as error:  # noqa: BLE001 - code of the user's own, which must not cost a run
@@ -269,7 +266,6 @@ def _import_file(path: Path) -> Any:
 
 @contextmanager
 def _open_rows(schema: pa.Schema) -> Iterator["DuckDBPyConnection"]:
-    """Open a database with an empty table `rows` with columns from the schema."""
     import duckdb
 
     with TemporaryDirectory(prefix="embedder-") as folder:
@@ -297,7 +293,6 @@ def _insert(rows: "DuckDBPyConnection", chunk: pa.Table) -> Figures:
 
 
 def _query_figures(rows: "DuckDBPyConnection", config: MetricConfig) -> Figures:
-    """Compute the figures of one of the kinds in `QUERIED`."""
     column, label = (f'"{(name or "").replace(chr(34), chr(34) * 2)}"' for name in (config.column, config.label))
     if config.kind == "confusion":
         return _confusion(rows, column, label)
@@ -418,7 +413,6 @@ def _exact_sum(rows: "DuckDBPyConnection", query: str) -> Fraction:
 
 
 def _first(rows: "DuckDBPyConnection", query: str) -> tuple[Any, ...]:
-    """Return the only row of a query."""
     (found,) = rows.execute(query).fetchall()
     return tuple(each + 0.0 if isinstance(each, float) else each for each in found)  # -0.0, which equals 0, becomes 0
 

@@ -73,10 +73,7 @@ class StoreCheck:
 
 
 def check_store(files: StoreFiles, *, deep: bool = False) -> StoreCheck:
-    """Check a store.
-
-    Raises StoreError if there is no store, and StoreUnavailableError if its server doesn't answer.
-    """
+    """Check a store. Raises StoreError if there is no store, and StoreUnavailableError if its server doesn't answer."""
     started = time.monotonic()
     for _ in range(MAX_LOOKS):
         before = attempt(lambda: read_current(files))
@@ -87,7 +84,6 @@ def check_store(files: StoreFiles, *, deep: bool = False) -> StoreCheck:
 
 
 def _look(files: StoreFiles, *, deep: bool, started: float) -> StoreCheck:
-    """Check a store once."""
     lock, is_writing = check_lock(files)
     early = attempt(lambda: read_current(files))  # before the listing, which then has all files that it names
     listing = {info.path: info.size_bytes for info in files.list("")}
@@ -136,7 +132,6 @@ class _ModelLook:
 
 
 def _look_at_model(model: CheckedModel, chain: Chain, whole: set[str], *, deep: bool) -> _ModelLook:
-    """Check tables, index, word index and query towers of a model."""
     logs = check_logs(model)
     earlier = [record for record in reversed(chain.records[:-1]) if record.run_id in whole][:NUM_EARLIER]
     of_this = [(record.run_id, own) for record in earlier if (own := of_model(record, model.name)) is not None]

@@ -48,7 +48,6 @@ def check_index(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[F
 
 
 def _fitting(model: CheckedModel, folder: str, manifest: Manifest, num_valid: Counts, cure: str) -> list[Finding]:
-    """Return findings on an index of other rows or another model."""
     findings, place = [], model.place(folder)
     if model.info is not None and manifest.model_fingerprint != model.info.model_fingerprint:
         found = f"it is of the model {manifest.model_fingerprint}"

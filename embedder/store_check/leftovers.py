@@ -66,6 +66,5 @@ def run_of(name: str) -> str:
 
 
 def _common_folder(paths: Sequence[str]) -> str:
-    """Return the folder that all of some files are in; a dot for the store's root."""
     folders = {path.rpartition("/")[0] for path in paths}
     return folders.pop() or "." if len(folders) == 1 else "."

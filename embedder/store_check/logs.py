@@ -89,7 +89,6 @@ def missing_entries(entries: Iterable[int], checkpoints: Iterable[int], publishe
 
 
 def _list_added(files: StoreFiles, path: str) -> set[str]:
-    """Return the part files that a log file adds."""
     actions = list(read_actions(files, path)[0])
     if not actions:
         raise ValueError("it is empty")

@@ -129,7 +129,6 @@ def _present(
 
 
 def _of_parts(model: CheckedModel, parts: Sequence[PartFile], what: str, rule: str, way_back: WayBack) -> Finding:
-    """Return a finding on some part files of one table."""
     table, paths = parts[0].table, [part.path for part in parts]
     cure = way_back.cure(table, paths)
     if len(parts) == 1:

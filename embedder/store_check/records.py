@@ -75,7 +75,6 @@ def check_bindings(files: StoreFiles, listing: Listing, current: Current | Unrea
 
 
 def _report_unpublished(listing: Listing) -> Finding:
-    """Return the finding on a store without CURRENT.json."""
     records = sorted(path for path in listing if path.startswith(f"{RUNS_FOLDER}/") and path.endswith(PUBLISHED_FILE))
     if not records:
         rule = "a store is searched once something is published"

@@ -90,7 +90,6 @@ def hash_term(term: str) -> int:
 
 
 def _terms(token: str, stem: Callable[[str], str], *, is_query: bool) -> list[str]:
-    """Return the terms of one token."""
     if token.isascii():
         return [stem(token.lower())] if token else []
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", token).casefold())

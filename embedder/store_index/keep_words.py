@@ -112,7 +112,6 @@ def _copy(files: StoreFiles, version: int) -> tuple[Path, bool]:
 
 
 def _open_published(files: StoreFiles, analyser: str) -> WordIndex | None:
-    """Return the word index of what is published if an update can build on it."""
     current = read_current(files)
     if current is None or not has_words(files, current.embeddings):
         return None
@@ -140,7 +139,6 @@ def _make_words(files: StoreFiles, version: int, analyser: str, table: RecordTab
 
 
 def _add_words(files: StoreFiles, version: int, make: Callable[[Path], WordsManifest]) -> bool:
-    """Make a word index, discarding one without captions."""
     if files.folder is not None:
         root = files.folder / WORDS_FOLDER
         sweep_leftovers(root)

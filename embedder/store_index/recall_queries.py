@@ -51,7 +51,6 @@ def _texts(info: StoreInfo) -> Floats | None:
 
 
 def _words(model: Model) -> list[str]:
-    """Return words from all parts of the model's vocabulary."""
     if model.tokenizer_json is None:  # a model without a text tower is asked with images alone
         return []
     try:

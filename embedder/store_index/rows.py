@@ -89,6 +89,5 @@ class IndexRows:
 
 
 def _evenly_spaced(paths: list[str], number: int) -> list[str]:
-    """Return all paths, with `number` evenly spaced ones first."""
     step = max(1, len(paths) // number)
     return [path for start in range(step) for path in paths[start::step]]

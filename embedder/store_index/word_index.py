@@ -175,7 +175,6 @@ def _move_captions(
 
 
 def _starts(table: RecordTable) -> dict[str, int]:
-    """Return the first row of each part file."""
     starts, first = dict[str, int](), 0
     for part in table.parts():
         starts[part.path] = first
@@ -333,7 +332,6 @@ class _Writer:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Link a file, or copy it if it is on another disk."""
     try:
         os.link(source, target)
     except OSError:

@@ -165,7 +165,6 @@ def _vector_rows(rows: pa.Table, metadata: RunMetadata) -> pa.Table:
 
 
 def _item_records(rows: pa.Table, metadata: RunMetadata) -> pa.Table:
-    """Return the rows of the items table."""
     return _project(rows, ITEMS, pa.schema([]), _constants(metadata, "updated_at"))
 
 
@@ -222,7 +221,6 @@ def _constants(metadata: RunMetadata, time_column: str) -> dict[str, object]:
 
 
 def _project(rows: pa.Table, own: pa.Schema, carryover: pa.Schema, constants: dict[str, object]) -> pa.Table:
-    """Select a table's own columns and the carried ones; constants replace columns of the same name."""
     schema = with_carryover(own, carryover)
     columns = []
     for column in schema:

@@ -135,7 +135,6 @@ def _unneeded_of_model(
 
 
 def _parts_of(versions: Sequence[Current], model: str) -> list[Current]:
-    """Return a model's parts of publications, under the runs of the whole."""
     own = [(each.models[model], each.run_id) for each in versions if model in each.models]
     return [each.model_copy(update={"run_id": run_id}) for each, run_id in own]
 

@@ -205,7 +205,6 @@ class UnpublishedWork:
     """Finished work of a continuing session, for one interim publication after another."""
 
     def __init__(self, run: Run, in_work: pa.ChunkedArray) -> None:
-        """Read what earlier sessions have published."""
         self._run, self._in_work = run, in_work
         self._state = interim_state(run.files, run.run_id)
         self._seen: set[str] = set()

@@ -134,7 +134,6 @@ def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:
 
 
 def _all_items(whole: pa.Table) -> pa.Table:
-    """Return the items with records: all."""
     return whole
 
 
@@ -193,6 +192,5 @@ def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:
 
 
 def _rewrite(work: Publication, table: RecordTable, path: str, content: pa.Table) -> PartFile:
-    """Write the remaining rows of a part file as a new one."""
     new_path = rewritten_name(work.run_id, work.intent.session, "rewrite", [path])
     return store_part(work.files, table.name, new_path, content, work.intent.session)

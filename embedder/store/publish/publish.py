@@ -307,7 +307,6 @@ def _unneeded_parts(work: Publication, current: Current) -> list[str]:
 
 
 def _used_moves(work: Publication) -> list[str]:
-    """Return the files of a run's moves."""
     paths = (moves_file(work.run_id, entry.name) for entry in work.entries if entry.num_moves)
     return [model_folder(work.files.model) + path for path in paths]
 

@@ -26,7 +26,6 @@ class KnownIds:
     """
 
     def __init__(self, ids: pa.ChunkedArray) -> None:
-        """Sort the ids."""
         self.ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
         self._sorted = self.ids.take(pc.array_sort_indices(self.ids))
 
@@ -61,7 +60,6 @@ class KnownIds:
 
     @locked_cached_property
     def _hashes(self) -> "tuple[np.ndarray[Any, np.dtype[np.uint64]], np.ndarray[Any, np.dtype[np.int64]]]":
-        """Return the ids' hashes in ascending order, and the row of each."""
         hashes = hashes_of(pa.chunked_array([self.ids]))
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order

@@ -52,7 +52,6 @@ def _replay(
 
 
 def _changes(files: StoreFiles, path: str) -> tuple[list[str], list[str]]:
-    """Return the part files that an entry adds, and those that it removes."""
     added, removed = [], []
     for action in read_actions(files, path)[0]:
         if "add" in action:

@@ -20,7 +20,6 @@ class ModelFiles(StoreFiles):
     """View of a model's folder as a store's root; its publication and its lock are the store's."""
 
     def __init__(self, main: StoreFiles, model: str) -> None:
-        """Set the model; the first write creates its folder."""
         super().__init__(f"{main.address}/{MODELS_FOLDER}/{model}")
         self._main, self._model = main, model
         self.backend, self.environment = main.backend.below(f"{MODELS_FOLDER}/{model}"), main.environment

@@ -211,7 +211,6 @@ class RecordTable:
 
 
 def _part(table: str, add: Action) -> PartFile:
-    """Return the part file of a log entry."""
     num_rows = parse_json(add["stats"])["numRecords"]
     return PartFile(
         table=table, path=add["path"], num_rows=num_rows, size_bytes=add["size"], stats=add["stats"], session=""

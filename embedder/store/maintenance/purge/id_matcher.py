@@ -103,7 +103,6 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _parse(text: str) -> Any:
-    """Return the parsed value of a text that is a JSON object or list, else None."""
     if not text.startswith(("{", "[")):
         return None
     try:

@@ -224,7 +224,6 @@ def _newest_unpublished(files: StoreFiles, current: Current | None, held: Collec
 
 
 def _newest(files: StoreFiles, model: str, name: str) -> set[str]:
-    """Return the part files of a table's newest version, by their paths in the store."""
     paths = RecordTable(model_files(files, model), name).paths()
     return {f"{model_folder(model)}{name}/{path}" for path in paths}
 

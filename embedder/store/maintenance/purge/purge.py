@@ -124,7 +124,6 @@ def _repeat_until_settled(work: Callable[[], Result]) -> Result:
 
 
 def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoice) -> Published | None:
-    """Publish a version of all models whose files hold none of the items."""
     current = read_current(files)
     if current is None:
         return None
@@ -174,7 +173,6 @@ def _forget_indexes(files: StoreFiles, folders: Collection[str]) -> None:
 
 
 def _recount(files: StoreFiles) -> None:
-    """Update the row counts of each readable publication."""
     whole = readable(files, publications(files))
     for model in ["", *model_folders(files)]:
         view, known = model_files(files, model), dict[str, Counter[str]]()
@@ -219,7 +217,6 @@ def redact_texts(files: StoreFiles, names: ItemNames) -> None:
 
 
 def _without_names(content: bytes, names: ItemNames) -> bytes:
-    """Redact a text, line by line or as one JSON document; everything else is unchanged."""
     values = [names.removed_from(value) for value in texts_of(content)]
     is_document = len(values) == 1 and b"\n" in content.strip()
     lines = [
@@ -292,7 +289,6 @@ def _rewrite_in_place(
 
 
 def _groups(infos: Sequence[FileInfo]) -> Iterator[list[FileInfo]]:
-    """Group consecutive files into groups of bounded size."""
     group: list[FileInfo] = []
     for info in infos:
         if group and sum(each.size_bytes for each in (*group, info)) > GROUP_BYTES:

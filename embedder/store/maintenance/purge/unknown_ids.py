@@ -58,7 +58,6 @@ def near_ids(item_id: str, known: Mapping[str, str]) -> list[str]:
 
 
 def _known_items(files: StoreFiles) -> dict[str, str]:
-    """Return at most `MAX_KNOWN` published items: item_id -> URI."""
     known: dict[str, str] = {}
     current = read_current(files)
     if current is None:
