@@ -273,10 +273,7 @@ def named_errors(place: str) -> Iterator[None]:
 
 
 def explain(error: Exception, place: str) -> ObjectStoreError:
-    """Explain an error of obstore, or of another client of the same library, at the URI `place`.
-
-    The server's answer in the error is read, but only its code is quoted.
-    """
+    """Explain an error of an obstore-like client at `place`, quoting only the code of the server's answer."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     status = int(match[1]) if (match := _STATUS.search(text)) else 0
     code = match[1] if (match := _CODE.search(text)) else ""

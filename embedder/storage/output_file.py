@@ -8,10 +8,7 @@ from embedder.errors import ConfigError
 
 
 def check_output_file(path: Path, formats: Collection[str], name: str) -> str:
-    """Check that a file can be written, creating no folder; return its suffix in lower case.
-
-    Raises ConfigError if the suffix names no known format, the folder is missing, or the path is a folder.
-    """
+    """Return a writable file's suffix in lower case; ConfigError if its format, folder or type is wrong."""
     suffix = path.suffix.lower()
     if suffix not in formats:
         found = f"its suffix is {path.suffix}" if path.suffix else "it has no suffix"

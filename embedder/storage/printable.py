@@ -1,7 +1,4 @@
-r"""Text made visible: characters that control a terminal or can't be seen become escapes (`\x1b`, `\u202e`).
-
-This is only for display: JSON and tables of the store keep every character as it is.
-"""
+r"""Text made visible for display: control and invisible characters become escapes (`\x1b`, `\u202e`)."""
 
 import re
 

@@ -21,19 +21,13 @@ class SpillFile:
     """Unnamed temporary file with tables; a kill leaves nothing behind."""
 
     def __init__(self, compression: str | None = None) -> None:
-        """Create the file in the folder for temporary files (TMPDIR).
-
-        `compression` is for the tables' buffers: `lz4`, or None for tables to be memory-mapped.
-        """
+        """Create the file in TMPDIR; `compression` of buffers: `lz4`, or None for tables to be memory-mapped."""
         self._file = tempfile.TemporaryFile(prefix="embedder-rows-")  # noqa: SIM115 (it lives as long as its rows)
         self._options = pa.ipc.IpcWriteOptions(compression=compression)
         self._end = 0
 
     def append(self, tables: Iterable[pa.Table], schema: pa.Schema) -> tuple[int, int]:
-        """Write tables one after the other as one; return the start and end of its bytes.
-
-        Raises RunFailedError if the disk is full.
-        """
+        """Write tables as one; return the start and end of its bytes. RunFailedError if the disk is full."""
         start = -(-self._end // ALIGNMENT) * ALIGNMENT
         try:
             self._file.seek(start)

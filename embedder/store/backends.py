@@ -413,10 +413,7 @@ def _tag(meta: Any) -> Tag:
 
 
 def _rename_new(source: str, target: str) -> None:
-    """Rename a file to a new name on a file system without hard links.
-
-    Raises FileExistsError if the name is taken, and OSError if the system can't do this in one step.
-    """
+    """Rename without hard links to a new name; FileExistsError if taken, OSError if not possible in one step."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), target)

@@ -94,10 +94,7 @@ REAL_ENVIRONMENT = Environment()
 
 
 def lease_s() -> float:
-    """Return the seconds for which this process holds a lock without renewing it.
-
-    Raises StoreError if EMBEDDER_LEASE_S is not a time.
-    """
+    """Return the seconds that a lock lasts without renewal; StoreError if EMBEDDER_LEASE_S is invalid."""
     text = os.environ.get("EMBEDDER_LEASE_S", str(LEASE_S))
     try:
         found = float(text)

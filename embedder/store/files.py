@@ -49,10 +49,7 @@ class StoreFiles:
     """
 
     def __init__(self, root: str | Path) -> None:
-        """Set the root; the first write creates it.
-
-        Raises StoreError if the URI's kind is unknown, or it isn't UTF-8 or contains credentials.
-        """
+        """Set the root; StoreError if the URI's kind is unknown, or it isn't UTF-8 or has credentials."""
         text = str(root)
         if not is_text(text):
             raise StoreError(f"store {text}: its name is not valid UTF-8, which its tables are named in; rename it")
@@ -103,10 +100,7 @@ class StoreFiles:
         return f"{self.address}/{path}"
 
     def exists(self, path: str, max_age_s: float = 0.0) -> bool:
-        """Return whether the file exists.
-
-        In a bucket, an answer up to `max_age_s` old is used, as asking costs a request.
-        """
+        """Return whether the file exists; in a bucket, an answer up to `max_age_s` old saves a request."""
         if self.folder is not None or not max_age_s:
             return self.backend.exists(path)
         clock_s = self.environment.clock_s
@@ -157,10 +151,7 @@ class StoreFiles:
         return len(data)
 
     def write_table(self, path: str, content: pa.Table, **options: Any) -> int:
-        """Write a table atomically as a Parquet file; return its size in bytes.
-
-        `options` are those of `pyarrow.parquet.write_table`.
-        """
+        """Write a table atomically as a Parquet file (options as for pyarrow); return its size in bytes."""
         return self.write(path, parquet_bytes(content, **options))
 
     def upload(self, source: Path, path: str) -> None:

@@ -223,10 +223,7 @@ def utc_now() -> datetime:
 
 
 def read_record(files: StoreFiles, path: str, kind: type[RecordT]) -> RecordT | None:
-    """Read one record; None if the file doesn't exist.
-
-    Raises StoreError if the file is damaged, or of a format unknown to this version.
-    """
+    """Read one record; None if there is no file, StoreError if it is damaged or of an unknown format."""
     try:
         data = files.read(path)
     except FileNotFoundError:

@@ -287,10 +287,7 @@ def _disk_lock(files: StoreFiles) -> Iterator[Lease]:
 
 
 def _flock(files: StoreFiles, handle: FileIO) -> None:
-    """Lock the lock file through the operating system.
-
-    Raises StoreError if another process holds it, or the file system has no locks.
-    """
+    """Lock the file through the operating system; StoreError if another process holds it or locks don't work."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

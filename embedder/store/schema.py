@@ -63,10 +63,7 @@ TABLES = {"items": ITEMS, "embeddings": EMBEDDINGS}
 
 
 def with_nulls(content: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Add the columns of a schema that rows of an older format lack, with nulls.
-
-    Raises StoreError if a column holds pickled objects, whose code would run on reading.
-    """
+    """Add missing columns as nulls; StoreError for pickled objects, whose code would run on reading."""
     if any(PICKLED in str(kind) for kind in content.schema.types):
         raise StoreError(
             f"a part file of the store has a column of {PICKLED}: Ray runs what such values hold as they are read, and "

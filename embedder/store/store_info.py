@@ -45,10 +45,7 @@ def bind_store(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) 
 
 
 def check_binding(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) -> StoreInfo | None:
-    """Check what `bind_store` checks without writing; return what the store now serves, None before its first run.
-
-    Raises StoreError as `bind_store` does.
-    """
+    """Check like `bind_store` without writing; return what the store now serves, None before its first run."""
     bound = read_record(files, STORE_FILE, StoreInfo)
     if bound is None:
         return None

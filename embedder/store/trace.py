@@ -52,10 +52,7 @@ class RecordingBackend:
     """Backend that appends each change to a file, before and after making it."""
 
     def __init__(self, backend: Backend, file: Path, address: str, folder: str = "") -> None:
-        """Record the changes of `backend` to the store at `address` in `file`.
-
-        `folder` is the backend's root in the store; empty, or ends with "/".
-        """
+        """Record changes in `file`; `folder` is the backend's root in the store, empty or ending with "/"."""
         self._backend, self._file, self._address, self._folder = backend, file, address, folder
 
     def read(self, path: str) -> tuple[bytes, Tag]:

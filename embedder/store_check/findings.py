@@ -30,10 +30,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding.
-
-    `place` is a file, folder or table relative to the store; `cure` is what to do: a command if there is one.
-    """
+    """One finding: `place` is relative to the store, `cure` is what to do, a command if there is one."""
 
     severity: Severity
     place: str
@@ -49,20 +46,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Reason, in one clause, why something of the store can't be read.
-
-    `mistake` is the user's, whose message has its own remedy; else None.
-    """
+    """Reason, in one clause, why something can't be read; `mistake` is the user's, with its own remedy, or None."""
 
     reason: str
     mistake: StoreError | None = None
 
 
 def attempt(read: Callable[[], Item]) -> Item | Unreadable:
-    """Read something of the store, or return why it is missing or damaged.
-
-    Raises StoreUnavailableError if the store's server doesn't answer, which says nothing about the store.
-    """
+    """Read something, or return why it is missing or damaged; StoreUnavailableError if the server doesn't answer."""
     try:
         return read()
     except StoreUnavailableError:

@@ -166,10 +166,7 @@ def hash_of(files: StoreFiles, path: str, size_bytes: int) -> str:
 
 
 def unfinished_indexes(model: CheckedModel, *, is_writing: bool) -> list[Finding]:
-    """Return findings on index folders without a manifest, and on unreadable manifests.
-
-    If a writer is at work, they may be its own.
-    """
+    """Return findings on index folders without a readable manifest, which may be those of a writer at work."""
     held: dict[str, dict[str, int]] = {}
     for path, size in model.listing.items():
         if (found := _VERSION.fullmatch(path)) is not None:

@@ -79,10 +79,7 @@ def check_log(model: CheckedModel, table: str) -> LogContent:
 
 
 def missing_entries(entries: Iterable[int], checkpoints: Iterable[int], published: int) -> list[int]:
-    """Return the numbers of the entries that a log lacks, up to the published version.
-
-    `checkpoints` are versions written whole, with which another tool's log may begin.
-    """
+    """Return numbers that a log lacks up to the published version; another tool's log may begin at a checkpoint."""
     there = set(entries)
     first = 0 if 0 in there or not (known := set(checkpoints)) else min(known) + 1
     return [number for number in range(first, max([published, *there], default=-1) + 1) if number not in there]

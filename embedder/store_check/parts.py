@@ -232,10 +232,7 @@ def num_not_finite(vectors: pa.ChunkedArray) -> int:
 
 
 def num_valid(metadata: pq.FileMetaData, column: str) -> int | None:
-    """Count a column's rows with a value by the file's statistics; None if these don't say.
-
-    A null vector counts as one null value.
-    """
+    """Count a column's non-null rows by statistics, None if unknown; a null vector counts as one null value."""
     number = int(metadata.num_rows)
     for each in range(metadata.num_row_groups):
         group = metadata.row_group(each)

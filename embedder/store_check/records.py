@@ -53,10 +53,7 @@ class Bindings:
 
 
 def check_bindings(files: StoreFiles, listing: Listing, current: Current | Unreadable | None) -> Bindings:
-    """Check CURRENT.json and store.json, of all models.
-
-    Raises StoreError if there is no store, or it has the format of a later release.
-    """
+    """Check CURRENT.json and store.json of all models; StoreError if there is no store or it is too new."""
     if not (files.exists(STORE_FILE) or files.exists(CURRENT_FILE)):
         read_store_info(files)
     findings = list[Finding]()
@@ -241,10 +238,7 @@ def _interim(files: StoreFiles, current: Current) -> list[Finding]:
 
 
 def check_runs(files: StoreFiles, chain: Chain, models: list[str], listing: Listing) -> list[Finding]:
-    """Check that the part files in the journals of unfinished runs exist.
-
-    `models` names all models that have files; the main one is the empty name.
-    """
+    """Check that the part files in unfinished runs' journals exist, for all models (the main one has an empty name)."""
     findings = []
     for info in chain.unfinished:
         num_items = 0
@@ -273,10 +267,7 @@ def check_runs(files: StoreFiles, chain: Chain, models: list[str], listing: List
 
 
 def check_purges(files: StoreFiles, *, is_writing: bool) -> list[Finding]:
-    """Read the record of purged items, which keeps them from returning.
-
-    If a writer is at work, an unfinished purge may be its own.
-    """
+    """Read the record of purged items; an unfinished purge may be that of a writer at work."""
     record = attempt(lambda: read_record(files, PURGED_FILE, PurgedIds))
     if isinstance(record, Unreadable):
         rule = "it keeps purged items from coming back, and each run reads it"

@@ -106,10 +106,7 @@ def kinds_of(found: pa.Table) -> dict[str, pa.ChunkedArray]:
 def check_counts(
     model: CheckedModel, items: TableContent, embeddings: TableContent, record: Published | None
 ) -> list[Finding]:
-    """Compare the counts of a publication's record with its tables.
-
-    `record` is the model's part; None if there is none or it has no counts.
-    """
+    """Compare a record's counts with the model's tables; None if there is no record or it has no counts."""
     if record is None or not (items.is_whole and embeddings.is_whole):
         return []
     expected = {

@@ -54,10 +54,7 @@ class Analyser:
         return [term for token in tokens for term in _terms(token, stem, is_query=True)]
 
     def index_terms(self, tokens: Sequence[str]) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Terms]:
-        """Return the terms by which captions with some of the T tokens (from `split`) are found.
-
-        Returns the number of terms of each token, int64 (T,), and all terms' hashes, token by token.
-        """
+        """Return the number of terms per token of `split`, int64 (T,), and their hashes, token by token."""
         stem, known = self._stemmer(), dict[str, int]()
         numbers, hashes = np.empty(len(tokens), np.int64), list[int]()
         for place, token in enumerate(tokens):

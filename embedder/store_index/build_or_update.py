@@ -86,10 +86,7 @@ class IndexJob:
         return manifest_of(self.files, self.previous) if self.previous is not None else None
 
     def add(self, build: Build) -> Made:
-        """Build the next version, deleting one that may not be published.
-
-        Raises GateRefusedError if it finds too little or needs too much memory.
-        """
+        """Build the next version; GateRefusedError, and no version, if recall is too low or memory too large."""
 
         def build_and_judge(folder: Path) -> Manifest:
             manifest = build(folder)

@@ -86,10 +86,7 @@ def _is_unaltered(files: StoreFiles, version: int, analyser: str) -> bool:
 
 
 def open_words(files: StoreFiles, version: int) -> WordIndex:
-    """Open the word index of an embeddings version; for a store in a bucket, a local copy.
-
-    Raises RetrievalError if it is damaged, and StoreError if it is missing.
-    """
+    """Open a version's word index, from a bucket as a local copy; RetrievalError if damaged, StoreError if missing."""
     if files.folder is not None:
         return open_word_index(files.folder / words_path(version))
     folder, is_new = _copy(files, version)

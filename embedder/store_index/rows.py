@@ -73,10 +73,7 @@ class IndexRows:
         return unpack_vectors(self._table.read([self._column], [path])[self._column].drop_null())
 
     def queries(self) -> Floats | None:
-        """Return caption vectors on which recall is measured; None if there are none.
-
-        They come from files across the whole table, and from no more files than needed.
-        """
+        """Return caption vectors for measuring recall, from files across the whole table; None if there are none."""
         share = -(-MAX_RECALL_QUERIES // min(NUM_QUERY_FILES, max(1, len(self._paths))))
         found: list[Floats] = []
         for path in _evenly_spaced(self._paths, NUM_QUERY_FILES):

@@ -75,10 +75,7 @@ class ClusterFiller:
         self.rows_per_part = rows_per_part
 
     def __call__(self, design: Design, table: VectorTable, projection: Floats | None) -> "faiss.Index":
-        """Make an index of the rows; in this process if its lists can't be merged.
-
-        `projection` is that of the design, if it has one.
-        """
+        """Make an index of the rows; in this process if its lists can't be merged."""
         from index import faiss_build, faiss_merge
 
         template = faiss_build.train(design, table, projection)
@@ -121,10 +118,7 @@ class ClusterFiller:
 
 
 def _make_part(template: bytes, files: StoreFiles, version: int, paths: Sequence[str], searched: Searched) -> bytes:
-    """Ray task: make one part of the index from some part files.
-
-    Raises RunFailedError if it has killed several processes.
-    """
+    """Make one part of the index in a Ray task; RunFailedError if it has killed several processes."""
     with limit_deaths(lambda: f"index: a part of {plural(len(paths), 'file')}", PART_CURE):
         return _built_part(template, IndexRows(files, version, paths, searched))
 

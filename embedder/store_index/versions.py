@@ -72,20 +72,14 @@ def manifest_of(files: StoreFiles, number: int) -> Manifest | None:
 
 
 def fetched_manifest(files: StoreFiles, number: int) -> Manifest:
-    """Read the manifest of a version.
-
-    Raises FileNotFoundError if there is none, and RetrievalError if it is damaged or a newer release wrote it.
-    """
+    """Read a manifest; FileNotFoundError if there is none, RetrievalError if damaged or from a newer release."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / MANIFEST_NAME).write_bytes(files.read(_path(number, MANIFEST_NAME)))
         return read_manifest(folder)
 
 
 def version_folder(files: StoreFiles, number: int) -> Path:
-    """Return the local folder of a version, fetched if the store is remote.
-
-    Raises StoreError if there is no such version, and RetrievalError if it is damaged.
-    """
+    """Return a version's local folder, fetched if remote; StoreError if missing, RetrievalError if damaged."""
     if files.folder is not None:
         return version_path(files.folder / INDEX_FOLDER, number)
     return _local_copy(files, number)[0]

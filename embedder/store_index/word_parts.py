@@ -126,10 +126,7 @@ def write_numbers(path: Path, values: Numbers) -> None:
 
 
 def merge_parts(parts: Sequence[WordPart], kept: Sequence[Numbers | None], folder: Path, number: int) -> None:
-    """Write a part with the captions of others, one part after the other.
-
-    `kept` holds for each part a bool (D,) mask of the captions to take over, or None for all.
-    """
+    """Write a part with the captions of others, in order; `kept` has a bool (D,) mask for each, or None for all."""
     numbers = _new_numbers(parts, kept)
     opened = {name: (folder / path).open("wb") for name, path in zip(DTYPES, part_names(number), strict=True)}
     try:

@@ -51,10 +51,7 @@ def _read_finished(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.
 def lowest_keys(
     keys_by_piece: Iterable[Iterable[str]], num_keys: int, bound: bytes | None = None
 ) -> dict[str, set[int]]:
-    """Return up to `num_keys` keys with the lowest hashes, in that order, each with the numbers of its pieces.
-
-    Keys with hashes above `bound` are left out; None means no bound.
-    """
+    """Return at most `num_keys` keys with the lowest hashes up to `bound`, in order, with their pieces' numbers."""
     found: dict[str, set[int]] = {}
     bound = b"\xff" * 9 if bound is None else bound  # that is above every hash
     for number, keys in enumerate(keys_by_piece):

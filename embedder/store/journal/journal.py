@@ -45,10 +45,7 @@ def entry_path(run_id: str, name: str) -> str:
 def read_entries(
     files: StoreFiles, run_id: str, but: Collection[str] = (), *, is_light: bool = False
 ) -> list[JournalEntry]:
-    """Read the entries of a run except `but`, in the order of their names.
-
-    `is_light` leaves out `trace`, which is most of an entry.
-    """
+    """Read the entries of a run except `but`, by name; `is_light` leaves out `trace`, most of an entry."""
     found = stream_entries(files, run_id, but)
     entries = [entry.model_copy(update=WITHOUT_FIGURES) for entry in found] if is_light else [*found]
     return sorted(entries, key=lambda entry: entry.name)
@@ -84,10 +81,7 @@ def key_schema(table: str, columns: Iterable[str]) -> pa.Schema:
 
 
 def stream_keys(files: StoreFiles, parts: Sequence[PartFile], table: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Read some columns of a table's part files, one file after another (`key_schema`).
-
-    `parts` may be of all tables; the column `file` has their positions in it.
-    """
+    """Yield columns of each of a table's part files (`key_schema`); `file` is the file's position in `parts`."""
     schema = key_schema(table, columns)
 
     def read(numbered: tuple[int, PartFile]) -> pa.Table:

@@ -48,10 +48,7 @@ def _list_settled(files: StoreFiles, run_id: str) -> JournalFiles:
 
 
 def seal(files: StoreFiles, run_id: str, names: Iterable[str]) -> None:
-    """Join entries with their own files into a segment, and delete those files.
-
-    `files` may be a model's view; this process holds the write lock.
-    """
+    """Join entries with their own files into a segment, and delete those files; needs the write lock."""
     there = list_journal(files, run_id)
     paths = [there.entries[name] for name in sorted(names) if name in there.entries]
     if not paths:
@@ -63,10 +60,7 @@ def seal(files: StoreFiles, run_id: str, names: Iterable[str]) -> None:
 
 
 def read_lines(files: StoreFiles, run_id: str, but: Collection[str] = ()) -> Iterator[tuple[str, str, bytes]]:
-    """Read the entries of a run except `but`, each once, in no order; they may be sealed meanwhile.
-
-    Yields an entry's name, the path of the file that holds it, and its JSON.
-    """
+    """Yield name, path and JSON of a run's entries except `but`, once each, unordered, even if sealed meanwhile."""
     seen, is_whole = set(but), False
     while not is_whole:
         is_whole, there = True, _list_settled(files, run_id)

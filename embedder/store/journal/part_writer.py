@@ -266,10 +266,7 @@ def store_part(
 def encode_part(
     table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
 ) -> tuple[PartFile, bytes]:
-    """Encode one Parquet file of a table, with its entry for a log or a journal; nothing is written.
-
-    The arguments are those of `store_part`.
-    """
+    """Encode a Parquet file as `store_part` does, with its entry for a log or journal; nothing is written."""
     # Embeddings don't compress and have no repeats, so a dictionary would only cost time and space.
     plain = [name for name in content.schema.names if name not in VECTOR_COLUMNS]
     data = parquet_bytes(content, use_dictionary=plain)

@@ -34,10 +34,7 @@ def snapshot_files(files: StoreFiles) -> StoreBefore:
 
 @contextmanager
 def rollback_on_mistake(files: StoreFiles, before: StoreBefore) -> Iterator[None]:
-    """Remove what the block has created if it ends with a user mistake; finished items stay.
-
-    The caller holds the write lock; `before` comes from `snapshot_files`.
-    """
+    """Remove what the block created if it ends with a user mistake; finished items stay. Needs the write lock."""
     try:
         yield
     except USER_MISTAKES:

@@ -165,10 +165,7 @@ def _row_settings(info: StoreInfo, carryover: pa.Schema) -> dict[str, Any]:
 
 
 def new_run(files: StoreFiles, info: StoreInfo, carryover: pa.Schema, kind: Kind = "embed") -> RunInfo:
-    """Write the record of a new run; ids sort by time even if the clock was set back.
-
-    The caller holds the write lock.
-    """
+    """Write the record of a new run; ids sort by time even if the clock was set back. Needs the write lock."""
     last, current = last_run(files), read_current(files)
     times = [last.started_at if last else None, run_time(current.run_id) if current else None]
     known = [time for time in times if time is not None]

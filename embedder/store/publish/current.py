@@ -172,10 +172,7 @@ def _with_fields(record: Published, model: str, fields: Mapping[str, Any]) -> Pu
 
 
 def count_rows(files: StoreFiles, version: Current, states: dict[str, Counter[str]]) -> dict[str, int]:
-    """Count the rows of a publication's tables.
-
-    `states` caches the number of items by state for each part file; results are added to it.
-    """
+    """Count the rows of a publication's tables; `states` caches item states by part file and is updated."""
     items = RecordTable(files, "items", version.items)
     total = Counter[str]()
     for part in items.parts():

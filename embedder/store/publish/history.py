@@ -92,10 +92,7 @@ def published_chain(current_id: str, records: Iterable[Published]) -> list[Publi
 
 
 def find_publication(files: StoreFiles, run_id: str) -> Published:
-    """Return one publication of the store.
-
-    Raises StoreError if the store never published that run, or did so before it kept records.
-    """
+    """Return one publication; StoreError if the store never published that run, or kept no record of it."""
     for record in publications(files):
         if record.run_id == run_id:
             return record
@@ -163,10 +160,7 @@ def _is_whole(files: StoreFiles, name: str, number: int, there: set[str]) -> boo
 
 
 def past_runs(files: StoreFiles) -> list[PastRun]:
-    """Return all publications, oldest first, and runs older than the records.
-
-    Raises StoreError if a record is damaged, or its format unknown.
-    """
+    """Return all publications, oldest first, and runs older than the records; StoreError on a bad record."""
     current = read_current(files)
     if current is None:
         return []
@@ -205,10 +199,7 @@ def one_before(history: list[Published]) -> Published | None:
 
 
 def same_rows(latest: Iterable[Published]) -> set[int]:
-    """Return the versions of embeddings with the published rows, whose indexes therefore fit.
-
-    `latest` yields publications newest first; only as many as needed are taken.
-    """
+    """Return the versions of embeddings with the published rows; `latest` is newest first and read lazily."""
     versions: set[int] = set()
     restored = None
     for record in latest:

@@ -54,10 +54,7 @@ class InterimRecord(Record):
 
 @dataclass(frozen=True)
 class InterimState:
-    """Work of a run that its interim publications include.
-
-    `names` are journal entries; `waiting` has `item_id` and `session` of what they hold that is not published yet.
-    """
+    """Work included in a run's interim publications; `waiting` has its `item_id` and `session` not yet published."""
 
     names: frozenset[str] = frozenset()
     waiting: pa.Table = field(default_factory=lambda: NO_PLACES)
@@ -216,10 +213,7 @@ class UnpublishedWork:
         return self._seen
 
     def next(self, known: Collection[str] | None = None) -> InterimBatch:
-        """Choose what can be published now, including what was chosen before and not published.
-
-        `known` names the entries that may be considered; None means all.
-        """
+        """Choose what can be published now, earlier unpublished choices included; None considers all entries."""
         new = read_entries(self._run.files, self._run.run_id, self._seen, is_light=True)
         if self._seen:  # of earlier sessions all was considered at first; what comes late waits for the end
             new = [entry for entry in new if entry.name.startswith(self._run.session)]

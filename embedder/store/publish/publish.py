@@ -271,10 +271,7 @@ def _read_retired(files: StoreFiles, path: str) -> pa.ChunkedArray:
 
 
 def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder) -> Current:
-    """Commit both tables of one model, build its index, and return what readers are to see of it.
-
-    `columns` are those of the embeddings table besides its own.
-    """
+    """Commit both tables of a model, with `columns` besides their own, and build its index; return what to publish."""
     files, intent = work.files, work.intent
     base = read_current(files)
     embeddings = commit_table(work, "embeddings", columns, base).version

@@ -70,10 +70,7 @@ class QueryTowers:
         return cache_folder(TOWERS_FOLDER) / self.manifest_sha256[:32]
 
     def path(self, name: str) -> Path:
-        """Return the path of a file, fetched if necessary, after checking its hash.
-
-        Raises StoreError if the file is missing or damaged.
-        """
+        """Return the path of a file, fetched if necessary; StoreError if it is missing or its hash is wrong."""
         expected, path = self.manifest.files[name], self.folder / name
         if _is_whole(path, expected):
             if self.files.folder is None:  # a store is never written by those who read it
@@ -137,10 +134,7 @@ def write_manifest(folder: Path, info: StoreInfo) -> None:
 
 
 def upload_towers(files: StoreFiles, info: StoreInfo, folder: Path) -> None:
-    """Copy a local folder with a manifest (`write_manifest`) into the store, the manifest last.
-
-    `info` names the model whose towers they are.
-    """
+    """Copy a local folder with a manifest into the store for the model in `info`, the manifest last."""
     manifest = _parse((folder / MANIFEST_FILE).read_bytes())
     for name in (*(manifest.files if manifest else ()), MANIFEST_FILE):
         files.confirm_lease()

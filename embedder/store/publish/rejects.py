@@ -141,10 +141,7 @@ def _not_embedded(items: pa.Table, *further: str) -> pa.Table:
 
 
 def describe_reasons(rejects: pa.Table) -> str:
-    """Describe the most frequent reasons in one line of bounded length, with the number of other items.
-
-    Each has the item whose id sorts first as an example.
-    """
+    """Describe the most frequent reasons in one bounded line, each with its first item by id, and the rest's number."""
     names = ("step", "error_type", "item_id", "error")
     facts = pa.table({name: pc.fill_null(rejects[name], "") for name in names}).sort_by("item_id")
     # One thread: otherwise "first" is not the first row.

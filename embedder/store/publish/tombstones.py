@@ -59,10 +59,7 @@ def finish_purge(files: StoreFiles, item_ids: Collection[str]) -> None:
 
 
 def check_purges(files: StoreFiles) -> None:
-    """Refuse to return to an earlier version while one may hold data of a purged item.
-
-    Raises StoreError if a purge was interrupted.
-    """
+    """Raise StoreError if a purge was interrupted: earlier versions may then hold data of a purged item."""
     if num_unfinished := len(read_purged(files).unfinished):
         raise StoreError(
             f"store {files.address}: a purge of {plural(num_unfinished, 'item')} was cut off, and earlier versions "

@@ -20,20 +20,14 @@ FEW_IDS = 10_000  # of which a set is made within a millisecond
 
 
 class KnownIds:
-    """Ids of items to find in one part file after another; thread-safe.
-
-    The cost of a part file depends on its own rows, however many ids are searched.
-    """
+    """Ids to find in one part file after another, each at a cost of its own rows only; thread-safe."""
 
     def __init__(self, ids: pa.ChunkedArray) -> None:
         self.ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
         self._sorted = self.ids.take(pc.array_sort_indices(self.ids))
 
     def any_between(self, bounds: tuple[str, str] | None) -> bool:
-        """Return whether an id lies within a part file's lowest and highest id, inclusive.
-
-        Unknown bounds (None) mean that any id may be there.
-        """
+        """Return whether an id is within a part file's bounds, inclusive; unknown bounds (None) mean yes."""
         if bounds is None:
             return len(self._sorted) > 0
         least, greatest = bounds

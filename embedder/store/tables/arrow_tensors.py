@@ -43,10 +43,7 @@ def unpack(column: pa.Array) -> tuple[Array, Array]:
 
 
 def pack_vectors(vectors: Array, present: Array) -> pa.Array:
-    """Build a nullable `list<float>` column.
-
-    `vectors` is float32 (R, E), one for each row that has one; `present` is bool (rows,) with R rows true.
-    """
+    """Build a nullable `list<float>` column from float32 (R, E) and a bool (rows,) mask with R true."""
     width = vectors.shape[1]
     offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(present * width, dtype=np.int32)])
     values = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))

@@ -96,10 +96,7 @@ def _read_version(files: StoreFiles, table: str, version: int, checkpoints: Mapp
 
 
 def advance(state: TableState | None, entry: bytes) -> TableState:
-    """Return the state after the next log entry; a `state` of None is that before the first version.
-
-    Raises LogError if the entry can't be read.
-    """
+    """Return the state after the next log entry (None: before the first); LogError if it can't be read."""
     try:
         return _replay(state, 0 if state is None else state.version + 1, parse_entry(entry))
     except (ValueError, LookupError, TypeError) as error:

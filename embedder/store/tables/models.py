@@ -43,10 +43,7 @@ class ModelFiles(StoreFiles):
         return f"--store {quote(self._main.address)} --model {self._model}"
 
     def confirm_lease(self) -> None:
-        """Check before a commit that this process still holds the store's lock, if it took one.
-
-        Raises LeaseLostError if another run has taken over the store.
-        """
+        """Check before a commit that this process still holds any lock that it took; else LeaseLostError."""
         self._main.confirm_lease()
 
 
@@ -56,10 +53,7 @@ def model_folders(files: StoreFiles) -> list[str]:
 
 
 def model_files(files: StoreFiles, name: str) -> StoreFiles:
-    """Return the view of a model's folder; for an empty name or `main`, the store itself.
-
-    Raises StoreError if no model can have that name.
-    """
+    """Return the view of a model's folder; the store itself for an empty name or `main`. StoreError on a bad name."""
     if name in ("", MAIN):
         return files.main
     if not is_model_name(name):
@@ -78,10 +72,7 @@ def views(files: StoreFiles, current: Current | None) -> Mapping[str, StoreFiles
 
 
 def find_model(files: StoreFiles, current: Current, name: str) -> tuple[StoreFiles, Current]:
-    """Return a model's view and its part of the publication; an empty name or `main` means the main model.
-
-    Raises StoreError if the publication has no such model.
-    """
+    """Return a model's view and part of a publication (empty or `main`: the main model); StoreError if absent."""
     if name in ("", MAIN):
         return files.main, current
     if name not in current.models:

@@ -21,10 +21,7 @@ class RecordTable:
     """Delta table of the store."""
 
     def __init__(self, files: StoreFiles, name: str, version: int | None = None) -> None:
-        """Open the table at a version (-1: before the first, None: the newest); a table without commits has no files.
-
-        Raises StoreError if the table or that version can't be read.
-        """
+        """Open a version (-1: before the first, without files; None: the newest); StoreError if unreadable."""
         self.files, self.name = files, name
         self._state = None if version == -1 else self._read_state(version)
 
@@ -75,10 +72,7 @@ class RecordTable:
         return [_part(self.name, self._adds[path]) for path in self.paths()]
 
     def read(self, columns: list[str] | None = None, paths: list[str] | None = None) -> pa.Table:
-        """Read rows of this version, of some columns and files or (None) of all.
-
-        Raises StoreError if a file of the table is missing or damaged.
-        """
+        """Read rows of some columns and files (None: all); StoreError if a file is missing or damaged."""
         paths = self.paths() if paths is None else paths
         starts = range(0, len(paths), FILES_AT_ONCE)
         tables = [self._read_files(paths[start : start + FILES_AT_ONCE], columns) for start in starts]
@@ -96,10 +90,7 @@ class RecordTable:
         return rows.combine_chunks() if len(paths) == FILES_AT_ONCE and rows.num_rows < ROWS_PER_PIECE else rows
 
     def pieces(self, columns: list[str]) -> Iterator[pa.Table]:
-        """Read rows of this version, some hundred thousand at a time.
-
-        Raises StoreError if a file of the table is missing or damaged.
-        """
+        """Read rows, some hundred thousand at a time; StoreError if a file is missing or damaged."""
         paths, num_rows = list[str](), 0
         for part in self.parts():
             paths.append(part.path)

@@ -47,10 +47,7 @@ def is_free_text(info: FileInfo) -> bool:
 
 @dataclass(frozen=True)
 class Scan:
-    """Result of a search of the whole store.
-
-    `num_parquet` counts the files that were read as Parquet; `found_in` are those that name or hold one of the items.
-    """
+    """Result of a search of the whole store; `found_in` are the files that name or hold one of the items."""
 
     num_files: int
     num_parquet: int
@@ -71,10 +68,7 @@ def scan_store(files: StoreFiles, names: ItemNames) -> Scan:
 
 
 def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[str]:
-    """Return the ids and URIs of items that a file names or has rows of.
-
-    Raises StoreError if the file isn't the Parquet or Arrow file that its name says.
-    """
+    """Return the ids and URIs of items that a file names or has rows of; StoreError if it is damaged."""
     name = info.path.rpartition("/")[2]
     if name in RECORDS or name.endswith(NUMBERS) or is_tower_file(info.path):
         return frozenset()

@@ -206,10 +206,7 @@ def _delete(files: StoreFiles, infos: Sequence[FileInfo]) -> None:
 
 
 def redact_texts(files: StoreFiles, names: ItemNames) -> None:
-    """Replace the names in reports, logs and other texts with `[purged]`.
-
-    Files that aren't text stay as they are; the final search reports them.
-    """
+    """Replace the names in texts with `[purged]`; the final search reports files that aren't text."""
     texts = [info for info in files.list("") if is_free_text(info)]
     for info in texts:
         if names_in(files, info, names):
