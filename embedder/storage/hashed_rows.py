@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 NUM_PARTS = 256
 MEMORY_BYTES = 128 << 20
 """Bytes of rows that stay in memory: about half a million names."""
-RUN_BYTES = 32 << 20  # a piece of it, of one part, is read and decompressed by itself: some hundred rows
-ORDER_ROWS = 65_536  # put in order at once
+RUN_BYTES = 32 << 20  # each piece, of one part, is read and decompressed separately: some hundred rows
+ORDER_ROWS = 65_536  # sorted at once
 NUMBER = "row_number"
 """Column with a row's number among all rows, if they are in several parts."""
 DUPLICATE = "#duplicate-"
@@ -223,5 +223,5 @@ def _database() -> "duckdb.DuckDBPyConnection":
     """Return a database without tables, which takes 12 ms to make; each caller uses its own cursor."""
     import duckdb
 
-    atexit.register(_database.cache_clear)  # else its library complains of what is left at the end
+    atexit.register(_database.cache_clear)  # otherwise its library complains about leftovers at exit
     return duckdb.connect(":memory:", config={"threads": "1"})

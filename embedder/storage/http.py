@@ -26,11 +26,11 @@ from embedder.storage.web_address import WebAddress
 Response = urllib3.BaseHTTPResponse
 """Answer whose head has been read; its body is raw, neither decompressed nor decoded."""
 
-logging.getLogger("urllib3.connection").setLevel(logging.ERROR)  # it warns of each header that is none
+logging.getLogger("urllib3.connection").setLevel(logging.ERROR)  # it warns about each malformed header
 
 GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # an IPv4 address is in its last 32 bits
-PROXY_PORT = 3128  # where its address names none, as other programs take it
+PROXY_PORT = 3128  # if its address names none; other programs use the same
 # Addresses that `is_global` accepts in some Python versions: protocols' own (the metadata of Oracle's cloud), Azure's
 # for its machines, and documentation.
 RESERVED_V4 = tuple(map(ipaddress.IPv4Network, ("192.0.0.0/24", "168.63.129.16/32")))
@@ -57,7 +57,7 @@ class Stop:
         with self._lock:
             self._event.set()
             for each in self._sockets:
-                with suppress(OSError):  # not TLS's own way, which another thread may be inside of
+                with suppress(OSError):  # not TLS's own shutdown, which another thread may be in
                     socket.socket.shutdown(each, socket.SHUT_RDWR)
 
     def sleep(self, seconds: float) -> None:
@@ -167,7 +167,7 @@ class _Connection(HTTPConnection):
 
     def connect(self) -> None:
         super().connect()
-        if not isinstance(self.sock, _PacedSocket):  # `_new_conn` is no public hook
+        if not isinstance(self.sock, _PacedSocket):  # `_new_conn` is not a public hook
             self.close()
             raise OSError("this version of urllib3 connects in another way, without the checks of addresses")
 

@@ -33,8 +33,8 @@ PICKLED_FILES = ("*pytorch_model*.bin",)
 SHARD_FILES = (CONFIG_FILE, WEIGHTS_INDEX_FILE)
 
 HELD_FILE = "held_tensors.json"  # names of the tensors that a file of weights holds so far; the rest of it is zeros
-HEADER_BYTES = 1 << 20  # of the first request for such a file; the header of most fits
-GAP_BYTES = 256 << 10  # between two needed tensors: fetched along, which takes less than a request
+HEADER_BYTES = 1 << 20  # size of the first request for such a file; most headers fit
+GAP_BYTES = 256 << 10  # gap between two needed tensors that is fetched along, which is cheaper than a request
 
 HUB_SCHEMES = ("hf://", "hf-hub:", "hf:")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
@@ -260,7 +260,7 @@ def _download_tensors(store: Any, uri: str, item: Any, folder: Path, names: Coll
             file.seek(start)
             _copy_range(ranges, file, start, stop)
         file.flush()
-        os.fsync(file.fileno())  # or a crash of the machine could leave zeros that count as held
+        os.fsync(file.fileno())  # otherwise a crash could leave zeros that count as held
     with atomic_write(held_path) as file:
         file.write(json.dumps(sorted(held.union(missing))).encode())
 

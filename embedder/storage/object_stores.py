@@ -30,7 +30,7 @@ _STATUS = re.compile(r"status code\W*(\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _EXPECTED_REGION = re.compile(r"expecting '([a-z0-9-]+)'|<Region>([a-z0-9-]+)</Region>")
 _WRONG_REGION_CODES = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
-_TRANSIENT_STATUSES = (408, 409, 425, 429)  # too slow, at the same time as another, too early, too many
+_TRANSIENT_STATUSES = (408, 409, 425, 429)  # too slow, concurrent, too early, too many
 _METADATA_SERVICES = ("169.254.169.254", "/latest/api/token", "metadata.google.internal", "/metadata/identity")
 _SECRET_VARIABLE = re.compile(r"(AWS|AZURE|GOOGLE)_.*(KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL)")
 
@@ -108,7 +108,7 @@ def without_credentials(uri: str) -> str:
     if not mark:
         return uri
     authority = rest.partition("/")[0]
-    if "@" in authority or (":" in authority and "@" in rest):  # a secret may hold slashes
+    if "@" in authority or (":" in authority and "@" in rest):  # a secret may contain slashes
         rest = "***@" + rest.rpartition("@")[2]
     if not is_remote(uri):
         rest = rest.partition("?")[0]

@@ -18,7 +18,7 @@ def read_parquet(ranges: ByteRanges, columns: Sequence[str] | None = None) -> pa
     Arrow's threads decode them from Arrow memory. Releasing Python bytes would need the interpreter's lock after the
     table is there: if the interpreter is ending by then, that aborts the process.
     """
-    memory = pa.allocate_buffer(ranges.size)  # as large as the file; what is never written to takes no room
+    memory = pa.allocate_buffer(ranges.size)  # as large as the file; pages that are never written take no memory
     length = int.from_bytes(ranges.read_at(max(0, ranges.size - FOOTER_END_BYTES), 4), "little")
     _fill(memory, ranges, ranges.size - FOOTER_END_BYTES - length, ranges.size)
     file = pq.ParquetFile(pa.BufferReader(memory), pre_buffer=False)

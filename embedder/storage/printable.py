@@ -68,5 +68,5 @@ def readable(name: str) -> str:
     r"""Return a name that isn't UTF-8 in readable form: stray bytes become escapes (`caf\xe9.jpg`)."""
     try:
         return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # lone surrogates that stand for no byte, as JSON can hold them
+    except UnicodeEncodeError:  # lone surrogates that represent no byte, as JSON can contain them
         return name.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -36,7 +36,7 @@ class SpillFile:
                     writer.write_table(table)
             self._file.flush()
         except OSError as error:
-            self._file.raw.close()  # what is left in its buffer can't be written either
+            self._file.raw.close()  # the rest of its buffer can't be written either
             raise RunFailedError(
                 f"{tempfile.gettempdir()}: the rows of items don't fit into the folder for temporary files "
                 f"({error.strerror or error}); make room there, or set TMPDIR to a folder that has it"
@@ -95,6 +95,6 @@ def in_memory_or_mapped(tables: Iterable[pa.Table], schema: pa.Schema, memory_by
             file = SpillFile()
             place = file.append(chain(kept, tables), schema)
             del kept, table
-            pa.default_memory_pool().release_unused()  # what was read would stay with this process
+            pa.default_memory_pool().release_unused()  # otherwise what was read would stay in this process
             return file.map(*place)
     return pa.concat_tables(kept).combine_chunks()

@@ -18,7 +18,7 @@ _SIGNATURE = re.compile(r"(?i)(x-(amz|goog)-)?signature|sig")
 _SECRET_VALUE = re.compile(
     r"(?i)(?<=[?&])([^=&#]*(?:signature|credential|token|secret|password|api_?key|access_?key)[^=&#]*|sig)=[^&#]*"
 )
-_KEPT = "%:/@!$&'()*+,;=~-._"  # stands in a path as it is; `%` because addresses come encoded
+_KEPT = "%:/@!$&'()*+,;=~-._"  # allowed unencoded in a path; `%` because addresses come encoded
 
 
 class WebAddressError(Exception):
@@ -71,7 +71,7 @@ def parse_address(text: str) -> WebAddress:
     try:
         parts = urlsplit(text)
         host, port = (parts.hostname or "").rstrip("."), parts.port
-    except ValueError:  # brackets without an IPv6 address, or a port that is no number: it may be part of a secret
+    except ValueError:  # brackets without an IPv6 address, or a port that isn't a number, which may be part of a secret
         raise WebAddressError("the address has no valid host and port") from None
     if parts.scheme not in SCHEMES:
         raise WebAddressError("the address is neither http:// nor https://")

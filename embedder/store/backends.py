@@ -157,7 +157,7 @@ class Disk:
             return []
         entries = []
         for each in found:
-            with suppress(FileNotFoundError):  # gone meanwhile
+            with suppress(FileNotFoundError):  # deleted meanwhile
                 is_folder = each.is_dir()
                 entries.append((each.name, is_folder, 0 if is_folder else each.stat().st_size))
         return entries
@@ -190,7 +190,7 @@ class DiskBackend:
     def read_table(self, path: str, columns: list[str] | None) -> pa.Table:
         """See `Backend`."""
         file = pq.ParquetFile(self.open(path))
-        return file.read(columns, use_threads=file.metadata.num_rows > 10_000)  # else waiting takes longer
+        return file.read(columns, use_threads=file.metadata.num_rows > 10_000)  # otherwise waiting takes longer
 
     def exists(self, path: str) -> bool:
         """See `Backend`."""
@@ -240,7 +240,7 @@ class DiskBackend:
                 self._known_folders.clear()  # somebody has removed the folder
                 raise
             finally:
-                with suppress(OSError):  # there is one only where something failed
+                with suppress(OSError):  # it exists only if something failed
                     self._disk.unlink(temporary)
             self._disk.sync_folder(target.rpartition("/")[0])
         return content_tag(data) if isinstance(data, bytes) and condition is not None else {}

@@ -31,7 +31,7 @@ from embedder.store.environment import REAL_ENVIRONMENT, Environment, HeldLock
 from embedder.store.trace import trace_backend
 
 NUM_READERS = 16
-NUM_RECORD_READERS = 64  # of small files, each of which is one request: 10,000 of 20 ms are read in 3 s
+NUM_RECORD_READERS = 64  # for small files of one request each: 10,000 at 20 ms are read in 3 s
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -165,7 +165,7 @@ class BucketLease(Lease):
                     return False
                 if _parse(found).get("token") != self._holder["token"]:
                     return False
-                self._tag = tag  # of a renewal that was given up, and came to the server all the same
+                self._tag = tag  # of an abandoned renewal that reached the server after all
             else:
                 return True
 
@@ -228,7 +228,7 @@ class BucketLease(Lease):
         """Refuse a server that ignores write conditions: two runs could hold the lock."""
         if not self.files.create(LOCK_FILE, b"{}"):
             if not self.files.address.startswith("s3://"):
-                return  # Google compares generations, and has done so from the beginning
+                return  # Google compares generations, and always has
             try:
                 self.files.replace(LOCK_FILE, b"{}", {"e_tag": f'"{"0" * 32}"'})
             except WriteConflictError:

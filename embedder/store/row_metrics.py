@@ -42,13 +42,13 @@ Figures = dict[str, Any]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 METRICS_FILE = "metrics.json"
-STATE_VERSION = 1  # of the states that are kept; those of another one are not compared
+STATE_VERSION = 1  # of kept states; states of another version are not compared
 QUERIED = (*NUMBERS, *LABELLED)
 """Kinds that are computed by queries."""
 METHODS = ("add", "merge", "figures")
 LEAST = 2.0**-53  # of a probability: a certain mistake costs 36.7, not infinity
 MAX_CELLS = 10_000
-MEMORY = "1GB"  # of the columns that queries read; what is more lies in a temporary folder
+MEMORY = "1GB"  # for the columns that queries read; the rest is in a temporary folder
 BUCKET = "coalesce(sign(x) * (floor(256 * log2(abs(nullif(x, 0)))) + 300000), 0)"
 """SQL for the bucket of a finite `x`: 256 buckets per doubling on both sides of zero, so memory is bounded."""
 ROWS_IN_CACHE = 256  # of vectors in float64: 1 MiB of those with 512 numbers
@@ -320,7 +320,7 @@ def _moments(rows: "DuckDBPyConnection", finite: str, mean: Fraction, largest: f
     (num,) = _first(rows, f"SELECT count(*) FROM ({finite})")
     powers = ("d", "d * d", "d * d * d", "d * d * d * d")
     first, second, third, fourth = (_exact_sum(rows, f"SELECT {each} AS x FROM ({centred})") / num for each in powers)
-    variance = second - first**2  # the first is what rounding the centre has left
+    variance = second - first**2  # the first is the rounding error of the centre
     found: Figures = {
         "variance": _nearest(variance * Fraction(4) ** exponent),
         "std": math.ldexp(math.sqrt(variance), exponent),

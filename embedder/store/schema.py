@@ -36,7 +36,7 @@ ITEMS = pa.schema(
         "num_vectors": pa.int32(),  # number of the item's rows in embeddings
         "run_id": pa.string(),
         "updated_at": TIMESTAMP,
-        "stale": pa.bool_(),  # a reject whose vectors are those of an earlier content; `content_version` is theirs
+        "stale": pa.bool_(),  # a reject with the vectors of an earlier content, whose `content_version` it has
     }
 )
 

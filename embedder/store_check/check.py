@@ -138,7 +138,7 @@ def _look_at_model(model: CheckedModel, chain: Chain, whole: set[str], *, deep: 
     read = partial(check_table, model, way_back=WayBack(model, of_this), deep=deep)
     has_index = model.current.index is not None
     searched = f"{model.info.searched if model.info is not None else 'image'}_embedding"
-    has_captions = not model.name  # word indexes are of the main model alone
+    has_captions = not model.name  # only the main model has word indexes
     columns = [*([searched] if has_index else []), *(["caption"] if has_captions else [])]
     items: TableContent = read("items")
     embeddings: TableContent = read("embeddings", counted_columns=columns)

@@ -21,7 +21,7 @@ Warning: something is lost that they can do without. Note: unfinished work, and 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 NUM_SHOWN = 5
 """Number of names that a finding lists."""
-MAX_NAME = 200  # characters of one
+MAX_NAME = 200  # characters of one name
 
 _ADDRESS = re.compile(r"^(?:store )?[^ ]*/[^ ]*: ")
 

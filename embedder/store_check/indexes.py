@@ -76,7 +76,7 @@ def check_words(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[F
     version = model.current.embeddings
     path = words_path(max(version, 0), MANIFEST_NAME)
     if path not in model.listing:
-        return []  # made by those who search, then
+        return []  # searches then build their own
     folder = words_path(version)
     cure = f"`embedder index build {model.files.option}` makes it anew"
     manifest = attempt(lambda: WordsManifest.model_validate_json(model.files.read(path)))

@@ -185,11 +185,11 @@ def _broken_chain(
     first = current.run_id if not chain else chain[0].previous
     info = None if first is None or published.get(first) is not None else infos.get(first)
     if info is not None and info.format_version < FORMAT_VERSION:
-        return []  # the releases of then wrote none
+        return []  # releases of that time wrote none
     if not chain:
         cure = f"restore the file from a backup, or copy {CURRENT_FILE} to it and add kind and counts"
         if isinstance(published.get(current.run_id), Unreadable):
-            return []  # told already
+            return []  # already reported
         return [Finding("error", run_file(current.run_id, PUBLISHED_FILE), "missing", rule, cure)]
     before = chain[0].previous
     if before is None or isinstance(published.get(before), Unreadable):

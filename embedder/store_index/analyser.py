@@ -30,7 +30,7 @@ Terms = np.ndarray[Any, np.dtype[np.uint64]]
 """Hashes of terms; among ten million terms, the probability that any two collide is 3 in a million."""
 
 _BETWEEN = r"[^\p{L}\p{M}\p{N}\p{So}]+"
-_ASCII_TOKEN = re.compile("[A-Za-z0-9]+")  # what that leaves of ASCII
+_ASCII_TOKEN = re.compile("[A-Za-z0-9]+")  # the ASCII that this leaves
 # Accents, enclosing marks, variation selectors; Hebrew points, Arabic vowels and the elongation line.
 _MARKS = re.compile("[\u0300-\u036f\u20d0-\u20ff\ufe00-\ufe0f\u0591-\u05bd\u05bf-\u05c7\u0640\u064b-\u065f\u0670]+")
 _UNSPACED = re.compile(

@@ -195,7 +195,7 @@ def _update(job: IndexJob) -> tuple[int, str]:
     before = open_version(job.files, job.previous, job.info.model_fingerprint)
     ids = job.rows.ids
     changes = compare_ids(before.ids, before.is_live, ids)
-    del before  # the update opens it again, and one of the two is enough in memory
+    del before  # the update opens it again, and one copy in memory is enough
     if not changes:
         return job.previous, "kept, as no vector changed"
     from index.update import update_index  # which loads FAISS

@@ -94,7 +94,7 @@ def ensure_index(
 
     A store with an index keeps one: updated, or rebuilt if necessary. One without gets its first index unless
     `index.build` is false. Without an index, for example if there is no image, a search compares with every vector. A
-    model without vectors has no index, unless it is the main one.
+    model without vectors has no index.
 
     Args:
         files: the store, or the view of a further model.

@@ -95,7 +95,7 @@ def open_words(files: StoreFiles, version: int) -> WordIndex:
     except RetrievalError:
         if is_new:
             raise
-    shutil.rmtree(folder, ignore_errors=True)  # the copy was damaged; the store may be whole
+    shutil.rmtree(folder, ignore_errors=True)  # the copy was damaged; the store may be intact
     return open_word_index(_copy(files, version)[0])
 
 

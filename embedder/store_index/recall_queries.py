@@ -51,12 +51,12 @@ def _texts(info: StoreInfo) -> Floats | None:
 
 
 def _words(model: Model) -> list[str]:
-    if model.tokenizer_json is None:  # a model without a text tower is asked with images alone
+    if model.tokenizer_json is None:  # a model without a text tower is queried only with images
         return []
     try:
         vocabulary: Any = parse_json(model.tokenizer_json)["model"].get("vocab", [])
         tokens = list(vocabulary) if isinstance(vocabulary, dict) else [piece for piece, _ in vocabulary]
-    except (ValueError, TypeError, LookupError):  # damaged, which whoever encodes with it is told
+    except (ValueError, TypeError, LookupError):  # damaged, which is reported when somebody encodes with it
         return []
     words = sorted({word for token in tokens if (word := token.strip("▁#Ġ")).isalpha() and len(word) >= MIN_LETTERS})
     return words[:: -(-len(words) // NUM_WORDS)] if words else []

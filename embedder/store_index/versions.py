@@ -100,7 +100,7 @@ def open_version(files: StoreFiles, number: int, model_fingerprint: str) -> "Ind
     except RetrievalError:
         if is_new or read_manifest(folder).model_fingerprint != model_fingerprint:
             raise
-    shutil.rmtree(folder, ignore_errors=True)  # the copy was damaged; the store may be whole
+    shutil.rmtree(folder, ignore_errors=True)  # the copy was damaged; the store may be intact
     return open_index(_local_copy(files, number)[0], model_fingerprint=model_fingerprint)
 
 

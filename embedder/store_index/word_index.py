@@ -40,9 +40,9 @@ ROWS_NAME = "rows.u32"
 CURE = "`embedder index build` makes it anew"
 NO_ROW = 0xFFFFFFFF
 """Row of a deleted caption."""
-BLOCK_ROWS, BLOCK_BYTES = 250_000, 8 << 20  # of captions that are analysed in memory
+BLOCK_ROWS, BLOCK_BYTES = 250_000, 8 << 20  # size of the captions that are analysed in memory
 FAN = 16  # parts of about one size that are merged while an index is built
-SMALL_ROWS = 25_000  # parts of so many captions are merged with any that follows
+SMALL_ROWS = 25_000  # parts of fewer captions are merged with any that follows
 MAX_GONE = 0.25  # share of captions without a row, above which all parts are merged
 KEYS = ["item_id", "segment", "caption"]
 

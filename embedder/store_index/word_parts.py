@@ -84,7 +84,7 @@ def open_part(folder: Path, number: int) -> WordPart:
 def map_numbers(path: Path) -> Numbers:
     """Map a file of numbers, whose suffix gives the type."""
     dtype = NUMPY[path.suffix[1:]]
-    if path.stat().st_size < dtype.itemsize:  # what is empty can't be mapped
+    if path.stat().st_size < dtype.itemsize:  # an empty file can't be mapped
         return np.empty(0, dtype)
     numbers: Numbers = np.memmap(path, dtype, "r").view(np.ndarray)
     return numbers
@@ -182,7 +182,7 @@ def _cuts(parts: Sequence[WordPart]) -> Iterator[tuple[Terms, list[tuple[int, in
     while start < len(terms):
         stop = max(start + 1, int(np.searchsorted(before, before[start] + MERGED_AT_ONCE)))
         if stop > start + 1 and before[stop - 1] + sizes[stop - 1] - before[start] > 2 * MERGED_AT_ONCE:
-            stop -= 1  # a long list stands alone
+            stop -= 1  # a long list is on its own
         here = terms[start:stop]
         spans = [tuple(np.searchsorted(part.terms, [here[0], here[-1]]).tolist()) for part in parts]
         ends = [int(np.searchsorted(part.terms, here[-1], "right")) for part in parts]

@@ -53,7 +53,7 @@ def lowest_keys(
 ) -> dict[str, set[int]]:
     """Return at most `num_keys` keys with the lowest hashes up to `bound`, in order, with their pieces' numbers."""
     found: dict[str, set[int]] = {}
-    bound = b"\xff" * 9 if bound is None else bound  # that is above every hash
+    bound = b"\xff" * 9 if bound is None else bound  # above every hash
     for number, keys in enumerate(keys_by_piece):
         for key in keys:
             if key in found:

@@ -129,7 +129,7 @@ def gather_rows(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]
     """Join small tables, whose columns may be in different orders, into tables of at least `num_rows` rows."""
     waiting: list[pa.Table] = []
     for table in tables:
-        if table.num_rows:  # of the others, some lack columns
+        if table.num_rows:  # some of the others lack columns
             waiting.append(table.select(waiting[0].schema.names) if waiting else table)
         if sum(each.num_rows for each in waiting) >= num_rows:
             yield pa.concat_tables(waiting)

@@ -54,7 +54,7 @@ def _roll_back(files: StoreFiles, before: StoreBefore) -> None:
             shutil.rmtree(files.folder / folder, ignore_errors=True)
     if before.has_store:
         return
-    if files.folder is not None:  # in a bucket, a run that takes the store over may have written the record since
+    if files.folder is not None:  # in a bucket, a run that took the store over may have written the record since
         files.delete(STORE_FILE)
         if not before.has_lock:
             files.delete(LOCK_FILE)

@@ -108,7 +108,7 @@ def withdraw_run(files: StoreFiles, run_id: str) -> bool:
     """
     path = run_file(run_id, RUN_FILE)
     found, tag = files.read_tagged(path)
-    files.confirm_lease()  # after reading: who resumes the run from now on changes its record
+    files.confirm_lease()  # after reading: whoever resumes the run from now on changes its record
     info = parse_record(files, path, found, RunInfo)
     try:
         files.replace(path, record_bytes(info.model_copy(update={"is_withdrawn": True})), tag)

@@ -76,7 +76,7 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
     for model in models:
         doomed += _unneeded_of_model(files, model, history, versions, unfinished, now - grace)
     asked, kept_models = {version.run_id for version in versions}, {name for each in versions for name in each.models}
-    whole_models = [each for each in history if kept_models.issuperset(each.models)]  # of others, all files go
+    whole_models = [each for each in history if kept_models.issuperset(each.models)]  # others lose all their files
     left = asked | readable(files, whole_models, [info.path for info in doomed])
     served = [each for each in (current, *history) if each.run_id in left | {current.run_id}]
     bound = read_store_info(files)
@@ -143,7 +143,7 @@ def _unneeded_model_towers(files: StoreFiles, model: str, served: Sequence[Curre
     """List a model's query towers that match no vectors of a kept publication, relative to the store."""
     own = _parts_of(served, model)
     if not own:
-        return []  # they went with all else, or belong to a run that is not finished
+        return []  # deleted with everything else, or belonging to an unfinished run
     view = model_files(files, model)
     bound = read_store_info(view)
     found = unneeded_towers(view, [served_info(bound, each) for each in own])
@@ -213,7 +213,7 @@ def _indexes(
     for number, manifest in built.items():
         is_young = datetime.fromisoformat(manifest["built_at"]) > since
         if manifest["embeddings_version"] in tables and number not in recorded and is_young:
-            needed.add(number)  # of a store older than such records, or of a build that was killed
+            needed.add(number)  # from a store older than such records, or from a killed build
     doomed = [info for info, match in infos if int(match["number"]) not in needed]
     return sorted(doomed, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))
 

@@ -134,7 +134,7 @@ def begin_interim(files: StoreFiles, run_id: str, record: InterimRecord) -> str 
         number += int(current.run_id.partition("-")[2], 16)
     files.confirm_lease()
     while not create_record(files, run_file(f"{start}-0{number:05x}", INTERIM_FILE), record):
-        number += 1  # of a publication that was cut off, or of an overtaken writer
+        number += 1  # from an interrupted publication or an overtaken writer
     return f"{start}-0{number:05x}"
 
 
@@ -215,7 +215,7 @@ class UnpublishedWork:
     def next(self, known: Collection[str] | None = None) -> InterimBatch:
         """Choose what can be published now, earlier unpublished choices included; None considers all entries."""
         new = read_entries(self._run.files, self._run.run_id, self._seen, is_light=True)
-        if self._seen:  # of earlier sessions all was considered at first; what comes late waits for the end
+        if self._seen:  # all work of earlier sessions was considered first; late work waits for the end
             new = [entry for entry in new if entry.name.startswith(self._run.session)]
         if known is not None:
             new = [entry for entry in new if entry.name in known]

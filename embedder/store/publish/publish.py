@@ -250,7 +250,7 @@ def _read_decision(
             f"{files.uri(path)}: missing, and without it the publication of run {run_id} can't be finished; restore "
             "the file, or go back with `embedder rollback`"
         )
-    if session not in (None, intent.session):  # whose order is not to be mixed with what this one knows
+    if session not in (None, intent.session):  # whose order must not be mixed with what this one knows
         files.confirm_lease()
         raise StoreError(f"{files.uri(path)}: written by session {intent.session} of the run meanwhile; run again")
     retired = _read_retired(files, run_file(run_id, intent.retired))

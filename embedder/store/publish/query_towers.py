@@ -73,7 +73,7 @@ class QueryTowers:
         """Return the path of a file, fetched if necessary; StoreError if it is missing or its hash is wrong."""
         expected, path = self.manifest.files[name], self.folder / name
         if _is_whole(path, expected):
-            if self.files.folder is None:  # a store is never written by those who read it
+            if self.files.folder is None:  # readers never write to a store
                 mark_used(self.folder)
             return path
         uri = self.files.uri(f"{towers_path(self.info)}/{name}")

@@ -16,7 +16,7 @@ from embedder.storage.hashed_rows import hashes_of
 from index.vectors import distinct
 
 LARGE = pa.large_string()
-FEW_IDS = 10_000  # of which a set is made within a millisecond
+FEW_IDS = 10_000  # a set of these is made within a millisecond
 
 
 class KnownIds:
@@ -37,7 +37,7 @@ class KnownIds:
     def find_among(self, ids: pa.ChunkedArray) -> pa.Array:
         """Return the ascending row numbers in `ids`, for example of a part file, that are among these."""
         candidates = None
-        if len(self.ids) > max(FEW_IDS, len(ids)):  # else a set of them all, for each part file, is most of the work
+        if len(self.ids) > max(FEW_IDS, len(ids)):  # else building a set for each file dominates
             hashes, rows = self._hashes
             wanted = distinct(hashes_of(ids))
             starts, ends = (np.searchsorted(hashes, wanted, side) for side in ("left", "right"))

@@ -65,7 +65,7 @@ def read_state(files: StoreFiles, table: str, version: int | None = None) -> Tab
     """
     first = last_checkpoint(files, table)
     if version is not None and not first:
-        with suppress(FileNotFoundError):  # without a checkpoint it is known which entries a version needs
+        with suppress(FileNotFoundError):  # without a checkpoint, the entries that a version needs are known
             return _read_version(files, table, version, {})
     entries, checkpoints = _list_log(files, table, first)
     if first and not any(version is None or number <= version for number in checkpoints):

@@ -18,9 +18,9 @@ ROW_KEYS = pa.schema([EMBEDDINGS.field(name) for name in ("item_id", "segment")]
 MISMATCHES = pa.schema(
     {
         "item_id": pa.string(),
-        "state": pa.string(),  # of its record, null where it has none
+        "state": pa.string(),  # of its record; null if it has none
         "num_records": pa.int64(),  # rows of items
-        "num_told": pa.int64(),  # vectors that it has by its record; null: not told
+        "num_told": pa.int64(),  # number of vectors by its record; null: unknown
         "num_rows": pa.int64(),  # rows of embeddings
         "num_segments": pa.int64(),  # distinct ones of these
     }

@@ -106,7 +106,7 @@ def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str
     """
     table = RecordTable(files, "embeddings")
     found: set[bytes] = set()
-    if table.schema is None or "text_embedding" not in table.schema.names:  # a further model may give other outputs
+    if table.schema is None or "text_embedding" not in table.schema.names:  # other models may have no vectors
         return frozenset()
     for path in paths:
         rows = table.read(["item_id", "text_embedding"], [path])

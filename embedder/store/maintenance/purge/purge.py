@@ -89,7 +89,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
     """
     unfinished = [info.path for info in files.list("") if is_unfinished(info.path)]
     files.confirm_lease()
-    files.delete_each(unfinished)  # by killed writers; nothing ever refers to them, and they may hold anything
+    files.delete_each(unfinished)  # from killed writers; nothing ever refers to them, and they may contain anything
     plan = _repeat_until_settled(partial(plan_purge, files, item_ids))
     before = readable(files, publications(files))
     remember_purged(files, plan.ids)
@@ -197,7 +197,7 @@ def _drop_sealed_entries(files: StoreFiles, plan: PurgePlan) -> None:
 def _delete(files: StoreFiles, infos: Sequence[FileInfo]) -> None:
     """Delete files in two steps: CURRENT.json lists them first."""
     current = read_current(files)
-    if current is None:  # nothing was ever published, so nothing can come to refer to them
+    if current is None:  # nothing was ever published, so nothing can refer to them
         files.confirm_lease()
         files.delete_each([info.path for info in infos])
     elif infos:
@@ -278,7 +278,7 @@ def _rewrite_in_place(
             try:
                 view.replace(f"{name}/{path}", content, tags[path])
             except WriteConflictError:
-                files.confirm_lease()  # refused where another run has taken the store over
+                files.confirm_lease()  # refused if another run has taken over the store
                 raise StoreError(
                     f"{view.uri(f'{name}/{path}')}: changed while it was rewritten, though no other command writes to "
                     "the store; run the same purge again"
