@@ -10,13 +10,11 @@ from typing import BinaryIO
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path`, which takes its name when the block ends well.
+    """Open a temporary file next to `path`, which takes that name when the block succeeds.
 
-    A crash leaves the old file or the new one: the content reaches the disk before the name does. Every call writes to
-    a temporary file of its own, so processes that write the same file replace each other's and never mix.
-
-    Raises:
-        OSError: the folder is missing, or can't be written.
+    A crash leaves the old file or the new one: the content reaches the disk before the name does. Every call uses its
+    own temporary file, so processes that write the same file replace each other's and never mix. Raises OSError if the
+    folder is missing or not writable.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:

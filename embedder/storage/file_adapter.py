@@ -1,17 +1,17 @@
-"""Bytes that are read by ranges, as a Python file."""
+"""Bytes read by ranges, as a Python file."""
 
 import io
 from typing import Protocol
 
 
 class ByteRanges(Protocol):
-    """A file that ranges are read from; `version` changes when the file was replaced."""
+    """A file from which ranges are read; `version` changes when the file is replaced."""
 
     size: int
     version: str
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Read up to `length` bytes; fewer only where the file ends."""
+        """Read up to `length` bytes; fewer only at the file's end."""
 
     def close(self) -> None:
         """Release the file."""
@@ -57,7 +57,7 @@ class RangeFile(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        """Close the ranges, too."""
+        """Close the ranges too."""
         if not self.closed:
             self._ranges.close()
         super().close()

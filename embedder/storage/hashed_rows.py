@@ -1,9 +1,9 @@
-"""Rows of items in parts by the hash of their ids, on disk where they are many: what belongs together is in one part.
+"""Rows of items in parts by the hash of their ids, on disk if there are many; rows that belong together share a part.
 
-A listing and a table of 20 million items are compared part by part, in the memory of one of them. Few rows stay in
-memory as they are, and are one part. More go to a temporary file without a name, which ends with the process however
-that ends: runs of `RUN_BYTES`, each sorted by part, so that a part is read as one piece of each run. Rows of a part
-keep their order, and their numbers bring what is chosen of all parts back into the order of the whole.
+A listing and a table of 20 million items are compared part by part, in the memory of one part. Few rows stay in memory
+as one part. More go to an unnamed temporary file, which disappears with the process: runs of `RUN_BYTES`, each sorted
+by part, so that a part is read as one piece of each run. Rows of a part keep their order, and their numbers restore the
+order of the whole for rows chosen from all parts.
 """
 
 import atexit
@@ -23,37 +23,31 @@ if TYPE_CHECKING:
 
 NUM_PARTS = 256
 MEMORY_BYTES = 128 << 20
-"""Rows that stay in memory: about half a million names."""
-RUN_BYTES = 32 << 20  # a piece of it, of one part, is read and decompressed by itself: some hundred rows
-ORDER_ROWS = 65_536  # put in order at once
+"""Bytes of rows that stay in memory: about half a million names."""
+RUN_BYTES = 32 << 20  # each piece, of one part, is read and decompressed separately: some hundred rows
+ORDER_ROWS = 65_536  # sorted at once
 NUMBER = "row_number"
-"""Column with the number of a row among all, where they are in several parts."""
+"""Column with a row's number among all rows, if they are in several parts."""
 DUPLICATE = "#duplicate-"
-"""Begins what is added to an id that was listed before: it lies in the part of the first one."""
+"""Start of the suffix of an id that was listed before; it is in the same part as the first one."""
 
 
 Number = TypeVar("Number", bound=np.unsignedinteger)
 
 
 class InParts(Protocol):
-    """Rows that are in one part or in several."""
+    """Rows in one part or several."""
 
     @property
     def num_parts(self) -> int:
-        """Number of parts that they are in."""
+        """Number of parts."""
 
 
 class HashedRows:
     """Rows with an `item_id`, in one part or in `NUM_PARTS`."""
 
     def __init__(self, tables: Iterable[pa.Table], schema: pa.Schema, *, memory_bytes: int | None = None) -> None:
-        """Take all rows.
-
-        Args:
-            tables: the rows, in their order.
-            schema: of the tables.
-            memory_bytes: of rows that stay in memory; none: `MEMORY_BYTES`.
-        """
+        """Take all rows in their order; up to `memory_bytes` (default `MEMORY_BYTES`) stay in memory."""
         limit = MEMORY_BYTES if memory_bytes is None else memory_bytes
         self.schema, self.num_rows = schema, 0
         self._kept: list[pa.Table] = []
@@ -73,7 +67,7 @@ class HashedRows:
 
     @property
     def num_parts(self) -> int:
-        """Number of parts that they are in: one where they are in memory, which other rows may need to be in more."""
+        """Number of parts: one if the rows are in memory; other rows may require a split into more."""
         return 1 if self._file is None else NUM_PARTS
 
     def tables(self) -> Iterator[pa.Table]:
@@ -81,11 +75,9 @@ class HashedRows:
         return (self.part(number, self.num_parts) for number in range(self.num_parts))
 
     def part(self, number: int, num_parts: int) -> pa.Table:
-        """Read the rows of a part in their order; where there are several, with their numbers as the column `NUMBER`.
+        """Read a part's rows in order; if there are several parts, with their numbers as column `NUMBER`.
 
-        Args:
-            number: of the part.
-            num_parts: of all rows that are compared with these: of `common_parts`.
+        `num_parts` comes from `common_parts` of all rows that are compared.
         """
         if num_parts == 1:
             return self._in_memory()
@@ -107,7 +99,6 @@ class HashedRows:
         return self._kept[0]
 
     def _spill(self) -> None:
-        """Write what is in memory to the file, sorted by part."""
         if self._file is None:
             self._file = SpillFile("lz4")
         rows, self._kept = self._kept, []
@@ -120,26 +111,22 @@ class HashedRows:
 
 
 def common_parts(*rows: InParts) -> int:
-    """Number of parts that rows are compared in: one where all are in memory."""
+    """Return the number of parts in which rows are compared: one if all are in memory."""
     return max(each.num_parts for each in rows)
 
 
 class RowsInOrder:
-    """Rows that are chosen of all parts, brought back into the order of the whole."""
+    """Rows chosen from all parts, restored to the order of the whole."""
 
     def __init__(self, *, memory_bytes: int | None = None) -> None:
-        """Begin without any.
-
-        Args:
-            memory_bytes: of rows that stay in memory; none: `MEMORY_BYTES`. More are on disk, and mapped.
-        """
+        """Start empty; rows beyond `memory_bytes` (default `MEMORY_BYTES`) go to disk and are memory-mapped."""
         self._limit = MEMORY_BYTES if memory_bytes is None else memory_bytes
         self._chosen: list[pa.Table] = []
         self._size_bytes = 0
         self._file: SpillFile | None = None
 
     def add(self, chosen: pa.Table) -> None:
-        """Add the rows that are chosen of one part, in their order."""
+        """Add the rows chosen from one part, in their order."""
         if self._chosen and not chosen.num_rows:
             return
         self._size_bytes += chosen.nbytes
@@ -151,7 +138,7 @@ class RowsInOrder:
         self._chosen.append(chosen)
 
     def table(self) -> pa.Table:
-        """All of them in their order, without numbers; one part is as it was."""
+        """Return all rows in order, without numbers; a single part is unchanged."""
         first = self._chosen[0]
         if NUMBER not in first.schema.names:
             return pa.concat_tables(self._chosen) if len(self._chosen) > 1 else first
@@ -167,7 +154,6 @@ def _map_file(file: SpillFile, rows: pa.Table) -> pa.Table:
 
 
 def _merge_tables(chosen: Sequence[pa.Table]) -> Iterator[pa.Table]:
-    """Merge tables, each in its order, window by window of their row numbers."""
     numbers = [table[NUMBER].to_numpy() for table in chosen]
     num_rows = sum(map(len, numbers))
     last = max(int(each[-1]) for each in numbers if len(each))
@@ -187,7 +173,6 @@ def _in_order(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _runs(tables: Sequence[pa.Table]) -> Iterator[pa.Table]:
-    """Gather tables into pieces of about `RUN_BYTES`; one that is larger is cut."""
     waiting: list[pa.Table] = []
     size_bytes = 0
     for table in tables:
@@ -208,7 +193,6 @@ def _number_rows(rows: pa.Table, first: int) -> pa.Table:
 
 
 def _by_part(rows: pa.Table) -> Iterator[pa.Table]:
-    """Yield the rows of each part, in their order."""
     parts = parts_of(rows["item_id"])
     order = np.argsort(parts, kind="stable")
     bounds = np.searchsorted(parts[order], np.arange(NUM_PARTS + 1))
@@ -217,17 +201,16 @@ def _by_part(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def parts_of(ids: pa.ChunkedArray) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    """Part of each id: uint8 (N,). An id and what a duplicate of it is named are in one part."""
+    """Return the part of each id: uint8 (N,). The suffix of a duplicate doesn't change the part."""
     return _compute_values(ids, f"(hash(split_part(id, '{DUPLICATE}', 1)) % {NUM_PARTS})::UTINYINT", np.uint8)
 
 
 def hashes_of(ids: pa.ChunkedArray) -> "np.ndarray[Any, np.dtype[np.uint64]]":
-    """Hash of each id: uint64 (N,)."""
+    """Return the hash of each id: uint64 (N,)."""
     return _compute_values(ids, "hash(id)", np.uint64)
 
 
 def _compute_values(ids: pa.ChunkedArray, expression: str, kind: type[Number]) -> "np.ndarray[Any, np.dtype[Number]]":
-    """Value of an expression of DuckDB for each `id`."""
     if not len(ids):
         return np.zeros(0, kind)
     with _database().cursor() as cursor:
@@ -237,8 +220,8 @@ def _compute_values(ids: pa.ChunkedArray, expression: str, kind: type[Number]) -
 
 @cache
 def _database() -> "duckdb.DuckDBPyConnection":
-    """Database without tables, which takes 12 ms to make; each caller has a cursor of its own."""
+    """Return a database without tables, which takes 12 ms to make; each caller uses its own cursor."""
     import duckdb
 
-    atexit.register(_database.cache_clear)  # else its library complains of what is left at the end
+    atexit.register(_database.cache_clear)  # otherwise its library complains about leftovers at exit
     return duckdb.connect(":memory:", config={"threads": "1"})

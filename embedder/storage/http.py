@@ -1,4 +1,4 @@
-"""HTTP of all clients: kept connections, to checked addresses where that is asked, and no read outlasts its time."""
+"""HTTP of all clients: kept connections, checked addresses on request, and no read beyond its deadline."""
 
 import ipaddress
 import logging
@@ -24,21 +24,21 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from embedder.storage.web_address import WebAddress
 
 Response = urllib3.BaseHTTPResponse
-"""Answer whose head has been read; its body is as it came, neither decompressed nor decoded."""
+"""Answer whose head has been read; its body is raw, neither decompressed nor decoded."""
 
-logging.getLogger("urllib3.connection").setLevel(logging.ERROR)  # it warns of each header that is none
+logging.getLogger("urllib3.connection").setLevel(logging.ERROR)  # it warns about each malformed header
 
 GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # an IPv4 address is in its last 32 bits
-PROXY_PORT = 3128  # where its address names none, as other programs take it
-# What `is_global` of some versions of Python lets through: protocols' own addresses (the metadata of Oracle's cloud),
-# Azure's for its machines, and documentation.
+PROXY_PORT = 3128  # if its address names none; other programs use the same
+# Addresses that `is_global` accepts in some Python versions: protocols' own (the metadata of Oracle's cloud), Azure's
+# for its machines, and documentation.
 RESERVED_V4 = tuple(map(ipaddress.IPv4Network, ("192.0.0.0/24", "168.63.129.16/32")))
 RESERVED_V6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "3fff::/20")))
 
 
 class PrivateAddressError(Exception):
-    """The server is not on the open internet; the message is what was found, as `photos.example is 10.0.0.1`."""
+    """The server is not on the open internet; the message says what was found, such as `photos.example is 10.0.0.1`."""
 
 
 class StoppedError(Exception):
@@ -46,36 +46,28 @@ class StoppedError(Exception):
 
 
 class Stop:
-    """Request to end others at once, whatever they wait for."""
+    """Signal that ends other requests at once, whatever they wait for."""
 
     def __init__(self) -> None:
         self._event, self._lock = threading.Event(), threading.Lock()
         self._sockets: set[socket.socket] = set()
 
     def set(self) -> None:
-        """End them: their sockets are shut, so that no read goes on."""
+        """End them by shutting their sockets, so that no read continues."""
         with self._lock:
             self._event.set()
             for each in self._sockets:
-                with suppress(OSError):  # not TLS's own way, which another thread may be inside of
+                with suppress(OSError):  # not TLS's own shutdown, which another thread may be in
                     socket.socket.shutdown(each, socket.SHUT_RDWR)
 
     def sleep(self, seconds: float) -> None:
-        """Wait.
-
-        Raises:
-            StoppedError: the request came.
-        """
+        """Wait, or raise StoppedError when the signal comes."""
         if self._event.wait(max(seconds, 0.0)):
             raise StoppedError
 
     @contextmanager
     def watch(self, opened: socket.socket) -> Iterator[None]:
-        """Have a socket shut when the request comes.
-
-        Raises:
-            StoppedError: it has come.
-        """
+        """Shut a socket when the signal comes; raise StoppedError if it has come."""
         with self._lock:
             if self._event.is_set():
                 raise StoppedError
@@ -93,9 +85,9 @@ class Limits:
 
     Attributes:
         idle_s: seconds without a byte.
-        ends_s: moment of `time.monotonic` at which all is over: a byte now and then does not win more time.
-        allow_private: whether the server may lie in a private network.
-        stop: request to end it.
+        ends_s: deadline on the clock of `time.monotonic`; a slow trickle of bytes doesn't extend it.
+        allow_private: whether the server may be in a private network.
+        stop: signal that ends the request.
     """
 
     idle_s: float
@@ -104,11 +96,7 @@ class Limits:
     stop: Stop = field(default_factory=Stop)
 
     def seconds(self) -> float:
-        """Return the seconds that one operation may take.
-
-        Raises:
-            TimeoutError: none are left.
-        """
+        """Return the seconds that one operation may take; raise TimeoutError if none are left."""
         left_s = self.ends_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("the time is over")
@@ -117,7 +105,7 @@ class Limits:
 
 @dataclass
 class _Exchange:
-    """Request under way in this thread, for the sockets and connections below urllib3."""
+    """Request in progress in this thread, for the sockets and connections below urllib3."""
 
     limits: Limits
     target: str
@@ -128,7 +116,7 @@ _exchange: ContextVar[_Exchange] = ContextVar("_exchange")
 
 
 class _PacedSocket(socket.socket):
-    """Socket whose every operation keeps to the limits of the request; `http.client` reads through `recv_into`."""
+    """Socket whose every operation obeys the request's limits; `http.client` reads through `recv_into`."""
 
     def connect(self, address: Any) -> None:
         limits = _exchange.get().limits
@@ -151,7 +139,7 @@ class _Connection(HTTPConnection):
     """Connection to one server, or to a proxy before it."""
 
     def _new_conn(self) -> socket.socket:
-        """Look the name up once and connect to what was found, so that no second answer can lead elsewhere."""
+        """Resolve the name once and connect to the result, so that a second answer can't lead elsewhere."""
         exchange = _exchange.get()
         exchange.has_connected, limits = True, exchange.limits
         found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
@@ -179,12 +167,12 @@ class _Connection(HTTPConnection):
 
     def connect(self) -> None:
         super().connect()
-        if not isinstance(self.sock, _PacedSocket):  # `_new_conn` is no public hook
+        if not isinstance(self.sock, _PacedSocket):  # `_new_conn` is not a public hook
             self.close()
             raise OSError("this version of urllib3 connects in another way, without the checks of addresses")
 
     def putrequest(self, method: str, url: str, *args: Any, **options: Any) -> None:
-        """Ask for the target as the address writes it; urllib3 has encoded it a second time."""
+        """Request the target as the address writes it; urllib3 has encoded it a second time."""
         super().putrequest(method, _exchange.get().target, *args, **options)
 
 
@@ -201,10 +189,9 @@ class _SecurePool(urllib3.HTTPSConnectionPool):
 
 
 class Connections:
-    """Kept connections to any servers; safe for threads."""
+    """Kept connections to any servers; thread-safe."""
 
     def __init__(self, max_hosts: int = 1, max_per_host: int = 256) -> None:
-        """Open nothing yet."""
         self._max_hosts, self._max_per_host = max_hosts, max_per_host
         self._managers: dict[tuple[str, str | None], urllib3.PoolManager] = {}
 
@@ -219,16 +206,15 @@ class Connections:
         *,
         use_proxy: bool = False,
     ) -> Iterator[Response]:
-        """Send a request, on a kept connection or on a new one where that has been closed meanwhile.
+        """Send a request on a kept connection, or on a new one if that has been closed.
 
-        Yields:
-            The answer with its head; its body is read in the block, as it comes. Redirects are not followed. Left
-            before the body's end, it takes its connection with it.
+        Yields the answer after its head. Read the body within the block, as it comes; leaving the block before the
+        body's end closes the connection. Redirects are not followed.
 
         Raises:
             OSError, HTTPException: of the system, of TLS, or of `http.client`, also from within the block.
-            PrivateAddressError: the server lies in a private network.
-            StoppedError: the request to end came.
+            PrivateAddressError: the server is in a private network.
+            StoppedError: the stop signal came.
         """
         proxy = proxy_for(address) if use_proxy else None
         target = address.target if proxy is None or address.scheme == "https" else address.url
@@ -294,7 +280,7 @@ class Connections:
 
 
 def _cause(error: BaseException) -> OSError | HTTPException:
-    """Error of the system or of `http.client` that one of urllib3 stands for."""
+    """Return the error of the system or of `http.client` behind an error of urllib3."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, OSError | HTTPException):
         found = found.__cause__ or found.__context__
@@ -302,12 +288,10 @@ def _cause(error: BaseException) -> OSError | HTTPException:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the open internet: not private, local, shared (CGNAT), reserved or a cloud's own.
+    """Return whether an IP address is public: not private, local, shared (CGNAT), reserved or a cloud's own.
 
-    An IPv6 address that stands for an IPv4 one (mapped, 6to4, NAT64) is judged as that one.
-
-    Raises:
-        ValueError: it is no IP address.
+    An IPv6 address that stands for an IPv4 one (mapped, 6to4, NAT64) is judged by that one. Raises ValueError if
+    `address` is no IP address.
     """
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv4Address):
@@ -321,12 +305,12 @@ def is_public(address: str) -> bool:
 
 
 def proxy_for(address: WebAddress) -> str | None:
-    """Find the proxy that the environment names for an address; None where it names none, or exempts the host."""
+    """Return the proxy that the environment names for an address; None if it names none or exempts the host."""
     return None if proxy_bypass(address.host) else getproxies().get(address.scheme)
 
 
 def retry_after_s(response: Response) -> float | None:
-    """Seconds of `Retry-After`, which is a number or a date; None where it is neither, or missing."""
+    """Return the seconds of `Retry-After`, a number or a date; None if it is neither, or missing."""
     after = response.headers.get("Retry-After", "").strip()
     with suppress(ValueError, TypeError, OverflowError):
         if after.replace(".", "", 1).isdecimal():

@@ -1,13 +1,13 @@
-"""The reason that one item can't be used: a reject of that item, never the end of a run."""
+"""The reason why one item can't be used: a reject of that item, never the end of a run."""
 
 
 class ItemError(Exception):
-    """One item could not be read or decoded; its neighbours are not concerned.
+    """One item could not be read or decoded; other items are not affected.
 
     Attributes:
-        error_type: a short stable name that rejects are counted by, such as `FileNotFound` or `TooManyPixels`.
+        error_type: a short stable name by which rejects are counted, such as `FileNotFound` or `TooManyPixels`.
         message: one line for people.
-        transient: the item need not be to blame (a time-out, a disk that can't be read): trying again later may help.
+        transient: the item may not be to blame (a time-out, an unreadable disk), so a retry may help.
     """
 
     def __init__(self, error_type: str, message: str, transient: bool = False) -> None:

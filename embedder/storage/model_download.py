@@ -1,4 +1,4 @@
-"""From a model's name to a local folder: a path, a hub id, or an s3:// or gs:// URI that is downloaded once."""
+"""Resolves a model's name to a local folder: a path, a hub id, or an s3:// or gs:// URI that is downloaded once."""
 
 import fcntl
 import hashlib
@@ -23,18 +23,18 @@ from shards.shard_specs import ShardSpec, whole_model
 from shards.tensor_shapes import shard_shapes
 from shards.weights import MAX_HEADER_BYTES, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, TensorEntry, read_header, read_index
 
-# Data only: no pickles, no code. Those of tokenisers (.txt, .model) are for what `embedder model import` reads.
+# Data only: no pickles, no code. Tokeniser files (.txt, .model) are for `embedder model import`.
 ALLOWED_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
 # For a plan.
 CONFIG_FILES = ("*.json",)
-# Pickled weights, which that import turns into safetensors without running code.
+# Pickled weights, which `embedder model import` turns into safetensors without running code.
 PICKLED_FILES = ("*pytorch_model*.bin",)
-# What tells which weights a shard needs.
+# Files that say which weights a shard needs.
 SHARD_FILES = (CONFIG_FILE, WEIGHTS_INDEX_FILE)
 
 HELD_FILE = "held_tensors.json"  # names of the tensors that a file of weights holds so far; the rest of it is zeros
-HEADER_BYTES = 1 << 20  # of the first request for such a file; the header of most fits
-GAP_BYTES = 256 << 10  # between two needed tensors: fetched along, which takes less than a request
+HEADER_BYTES = 1 << 20  # size of the first request for such a file; most headers fit
+GAP_BYTES = 256 << 10  # gap between two needed tensors that is fetched along, which is cheaper than a request
 
 HUB_SCHEMES = ("hf://", "hf-hub:", "hf:")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
@@ -42,13 +42,13 @@ _NAMED_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
 
 
 def resolve_model(uri: str | Path, shard: ShardSpec | None = None) -> Path:
-    """Find a model folder, downloading it where it isn't local; those of object stores go to the user's cache folder.
+    """Return a model's local folder; download it if necessary, from object stores to the user's cache folder.
 
     Args:
         uri: a local folder; `s3://` or `gs://` and a prefix; `org/name`, `hf:org/name`, `hf://org/name` or
             `hf-hub:org/name` on the Hugging Face hub, with `@revision` if wanted.
-        shard: download no more than the configuration and what these layers need: of a bucket their tensors, of the
-            hub the files that hold them.
+        shard: download only the configuration and what these layers need: from a bucket their tensors, from the hub
+            the files that hold them.
 
     Returns:
         The local folder; its content is not checked.
@@ -60,14 +60,10 @@ def resolve_model(uri: str | Path, shard: ShardSpec | None = None) -> Path:
 
 
 def resolve_checkpoint(uri: str | Path, *, config_only: bool = False) -> Path:
-    """Find the folder of a checkpoint as `resolve_model` does; with pickled weights where there are no safetensors.
+    """Return a checkpoint's folder as `resolve_model` does, with pickled weights if there are no safetensors.
 
-    Args:
-        uri: as for `resolve_model`.
-        config_only: download its JSON files alone.
-
-    Raises:
-        ModelError: there is no such folder, or it can't be downloaded.
+    `config_only` downloads only its JSON files. Raises ModelError if there is no such folder, or it can't be
+    downloaded.
     """
     if config_only:
         return _resolve(uri, CONFIG_FILES)
@@ -79,7 +75,7 @@ def resolve_checkpoint(uri: str | Path, *, config_only: bool = False) -> Path:
 
 
 def model_name(uri: str | Path) -> str:
-    """Give the last part of a model's address, without a hub id's revision."""
+    """Return the last part of a model's address, without a hub id's revision."""
     hub_id = _hub_id(uri)
     return Path(uri if hub_id is None else hub_id.partition("@")[0]).name
 
@@ -100,7 +96,7 @@ def _resolve(uri: str | Path, allowed: Sequence[str], shard: ShardSpec | None = 
 
 
 def _hub_id(uri: str | Path) -> str | None:
-    """Id on the hub, and revision; without a scheme only where no file or folder is called so."""
+    """Return hub id and revision; without a scheme only if no file or folder has that name."""
     text = str(uri)
     for scheme in HUB_SCHEMES:
         if text.startswith(scheme):
@@ -110,7 +106,7 @@ def _hub_id(uri: str | Path) -> str | None:
 
 
 def _download_hub(hub_id: str, allowed: Sequence[str]) -> Path:
-    """Find a snapshot in the hub's cache; what lacks there is downloaded, unless HF_HUB_OFFLINE is set."""
+    """Return a snapshot in the hub's cache; download what is missing, unless HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError
 
@@ -120,7 +116,7 @@ def _download_hub(hub_id: str, allowed: Sequence[str]) -> Path:
             f"hf:{hub_id}: this is no id of the Hugging Face hub; give hf:org/name or hf:org/name@revision"
         )
     try:
-        # Folders of a repository hold the same model for other programs.
+        # Subfolders of a repository hold the same model for other programs.
         return Path(
             snapshot_download(name, revision=revision or None, allow_patterns=[*allowed], ignore_patterns=["*/*"])
         )
@@ -139,12 +135,11 @@ def _download_hub(hub_id: str, allowed: Sequence[str]) -> Path:
 
 
 def _download_hub_shard(hub_id: str, shard: ShardSpec) -> Path:
-    """Find the same with the weight files that a shard needs, and no others."""
     folder = _download_hub(hub_id, SHARD_FILES)
     weights = [WEIGHTS_FILE]
     if (folder / WEIGHTS_INDEX_FILE).is_file():
         weights = _needed_files(folder, shard_shapes(load_model_config(folder), shard))
-    # A snapshot is named by its commit; a branch may have moved on.
+    # A snapshot is named after its commit; a branch may have moved.
     return _download_hub(f"{hub_id.partition('@')[0]}@{folder.name}", [*SHARD_FILES, *weights])
 
 
@@ -163,16 +158,10 @@ def _download_prefix(uri: str, allowed: Sequence[str], shard: ShardSpec | None) 
 
 
 def download_model(store: Any, uri: str, cache: Path, allowed: Sequence[str] = ALLOWED_FILES) -> Path:
-    """Copy the allowed files at the root of an object store into the cache, once for each of their versions.
+    """Copy the allowed files at the root of an object store into the cache, once per version.
 
-    Args:
-        store: an obstore store, rooted at the model folder.
-        uri: the user's name of it, for messages.
-        cache: holds a folder for each downloaded version; processes wait for one another.
-        allowed: patterns of the names of the files.
-
-    Raises:
-        ModelError: there are no files.
+    `store` is an obstore store rooted at the model folder, which messages call `uri`. `cache` has a folder for each
+    downloaded version; processes wait for each other. Raises ModelError if there are no files.
     """
     objects = _list_objects(store, uri, allowed)
     folder = cache / _version_name(uri, objects)
@@ -185,19 +174,11 @@ def download_model(store: Any, uri: str, cache: Path, allowed: Sequence[str] = A
 
 
 def download_shard(store: Any, uri: str, cache: Path, shard: ShardSpec) -> Path:
-    """Copy what a shard needs of a model into the cache, beside what other shards needed; each tensor or file once.
+    """Copy what a shard needs of a model into the cache, next to what other shards needed; each tensor or file once.
 
-    The copy has a folder of its own, as one without all weights must not be taken for a whole one. Where there is a
-    whole one, or all is needed, that is used.
-
-    Args:
-        store: an obstore store, rooted at the model folder.
-        uri: the user's name of it, for messages.
-        cache: holds a folder for each downloaded version; processes wait for one another.
-        shard: the layers.
-
-    Raises:
-        ModelError: there are no files, or those that tell what the shard needs are broken.
+    The copy has its own folder, as a model without all weights must not pass for a whole one. If a whole one is there,
+    or all is needed, that is used. `store`, `uri` and `cache` are as in `download_model`. Raises ModelError if there
+    are no files, or those that say what the shard needs are broken.
     """
     objects = _list_objects(store, uri, ALLOWED_FILES)
     whole = cache / _version_name(uri, objects)
@@ -238,7 +219,7 @@ def _version_name(uri: str, objects: Iterable[Any]) -> str:
 
 @contextmanager
 def _lock(cache: Path, name: str) -> Iterator[None]:
-    """Keep other processes of this machine from writing the same folder; the kernel ends it when the process dies."""
+    """Keep other processes of this machine from writing the same folder; the kernel unlocks when the process dies."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -246,7 +227,7 @@ def _lock(cache: Path, name: str) -> Iterator[None]:
 
 
 def _needed_files(folder: Path, names: Collection[str]) -> list[str]:
-    """Names of the weight files that hold some tensors, by the index in the folder."""
+    """Return the names of the weight files that hold the tensors, by the folder's index."""
     files = read_index(folder / WEIGHTS_INDEX_FILE, "safetensors")
     return sorted({files[name] for name in names if name in files})
 
@@ -258,14 +239,13 @@ def _download_missing(store: Any, uri: str, objects: Iterable[Any], folder: Path
 
 
 def _download_object(store: Any, uri: str, item: Any, folder: Path) -> None:
-    """Copy a file of the listed version."""
     ranges = _open_ranges(store, uri, item)
     with atomic_write(folder / Path(item["path"]).name) as file:
         _copy_range(ranges, file, 0, ranges.size)
 
 
 def _download_tensors(store: Any, uri: str, item: Any, folder: Path, names: Collection[str]) -> None:
-    """Fill in the tensors that are needed and missing; the file has its full length, and holes where others lie."""
+    """Fill in the needed tensors that are missing; the file has its full length, with holes for other tensors."""
     path, held_path = folder / Path(item["path"]).name, folder / HELD_FILE
     ranges = _open_ranges(store, uri, item)
     if not path.exists():
@@ -280,13 +260,13 @@ def _download_tensors(store: Any, uri: str, item: Any, folder: Path, names: Coll
             file.seek(start)
             _copy_range(ranges, file, start, stop)
         file.flush()
-        os.fsync(file.fileno())  # or a crash of the machine could leave zeros that count as held
+        os.fsync(file.fileno())  # otherwise a crash could leave zeros that count as held
     with atomic_write(held_path) as file:
         file.write(json.dumps(sorted(held.union(missing))).encode())
 
 
 def _download_header(ranges: ObjectRanges, path: Path) -> None:
-    """Make a file of the object's length with the header of a safetensors file, which says where the tensors lie."""
+    """Create a file of the object's length with its safetensors header, which says where the tensors are."""
     head = ranges.read_at(0, HEADER_BYTES)
     stop = 8 + int.from_bytes(head[:8], "little")
     with atomic_write(path) as file:
@@ -297,7 +277,7 @@ def _download_header(ranges: ObjectRanges, path: Path) -> None:
 
 
 def _joined_ranges(entries: Iterable[TensorEntry]) -> list[tuple[int, int]]:
-    """Byte ranges of tensors in the order of the file; neighbours that lie closer than `GAP_BYTES` are one."""
+    """Return byte ranges of tensors in file order; ranges closer than `GAP_BYTES` are merged."""
     joined: list[tuple[int, int]] = []
     for entry in sorted(entries, key=lambda entry: entry.start):
         if joined and entry.start - joined[-1][1] <= GAP_BYTES:
@@ -313,7 +293,7 @@ def _open_ranges(store: Any, uri: str, item: Any) -> ObjectRanges:
 
 
 def _copy_range(ranges: ObjectRanges, file: BinaryIO, start: int, stop: int) -> None:
-    """Copy piece by piece, so that no request has to carry all of a large file in its time."""
+    """Copy piece by piece, so that no request has to carry a large file within its time."""
     for offset in range(start, min(stop, ranges.size), PIECE_BYTES):
         file.write(ranges.read_at(offset, min(PIECE_BYTES, stop - offset)))
 

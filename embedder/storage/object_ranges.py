@@ -6,23 +6,20 @@ from typing import Any
 
 from embedder.storage.object_stores import ObjectStoreError
 
-# A small part file comes whole with its footer, in one request; of a large one this holds the footer.
+# A small part file comes whole with its footer in one request; for a large one this covers the footer.
 TAIL_BYTES = 256 << 10
 # One request reads this much ahead: a tar of small members is then streamed, one of large members is skipped through.
 AHEAD_BYTES = 4 << 20
-# The most that one request carries; `object_stores` says why.
+# Maximum size of one request; `object_stores` says why.
 PIECE_BYTES = 16 << 20
 
 
 class ObjectRanges:
-    """Random access to an object; one that is replaced meanwhile is an error, not a mixture.
+    """Random access to an object; if it is replaced meanwhile, that is an error, not a mixture.
 
     One window of the object is kept in memory: its end (`tail_bytes`) for readers of a Parquet footer and then of some
-    columns, or the latest block (`ahead_bytes`) for readers that go forward in small steps.
-
-    Attributes:
-        size: of the object, in bytes.
-        version: its ETag, or its time where the store has none; another one means another content.
+    columns, or the latest block (`ahead_bytes`) for readers that advance in small steps. `version` is the ETag, or the
+    time of the last change if the store has none; another version means other content.
     """
 
     def __init__(
@@ -35,15 +32,15 @@ class ObjectRanges:
         ahead_bytes: int = 0,
         meta: Any = None,
     ) -> None:
-        """Ask for the object's size and version, and read its end where that is to be kept.
+        """Get the object's size and version, and read its end if that is to be kept.
 
         Args:
             store: an obstore store.
             key: the object's path in it.
-            named_errors: makes a context around each request, which turns its errors into the caller's.
+            named_errors: makes a context around each request that turns its errors into the caller's.
             tail_bytes: size of the end that is read now and kept.
             ahead_bytes: size of the block that a smaller read fetches and keeps; 0 reads nothing ahead.
-            meta: the object's listing entry; with it the store is not asked again, and its version is the one read.
+            meta: the object's listing entry, which saves the request and determines the version that is read.
         """
         self._store, self._key, self._named_errors = store, key, named_errors
         if meta is None:
@@ -57,7 +54,7 @@ class ObjectRanges:
         self._window = self._get(self._start, self.size)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Read up to `length` bytes; fewer only where the object ends."""
+        """Read up to `length` bytes; fewer only at the object's end."""
         stop = min(offset + length, self.size)
         if stop <= offset:
             return b""
@@ -70,15 +67,11 @@ class ObjectRanges:
         return self._window[offset - self._start : stop - self._start]
 
     def close(self) -> None:
-        """Forget the window; connections belong to the bucket's client."""
+        """Drop the window; connections belong to the bucket's client."""
         self._window = b""
 
     def _get(self, start: int, stop: int) -> bytes:
-        """Ask for one range.
-
-        Raises:
-            OSError: the object was replaced, unless `named_errors` turns that into another error.
-        """
+        """Request one range; OSError if the object was replaced, unless `named_errors` turns it into another error."""
         if start >= stop:
             return b""
         from obstore.exceptions import PreconditionError
@@ -96,5 +89,5 @@ class ObjectRanges:
 
 
 def object_version(etag: str | None, moment: Any) -> str:
-    """Name the state of an object: its ETag, else the time of its last change."""
+    """Return an object's version: its ETag, else the time of its last change."""
     return etag.strip('"') if etag else str(moment.isoformat())

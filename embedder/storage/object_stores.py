@@ -1,8 +1,8 @@
-"""Object stores (`s3://`, `gs://`, `az://`): their addresses, their clients, and the meaning of their errors.
+"""Object stores (`s3://`, `gs://`, `az://`): addresses, clients, and explanations of their errors.
 
 Sources, model folders and stores all use these clients. Credentials come from the usual places and never from a URI:
-the variables of the environment, the profiles of `~/.aws` (read by boto3, the extra `s3`), web identity, the metadata
-of the instance. They never reach a message.
+environment variables, profiles in `~/.aws` (read by boto3, the extra `s3`), web identity, instance metadata. They never
+appear in a message.
 """
 
 import functools
@@ -17,8 +17,8 @@ from typing import Any
 
 OBJECT_STORES = ("s3://", "gs://", "az://")
 
-# Every request ends, after a number of tries or a time. Uploads and downloads go in pieces of 16 MB at most, which a
-# line of 3 Mbit/s still carries in a minute.
+# Every request ends after a number of tries or a time. Uploads and downloads use pieces of at most 16 MB, which a line
+# of 3 Mbit/s still carries in a minute.
 CONNECT_TIMEOUT_S = 10
 TIMEOUT_S = 60
 MAX_RETRIES = 6
@@ -30,7 +30,7 @@ _STATUS = re.compile(r"status code\W*(\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _EXPECTED_REGION = re.compile(r"expecting '([a-z0-9-]+)'|<Region>([a-z0-9-]+)</Region>")
 _WRONG_REGION_CODES = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
-_TRANSIENT_STATUSES = (408, 409, 425, 429)  # too slow, at the same time as another, too early, too many
+_TRANSIENT_STATUSES = (408, 409, 425, 429)  # too slow, concurrent, too early, too many
 _METADATA_SERVICES = ("169.254.169.254", "/latest/api/token", "metadata.google.internal", "/metadata/identity")
 _SECRET_VARIABLE = re.compile(r"(AWS|AZURE|GOOGLE)_.*(KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL)")
 
@@ -66,7 +66,7 @@ class ObjectStoreError(Exception):
     Attributes:
         kind: `FileNotFound`, `NoBucket`, `PermissionDenied`, `NoCredentials`, `WrongRegion`, `Changed`, `BadUri`,
             `RequestRefused` or `NetworkError`.
-        message: one line: the place, the finding, the rule or the cure; without any secret.
+        message: one line without secrets: the place, the finding, the rule or the remedy.
         transient: whether the same request may succeed later.
     """
 
@@ -76,15 +76,14 @@ class ObjectStoreError(Exception):
 
 
 def is_remote(path: str) -> bool:
-    """Whether the path lies in an object store."""
+    """Return whether the path is in an object store."""
     return path.startswith(OBJECT_STORES)
 
 
 def split_place(uri: str) -> tuple[str, str]:
     """Split `s3://bucket/a/b` into the bucket's root, `s3://bucket`, and the key below it.
 
-    Raises:
-        ObjectStoreError: no bucket is named, or there are credentials in the URI (which is then not quoted).
+    Raises ObjectStoreError if no bucket is named, or the URI (then not quoted) contains credentials.
     """
     scheme, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")
@@ -101,15 +100,15 @@ def split_place(uri: str) -> tuple[str, str]:
 
 
 def without_credentials(uri: str) -> str:
-    """Strip a URI of `key:secret@` and of its query (signed URIs carry secrets there), for messages and tables.
+    """Strip `key:secret@` and the query (signed URIs carry secrets there) from a URI, for messages and tables.
 
-    Paths in buckets stand as they are; only the part before the bucket is taken out there.
+    Of a bucket URI only the part before the bucket is stripped; its path stays as it is.
     """
     scheme, mark, rest = uri.partition("://")
     if not mark:
         return uri
     authority = rest.partition("/")[0]
-    if "@" in authority or (":" in authority and "@" in rest):  # a secret may hold slashes
+    if "@" in authority or (":" in authority and "@" in rest):  # a secret may contain slashes
         rest = "***@" + rest.rpartition("@")[2]
     if not is_remote(uri):
         rest = rest.partition("?")[0]
@@ -119,13 +118,8 @@ def without_credentials(uri: str) -> str:
 def open_place(uri: str, within_s: float | None = None) -> Any:
     """Make a client rooted at a folder of a bucket.
 
-    Args:
-        uri: of the folder.
-        within_s: seconds after which the client has given up each of its requests, all tries together; by default it
-            takes its time.
-
-    Raises:
-        ObjectStoreError: the URI is invalid, or the chosen AWS profile can't be used.
+    The client gives up each request after `within_s` seconds, all tries together; by default it takes its time. Raises
+    ObjectStoreError if the URI is invalid or the chosen AWS profile can't be used.
     """
     root, key = split_place(uri)
     return bucket_store(f"{root}/{key}".rstrip("/"), within_s)
@@ -133,9 +127,9 @@ def open_place(uri: str, within_s: float | None = None) -> Any:
 
 @functools.lru_cache(maxsize=32)
 def bucket_store(root: str, within_s: float | None = None) -> Any:
-    """Make the client of one bucket or of a folder in it (`s3://bucket`), once per process.
+    """Make the client of a bucket or of a folder in it (`s3://bucket`), once per process.
 
-    A request is tried again while less than `retry_timeout` has passed; so the last try may end `timeout` later.
+    A request is retried while less than `retry_timeout` has passed, so the last try may end `timeout` later.
     """
     from obstore.store import from_url
 
@@ -164,11 +158,8 @@ def bucket_store(root: str, within_s: float | None = None) -> Any:
 def storage_options(uri: str) -> dict[str, str]:
     """Return the options of the same client for deltalake; empty for a local path.
 
-    deltalake reads the environment and the metadata of the instance, but no profiles (1.6.6), so a profile's keys are
-    among the options: never log them.
-
-    Raises:
-        ObjectStoreError: the chosen AWS profile can't be used.
+    deltalake reads the environment and instance metadata but no profiles (1.6.6), so the options include a profile's
+    keys: never log them. Raises ObjectStoreError if the chosen AWS profile can't be used.
     """
     if not is_remote(uri):
         return {}
@@ -192,19 +183,16 @@ def storage_options(uri: str) -> dict[str, str]:
 
 
 def _is_plain_endpoint(config: Mapping[str, str]) -> bool:
-    """Whether the S3 endpoint is named without TLS, as for a MinIO on this machine; that is a choice of the user."""
+    """Return whether the user chose an S3 endpoint without TLS, such as MinIO on this machine."""
     named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return (named or config.get("endpoint", "")).startswith("http://")
 
 
 def profile_settings() -> tuple[dict[str, str], Any]:
-    """Read the chosen profile of `~/.aws` (`AWS_PROFILE`, else `default`): clients read only the environment.
+    """Read the chosen profile of `~/.aws` (`AWS_PROFILE`, else `default`), since clients read only the environment.
 
-    Returns:
-        Settings for obstore's S3 client, and a credential provider or None; a variable wins over the profile.
-
-    Raises:
-        ObjectStoreError: the profile is named and boto3 is not installed, or the profile can't be used.
+    Returns settings for obstore's S3 client, and a credential provider or None; environment variables take precedence.
+    Raises ObjectStoreError if the profile can't be used, or is named while boto3 is not installed.
     """
     is_named = bool(os.environ.get("AWS_PROFILE"))
     files = tuple(Path(os.environ.get(name) or f"~/.aws/{file}").expanduser() for name, file in _PROFILE_FILES.items())
@@ -238,11 +226,10 @@ def profile_settings() -> tuple[dict[str, str], Any]:
 
 @functools.lru_cache(maxsize=8)
 def _session(name: str | None, files: tuple[Path, ...]) -> Any:
-    """Make botocore's session once per process: all clients then share one single sign-on or assumed role.
+    """Make botocore's session once per process, so that all clients share one single sign-on or assumed role.
 
-    Args:
-        name: of the profile; none means `default`, which need not exist (the session is then None).
-        files: the files that botocore reads; they tell one cached session from another.
+    No name means `default`; if that doesn't exist, the session is None. `files`, which botocore reads, are part of the
+    cache key.
     """
     import botocore.session
 
@@ -254,7 +241,6 @@ def _session(name: str | None, files: tuple[Path, ...]) -> Any:
 
 
 def _provider(session: Any) -> Any:
-    """Make the provider of a profile's credentials; None where the profile has none."""
     from obstore.auth.boto3 import Boto3CredentialProvider
 
     return Boto3CredentialProvider(session) if session.get_credentials() else None
@@ -262,7 +248,7 @@ def _provider(session: Any) -> Any:
 
 @contextmanager
 def _profile_errors() -> Iterator[None]:
-    """Turn errors of botocore into an ObjectStoreError; their messages name profiles and files, and quote no keys."""
+    """Turn botocore errors into ObjectStoreError; their messages name profiles and files but quote no keys."""
     from botocore.exceptions import BotoCoreError
 
     try:
@@ -277,7 +263,7 @@ def _profile_errors() -> Iterator[None]:
 
 @contextmanager
 def named_errors(place: str) -> Iterator[None]:
-    """Turn errors of obstore into an ObjectStoreError."""
+    """Turn obstore errors into ObjectStoreError."""
     from obstore.exceptions import BaseError
 
     try:
@@ -287,12 +273,7 @@ def named_errors(place: str) -> Iterator[None]:
 
 
 def explain(error: Exception, place: str) -> ObjectStoreError:
-    """Name the meaning of an error of obstore, or of another client of the same library.
-
-    Args:
-        error: any; its quotation of the server's answer is read, and only the answer's code is quoted again.
-        place: the URI that was asked for.
-    """
+    """Explain an error of an obstore-like client at `place`, quoting only the code of the server's answer."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     status = int(match[1]) if (match := _STATUS.search(text)) else 0
     code = match[1] if (match := _CODE.search(text)) else ""
@@ -320,7 +301,7 @@ def _regions(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Shorten an error's own words to a line without the server's answer and without any secret."""
+    """Shorten an error's own text to one line, without the server's answer and without secrets."""
     text = re.split(r"<|Debug source", text, maxsplit=1)[0]
     text = re.sub(r"//[^/\s@]+@", "//***@", " ".join(text.replace("↳", "").split()))
     for name, value in os.environ.items():

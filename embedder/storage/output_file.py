@@ -1,4 +1,4 @@
-"""Files that a command is told to write: checked before the work that they are for."""
+"""Output files that a user names: checked before the work whose result they get."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -8,14 +8,7 @@ from embedder.errors import ConfigError
 
 
 def check_output_file(path: Path, formats: Collection[str], name: str) -> str:
-    """Check that a file can be written; no folder is made for it.
-
-    Returns:
-        The suffix, in lower case.
-
-    Raises:
-        ConfigError: the suffix names no known format, the folder is missing, or the file is a folder.
-    """
+    """Return a writable file's suffix in lower case; ConfigError if its format, folder or type is wrong."""
     suffix = path.suffix.lower()
     if suffix not in formats:
         found = f"its suffix is {path.suffix}" if path.suffix else "it has no suffix"
@@ -27,11 +20,7 @@ def check_output_file(path: Path, formats: Collection[str], name: str) -> str:
 
 
 def check_parent_folder(path: Path, name: str) -> None:
-    """Check that the folder is there that a file or folder is to be written into.
-
-    Raises:
-        ConfigError: it is missing, or is a file.
-    """
+    """Raise ConfigError if the parent folder of a file or folder to be written is missing or is a file."""
     if not path.parent.is_dir():
         found = f"{path.parent} is no folder" if path.parent.exists() else f"there is no folder {path.parent}"
         cure = (

@@ -1,4 +1,4 @@
-"""Parquet files that are read by ranges."""
+"""Parquet files read by ranges."""
 
 from collections.abc import Sequence
 
@@ -9,20 +9,16 @@ from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.object_ranges import PIECE_BYTES
 
 FOOTER_END_BYTES = 8
-"""The footer's length, in four bytes, and the mark of a Parquet file."""
+"""The footer's length in four bytes, and a Parquet file's magic bytes."""
 
 
 def read_parquet(ranges: ByteRanges, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a Parquet file: of its bytes the footer, and the wanted columns.
+    """Read the footer and the wanted columns of a Parquet file; columns that it lacks are left out, None means all.
 
-    Arrow's threads decode them from memory of Arrow. Bytes of Python they could let go of only with the interpreter's
-    lock, after the table is there: where the interpreter is ending by then, that aborts the process.
-
-    Args:
-        ranges: the file.
-        columns: names of columns; None: all; those that the file lacks are left out.
+    Arrow's threads decode them from Arrow memory. Releasing Python bytes would need the interpreter's lock after the
+    table is there: if the interpreter is ending by then, that aborts the process.
     """
-    memory = pa.allocate_buffer(ranges.size)  # as large as the file; what is never written to takes no room
+    memory = pa.allocate_buffer(ranges.size)  # as large as the file; pages that are never written take no memory
     length = int.from_bytes(ranges.read_at(max(0, ranges.size - FOOTER_END_BYTES), 4), "little")
     _fill(memory, ranges, ranges.size - FOOTER_END_BYTES - length, ranges.size)
     file = pq.ParquetFile(pa.BufferReader(memory), pre_buffer=False)
@@ -32,7 +28,7 @@ def read_parquet(ranges: ByteRanges, columns: Sequence[str] | None = None) -> pa
 
 
 def _fill(memory: pa.Buffer, ranges: ByteRanges, start: int, stop: int) -> None:
-    """Fetch bytes to their place; a damaged footer may name places outside of the file."""
+    """Fetch bytes to their position; a damaged footer may name positions outside the file."""
     start, stop = max(0, start), min(stop, ranges.size)
     for begin in range(start, stop, PIECE_BYTES):
         end = min(begin + PIECE_BYTES, stop)
@@ -40,7 +36,7 @@ def _fill(memory: pa.Buffer, ranges: ByteRanges, start: int, stop: int) -> None:
 
 
 def _places(footer: pq.FileMetaData, columns: Sequence[str] | None) -> list[tuple[int, int]]:
-    """Start and stop of the wanted columns in each row group; `a` names `a.list.element`, too, as in pyarrow."""
+    """Return start and stop of the wanted columns in each row group; as in pyarrow, `a` includes `a.list.element`."""
     paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
     wanted = [
         number
@@ -56,7 +52,7 @@ def _places(footer: pq.FileMetaData, columns: Sequence[str] | None) -> list[tupl
 
 
 def _join(places: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join places that touch, in their order: each request waits for its answer."""
+    """Join adjacent ranges in order, as each request waits for its answer."""
     joined: list[tuple[int, int]] = []
     for start, stop in places:
         if joined and start <= joined[-1][1]:

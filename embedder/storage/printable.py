@@ -1,18 +1,15 @@
-r"""Text made visible: characters that control a terminal or can't be seen become escapes (`\x1b`, `\u202e`).
-
-For display alone: JSON and tables of the store keep every character as it is.
-"""
+r"""Text made visible for display: control and invisible characters become escapes (`\x1b`, `\u202e`)."""
 
 import re
 
-# Unicode's categories Cc, Cs, Zl and Zp, and Cf but for the Arabic and Kaithi signs that are drawn around digits.
+# Unicode categories Cc, Cs, Zl, Zp, and Cf except the Arabic and Kaithi signs that are drawn around digits.
 _UNSEEN = (
     r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     r"\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
 _EMOJI = r"\u2190-\u2bff\U0001f000-\U0001faff"
 _JOINING_LETTERS, _INDIC_LETTERS = r"\u0620-\u08ff\u0900-\u1cff", r"\u0900-\u0dff"
-# Joiners are spelling in Persian and Indic words and hold families of emoji together; tags tell the flag of a region.
+# Joiners are spelling in Persian and Indic words and hold emoji families together; tags encode a region's flag.
 _SPELLING = "|".join(
     (
         rf"(?<=[{_EMOJI}\ufe0f])\u200d(?=[{_EMOJI}])",
@@ -26,15 +23,10 @@ _NAMES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def printable(text: str, max_characters: int | None = None) -> str:
-    r"""Write a text so that it is one line which shows all that it holds.
+    r"""Return a text as one line that shows everything in it.
 
-    Args:
-        text: anything, as it came from a name, a caption or a message.
-        max_characters: a longer one loses its middle to an ellipsis.
-
-    Returns:
-        The text; control characters, marks of direction, invisible characters and line breaks are escapes, and the
-        bytes of a name that is no UTF-8 are `\xff`.
+    Control characters, direction marks, invisible characters and line breaks become escapes, and bytes of a name that
+    isn't UTF-8 become `\xff`. A text longer than `max_characters` loses its middle to an ellipsis.
     """
     if not (text.isascii() and text.isprintable()):
         text = _ESCAPED.sub(_escape, text)
@@ -42,7 +34,7 @@ def printable(text: str, max_characters: int | None = None) -> str:
 
 
 def shorten(text: str, max_characters: int) -> str:
-    """Cut the middle out of a long text: names differ at their ends, messages end with the cure."""
+    """Cut the middle out of a long text: names differ at their ends, messages end with the remedy."""
     if len(text) <= max_characters:
         return text
     num_last = max_characters // 4
@@ -62,7 +54,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def is_text(name: str) -> bool:
-    """Whether a name can be stored as UTF-8; file systems also hold names that can't."""
+    """Return whether a name can be stored as UTF-8; file systems also hold names that can't."""
     if name.isascii():
         return True
     try:
@@ -73,8 +65,8 @@ def is_text(name: str) -> bool:
 
 
 def readable(name: str) -> str:
-    r"""Write a name that is no UTF-8 so that people can read it: its stray bytes become escapes (`caf\xe9.jpg`)."""
+    r"""Return a name that isn't UTF-8 in readable form: stray bytes become escapes (`caf\xe9.jpg`)."""
     try:
         return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # lone surrogates that stand for no byte, as JSON can hold them
+    except UnicodeEncodeError:  # lone surrogates that represent no byte, as JSON can contain them
         return name.encode("utf-8", "backslashreplace").decode("utf-8")

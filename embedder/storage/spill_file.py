@@ -1,4 +1,4 @@
-"""Tables on disk while they are worked with: in a file without a name, in the folder for temporary files."""
+"""Tables on disk during processing: in an unnamed file in the folder for temporary files."""
 
 import mmap
 import os
@@ -14,28 +14,20 @@ from embedder.errors import RunFailedError
 
 ALIGNMENT = 64  # of Arrow's buffers
 MEMORY_BYTES = 64 << 20
-"""Rows that stay in memory where they are gathered: of a store's columns a quarter of a million."""
+"""Bytes of gathered rows that stay in memory: a quarter of a million rows of a store's columns."""
 
 
 class SpillFile:
-    """Temporary file with tables; it has no name, so that a kill leaves nothing behind."""
+    """Unnamed temporary file with tables; a kill leaves nothing behind."""
 
     def __init__(self, compression: str | None = None) -> None:
-        """Make the file, in the folder for temporary files (TMPDIR).
-
-        Args:
-            compression: of the tables' buffers: `lz4`, or none, for those that are mapped into memory.
-        """
+        """Create the file in TMPDIR; `compression` of buffers: `lz4`, or None for tables to be memory-mapped."""
         self._file = tempfile.TemporaryFile(prefix="embedder-rows-")  # noqa: SIM115 (it lives as long as its rows)
         self._options = pa.ipc.IpcWriteOptions(compression=compression)
         self._end = 0
 
     def append(self, tables: Iterable[pa.Table], schema: pa.Schema) -> tuple[int, int]:
-        """Write tables one after the other, as one; gives the place of its bytes: start and end.
-
-        Raises:
-            RunFailedError: the disk is full.
-        """
+        """Write tables as one; return the start and end of its bytes. RunFailedError if the disk is full."""
         start = -(-self._end // ALIGNMENT) * ALIGNMENT
         try:
             self._file.seek(start)
@@ -44,7 +36,7 @@ class SpillFile:
                     writer.write_table(table)
             self._file.flush()
         except OSError as error:
-            self._file.raw.close()  # what is left in its buffer can't be written either
+            self._file.raw.close()  # the rest of its buffer can't be written either
             raise RunFailedError(
                 f"{tempfile.gettempdir()}: the rows of items don't fit into the folder for temporary files "
                 f"({error.strerror or error}); make room there, or set TMPDIR to a folder that has it"
@@ -53,38 +45,25 @@ class SpillFile:
         return start, self._end
 
     def read(self, start: int, end: int) -> pa.Table:
-        """Read the table at a place into memory."""
+        """Read the table at a position into memory."""
         return pa.ipc.open_stream(os.pread(self._file.fileno(), end - start, start)).read_all()
 
     def map(self, start: int, end: int) -> pa.Table:
-        """Map the table at a place: its pages are read when they are looked at, and given up where memory is short."""
+        """Map the table at a position: pages are read when accessed, and dropped if memory is short."""
         pages = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         return pa.ipc.open_stream(pa.py_buffer(pages).slice(start, end - start)).read_all()
 
 
 class GatheredRows:
-    """Table in memory, or mapped in pieces, whose rows are taken by their numbers.
-
-    Attributes:
-        table: all rows.
-    """
+    """Table in memory or mapped in pieces, from which rows are taken by number."""
 
     def __init__(self, table: pa.Table) -> None:
-        """Find where its pieces begin.
-
-        Args:
-            table: of `in_memory_or_mapped`.
-        """
         self.table = table
         self._batches = table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
         self._starts = np.cumsum([0, *(len(batch) for batch in self._batches)])[:-1]
 
     def take(self, rows: "np.ndarray[Any, np.dtype[np.int64]]") -> pa.Table:
-        """Rows by their numbers, in their order; only the pieces that hold them are looked at.
-
-        Args:
-            rows: int64 (N,).
-        """
+        """Return rows by number (int64 (N,)), in that order; only the pieces that hold them are accessed."""
         places = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(places, kind="stable")
         bounds = np.flatnonzero(np.diff(places[order], prepend=-1, append=-1))
@@ -103,15 +82,9 @@ class GatheredRows:
 
 
 def in_memory_or_mapped(tables: Iterable[pa.Table], schema: pa.Schema, memory_bytes: int | None = None) -> pa.Table:
-    """Gather tables as one: in memory, or where they are larger in a temporary file that is mapped.
+    """Gather tables in order as one: in memory, or memory-mapped from a temporary file above `memory_bytes`.
 
-    Args:
-        tables: in their order.
-        schema: of all.
-        memory_bytes: of what stays in memory; none: `MEMORY_BYTES`.
-
-    Raises:
-        RunFailedError: the disk is full.
+    None means `MEMORY_BYTES`. Raises RunFailedError if the disk is full.
     """
     limit = MEMORY_BYTES if memory_bytes is None else memory_bytes
     tables, kept, size_bytes = iter(tables), [schema.empty_table()], 0
@@ -122,6 +95,6 @@ def in_memory_or_mapped(tables: Iterable[pa.Table], schema: pa.Schema, memory_by
             file = SpillFile()
             place = file.append(chain(kept, tables), schema)
             del kept, table
-            pa.default_memory_pool().release_unused()  # what was read would stay with this process
+            pa.default_memory_pool().release_unused()  # otherwise what was read would stay in this process
             return file.map(*place)
     return pa.concat_tables(kept).combine_chunks()

@@ -1,4 +1,4 @@
-"""Folders of this machine that hold what could be made or fetched again."""
+"""Local cache folders, for what could be made or fetched again."""
 
 import os
 from contextlib import suppress
@@ -12,6 +12,6 @@ def cache_folder(name: str) -> Path:
 
 
 def mark_used(copy: Path) -> None:
-    """Give a copy in the cache the time of now: those that were used last are kept. Of another user's it stays."""
+    """Set a cached copy's time to now, as the last used ones are kept; another user's copy is left alone."""
     with suppress(OSError):
         os.utime(copy)

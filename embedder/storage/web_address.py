@@ -1,4 +1,4 @@
-"""Addresses of the web: their parts, checked; and how they stand in ids and messages, without secrets."""
+"""Web addresses: their checked parts, and their form in ids and messages, without secrets."""
 
 import re
 from typing import NamedTuple
@@ -18,21 +18,18 @@ _SIGNATURE = re.compile(r"(?i)(x-(amz|goog)-)?signature|sig")
 _SECRET_VALUE = re.compile(
     r"(?i)(?<=[?&])([^=&#]*(?:signature|credential|token|secret|password|api_?key|access_?key)[^=&#]*|sig)=[^&#]*"
 )
-_KEPT = "%:/@!$&'()*+,;=~-._"  # stands in a path as it is; `%` because addresses come encoded
+_KEPT = "%:/@!$&'()*+,;=~-._"  # allowed unencoded in a path; `%` because addresses come encoded
 
 
 class WebAddressError(Exception):
-    """An address can't be asked for; the message is the reason, and quotes nothing of it."""
+    """An address can't be requested; the message is the reason and quotes nothing of the address."""
 
 
 class WebAddress(NamedTuple):
-    """Address of the web, ready to be asked for.
+    """Web address, ready to be requested.
 
-    Attributes:
-        scheme: http or https.
-        host: name in lower case, encoded for DNS, or an IP address without brackets.
-        port: of the server.
-        target: path and query, percent-encoded.
+    `host` is a lower-case name encoded for DNS, or an IP address without brackets; `target` is path and query,
+    percent-encoded.
     """
 
     scheme: str
@@ -42,19 +39,19 @@ class WebAddress(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The whole address."""
+        """Return the whole address."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         port = "" if self.port == SCHEMES[self.scheme] else f":{self.port}"
         return f"{self.scheme}://{host}{port}{self.target}"
 
 
 def is_web(uri: str) -> bool:
-    """Whether a URI is an address of the web."""
+    """Return whether a URI is a web address."""
     return _PREFIX.match(uri) is not None
 
 
 def is_address(text: str) -> bool:
-    """Whether `parse_address` accepts it."""
+    """Return whether `parse_address` accepts the text."""
     try:
         parse_address(text)
     except WebAddressError:
@@ -63,10 +60,9 @@ def is_address(text: str) -> bool:
 
 
 def parse_address(text: str) -> WebAddress:
-    """Check an address and take it apart; a fragment is dropped, and characters beyond ASCII are encoded.
+    """Check and parse an address, dropping a fragment and encoding characters beyond ASCII.
 
-    Raises:
-        WebAddressError: it has credentials or control characters, no host, or no port that there can be.
+    Raises WebAddressError if it has credentials or control characters, no host, or an impossible port.
     """
     if len(text) > MAX_ADDRESS_CHARACTERS:
         raise WebAddressError(f"the address has more than {MAX_ADDRESS_CHARACTERS:,} characters")
@@ -75,7 +71,7 @@ def parse_address(text: str) -> WebAddress:
     try:
         parts = urlsplit(text)
         host, port = (parts.hostname or "").rstrip("."), parts.port
-    except ValueError:  # brackets without an IPv6 address, or a port that is no number: it may be part of a secret
+    except ValueError:  # brackets without an IPv6 address, or a port that isn't a number, which may be part of a secret
         raise WebAddressError("the address has no valid host and port") from None
     if parts.scheme not in SCHEMES:
         raise WebAddressError("the address is neither http:// nor https://")
@@ -93,9 +89,9 @@ def parse_address(text: str) -> WebAddress:
 
 
 def public_name(reference: str) -> str:
-    """Write a URI as it may stand in ids: without credentials and tokens, and of signed addresses without the query.
+    """Return a URI as it may appear in ids: without credentials and tokens, and signed ones without the query.
 
-    What is signed anew for each export is thereby named the same each time. Paths stand as they are.
+    So an address that is signed anew for each export keeps its name. Paths stay as they are.
     """
     if not is_web(reference):
         return without_credentials(reference) if is_remote(reference) else reference
@@ -110,10 +106,10 @@ def public_name(reference: str) -> str:
 
 
 def shown_uri(uri: str) -> str:
-    """Write the URI of an item as it may be printed: an address of the web without signatures and tokens."""
+    """Return the URI of an item as it may be printed: a web address without signatures and tokens."""
     return _SECRET_VALUE.sub(r"\1=***", uri) if is_web(uri) else uri
 
 
 def shown_address(address: str) -> str:
-    """Write an address for a message: without credentials and query, shortened, no control characters."""
+    """Return an address for a message: without credentials, query and control characters, and shortened."""
     return printable(without_credentials(address), MAX_SHOWN_CHARACTERS)

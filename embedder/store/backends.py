@@ -1,7 +1,8 @@
 """Backends of a store: eight operations on named files, on a disk or in a bucket.
 
-Every file appears whole or not at all, and under its name once its content can't be lost. What a backend must keep is
-in `docs/store-protocol.md`; the simulator of the store (`scripts/simulate_store.py`) has further ones.
+Every file appears whole or not at all, and appears under its name only once its content is durable.
+`docs/store-protocol.md` says what a backend must guarantee; the store simulator (`scripts/simulate_store.py`) has more
+backends.
 """
 
 import ctypes
@@ -28,13 +29,13 @@ from embedder.store.environment import REAL_ENVIRONMENT, Environment, lease_s
 from embedder.store.errors import local_problem, remote_problem
 
 Tag = dict[str, Any]
-"""Version of a file that was read or written; opaque."""
+"""Opaque version of a file that was read or written."""
 
 Condition = Tag | Literal["absent"] | None
 """What a file must be when it is written: a version that was read, absent, or anything (None)."""
 
 TEMPORARY = re.compile(r".+#[0-9a-f]+")
-"""Name of a file that was never finished: of a writer at work, or of one that was killed."""
+"""Name of an unfinished file, of a writer that is at work or was killed."""
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _RENAME_NOREPLACE = 1
@@ -49,50 +50,50 @@ class FileInfo(NamedTuple):
 
 
 def is_unfinished(path: str) -> bool:
-    """Whether a file was never finished: of a writer at work, or of one that was killed."""
+    """Return whether a file is unfinished: its writer is at work or was killed."""
     return TEMPORARY.fullmatch(path) is not None
 
 
 class WriteConflictError(Exception):
-    """File that is not as the condition of a write asks; nothing was written."""
+    """The file doesn't meet the condition of a write; nothing was written."""
 
 
 class Backend(Protocol):
-    """Files by their paths relative to a root."""
+    """Files addressed by paths relative to a root."""
 
     def read(self, path: str) -> tuple[bytes, Tag]:
-        """Read a file's content and its version; FileNotFoundError where there is none."""
+        """Return a file's content and its version, or raise FileNotFoundError."""
 
     def open(self, path: str) -> Any:
-        """Open a file for random access, as pyarrow takes it."""
+        """Open a file for random access, in a form that pyarrow accepts."""
 
     def read_table(self, path: str, columns: list[str] | None) -> pa.Table:
-        """Read a Parquet file, or those of some columns that it has."""
+        """Read a Parquet file; of `columns`, those that it has."""
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
 
     def folders(self, folder: str) -> list[str]:
-        """Names of the folders directly in a folder."""
+        """Return the names of the folders directly in a folder."""
 
     def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
-        """Yield all files below a folder that sort after a path, unfinished ones (`TEMPORARY`) among them."""
+        """Yield all files below a folder whose paths sort after `after`, including unfinished ones (`TEMPORARY`)."""
 
     def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
-        """Write bytes or a local file, durably, on a condition; its new version, or WriteConflictError.
+        """Write bytes or a local file durably and return its new version, or raise WriteConflictError.
 
-        Without a condition the version may be left out: to hash a part file costs more than to write it.
+        Without a condition the returned version may be empty: hashing a part file costs more than writing it.
         """
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete files, durably; those that are not there are no error."""
+        """Delete files durably; missing files are no error."""
 
     def below(self, folder: str) -> "Backend":
-        """Backend whose root is a folder of this one."""
+        """Return a backend whose root is a folder of this one."""
 
 
 class Disk:
-    """File system calls of `DiskBackend`, each of which a power cut may follow."""
+    """File system calls of `DiskBackend`; a power cut may follow any of them."""
 
     def create(self, path: str, data: bytes | Path) -> None:
         """Write a new file."""
@@ -105,15 +106,15 @@ class Disk:
                         file.write(piece)
 
     def sync_file(self, path: str) -> None:
-        """Have the content of a file on the disk."""
+        """Flush a file's content to the disk."""
         _sync(path, os.O_RDONLY)
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name, in the place of what has it."""
+        """Rename a file, replacing the target."""
         Path(source).replace(target)
 
     def link(self, source: str, target: str) -> None:
-        """Give a file another name that no file has, else FileExistsError; its old name goes."""
+        """Rename a file to a name that no file has, or raise FileExistsError."""
         try:
             os.link(source, target)
         except OSError as error:
@@ -128,12 +129,12 @@ class Disk:
         Path(path).unlink()
 
     def make_folder(self, path: str) -> None:
-        """Make a folder, whose parent is there, unless it exists."""
+        """Create a folder unless it exists; its parent must exist."""
         with suppress(FileExistsError):
             Path(path).mkdir()
 
     def sync_folder(self, path: str) -> None:
-        """Have the names in a folder on the disk."""
+        """Flush the names in a folder to the disk."""
         _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def read(self, path: str) -> bytes:
@@ -141,36 +142,35 @@ class Disk:
         return Path(path).read_bytes()
 
     def is_file(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether the path is a file."""
         return Path(path).is_file()
 
     def is_folder(self, path: str) -> bool:
-        """Whether there is such a folder."""
+        """Return whether the path is a folder."""
         return Path(path).is_dir()
 
     def entries(self, path: str) -> list[tuple[str, bool, int]]:
-        """Name, whether it is a folder, and size of all that is in a folder; one that is not there has nothing."""
+        """Return name, whether it is a folder, and size of each entry; nothing if the folder doesn't exist."""
         try:
             found = list(os.scandir(path))
         except (FileNotFoundError, NotADirectoryError):
             return []
         entries = []
         for each in found:
-            with suppress(FileNotFoundError):  # gone meanwhile
+            with suppress(FileNotFoundError):  # deleted meanwhile
                 is_folder = each.is_dir()
                 entries.append((each.name, is_folder, 0 if is_folder else each.stat().st_size))
         return entries
 
 
 class DiskBackend:
-    """Folder of a disk.
+    """Folder on a disk.
 
-    A file is written under a temporary name, flushed, named, and its name is flushed. So a power cut leaves a file
-    whole or not at all, and no file that was written before one that is there is missing.
+    A file is written under a temporary name and flushed, then renamed, and the name is flushed. So a power cut leaves
+    each file whole or absent, and if a file exists, so do all files that were written before it.
     """
 
     def __init__(self, folder: Path, disk: Disk | None = None, environment: Environment = REAL_ENVIRONMENT) -> None:
-        """Name the folder, which is made by the first write."""
         self._folder, self._disk, self._environment = str(folder), disk or Disk(), environment
         self._known_folders: set[str] = set()
 
@@ -178,31 +178,31 @@ class DiskBackend:
         return f"{self._folder}/{path}"
 
     def read(self, path: str) -> tuple[bytes, Tag]:
-        """As of `Backend`."""
+        """See `Backend`."""
         with self._named_errors(path):
             data = self._disk.read(self._at(path))
         return data, content_tag(data)
 
     def open(self, path: str) -> Any:
-        """As of `Backend`; mapped into memory."""
+        """See `Backend`; memory-mapped."""
         return pa.memory_map(self._at(path))
 
     def read_table(self, path: str, columns: list[str] | None) -> pa.Table:
-        """As of `Backend`."""
+        """See `Backend`."""
         file = pq.ParquetFile(self.open(path))
-        return file.read(columns, use_threads=file.metadata.num_rows > 10_000)  # else waiting takes longer
+        return file.read(columns, use_threads=file.metadata.num_rows > 10_000)  # otherwise waiting takes longer
 
     def exists(self, path: str) -> bool:
-        """As of `Backend`."""
+        """See `Backend`."""
         return self._disk.is_file(self._at(path))
 
     def folders(self, folder: str) -> list[str]:
-        """As of `Backend`."""
+        """See `Backend`."""
         with self._named_errors(folder):
             return sorted(name for name, is_folder, _ in self._disk.entries(self._at(folder)) if is_folder)
 
     def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
-        """As of `Backend`; sorted."""
+        """See `Backend`; sorted."""
         start = folder.rstrip("/")
         with self._named_errors(folder):
             found = [info for info in self._below(start) if after is None or info.path > after]
@@ -217,9 +217,9 @@ class DiskBackend:
                 yield FileInfo(path, size_bytes)
 
     def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
-        """As of `Backend`; on the condition of a version, only the holder of the store's lock may call this.
+        """See `Backend`; only the holder of the store's lock may pass a version as condition.
 
-        Comparing and writing are two steps then, between which another process may write.
+        Comparing and writing are then two steps, between which another process could write.
         """
         target = self._at(path)
         temporary = f"{target}#{self._environment.token(4)}"
@@ -240,7 +240,7 @@ class DiskBackend:
                 self._known_folders.clear()  # somebody has removed the folder
                 raise
             finally:
-                with suppress(OSError):  # there is one only where something failed
+                with suppress(OSError):  # it exists only if something failed
                     self._disk.unlink(temporary)
             self._disk.sync_folder(target.rpartition("/")[0])
         return content_tag(data) if isinstance(data, bytes) and condition is not None else {}
@@ -252,7 +252,7 @@ class DiskBackend:
             return False
 
     def _make_folder(self, folder: str) -> None:
-        """Make a folder and those above it, each with its name on the disk."""
+        """Create a folder and its missing parents, each with its name flushed to the disk."""
         if folder in self._known_folders and self._disk.is_folder(folder):
             return
         parent = folder.rpartition("/")[0]
@@ -264,7 +264,7 @@ class DiskBackend:
         self._known_folders.add(folder)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """As of `Backend`."""
+        """See `Backend`."""
         touched = set()
         for path in paths:
             with self._named_errors(path), suppress(FileNotFoundError, NotADirectoryError):
@@ -275,7 +275,7 @@ class DiskBackend:
                 self._disk.sync_folder(folder)
 
     def below(self, folder: str) -> "DiskBackend":
-        """As of `Backend`."""
+        """See `Backend`."""
         return DiskBackend(Path(self._folder) / folder, self._disk, self._environment)
 
     @contextmanager
@@ -287,13 +287,12 @@ class DiskBackend:
 
 
 class BucketBackend:
-    """Folder of a bucket. Object stores other than S3 go the same way, and are not tested here.
+    """Folder in a bucket. Object stores other than S3 use the same code but are not tested here.
 
-    Writes with a condition are small, and are given up within a lease: none that was sent under it outlives it.
+    Conditional writes are small and are abandoned within a lease, so none outlives the lease under which it was sent.
     """
 
     def __init__(self, address: str) -> None:
-        """Name the folder."""
         self._address = address
 
     @cached_property
@@ -310,21 +309,21 @@ class BucketBackend:
         return ObjectRanges(self._client, path, partial(self._named_errors, path), tail_bytes=TAIL_BYTES)
 
     def read(self, path: str) -> tuple[bytes, Tag]:
-        """As of `Backend`."""
+        """See `Backend`."""
         with self._named_errors(path):
             got = self._client.get(path)
             return bytes(got.bytes()), _tag(got.meta)
 
     def open(self, path: str) -> Any:
-        """As of `Backend`; by ranges."""
+        """See `Backend`; reads by ranges."""
         return pa.PythonFile(RangeFile(self._ranges(path)), mode="r")
 
     def read_table(self, path: str, columns: list[str] | None) -> pa.Table:
-        """As of `Backend`."""
+        """See `Backend`."""
         return read_parquet(self._ranges(path), columns)
 
     def exists(self, path: str) -> bool:
-        """As of `Backend`."""
+        """See `Backend`."""
         try:
             with self._named_errors(path):
                 self._client.head(path)
@@ -333,20 +332,20 @@ class BucketBackend:
         return True
 
     def folders(self, folder: str) -> list[str]:
-        """As of `Backend`."""
+        """See `Backend`."""
         with self._named_errors(folder):
             found = obstore.list_with_delimiter(self._client, folder)["common_prefixes"]
         return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
 
     def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
-        """As of `Backend`."""
+        """See `Backend`."""
         with self._named_errors(folder):
             for chunk in obstore.list(self._client, folder, offset=after):
                 for meta in chunk:
                     yield FileInfo(meta["path"], meta["size"])
 
     def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
-        """As of `Backend`."""
+        """See `Backend`."""
         client = self._client if condition is None else self._quick_client
         options: Any = {} if condition is None else {"mode": "create" if condition == "absent" else condition}
         try:
@@ -358,7 +357,7 @@ class BucketBackend:
             return self._written_before(path, data)
 
     def _written_before(self, path: str, data: bytes | Path) -> Tag:
-        """A request that was sent again because its answer was lost finds its own work, which is no conflict."""
+        """Return the version if an earlier try of this request wrote the file and its answer was lost: no conflict."""
         with suppress(FileNotFoundError):
             found, tag = self.read(path)
             if found == data:
@@ -366,18 +365,18 @@ class BucketBackend:
         raise WriteConflictError(path)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """As of `Backend`; many by one request."""
+        """See `Backend`; deletes many with one request."""
         if paths := [*paths]:
             with self._named_errors(paths[0]):
                 obstore.delete(self._client, paths)
 
     def below(self, folder: str) -> "BucketBackend":
-        """As of `Backend`."""
+        """See `Backend`."""
         return BucketBackend(f"{self._address}/{folder}")
 
     @contextmanager
     def _named_errors(self, path: str) -> Iterator[None]:
-        """Turn errors of the client into those for the user; refused conditions pass, they are answers."""
+        """Turn client errors into errors for the user; failed conditions pass through, as they are answers."""
         try:
             yield
         except (AlreadyExistsError, PreconditionError):
@@ -404,22 +403,17 @@ def _sync(path: str, flags: int) -> None:
 
 
 def content_tag(data: bytes) -> Tag:
-    """Version of a file on a disk: the hash of its content."""
+    """Return the version of a file on a disk: the hash of its content."""
     return {"sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _tag(meta: Any) -> Tag:
-    """Pick the fields that S3 (`e_tag`) and Google (`version`) compare."""
+    """Return the fields that S3 (`e_tag`) and Google (`version`) compare."""
     return {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
 
 
 def _rename_new(source: str, target: str) -> None:
-    """Rename a file to a name that no file has, on a file system without hard links.
-
-    Raises:
-        FileExistsError: there is one.
-        OSError: the system can't do that in one step.
-    """
+    """Rename without hard links to a new name; FileExistsError if taken, OSError if not possible in one step."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), target)

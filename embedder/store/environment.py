@@ -1,4 +1,4 @@
-"""Clocks, sleeps, random names and threads of a store's writers, given to them, so that a simulator can give others."""
+"""Clocks, sleeps, random names and threads of a store's writers, injected so that a simulator can replace them."""
 
 import os
 import secrets
@@ -15,22 +15,20 @@ from embedder.errors import StoreError
 LEASE_S = 60.0
 """Seconds for which the lock of a store in a bucket holds after its last renewal."""
 MAX_LEASE_S = 3600.0
-"""Longest lease that is taken, or waited for."""
+"""Longest lease that is accepted or waited for."""
 
 
 class Repetition(Protocol):
-    """Action that is repeated beside the caller until it is stopped."""
+    """Action that is repeated in the background until it is stopped."""
 
     def stop(self) -> None:
-        """Stop it, and wait for its end."""
+        """Stop it and wait until it has ended."""
 
 
 class HeldLock(Protocol):
     """Lock on a store that this process holds (`embedder.store.lock.Lease`).
 
-    Attributes:
-        lost: another process has taken it.
-        is_given_up: this process has removed it.
+    `lost` means that another process has taken it, `is_given_up` that this process has removed it.
     """
 
     lost: bool
@@ -47,13 +45,7 @@ class RepeatingThread:
     """Thread that calls an action every few seconds until it returns false or is stopped."""
 
     def __init__(self, every_s: float, action: Callable[[], bool], name: str) -> None:
-        """Start the thread.
-
-        Args:
-            every_s: seconds before each call.
-            action: what is done; whether to go on.
-            name: of the thread.
-        """
+        """Start the thread; `action` is called after each `every_s` seconds and returns whether to continue."""
         self._every_s, self._action, self._ended = every_s, action, threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -63,13 +55,13 @@ class RepeatingThread:
             pass
 
     def stop(self) -> None:
-        """Stop the thread, and wait for its end."""
+        """Stop the thread and wait until it has ended."""
         self._ended.set()
         self._thread.join()
 
 
 def _boot_clock_s() -> float:
-    """Monotonic clock that includes the machine's sleep, where there is one."""
+    """Return a monotonic clock that includes the machine's sleep, if the system has one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -79,14 +71,14 @@ def _utc_now() -> datetime:
 
 @dataclass(frozen=True)
 class Environment:
-    """Source of what a writer takes from its machine.
+    """What a writer takes from its machine.
 
     Attributes:
-        clock_s: monotonic clock, by which a lock is watched.
-        now: wall clock, of which nothing that must be right depends.
+        clock_s: monotonic clock by which a lock is watched.
+        now: wall clock; correctness never depends on it.
         sleep: waits for some seconds.
         token: random hexadecimal name of some bytes.
-        repeat: starts an action that is repeated.
+        repeat: starts a repeated action.
         make_lock: makes a lock among the threads of a process.
     """
 
@@ -102,11 +94,7 @@ REAL_ENVIRONMENT = Environment()
 
 
 def lease_s() -> float:
-    """Seconds for which this process holds a lock without renewing it.
-
-    Raises:
-        StoreError: EMBEDDER_LEASE_S is no time.
-    """
+    """Return the seconds that a lock lasts without renewal; StoreError if EMBEDDER_LEASE_S is invalid."""
     text = os.environ.get("EMBEDDER_LEASE_S", str(LEASE_S))
     try:
         found = float(text)

@@ -1,4 +1,4 @@
-"""Errors of a store's files, as mistakes that the user can repair or as transient failures."""
+"""Errors of a store's files, as user-repairable mistakes or as transient failures."""
 
 import errno
 import os
@@ -18,19 +18,19 @@ _CURES = {
 
 
 class StoreUnavailableError(RunFailedError):
-    """Failure of the store's server after many retries."""
+    """The store's server failed after many retries."""
 
     is_resumable = True
 
 
 class StoreUnwritableError(StoreError):
-    """Disk of the store that can't be written, as it is full or the rights are missing."""
+    """The store's disk can't be written, as it is full or permissions are missing."""
 
     is_resumable = True
 
 
 def remote_problem(error: ObjectStoreError) -> StoreError | StoreUnavailableError:
-    """Error of a request to a bucket that failed permanently, or after all retries."""
+    """Return the error for a bucket request that failed permanently or after all retries."""
     if error.transient:
         return StoreUnavailableError(
             f"store {error.message}: it failed or did not answer, even after many retries; try again when it answers"
@@ -39,7 +39,7 @@ def remote_problem(error: ObjectStoreError) -> StoreError | StoreUnavailableErro
 
 
 def local_problem(error: Exception, where: str) -> Exception:
-    """Error of a local disk; one that no user could repair stays as it is."""
+    """Return the error for a local disk's error; one that no user could repair stays as it is."""
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(where)
     number = error.errno if isinstance(error, OSError) else None

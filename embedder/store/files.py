@@ -1,7 +1,7 @@
 """The store's files, by path relative to its root; every write appears whole or not at all.
 
-The only access to a store, on a disk or in a bucket: nothing else knows its place. What a file system or a server does
-is in `embedder.store.backends`, what may be written when in `docs/store-protocol.md`.
+This is the only access to a store on a disk or in a bucket; nothing else knows where it is. `embedder.store.backends`
+says what file systems and servers do, `docs/store-protocol.md` what may be written when.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,29 +31,25 @@ from embedder.store.environment import REAL_ENVIRONMENT, Environment, HeldLock
 from embedder.store.trace import trace_backend
 
 NUM_READERS = 16
-NUM_RECORD_READERS = 64  # of small files, each of which is one request: 10,000 of 20 ms are read in 3 s
+NUM_RECORD_READERS = 64  # for small files of one request each: 10,000 at 20 ms are read in 3 s
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 class StoreFiles:
-    """A store's root; pickles by its address, so that tasks on other machines open their own, with their credentials.
+    """A store's root; pickled as its address, so that tasks on other machines open their own with their credentials.
 
     Attributes:
-        address: the name of the store in messages; holds no credentials.
-        folder: its folder where it lies on a disk, else None.
-        backend: of its files.
+        address: name of the store in messages, without credentials.
+        folder: its folder if it is on a disk, else None.
+        backend: access to its files.
         environment: clocks and the like of its writers.
-        lease: the lock on it that this process holds, if any (`embedder.store.lock`); not pickled.
+        lease: the lock that this process holds on it, if any (`embedder.store.lock`); not pickled.
     """
 
     def __init__(self, root: str | Path) -> None:
-        """Name the root; nothing is made before the first write.
-
-        Raises:
-            StoreError: the URI is of no known kind, is not UTF-8, or there are credentials in it.
-        """
+        """Set the root; StoreError if the URI's kind is unknown, or it isn't UTF-8 or has credentials."""
         text = str(root)
         if not is_text(text):
             raise StoreError(f"store {text}: its name is not valid UTF-8, which its tables are named in; rename it")
@@ -81,25 +77,21 @@ class StoreFiles:
 
     @property
     def main(self) -> "StoreFiles":
-        """The store itself; of a further model's view (`store.tables.models`), the store that it belongs to."""
+        """Return the store itself; for a model's view (`store.tables.models`), the store that it belongs to."""
         return self
 
     @property
     def model(self) -> str:
-        """Name of the further model that this is the view of; empty of the store itself."""
+        """Name of the model whose view this is; empty for the store itself."""
         return ""
 
     @property
     def option(self) -> str:
-        """Options by which a command works on this store."""
+        """Command line options that select this store."""
         return f"--store {quote(self.address)}"
 
     def confirm_lease(self) -> None:
-        """Confirm before a commit that this process still holds the lock, where it took one.
-
-        Raises:
-            LeaseLostError: another run has taken the store over.
-        """
+        """Check before a commit that this process still holds the lock, if it took one; else raise LeaseLostError."""
         if self.lease is not None:
             self.lease.confirm()
 
@@ -108,12 +100,7 @@ class StoreFiles:
         return f"{self.address}/{path}"
 
     def exists(self, path: str, max_age_s: float = 0.0) -> bool:
-        """Whether there is such a file.
-
-        Args:
-            path: of the file, relative to the root.
-            max_age_s: in a bucket, an answer up to this old will do: asking costs a request.
-        """
+        """Return whether the file exists; in a bucket, an answer up to `max_age_s` old saves a request."""
         if self.folder is not None or not max_age_s:
             return self.backend.exists(path)
         clock_s = self.environment.clock_s
@@ -124,67 +111,47 @@ class StoreFiles:
         return answer
 
     def open(self, path: str) -> Any:
-        """Open the file for random access (mapped into memory, or by ranges), as pyarrow takes it.
+        """Open the file for random access (memory-mapped or by ranges), as pyarrow takes it.
 
-        Rows are read with `read_table`: Arrow's threads must not have a bucket's Python file when the process ends.
-
-        Raises:
-            FileNotFoundError: there is no such file.
+        Raises FileNotFoundError if there is none. Read rows with `read_table` instead: Arrow's threads must not hold a
+        bucket's Python file when the process ends.
         """
         return self.backend.open(path)
 
     def read_table(self, path: str, columns: list[str] | None = None) -> pa.Table:
-        """Read a Parquet file, or some of its columns; those that it lacks are left out.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
+        """Read a Parquet file, or those of some columns that it has; FileNotFoundError if there is no file."""
         return self.backend.read_table(path, columns)
 
     def each(self, read: Callable[[T], S], of: Iterable[T], num_readers: int = NUM_READERS) -> list[S]:
-        """Apply `read` to each file, in order; in a bucket many at once, since each waits for its answer."""
+        """Apply `read` to each file, in order; in a bucket many run at once, since each waits for its answer."""
         if self.folder is not None:
             return [read(each) for each in of]
         with ThreadPoolExecutor(num_readers) as pool:
             return list(pool.map(read, of))
 
     def stream(self, read: Callable[[T], S], of: Sequence[T], num_ahead: int = NUM_RECORD_READERS) -> Iterator[S]:
-        """Apply `read` to each file, in order, as `each`, while no more than a few results wait to be taken."""
+        """Apply `read` to each file, in order like `each`, with only a few results waiting to be taken."""
         for start in range(0, len(of), num_ahead):
             yield from self.each(read, of[start : start + num_ahead], num_ahead)
 
     def read(self, path: str) -> bytes:
-        """Read the file.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
+        """Read the file; FileNotFoundError if there is none."""
         return self.read_tagged(path)[0]
 
     def read_tagged(self, path: str) -> tuple[bytes, Tag]:
-        """Read the file's content and its version, for `replace`.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
+        """Read the file's content and its version, for `replace`; FileNotFoundError if there is none."""
         return self.backend.read(path)
 
     def write(self, path: str, data: bytes) -> int:
-        """Write or replace the file atomically; returns its size in bytes.
+        """Write or replace the file atomically; return its size in bytes.
 
-        For a name that nobody else writes: of a record that is read, changed and written, `replace` is.
+        Use this for names that nobody else writes, and `replace` for records that are read, changed and written.
         """
         self.backend.put(path, data, None)
         return len(data)
 
     def write_table(self, path: str, content: pa.Table, **options: Any) -> int:
-        """Write or replace the file atomically by a Parquet file; returns its size in bytes.
-
-        Args:
-            path: in the store.
-            content: the rows.
-            options: of `pyarrow.parquet.write_table`.
-        """
+        """Write a table atomically as a Parquet file (options as for pyarrow); return its size in bytes."""
         return self.write(path, parquet_bytes(content, **options))
 
     def upload(self, source: Path, path: str) -> None:
@@ -192,17 +159,16 @@ class StoreFiles:
         self.backend.put(path, source, None)
 
     def download(self, path: str, target: Path) -> None:
-        """Copy a file of any size to a local one, piece by piece: no request has to carry all of it in its time.
+        """Copy a file of any size to a local one piece by piece, so that no request has to carry all of it in its time.
 
-        Raises:
-            FileNotFoundError: there is no such file.
+        Raises FileNotFoundError if there is no such file.
         """
         with self.open(path) as source, target.open("wb") as file:
             while piece := source.read(PIECE_BYTES):
                 file.write(piece)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write the file unless it is there already; returns whether this call wrote it."""
+        """Write the file unless it exists; return whether this call wrote it."""
         try:
             self.replace(path, data, None)
         except WriteConflictError:
@@ -210,32 +176,26 @@ class StoreFiles:
         return True
 
     def replace(self, path: str, data: bytes, tag: Tag | None) -> Tag:
-        """Write the file if it still is the version that was read; returns its new version.
+        """Write the file if it still is the version that was read, `tag` (None: no file); return its new version.
 
-        Args:
-            path: of the file, relative to the root.
-            data: its new content.
-            tag: of the version that is to be replaced; None where there must be no file.
-
-        Raises:
-            WriteConflictError: the file is another version by now, or there is one; nothing was written.
+        Raises WriteConflictError, with nothing written, if the file has another version by now.
         """
         return self.backend.put(path, data, "absent" if tag is None else tag)
 
     def folders(self, folder: str) -> list[str]:
-        """Names of the folders directly in `folder`, sorted; what is in them is not listed."""
+        """Return the sorted names of the folders directly in `folder`, without listing their content."""
         return self.backend.folders(folder)
 
     def list(self, folder: str, after: str | None = None) -> Iterator[FileInfo]:
-        """Yield all files below `folder`, at any depth, that sort after a path; none where there is no such folder."""
+        """Yield all files below `folder`, at any depth, that sort after `after`; none if there is no such folder."""
         return self.backend.list(folder, after)
 
     def delete(self, path: str) -> None:
-        """Delete the file; one that is not there is no error."""
+        """Delete the file; a missing one is no error."""
         self.backend.delete([path])
 
     def delete_each(self, paths: Iterable[str]) -> None:
-        """Delete files in any order; of a bucket, many by one request."""
+        """Delete files in any order; in a bucket, many with one request."""
         self.backend.delete(paths)
 
 
@@ -247,7 +207,7 @@ def parquet_bytes(content: pa.Table, **options: Any) -> bytes:
 
 
 def is_same_place(files: StoreFiles, path: str) -> bool:
-    """Whether the store's folder or URI is that of a source."""
+    """Return whether the store's folder or URI is that of a source."""
     if files.folder is not None:
         return "://" not in path and files.folder.resolve() == Path(path).expanduser().resolve()
     return files.address == path.rstrip("/")

@@ -20,11 +20,11 @@ STORE_FILE, RUNS_FOLDER = MARKS
 CURRENT_FILE = "CURRENT.json"
 PUBLISHED_FILE = "published.json"
 PAIRS_FILE = "retrieval_pairs.parquet"
-"""Sample of the published vectors, from which the next run goes on; a run's, as long as what it published is served."""
+"""Sample of published vectors that the next run builds on; a run's file lives as long as its publication is served."""
 INPUT_FOLDER = "input"
 
 MAIN = "main"
-"""Name of a store's main model for people; in code it is the empty name."""
+"""Name of the main model in messages and commands; in code it is the empty name."""
 MODEL_NAME = r"^[a-z][a-z0-9_]{0,31}$"
 MODEL_NAME_RULE = "lower-case letters, digits and _, at most 32 characters, the first one a letter, and not `main`"
 
@@ -34,14 +34,14 @@ _MAX_SHOWN = 100  # characters of a value in a message
 
 
 def _check_run_id(run_id: str) -> str:
-    """Refuse what is no name of a folder below runs/, as a path that leads out of the store."""
+    """Refuse a run id that isn't a plain folder name, such as a path that leads out of the store."""
     if _RUN_ID.fullmatch(run_id) is None:
         raise ValueError("a run id has letters, digits, _, - and ., at most 128, the first one no point")
     return run_id
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a further model may have this name."""
+    """Return whether the name is allowed for a model other than the main one."""
     return name != MAIN and re.fullmatch(MODEL_NAME.strip("^$"), name) is not None
 
 
@@ -62,9 +62,9 @@ Kind = Literal["embed", "refresh", "rollback", "compaction", "purge", "migration
 """Kind of run that made a publication."""
 
 Searched = Literal["image", "text"]
-"""Vectors that searches look through: of captions only where the model has no tower for images."""
+"""Vectors that are searched: those of captions only if the model has no image tower."""
 Colour = Literal["srgb", "raw"]
-"""How numbers of pixels are read: as the file says, or all as if they were sRGB, as before there was a choice."""
+"""How pixel values are read: as the file says, or all as sRGB, as was done before there was a choice."""
 RAW: Colour = "raw"
 SEARCHED_NAMES: dict[Searched, str] = {"image": "image or video", "text": "caption"}
 
@@ -93,14 +93,14 @@ class StoreInfo(Record):
     libraries: dict[str, str] = Field(
         {}, description="versions that decide the last bits of vectors; recorded, not hashed"
     )
-    # Of a further model (`embedder.store.tables.models`); a store's main model lacks these.
+    # For models other than the main one only (`embedder.store.tables.models`).
     has_vectors: bool | None = None
     outputs: dict[str, str] | None = None
     servable: dict[str, Any] | None = None
 
 
 class Hold(BaseModel):
-    """Hold of a rollback: `embed` and `refresh` publish nothing over it until it is released."""
+    """Hold of a rollback: until it is released, `embed` and `refresh` publish nothing."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
@@ -120,7 +120,7 @@ class Current(Record):
         None, description="number of the index version built from that embeddings version"
     )
     published_at: datetime
-    # Model of the vectors; where a file of an older format lacks these, store.json's are used.
+    # Model of the vectors; if a file of an older format lacks these fields, store.json's are used.
     model: str | None = Field(None, description="URI of the model folder")
     model_fingerprint: str | None = None
     preprocess_fingerprint: str | None = None
@@ -153,12 +153,12 @@ class Current(Record):
 
     @property
     def is_held(self) -> bool:
-        """Whether a rollback is in force."""
+        """Return whether a rollback is in force."""
         return self.hold is not None and self.hold.released_at is None
 
 
 class Published(Current):
-    """`runs/<run_id>/published.json`: CURRENT.json at that time, and its row counts; the store's history."""
+    """`runs/<run_id>/published.json`: CURRENT.json as it was, and its row counts; these form the store's history."""
 
     kind: Kind
     num_items: Count
@@ -192,7 +192,7 @@ class RunInfo(Record):
 
 
 def describe_hold(address: str, hold: Hold) -> str:
-    """Describe in one clause which hold a store is under, and how it is released."""
+    """Describe in one clause a store's hold, and how to release it."""
     return (
         f"store {address}: `embedder rollback` holds it at run {hold.to_run} since {hold.since:%Y-%m-%d %H:%M}: "
         f"embed and refresh publish nothing until `embedder rollback --release --store {quote(address)}`"
@@ -203,31 +203,27 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def run_file(run_id: str, name: str) -> str:
-    """Path of a file of one run: run.json, report.json or STOP."""
+    """Return the path of a file of one run: run.json, report.json or STOP."""
     return f"{RUNS_FOLDER}/{run_id}/{name}"
 
 
 def input_folder(run_id: str) -> str:
-    """Path of the folder with what a run has been given to read, which goes when it ends."""
+    """Return the path of the folder with a run's inputs, which is deleted when the run ends."""
     return f"{RUNS_FOLDER}/{run_id}/{INPUT_FOLDER}"
 
 
 def journal_folder(run_id: str) -> str:
-    """Folder of a run's journal entries."""
+    """Return the folder of a run's journal entries."""
     return f"{RUNS_FOLDER}/{run_id}/journal"
 
 
 def utc_now() -> datetime:
-    """Current time, in UTC."""
+    """Return the current time, in UTC."""
     return datetime.now(UTC)
 
 
 def read_record(files: StoreFiles, path: str, kind: type[RecordT]) -> RecordT | None:
-    """Read one record; None where the file does not exist.
-
-    Raises:
-        StoreError: the file is damaged, or of a format that this version does not know.
-    """
+    """Read one record; None if there is no file, StoreError if it is damaged or of an unknown format."""
     try:
         data = files.read(path)
     except FileNotFoundError:
@@ -236,11 +232,7 @@ def read_record(files: StoreFiles, path: str, kind: type[RecordT]) -> RecordT | 
 
 
 def parse_record(files: StoreFiles, path: str, data: bytes, kind: type[RecordT]) -> RecordT:
-    """Parse one record.
-
-    Raises:
-        StoreError: it is damaged, or of a format that this version does not know.
-    """
+    """Parse one record, or raise StoreError if it is damaged or of a format unknown to this version."""
     try:
         record = kind.model_validate_json(data)
     except ValidationError as error:
@@ -258,7 +250,7 @@ def parse_record(files: StoreFiles, path: str, data: bytes, kind: type[RecordT])
 
 
 def _describe_mistake(error: ValidationError) -> str:
-    """First mistake of a record in one clause (the key, what was found, the rule), and how many there are."""
+    """Describe a record's first mistake in one clause (key, value found, rule), and how many there are."""
     first, *others = error.errors(include_url=False)
     key, rule = ".".join(map(str, first["loc"])).removesuffix(".[key]"), first["msg"].removeprefix("Value error, ")
     value = "" if first["type"] == "missing" else f" = {printable(repr(first['input']), _MAX_SHOWN)}"
@@ -269,20 +261,11 @@ def _describe_mistake(error: ValidationError) -> str:
 def swap_record(
     files: StoreFiles, path: str, kind: type[RecordT], change: Callable[[RecordT | None], RecordT | None]
 ) -> RecordT | None:
-    """Read, change and write one record, on condition that it is what was read.
+    """Read, change and write one record, if it is unchanged since it was read; return the record that is then there.
 
-    Args:
-        files: the store, held by the write lock where others may write the record.
-        path: path of the file.
-        kind: class of the record.
-        change: function from the record, None where there is none, to the new one; None leaves it as it is.
-
-    Returns:
-        The record that is there then.
-
-    Raises:
-        LeaseLostError: another run has taken the store over.
-        StoreError: the record is damaged.
+    `change` maps the record (None: missing) to the new one, or to None to leave it as it is. The caller holds the write
+    lock if others may write the record. Raises LeaseLostError if another run has taken over the store, and StoreError
+    if the record is damaged.
     """
     last: list[RecordT | None] = []
 
@@ -297,15 +280,10 @@ def swap_record(
 
 
 def swap_bytes(files: StoreFiles, path: str, change: Callable[[bytes | None], bytes | None]) -> None:
-    """Read, change and write a file, on condition that it is what was read.
+    """Read, change and write a file, if it is unchanged since it was read.
 
-    Args:
-        files: the store, held by the write lock where others may write the file.
-        path: path of the file.
-        change: function from its content, None where there is no file, to the new one; None leaves it as it is.
-
-    Raises:
-        LeaseLostError: another run has taken the store over.
+    `change` maps its content (None: missing) to the new one, or to None to leave it as it is. The caller holds the
+    write lock if others may write the file. Raises LeaseLostError if another run has taken over the store.
     """
     while True:
         try:
@@ -322,21 +300,21 @@ def swap_bytes(files: StoreFiles, path: str, change: Callable[[bytes | None], by
 
 
 def write_record(files: StoreFiles, path: str, record: Record) -> None:
-    """Write or replace one record, whatever it was, on condition that nobody else writes it meanwhile."""
+    """Write or replace one record, on condition that nobody else writes it meanwhile."""
     swap_bytes(files, path, lambda before: record_bytes(record))
 
 
 def create_record(files: StoreFiles, path: str, record: Record) -> bool:
-    """Write one record unless there is one; returns whether this call wrote it."""
+    """Write one record unless it exists; return whether this call wrote it."""
     return files.create(path, record_bytes(record))
 
 
 def record_bytes(record: Record) -> bytes:
-    """JSON of a record."""
+    """Return the JSON of a record."""
     return record.model_dump_json(indent=2).encode()
 
 
 def read_current(files: StoreFiles) -> Current | None:
-    """Read what is published, None before the first publication; of a further model's view, what is of that model."""
+    """Return what is published (in a model's view, of that model); None before the first publication."""
     current = read_record(files.main, CURRENT_FILE, Current)
     return current if current is None or not files.model else current.models.get(files.model)

@@ -1,10 +1,10 @@
 """Write lock of a store: one writer at a time.
 
-On a disk the operating system releases the lock when its holder dies, for whatever reason. In a bucket it is a lease: a
-lock object that its holder rewrites every few seconds with conditional writes. It stays when its process dies, and the
-clocks of other machines are not to be trusted. So a process that finds a lock watches it: a live holder changes it
-within its lease; one that does not, by the watcher's own clock, is dead, and its lock is taken over by a write on
-condition that it is unchanged. A holder that was only asleep finds its next write refused, and does not publish.
+On a disk, the operating system releases the lock when its holder dies. In a bucket, the lock is a lease: an object that
+its holder rewrites every few seconds with conditional writes. The object outlives a dead process, and clocks of other
+machines can't be trusted. So a process that finds a lock watches it: a live holder changes it within its lease. If it
+doesn't change by the watcher's own clock, the holder counts as dead, and the watcher takes the lock over by a write on
+condition that it is unchanged. A holder that was only asleep finds its next write refused, and doesn't publish.
 
 Source: leases and fencing as in C. Gray and D. Cheriton, "Leases" (SOSP 1989); conditional writes as S3 defines them.
 """
@@ -36,15 +36,14 @@ LOG = logging.getLogger(__name__)
 
 
 class LeaseLostError(RunFailedError):
-    """Another run has taken the store over; this one has published nothing since."""
+    """Another run has taken over the store; this one has published nothing since."""
 
 
 class Lease:
-    """Lock on a store held by this process, through which it publishes.
+    """Lock on a store, held by this process, through which it publishes.
 
-    Attributes:
-        lost: another process has taken the lock; work should stop.
-        is_given_up: this process has removed the lock itself, and changes nothing more.
+    `lost` is set when another process has taken the lock: work should stop. `is_given_up` means that this process has
+    removed the lock itself and changes nothing more.
     """
 
     lost = False
@@ -62,24 +61,19 @@ class Lease:
             self._current = None
 
     def fence(self) -> None:
-        """Change CURRENT.json, so that nothing of the writer that was overtaken can be published any more."""
+        """Change CURRENT.json, so that the writer whose lock was taken over can no longer publish anything."""
         current = read_current(self.files)
         if current is not None:
             fenced = current.model_copy(update={"fence": self.files.environment.token(8)})
             self.swap_current(record_bytes(fenced))
 
     def confirm(self) -> None:
-        """Check, before every commit, that this process still holds the lock.
-
-        Raises:
-            LeaseLostError: it does not.
-        """
+        """Raise LeaseLostError if this process no longer holds the lock; called before every commit."""
 
     def swap_current(self, data: bytes) -> None:
-        """Replace CURRENT.json, if it is unchanged since the lock was taken.
+        """Replace CURRENT.json if it is unchanged since the lock was taken.
 
-        Raises:
-            LeaseLostError: another process published meanwhile, or holds the lock.
+        Raises LeaseLostError if another process has published meanwhile, or holds the lock.
         """
         self.confirm()
         try:
@@ -92,15 +86,14 @@ class Lease:
 
 
 class DiskLease(Lease):
-    """Lock file of a store on a disk, which the operating system holds for this process."""
+    """Lock file of a store on a disk, which the operating system locks for this process."""
 
     def __init__(self, files: StoreFiles, handle: FileIO) -> None:
-        """Note the lock."""
         super().__init__(files)
         self._handle = handle
 
     def confirm(self) -> None:
-        """Check that the lock file is the one that was locked: where somebody has removed it, others lock another."""
+        """Check that the lock file is the one that was locked; if somebody removed it, others lock a new one."""
         own = os.fstat(self._handle.fileno())
         try:
             there = Path(self._handle.name).stat()
@@ -119,11 +112,7 @@ class BucketLease(Lease):
     """Lock object of a store in a bucket, rewritten every few seconds while this process holds it."""
 
     def __init__(self, files: StoreFiles) -> None:
-        """Take the lock; the reason for a delay is logged.
-
-        Raises:
-            StoreError: another run holds it.
-        """
+        """Take the lock, logging the reason for a delay; raise StoreError if another run holds it."""
         super().__init__(files)
         self.lease_s = lease_s()
         self._holder: dict[str, Any] = {
@@ -140,11 +129,7 @@ class BucketLease(Lease):
         self._tag = self._take()
 
     def begin(self) -> None:
-        """Start to renew the lock.
-
-        Raises:
-            StoreError: the server ignores the conditions of writes.
-        """
+        """Start to renew the lock; raise StoreError if the server ignores conditions of writes."""
         self._beats = self.files.environment.repeat(self.lease_s / BEATS_PER_LEASE, self._beat, "lease")
         self._check_conditions()
         super().begin()
@@ -152,7 +137,7 @@ class BucketLease(Lease):
             self.fence()
 
     def confirm(self) -> None:
-        """Renew the lock; refused where another process has taken it."""
+        """Renew the lock; raise LeaseLostError if another process has taken it."""
         with self._guard:
             self.lost = self.lost or not self._renew()
         if self.lost:
@@ -169,7 +154,6 @@ class BucketLease(Lease):
             )
 
     def _renew(self) -> bool:
-        """Rewrite the lock; whether it still is this process's."""
         while True:
             self._holder["beat"] += 1
             try:
@@ -181,12 +165,12 @@ class BucketLease(Lease):
                     return False
                 if _parse(found).get("token") != self._holder["token"]:
                     return False
-                self._tag = tag  # of a renewal that was given up, and came to the server all the same
+                self._tag = tag  # of an abandoned renewal that reached the server after all
             else:
                 return True
 
     def close(self) -> None:
-        """Mark the lock as free; where that fails, it expires after its lease."""
+        """Mark the lock as free; if that fails, it expires after its lease."""
         if self._beats is not None:
             self._beats.stop()
         if self.lost:
@@ -196,7 +180,6 @@ class BucketLease(Lease):
             self.files.replace(LOCK_FILE, _bytes(released), self._tag)
 
     def _beat(self) -> bool:
-        """Renew the lock in the background; whether to go on."""
         try:
             self.confirm()
         except LeaseLostError:
@@ -220,12 +203,9 @@ class BucketLease(Lease):
             raise _held_error(self.files, describe(read_holder(self.files))) from None
 
     def _watch(self, holder: dict[str, Any], tag: Tag) -> Tag:
-        """Wait until the holder has been silent for its lease, or has released the lock; return the version to replace.
+        """Wait until the holder is silent for its lease or releases the lock; return the version to replace.
 
-        A lock whose content is damaged is one that somebody may hold.
-
-        Raises:
-            StoreError: the holder is alive.
+        A lock with damaged content may be held by somebody. Raises StoreError if the holder is alive.
         """
         watched_s = _lease_of(holder)
         LOG.info(
@@ -245,10 +225,10 @@ class BucketLease(Lease):
         return tag
 
     def _check_conditions(self) -> None:
-        """Refuse a server that ignores the conditions: two runs could hold the lock."""
+        """Refuse a server that ignores write conditions: two runs could hold the lock."""
         if not self.files.create(LOCK_FILE, b"{}"):
             if not self.files.address.startswith("s3://"):
-                return  # Google compares generations, and has done so from the beginning
+                return  # Google compares generations, and always has
             try:
                 self.files.replace(LOCK_FILE, b"{}", {"e_tag": f'"{"0" * 32}"'})
             except WriteConflictError:
@@ -261,14 +241,10 @@ class BucketLease(Lease):
 
 @contextmanager
 def write_lock(files: StoreFiles) -> Iterator[Lease]:
-    """Hold the store for writing.
+    """Hold the store for writing; `files` checks the lock before each commit while the block runs.
 
-    Args:
-        files: the store; refers to the lock while it is held, and checks it before each commit.
-
-    Raises:
-        StoreError: another process holds it, or the store can't be written.
-        LeaseLostError: the store was taken over by another run while the block ran.
+    Raises StoreError if another process holds the lock or the store can't be written, and LeaseLostError if another run
+    took the store over during the block.
     """
     with _disk_lock(files) if files.folder is not None else closing(BucketLease(files)) as lease:
         lease.begin()
@@ -311,11 +287,7 @@ def _disk_lock(files: StoreFiles) -> Iterator[Lease]:
 
 
 def _flock(files: StoreFiles, handle: FileIO) -> None:
-    """Have the operating system hold the lock file for this process.
-
-    Raises:
-        StoreError: another process holds it, or the file system has no locks.
-    """
+    """Lock the file through the operating system; StoreError if another process holds it or locks don't work."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -329,7 +301,7 @@ def _flock(files: StoreFiles, handle: FileIO) -> None:
 
 
 def read_holder(files: StoreFiles) -> dict[str, Any]:
-    """Read the holder from the lock; empty where there never was one."""
+    """Return the holder that the lock names; empty if there never was one."""
     try:
         return _parse(files.read(LOCK_FILE))
     except FileNotFoundError:
@@ -337,7 +309,7 @@ def read_holder(files: StoreFiles) -> dict[str, Any]:
 
 
 def describe(holder: dict[str, Any]) -> str:
-    """Describe the holder, and since when it holds the lock."""
+    """Describe the holder, and how long it has held the lock."""
     if "token" not in holder and "pid" not in holder:
         return "unknown"
     pid, host, since = (holder.get(name, "unknown") for name in ("pid", "host", "since"))
@@ -349,7 +321,7 @@ def _held_error(files: StoreFiles, holder: str) -> StoreError:
 
 
 def _lease_of(holder: dict[str, Any]) -> float:
-    """Seconds for which a holder's lock is good: those that it gives, if they make sense."""
+    """Return the seconds of a holder's lease: its own figure if that is plausible."""
     try:
         found = float(holder.get("lease_s", LEASE_S))
     except (TypeError, ValueError, OverflowError):

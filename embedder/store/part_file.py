@@ -1,4 +1,4 @@
-"""Part file: Parquet that a write task has made, before it stands in a table's log."""
+"""Part file: Parquet that a write task has made, before it is in a table's log."""
 
 from typing import Any
 
@@ -22,23 +22,23 @@ class PartFile(BaseModel):
 
     @property
     def id_range(self) -> tuple[str, str] | None:
-        """Least and greatest id of its rows, by its statistics; None where they don't tell."""
+        """Lowest and highest id of its rows by its statistics; None if unknown."""
         return self._bounds("item_id")
 
     @property
     def state(self) -> str | None:
-        """State that all items of a file of records are in, by its statistics; None where they don't tell."""
+        """State that all items in a file of records share, by its statistics; None if unknown."""
         bounds = self._bounds("state")
         return None if bounds is None or bounds[0] != bounds[1] else bounds[0]
 
     @property
     def num_pictures(self) -> int | None:
-        """Rows of embeddings with an image's vector, by its statistics; None where they don't tell, as older files'."""
+        """Number of embeddings with an image's vector, by its statistics; None if unknown, as in older files."""
         num_null = self.num_null("image_embedding")
         return None if num_null is None else self.num_rows - num_null
 
     def num_null(self, column: str) -> int | None:
-        """Rows with null in a column of vectors, by its statistics; None where they don't tell."""
+        """Return the number of nulls in a vector column by its statistics; None if unknown."""
         num_null = (self._statistics.get("nullCount") or {}).get(column)
         return None if num_null is None else int(num_null)
 
@@ -50,6 +50,5 @@ class PartFile(BaseModel):
             return {}
 
     def _bounds(self, column: str) -> tuple[str, str] | None:
-        """Least and greatest value of a column that is never null."""
         least, greatest = ((self._statistics.get(name) or {}).get(column) for name in ("minValues", "maxValues"))
         return None if least is None or greatest is None else (least, greatest)

@@ -1,11 +1,11 @@
-"""Figures of a run's rows, one of each `[[metric]]`: queries of DuckDB, sums of vectors, or a class of the user's own.
+"""Metrics of a run's rows, one for each `[[metric]]`: DuckDB queries, sums of vectors, or a class of the user's own.
 
     class Brightness:
         def add(self, rows):              # pyarrow.Table of the inputs -> plain JSON
         def merge(self, first, second):   # two of these -> one; in any order, and cut anywhere
         def figures(self, state):         # one of these -> {"mean": 0.4}
 
-The order of the rows changes no figure: counts are integers, sums are exact, and what is rounded is rounded by row.
+The order of the rows changes no figure: counts are integers, sums are exact, and rounding is done row by row.
 """
 
 import hashlib
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 State = dict[str, Any]
-"""What is known of some rows, as plain JSON."""
+"""State of a metric after some rows, as plain JSON."""
 Figures = dict[str, Any]
-"""Numbers by name; of a confusion also its matrix."""
+"""Numbers by name; a confusion also has its matrix."""
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 METRICS_FILE = "metrics.json"
-STATE_VERSION = 1  # of the states that are kept; those of another one are not compared
+STATE_VERSION = 1  # of kept states; states of another version are not compared
 QUERIED = (*NUMBERS, *LABELLED)
 """Kinds that are computed by queries."""
 METHODS = ("add", "merge", "figures")
 LEAST = 2.0**-53  # of a probability: a certain mistake costs 36.7, not infinity
 MAX_CELLS = 10_000
-MEMORY = "1GB"  # of the columns that queries read; what is more lies in a temporary folder
+MEMORY = "1GB"  # for the columns that queries read; the rest is in a temporary folder
 BUCKET = "coalesce(sign(x) * (floor(256 * log2(abs(nullif(x, 0)))) + 300000), 0)"
-"""Number of a finite `x` by its size, 256 to each doubling, on both sides of zero: memory is bounded, however many."""
+"""SQL for the bucket of a finite `x`: 256 buckets per doubling on both sides of zero, so memory is bounded."""
 ROWS_IN_CACHE = 256  # of vectors in float64: 1 MiB of those with 512 numbers
 SCALE = 2.0**30  # sums of vectors of length 1 are exact in these steps up to 2**33 rows
 
 
 class RunMetrics(Record):
-    """`runs/RUN_ID/metrics.json`: figures of a run, and what the next run compares its vectors with."""
+    """`runs/RUN_ID/metrics.json`: a run's figures, and the states that the next run compares its vectors with."""
 
     model_fingerprint: str
     states: dict[str, Any] = Field({}, description="of each drift, by its digest")
@@ -64,11 +64,7 @@ class RunMetrics(Record):
 
 
 def check_columns(configs: Iterable[MetricConfig], schema: pa.Schema) -> None:
-    """Check that metrics can be computed, to find mistakes before the run.
-
-    Raises:
-        ConfigError: a column is missing or of another type, or a class can't be imported.
-    """
+    """Raise ConfigError if a column is missing or has another type, or a class can't be imported."""
     for config in configs:
         for name in config.columns:
             if name not in schema.names:
@@ -103,7 +99,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def digest_of(config: MetricConfig) -> str:
-    """Hash a metric's definition, without its name: states of one digest can be compared."""
+    """Hash a metric's definition without its name; states with the same digest can be compared."""
     definition = config.model_dump_json(exclude={"name", "quantiles"})
     return hashlib.blake2b(f"{STATE_VERSION}{definition}".encode(), digest_size=8).hexdigest()
 
@@ -111,15 +107,10 @@ def digest_of(config: MetricConfig) -> str:
 def compute_figures(
     configs: Sequence[MetricConfig], schema: pa.Schema, chunks: Iterable[pa.Table]
 ) -> tuple[dict[str, Figures], dict[str, State]]:
-    """Compute all metrics but `recall`, which is of a sample.
+    """Compute all metrics except `recall`, which is measured on a sample.
 
-    Args:
-        configs: entries of [[metric]].
-        schema: columns of the embeddings table.
-        chunks: the rows, in any order: the columns that the metrics name; at least one, which may be empty.
-
-    Returns:
-        Figures by the metric's name, and the states of each drift by its digest.
+    `chunks` holds the rows in any order, with the columns that the metrics name; there is at least one chunk, which may
+    be empty. Returns the figures by metric name, and the state of each drift by digest.
     """
     seen = {config.name: SEEN[config.kind](config) for config in configs if config.kind in SEEN}
     queried = [config for config in configs if config.kind in QUERIED]
@@ -136,30 +127,29 @@ def compute_figures(
     return figures | {name: each.figures() for name, each in seen.items()}, states
 
 
-# Kinds that see the rows as they are read.
+# Kinds that consume the rows as they are read.
 
 
 class RowCount:
-    """Rows, and those with a value."""
+    """Number of rows, and of rows with a value."""
 
     def __init__(self, config: MetricConfig) -> None:
         self._column, self._num_rows, self._num_null = config.column, 0, 0
 
     def add(self, rows: pa.Table) -> None:
-        """Count the values of any column; without one, rows."""
+        """Count the values of the column, or the rows if no column is given."""
         self._num_rows += rows.num_rows
         self._num_null += rows[self._column].null_count if self._column else 0
 
     def figures(self) -> Figures:
-        """The counts."""
+        """Return the counts."""
         return {"num": self._num_rows - self._num_null, "num_null": self._num_null}
 
 
 class Drift:
     """Mean and spread of vectors.
 
-    Attributes:
-        state: counts, and sums of the vectors and of their squares, in steps of 1 / `SCALE`.
+    `state` holds counts, and sums of vectors and of their squares in steps of 1 / `SCALE`.
     """
 
     def __init__(self, config: MetricConfig) -> None:
@@ -167,7 +157,7 @@ class Drift:
         self.state: State = {"num": 0, "num_null": 0, "sums": [], "squares": []}
 
     def add(self, rows: pa.Table) -> None:
-        """Sum the vectors and their squares in whole steps of 2**-30, to which each value is rounded by itself."""
+        """Add the vectors and their squares, each value first rounded to a multiple of 2**-30."""
         column, state = rows[self._column].drop_null(), self.state
         state["num"] += len(column)
         state["num_null"] += rows.num_rows - len(column)
@@ -180,18 +170,13 @@ class Drift:
                 state[name] = (found + state[name] if state[name] else found).tolist()
 
     def figures(self) -> Figures:
-        """Counts, and the spread: the mean square distance from the mean vector, 0 to 1 of vectors of length 1."""
+        """Return the counts and the spread: the mean square distance from the mean vector, 0 to 1 for unit vectors."""
         found: Figures = {name: self.state[name] for name in ("num", "num_null")}
         return found | ({"spread": float(_variances(self.state).sum())} if self.state["num"] else {})
 
 
 def drift_between(state: State, before: State) -> Figures:
-    """Compare the vectors of two states, of equal size; empty where one of them has none.
-
-    Args:
-        state: of `Drift`.
-        before: of an earlier run, by the same model.
-    """
+    """Compare two states of `Drift` from the same model and vector size; empty if either has no vectors."""
     if not state["num"] or not before["num"] or len(state["sums"]) != len(before["sums"]):
         return {}
     means, earlier = _means(state), _means(before)
@@ -201,30 +186,28 @@ def drift_between(state: State, before: State) -> Figures:
     return {
         "mean_distance": distance**0.5,
         "cosine_of_means": float(means @ earlier) / lengths if lengths else None,
-        # Of two normal distributions with independent dimensions. Source: Dowson and Landau 1982.
+        # Between two normal distributions with independent dimensions. Source: Dowson and Landau 1982.
         "frechet_distance": distance + float(np.square(deviations - others).sum()),
     }
 
 
 def _means(state: State) -> Floats:
-    """Mean vector; float64 (E,)."""
     return np.asarray(np.array(state["sums"], np.float64) / (SCALE * state["num"]), np.float64)
 
 
 def _variances(state: State) -> Floats:
-    """Variance of each dimension; float64 (E,)."""
     return np.asarray(np.array(state["squares"], np.float64) / (SCALE * state["num"]) - _means(state) ** 2, np.float64)
 
 
 class OwnMetric:
-    """Metric of a class of the user's own; what it raises is told in the place of its figures."""
+    """Metric computed by the user's class; if the class raises, the error is reported in place of the figures."""
 
     def __init__(self, config: MetricConfig) -> None:
         self._config = config
         self._state: State = {}
 
     def add(self, rows: pa.Table) -> None:
-        """Give the class the columns that it takes, and merge what it returns."""
+        """Pass the class the columns that it takes, and merge what it returns."""
         if "error" in self._state:
             return
         before = self._state
@@ -234,7 +217,7 @@ class OwnMetric:
             self._state = self._attempt(lambda own: {"state": own.merge(before["state"], added)})
 
     def figures(self) -> Figures:
-        """Compute the figures, or tell the error."""
+        """Compute the figures, or report the error."""
         return self._state if "error" in self._state else self._attempt(lambda own: own.figures(self._state["state"]))
 
     @cached_property
@@ -242,7 +225,6 @@ class OwnMetric:
         return load_own(self._config)
 
     def _attempt(self, call: Callable[[Any], State]) -> State:
-        """Call a method; what it returns is what JSON makes of it."""
         try:
             return dict(json.loads(json.dumps(call(self._own), allow_nan=False)))
         except Exception as error:  # noqa: BLE001 - code of the user's own, which must not cost a run
@@ -253,11 +235,10 @@ SEEN: dict[str, Any] = {"count": RowCount, "drift": Drift, "own": OwnMetric}
 
 
 def load_own(config: MetricConfig) -> Any:
-    """Import a metric's class and make its object.
+    """Import a metric's class and create its object.
 
-    Raises:
-        ConfigError: there is no such class, or it lacks a method.
-        Exception: as the import or the class raises it.
+    Raises ConfigError if the class doesn't exist or lacks a method; other exceptions of the import or the class pass
+    through.
     """
     place, _, name = (config.callable or "").rpartition(":")
     module = _import_file(Path(place).expanduser()) if place.endswith(".py") else importlib.import_module(place)
@@ -280,12 +261,11 @@ def _import_file(path: Path) -> Any:
     return module
 
 
-# Kinds that are computed of a table of their columns, which DuckDB has beside memory where it is large.
+# Kinds that are computed from a table of their columns, which DuckDB spills to disk if it is large.
 
 
 @contextmanager
 def _open_rows(schema: pa.Schema) -> Iterator["DuckDBPyConnection"]:
-    """Open a database with an empty table `rows` of some columns."""
     import duckdb
 
     with TemporaryDirectory(prefix="embedder-") as folder:
@@ -297,7 +277,7 @@ def _open_rows(schema: pa.Schema) -> Iterator["DuckDBPyConnection"]:
 
 
 def _or_error(call: Callable[..., Figures], *arguments: Any) -> Figures:
-    """Give the figures of a call, or what went beyond memory and disk, which must not cost a run."""
+    """Return the figures, or an error if memory and disk didn't suffice, which must not fail a run."""
     import duckdb
 
     try:
@@ -313,7 +293,6 @@ def _insert(rows: "DuckDBPyConnection", chunk: pa.Table) -> Figures:
 
 
 def _query_figures(rows: "DuckDBPyConnection", config: MetricConfig) -> Figures:
-    """Compute the figures of one of the kinds `QUERIED`."""
     column, label = (f'"{(name or "").replace(chr(34), chr(34) * 2)}"' for name in (config.column, config.label))
     if config.kind == "confusion":
         return _confusion(rows, column, label)
@@ -334,14 +313,14 @@ def _query_figures(rows: "DuckDBPyConnection", config: MetricConfig) -> Figures:
 
 
 def _moments(rows: "DuckDBPyConnection", finite: str, mean: Fraction, largest: float) -> Figures:
-    """Variance, deviation, skewness and excess kurtosis of the whole population."""
+    """Return variance, deviation, skewness and excess kurtosis of the whole population."""
     exponent = max(math.frexp(largest)[1], -1000)  # values are scaled to 1, beyond which fourth powers would overflow
     centre = float(mean / Fraction(2) ** exponent)
     centred = f"SELECT x * {math.ldexp(1.0, -exponent)!r} - {centre!r}::DOUBLE AS d FROM ({finite})"
     (num,) = _first(rows, f"SELECT count(*) FROM ({finite})")
     powers = ("d", "d * d", "d * d * d", "d * d * d * d")
     first, second, third, fourth = (_exact_sum(rows, f"SELECT {each} AS x FROM ({centred})") / num for each in powers)
-    variance = second - first**2  # the first is what rounding the centre has left
+    variance = second - first**2  # the first is the rounding error of the centre
     found: Figures = {
         "variance": _nearest(variance * Fraction(4) ** exponent),
         "std": math.ldexp(math.sqrt(variance), exponent),
@@ -354,7 +333,7 @@ def _moments(rows: "DuckDBPyConnection", finite: str, mean: Fraction, largest: f
 
 
 def _quantiles(rows: "DuckDBPyConnection", finite: str, quantiles: list[Fraction], num: int) -> Figures:
-    """Value below or at which that part of the values lies, as `p50`, within 0.2 %."""
+    """Return each quantile under a name such as `p50`, accurate to 0.2 %."""
     ranks = [max(1, math.ceil(each * num)) for each in quantiles]
     picked = ", ".join(f"min(low + (high - low) / 2) FILTER (upto >= {rank})" for rank in ranks)
     counted = f"SELECT min(x) AS low, max(x) AS high, sum(count(*)) OVER (ORDER BY {BUCKET}) AS upto FROM ({finite})"
@@ -363,7 +342,7 @@ def _quantiles(rows: "DuckDBPyConnection", finite: str, quantiles: list[Fraction
 
 
 def _log_loss(rows: "DuckDBPyConnection", scores: str) -> Figures:
-    """Mean of minus the logarithm of the probability that was given to what was true."""
+    """Return the mean negative log of the probability assigned to the true label."""
     judged = f"SELECT * FROM ({scores}) WHERE y IN (0, 1) AND p BETWEEN 0 AND 1"
     counts = _count_scores(rows, scores, judged)
     given = f"greatest(least(CASE WHEN y = 1 THEN p ELSE 1 - p END, 1), {LEAST!r}::DOUBLE)"
@@ -372,7 +351,7 @@ def _log_loss(rows: "DuckDBPyConnection", scores: str) -> Figures:
 
 
 def _auroc(rows: "DuckDBPyConnection", scores: str) -> Figures:
-    """Area under the ROC curve, and by how much buckets may have moved it: their pairs count half."""
+    """Return the area under the ROC curve, and the error bound due to buckets: pairs within a bucket count half."""
     judged = f"SELECT * FROM ({scores}) WHERE y IN (0, 1) AND isfinite(p)"
     counts = _count_scores(rows, scores, judged)
     scored = f"SELECT p AS x, y::BIGINT AS one FROM ({judged})"
@@ -388,14 +367,14 @@ def _auroc(rows: "DuckDBPyConnection", scores: str) -> Figures:
 
 
 def _count_scores(rows: "DuckDBPyConnection", scores: str, judged: str) -> dict[str, int]:
-    """Rows that can be judged, those with null, and those whose label or score is out of its range."""
+    """Count rows that can be judged, rows with null, and rows whose label or score is out of range."""
     (num,) = _first(rows, f"SELECT count(*) FROM ({judged})")
     num_rows, num_valid = _first(rows, f"SELECT count(*), count(p + y) FROM ({scores})")
     return {"num": num, "num_null": num_rows - num_valid, "num_invalid": num_valid - num}
 
 
 def _confusion(rows: "DuckDBPyConnection", predicted: str, truth: str) -> Figures:
-    """Accuracy, mean F1 of the classes, and the matrix: counts by the true class, then the predicted one."""
+    """Return accuracy, mean F1 of the classes, and the matrix: counts by true class, then by predicted class."""
     both = f"FROM rows WHERE {truth} IS NOT NULL AND {predicted} IS NOT NULL"
     num, num_rows = _first(rows, f"SELECT (SELECT count(*) {both}), count(*) FROM rows")
     found: Figures = {"num": num, "num_null": num_rows - num}
@@ -405,7 +384,7 @@ def _confusion(rows: "DuckDBPyConnection", predicted: str, truth: str) -> Figure
         return found | {"error": f"more than {MAX_CELLS:,} pairs of classes; are these columns of classes?"}
     matrix: dict[str, dict[str, int]] = {}
     true, given, right = Counter[str](), Counter[str](), Counter[str]()
-    # Classes are told by their text.
+    # Classes are identified by their text.
     named = zip(map(str, columns["truth"]), map(str, columns["predicted"]), columns["num"], strict=True)
     for actual, guess, count in sorted(named):
         row = matrix.setdefault(actual, {})
@@ -420,10 +399,10 @@ def _confusion(rows: "DuckDBPyConnection", predicted: str, truth: str) -> Figure
 
 
 def _exact_sum(rows: "DuckDBPyConnection", query: str) -> Fraction:
-    """Sum the column `x` of a query without rounding: finite float64 are whole numbers times a power of two.
+    """Sum column `x` of a query without rounding: finite float64 values are integers times a power of two.
 
-    Those of about one size are added as whole numbers of 128 bits; a wrong last bit of a logarithm does no harm, as of
-    64 bits 55 are used.
+    Values of similar size are added as 128-bit integers. A wrong last bit of the logarithm does no harm, since only 55
+    of 64 bits are used.
     """
     shifted = (
         f"SELECT k, x * pow(2, (54 - k) // 2) * pow(2, 54 - k - (54 - k) // 2) AS whole FROM "
@@ -434,13 +413,12 @@ def _exact_sum(rows: "DuckDBPyConnection", query: str) -> Fraction:
 
 
 def _first(rows: "DuckDBPyConnection", query: str) -> tuple[Any, ...]:
-    """Only row of a query."""
     (found,) = rows.execute(query).fetchall()
     return tuple(each + 0.0 if isinstance(each, float) else each for each in found)  # -0.0, which equals 0, becomes 0
 
 
 def _nearest(value: Fraction) -> float | None:
-    """The float64 next to a number; none beyond the largest, as JSON has no infinity."""
+    """Return the nearest float64; None if the number is too large, as JSON has no infinity."""
     try:
         return float(value)
     except OverflowError:

@@ -6,13 +6,16 @@ from embedder.errors import ConfigError, StoreError
 
 FORMAT_VERSION = 2
 READABLE_FORMATS = (1, FORMAT_VERSION)
-"""Each new column makes a new format. In 1, `items` had no `stale` and CURRENT.json no model; a store of an earlier
-format can be read, and written after a migration."""
+"""Each new column makes a new format.
+
+In 1, `items` had no `stale` and CURRENT.json no model; a store of an earlier format can be read, and can be written
+after a migration.
+"""
 MARKS = ("store.json", "runs")
-"""File and folder by which a store of embeddings is recognised."""
+"""File and folder that identify a store of embeddings."""
 
 PICKLED = "ray.data.arrow_pickled_object"
-"""Arrow's name of Ray's type for values of any class, of which a program that has imported Ray makes objects."""
+"""Arrow name of Ray's type for values of any class; a program that has imported Ray unpickles them to objects."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -33,7 +36,7 @@ ITEMS = pa.schema(
         "num_vectors": pa.int32(),  # number of the item's rows in embeddings
         "run_id": pa.string(),
         "updated_at": TIMESTAMP,
-        "stale": pa.bool_(),  # a reject whose vectors are those of an earlier content; `content_version` is theirs
+        "stale": pa.bool_(),  # a reject with the vectors of an earlier content, whose `content_version` it has
     }
 )
 
@@ -60,11 +63,7 @@ TABLES = {"items": ITEMS, "embeddings": EMBEDDINGS}
 
 
 def with_nulls(content: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Add the columns of a schema that rows of an older format lack, with nulls.
-
-    Raises:
-        StoreError: a column holds pickled objects, whose code would run as they are read.
-    """
+    """Add missing columns as nulls; StoreError for pickled objects, whose code would run on reading."""
     if any(PICKLED in str(kind) for kind in content.schema.types):
         raise StoreError(
             f"a part file of the store has a column of {PICKLED}: Ray runs what such values hold as they are read, and "
@@ -77,10 +76,9 @@ def with_nulls(content: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def with_carryover(schema: pa.Schema, carryover: pa.Schema) -> pa.Schema:
-    """Schema of the table's own columns, then the carried ones in the types that a Delta table can store.
+    """Return the schema of the table's own columns, then the carried ones in types that a Delta table can store.
 
-    Raises:
-        ConfigError: a carried column has the name of one of the table's own, or a type that Delta lacks.
+    Raises ConfigError if a carried column has the name of an own column, or a type that Delta lacks.
     """
     for column in carryover:
         if column.name in schema.names:
@@ -92,7 +90,7 @@ def with_carryover(schema: pa.Schema, carryover: pa.Schema) -> pa.Schema:
     return schema
 
 
-# Delta has signed integers only, no half floats and one string type; each of these holds all values of its key.
+# Delta has only signed integers, no half floats and one string type; each of these holds all values of its key.
 _WIDER = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),

@@ -28,22 +28,14 @@ MODEL_FIELDS = (
     "libraries",
 )
 FURTHER_FIELDS = ("has_vectors", "outputs", "servable")
-"""Beside `MODEL_FIELDS`, those of further models."""
+"""Fields of models other than the main one, besides `MODEL_FIELDS`."""
 
 
 def bind_store(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) -> StoreInfo:
-    """Bind the store to a model, or check that it is bound to it.
+    """Bind the store to a model, or check its binding; return the model and preprocessing that it now serves.
 
-    Args:
-        files: the store.
-        info: the run's model and preprocessing.
-        may_change: accept others: the old ones are served until a complete new publication replaces them.
-
-    Returns:
-        The model and preprocessing that the store serves now.
-
-    Raises:
-        StoreError: the store holds vectors of another model or of another preprocessing, or is of an older format.
+    With `may_change`, others are accepted: the old ones are served until a complete new publication replaces them.
+    Raises StoreError if the store's vectors are of another model or preprocessing, or its format is older.
     """
     served = check_binding(files, info, may_change=may_change)
     if served is None or (differing(served, info) and read_current(files) is None):  # nothing is served yet
@@ -53,21 +45,14 @@ def bind_store(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) 
 
 
 def check_binding(files: StoreFiles, info: StoreInfo, *, may_change: bool = False) -> StoreInfo | None:
-    """Check what `bind_store` checks, and write nothing.
-
-    Returns:
-        The model and preprocessing that the store serves now; None before its first run.
-
-    Raises:
-        StoreError: as for `bind_store`.
-    """
+    """Check like `bind_store` without writing; return what the store now serves, None before its first run."""
     bound = read_record(files, STORE_FILE, StoreInfo)
     if bound is None:
         return None
     check_writable(files, bound)
     current = read_current(files)
     served = served_info(bound, current)
-    # What a vacuum leaves of a further model that nothing has any more binds no other one of its name.
+    # What a vacuum leaves of an unused model doesn't bind another model of that name.
     may_change = may_change or (bool(files.model) and current is None)
     if not may_change and differing(served, info) == ["steps"]:
         raise StoreError(
@@ -84,7 +69,7 @@ def check_binding(files: StoreFiles, info: StoreInfo, *, may_change: bool = Fals
 
 
 def served_info(info: StoreInfo, current: Current | None) -> StoreInfo:
-    """Model of the published vectors: as in CURRENT.json, and as in store.json where that lacks it."""
+    """Return the model of the published vectors from CURRENT.json, or from store.json for fields that it lacks."""
     if current is None:
         return info
     served = {name: getattr(current, name) for name in MODEL_FIELDS}
@@ -92,17 +77,15 @@ def served_info(info: StoreInfo, current: Current | None) -> StoreInfo:
 
 
 def differing(served: StoreInfo, info: StoreInfo) -> list[str]:
-    """Names of the fingerprints that differ, and `steps` where those do; the vectors can't be compared then."""
+    """Return the names of differing fingerprints, and `steps` if those differ; the vectors are then not comparable."""
     names = [name for name in FINGERPRINTS if getattr(served, name) != getattr(info, name)]
     return names if list(served.steps.items()) == list(info.steps.items()) else [*names, "steps"]
 
 
 def step_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Say which of the user's own steps differ, as the reason for which items are embedded again.
+    """Say which of the user's own steps differ, as the reason why items are embedded again.
 
-    Args:
-        before: fingerprints of the steps that rows went through, in their order.
-        now: those of a run.
+    Both map steps to fingerprints, in order: `before` for the steps that the rows went through, `now` for a run's.
     """
     found = [f"step {name} changed" for name in now if before.get(name, now[name]) != now[name]]
     found += [f"step {name} added" for name in now if name not in before]
@@ -111,7 +94,7 @@ def step_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def other_libraries(served: StoreInfo, info: StoreInfo) -> list[str]:
-    """Describe the libraries whose versions differ, as `torch 2.8.0 (now 2.15.0)`; of an older store none is known."""
+    """Describe libraries whose versions differ, as `torch 2.8.0 (now 2.15.0)`; an older store records none."""
     return [
         f"{name} {version} (now {info.libraries.get(name, 'missing')})"
         for name, version in served.libraries.items()
@@ -120,11 +103,7 @@ def other_libraries(served: StoreInfo, info: StoreInfo) -> list[str]:
 
 
 def check_writable(files: StoreFiles, info: StoreInfo) -> None:
-    """Refuse to write into a store of an older format, which older readers may still hold open.
-
-    Raises:
-        StoreError: it is of an older format.
-    """
+    """Raise StoreError for a store of an older format, which older readers may still hold open."""
     if info.format_version < FORMAT_VERSION:
         raise StoreError(
             f"store {files.address}: format version {info.format_version}, this embedder writes {FORMAT_VERSION}; "
@@ -134,11 +113,7 @@ def check_writable(files: StoreFiles, info: StoreInfo) -> None:
 
 
 def read_store_info(files: StoreFiles) -> StoreInfo:
-    """Read store.json.
-
-    Raises:
-        StoreError: there is no store.
-    """
+    """Read store.json, or raise StoreError if there is no store."""
     info = read_record(files, STORE_FILE, StoreInfo)
     if info is None:
         raise StoreError(
@@ -148,11 +123,7 @@ def read_store_info(files: StoreFiles) -> StoreInfo:
 
 
 def read_published(files: StoreFiles) -> Current:
-    """Read what is published.
-
-    Raises:
-        StoreError: there is no store, or nothing is published yet.
-    """
+    """Read what is published, or raise StoreError if there is no store or no publication yet."""
     read_store_info(files)
     current = read_current(files)
     if current is None:

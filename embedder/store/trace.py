@@ -1,15 +1,15 @@
-"""Trace of what processes change in stores: with EMBEDDER_STORE_TRACE=FILE, JSON lines that each process appends to it.
+"""Trace of what processes change in stores: with EMBEDDER_STORE_TRACE=FILE, each process appends JSON lines to it.
 
-A change is two lines: before it what is to be done, after it how that ended. A process that is killed between the two
-leaves the first one alone. Both have the time by a clock that all processes of a machine share, so that effects of two
-processes whose times overlap are known to be in no order. `scripts/check_store_trace.py` reads it.
+A change is two lines: before it what is to be done, after it how that ended. A process killed in between leaves only
+the first. Both carry the time of a clock that all processes of a machine share, so that effects of two processes with
+overlapping times are known to be unordered. `scripts/check_store_trace.py` reads it.
 
     {"id": 3, "host": "a", "pid": 7, "at_ns": 12, "store": "/data/store", "what": "put", "path": "CURRENT.json",
      "size": 512, "condition": {"sha256": "..."}, "content": "{...}"}
     {"id": 3, "host": "a", "pid": 7, "at_ns": 15, "outcome": "done", "tag": {"sha256": "..."}}
 
-Of records, the content is there; of log entries and journals, the names of part files and entries alone. The file
-holds item ids only where names of files do.
+Records are traced with their content; log entries and journals only with the names of part files and entries. The file
+contains item ids only if file names do.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from embedder.compat import STORE_TRACE_VARIABLE
 from embedder.store.backends import Backend, Condition, FileInfo, Tag, WriteConflictError, content_tag
 
 MAX_CONTENT = 56 << 10
-"""Bytes of a content as JSON, beyond which it is left out: a line has less than 64 KiB."""
+"""Maximum size of a content as JSON in bytes; longer ones are left out, so that a line has less than 64 KiB."""
 PATHS_PER_LINE = 200
 
 _RECORD = re.compile(
@@ -43,51 +43,44 @@ _NUMBERS = itertools.count(1)
 
 
 def trace_backend(backend: Backend, address: str) -> Backend:
-    """Backend that records what it changes, where this process is asked to; else the backend itself."""
+    """Return a backend that records its changes if this process is asked to, else the backend itself."""
     file = os.environ.get(STORE_TRACE_VARIABLE)
     return RecordingBackend(backend, Path(file), address) if file else backend
 
 
 class RecordingBackend:
-    """Backend that appends each change to a file, before it is made and after."""
+    """Backend that appends each change to a file, before and after making it."""
 
     def __init__(self, backend: Backend, file: Path, address: str, folder: str = "") -> None:
-        """Name what is recorded.
-
-        Args:
-            backend: that makes the changes.
-            file: that lines are appended to.
-            address: of the store.
-            folder: in the store, that is the backend's root; empty, or ends with "/".
-        """
+        """Record changes in `file`; `folder` is the backend's root in the store, empty or ending with "/"."""
         self._backend, self._file, self._address, self._folder = backend, file, address, folder
 
     def read(self, path: str) -> tuple[bytes, Tag]:
-        """As of `Backend`."""
+        """See `Backend`."""
         return self._backend.read(path)
 
     def open(self, path: str) -> Any:
-        """As of `Backend`."""
+        """See `Backend`."""
         return self._backend.open(path)
 
     def read_table(self, path: str, columns: list[str] | None) -> pa.Table:
-        """As of `Backend`."""
+        """See `Backend`."""
         return self._backend.read_table(path, columns)
 
     def exists(self, path: str) -> bool:
-        """As of `Backend`."""
+        """See `Backend`."""
         return self._backend.exists(path)
 
     def folders(self, folder: str) -> list[str]:
-        """As of `Backend`."""
+        """See `Backend`."""
         return self._backend.folders(folder)
 
     def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
-        """As of `Backend`."""
+        """See `Backend`."""
         return self._backend.list(folder, after)
 
     def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
-        """As of `Backend`; recorded."""
+        """See `Backend`; recorded."""
         place = self._folder + path
         size = len(data) if isinstance(data, bytes) else data.stat().st_size
         content = recorded_content(place, data) if isinstance(data, bytes) else None
@@ -104,7 +97,7 @@ class RecordingBackend:
         return tag
 
     def delete(self, paths: Iterable[str]) -> None:
-        """As of `Backend`; recorded."""
+        """See `Backend`; recorded."""
         wanted = [*paths]
         for some in (wanted[start : start + PATHS_PER_LINE] for start in range(0, len(wanted), PATHS_PER_LINE)):
             number = self._begin(what="delete", paths=[self._folder + path for path in some])
@@ -116,7 +109,7 @@ class RecordingBackend:
                 self._append(number, outcome=outcome)
 
     def below(self, folder: str) -> "RecordingBackend":
-        """As of `Backend`."""
+        """See `Backend`."""
         below = self._backend.below(folder)
         return RecordingBackend(below, self._file, self._address, f"{self._folder}{folder}/")
 
@@ -136,7 +129,7 @@ class RecordingBackend:
 
 
 def recorded_content(path: str, data: bytes) -> str | None:
-    """What is recorded of a file's content; None: nothing."""
+    """Return what is recorded of a file's content; None: nothing."""
     try:
         text = _recorded_text(path, data)
     except (ValueError, LookupError, TypeError):

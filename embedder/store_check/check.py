@@ -1,7 +1,7 @@
-"""The check of a store: what is published is whole, and can be read; what was left over, and by whom.
+"""The check of a store: whether what is published is complete and readable, and what was left over by whom.
 
-It takes no lock, and writes nothing. What is published never changes, so a writer at work makes no error; where one
-publishes meanwhile, what was found may be of files that it has taken the place of, and all is looked at again.
+It takes no lock and writes nothing. Published files never change, so a writer at work causes no error. If one publishes
+meanwhile, findings may be about files that it replaced, so everything is checked again.
 """
 
 import time
@@ -33,12 +33,12 @@ from embedder.store_check.scope import CheckedModel, checked_models
 
 MAX_LOOKS = 3
 NUM_EARLIER = 5
-"""Earlier publications that are looked at as ways out of damage."""
+"""Number of earlier publications that are examined as ways out of damage."""
 
 
 @dataclass(frozen=True)
 class ModelCounts:
-    """What was checked of a model's tables: items, rejects, vectors, part files and their bytes."""
+    """Counts of a model's checked tables: items, rejects, vectors, part files and their bytes."""
 
     num_items: int
     num_rejected: int
@@ -51,16 +51,10 @@ class ModelCounts:
 class StoreCheck:
     """Result of a check.
 
-    Attributes:
-        run_id: run whose publication was checked; None where nothing is published, or that can't be read.
-        findings: the worst first.
-        models: figures of each model; the main one by the empty name.
-        publications: run ids of all publications, oldest first.
-        readable: those of them that can be read.
-        num_files: files in the store.
-        size_bytes: size of these.
-        deep: whether all was read.
-        wall_s: seconds that it took.
+    `run_id` is the run whose publication was checked, None if there is none or it can't be read. `findings` has the
+    worst first. `models` has each model's figures; the main one has the empty name. `publications` are the run ids of
+    all publications, oldest first, and `readable` those that can be read. `num_files` and `size_bytes` are for the
+    whole store; `deep` is whether everything was read.
     """
 
     run_id: str | None
@@ -74,17 +68,12 @@ class StoreCheck:
     wall_s: float
 
     def number(self, severity: Severity) -> int:
-        """Number of findings of a severity."""
+        """Count the findings of a severity."""
         return sum(each.severity == severity for each in self.findings)
 
 
 def check_store(files: StoreFiles, *, deep: bool = False) -> StoreCheck:
-    """Check a store.
-
-    Raises:
-        StoreError: there is no store.
-        StoreUnavailableError: its server does not answer.
-    """
+    """Check a store. Raises StoreError if there is no store, and StoreUnavailableError if its server doesn't answer."""
     started = time.monotonic()
     for _ in range(MAX_LOOKS):
         before = attempt(lambda: read_current(files))
@@ -95,7 +84,6 @@ def check_store(files: StoreFiles, *, deep: bool = False) -> StoreCheck:
 
 
 def _look(files: StoreFiles, *, deep: bool, started: float) -> StoreCheck:
-    """Check a store once."""
     lock, is_writing = check_lock(files)
     early = attempt(lambda: read_current(files))  # before the listing, which then has all files that it names
     listing = {info.path: info.size_bytes for info in files.list("")}
@@ -136,7 +124,7 @@ def _look(files: StoreFiles, *, deep: bool, started: float) -> StoreCheck:
 
 @dataclass(frozen=True)
 class _ModelLook:
-    """What was found of a model; `added` has the part files of all versions by table, where the log is whole."""
+    """Result for one model; `added` has the part files of all versions by table, if the log is complete."""
 
     findings: tuple[Finding, ...]
     figures: ModelCounts
@@ -144,14 +132,13 @@ class _ModelLook:
 
 
 def _look_at_model(model: CheckedModel, chain: Chain, whole: set[str], *, deep: bool) -> _ModelLook:
-    """Check tables, index, word index and query towers of a model."""
     logs = check_logs(model)
     earlier = [record for record in reversed(chain.records[:-1]) if record.run_id in whole][:NUM_EARLIER]
     of_this = [(record.run_id, own) for record in earlier if (own := of_model(record, model.name)) is not None]
     read = partial(check_table, model, way_back=WayBack(model, of_this), deep=deep)
     has_index = model.current.index is not None
     searched = f"{model.info.searched if model.info is not None else 'image'}_embedding"
-    has_captions = not model.name  # word indexes are of the main model alone
+    has_captions = not model.name  # only the main model has word indexes
     columns = [*([searched] if has_index else []), *(["caption"] if has_captions else [])]
     items: TableContent = read("items")
     embeddings: TableContent = read("embeddings", counted_columns=columns)

@@ -1,4 +1,4 @@
-"""Findings of a check: what was found where, which rule it breaks, and what cures it."""
+"""Findings of a check: what was found where, which rule it breaks, and the remedy."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -13,13 +13,15 @@ from embedder.store.errors import StoreUnavailableError
 from index.errors import RetrievalError
 
 Severity = Literal["error", "warning", "note"]
-"""Error: readers or writers get something wrong, or nothing. Warning: something is lost that they can do without.
-Note: work that is not finished, and files that nothing needs."""
+"""Error: readers or writers get something wrong, or nothing.
+
+Warning: something is lost that they can do without. Note: unfinished work, and files that nothing needs.
+"""
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 NUM_SHOWN = 5
-"""Names that a finding tells, of those that it is about."""
-MAX_NAME = 200  # characters of one
+"""Number of names that a finding lists."""
+MAX_NAME = 200  # characters of one name
 
 _ADDRESS = re.compile(r"^(?:store )?[^ ]*/[^ ]*: ")
 
@@ -28,15 +30,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding.
-
-    Attributes:
-        severity: how bad it is.
-        place: file, folder or table, relative to the store.
-        found: what was found.
-        rule: what is expected.
-        cure: what to do; the command where there is one.
-    """
+    """One finding: `place` is relative to the store, `cure` is what to do, a command if there is one."""
 
     severity: Severity
     place: str
@@ -46,29 +40,20 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """All of it in one line."""
+        """Return the whole finding in one line."""
         return f"{self.place}: {self.found}; {self.rule}; {self.cure}"
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Reason why something of the store can't be read.
-
-    Attributes:
-        reason: in one clause.
-        mistake: the user's, whose message has a cure of its own; else None.
-    """
+    """Reason, in one clause, why something can't be read; `mistake` is the user's, with its own remedy, or None."""
 
     reason: str
     mistake: StoreError | None = None
 
 
 def attempt(read: Callable[[], Item]) -> Item | Unreadable:
-    """Read something of the store; where it is missing or damaged, give the reason.
-
-    Raises:
-        StoreUnavailableError: the server of the store does not answer, which says nothing about the store.
-    """
+    """Read something, or return why it is missing or damaged; StoreUnavailableError if the server doesn't answer."""
     try:
         return read()
     except StoreUnavailableError:
@@ -84,17 +69,12 @@ def attempt(read: Callable[[], Item]) -> Item | Unreadable:
 
 
 def _found_by(error: Exception) -> str:
-    """What a message of a mistake says was found: without the address before it and the cure behind it."""
+    """Return what an error message says was found, without the address before it and the remedy after it."""
     return _ADDRESS.sub("", str(error)).partition("; ")[0]
 
 
 def format_names(names: Iterable[str], total: int | None = None) -> str:
-    """Write the first few of some names, and how many more there are.
-
-    Args:
-        names: all of them, or the first ones.
-        total: how many there are, where not all are given.
-    """
+    """List the first few names, and how many more there are; `total` is needed if not all are given."""
     known = list(names)
     rest = (len(known) if total is None else total) - min(len(known), NUM_SHOWN)
     first = ", ".join(printable(name, MAX_NAME) for name in known[:NUM_SHOWN])

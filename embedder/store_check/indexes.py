@@ -1,4 +1,4 @@
-"""Indexes, word indexes and query towers of a publication: whole, of the published rows, and of their model."""
+"""Checks indexes, word indexes and query towers of a publication: complete, of the published rows, of their model."""
 
 import hashlib
 import re
@@ -25,10 +25,8 @@ _VERSION = re.compile(rf"(?P<folder>{INDEX_FOLDER}|{WORDS_FOLDER})/(?P<number>\d
 def check_index(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[Finding]:
     """Check the published index of a model.
 
-    Args:
-        model: whose index it is.
-        num_valid: number of rows with a value, by column; without it, rows are not counted.
-        deep: read all files, and compare their hashes.
+    `num_valid` has the number of rows with a value by column; if empty, rows are not counted. `deep` reads all files
+    and compares their hashes.
     """
     number = model.current.index
     if number is None:
@@ -50,7 +48,6 @@ def check_index(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[F
 
 
 def _fitting(model: CheckedModel, folder: str, manifest: Manifest, num_valid: Counts, cure: str) -> list[Finding]:
-    """Findings on an index that is not of the published rows, or of another model."""
     findings, place = [], model.place(folder)
     if model.info is not None and manifest.model_fingerprint != model.info.model_fingerprint:
         found = f"it is of the model {manifest.model_fingerprint}"
@@ -75,17 +72,11 @@ def _fitting(model: CheckedModel, folder: str, manifest: Manifest, num_valid: Co
 
 
 def check_words(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[Finding]:
-    """Check the word index of the published embeddings, where there is one.
-
-    Args:
-        model: whose captions they are.
-        num_valid: number of rows with a value, by column; without it, captions are not counted.
-        deep: read all files, and compare their hashes.
-    """
+    """Check the word index of the published embeddings, if there is one; arguments are as for `check_index`."""
     version = model.current.embeddings
     path = words_path(max(version, 0), MANIFEST_NAME)
     if path not in model.listing:
-        return []  # made by those who search, then
+        return []  # searches then build their own
     folder = words_path(version)
     cure = f"`embedder index build {model.files.option}` makes it anew"
     manifest = attempt(lambda: WordsManifest.model_validate_json(model.files.read(path)))
@@ -105,7 +96,7 @@ def check_words(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[F
 
 
 def check_towers(model: CheckedModel, *, deep: bool) -> list[Finding]:
-    """Check the query towers for the published vectors, where there are any."""
+    """Check the query towers for the published vectors, if there are any."""
     if model.info is None:
         return []
     folder = towers_path(model.info)
@@ -137,15 +128,10 @@ def check_hashes(
     sizes: Mapping[str, int] | None = None,
     deep: bool,
 ) -> list[Finding]:
-    """Check that the files of a folder with a manifest are there, unaltered.
+    """Check that the files of a folder with a manifest exist unaltered.
 
-    Args:
-        model: in whose view it lies.
-        folder: relative to the view.
-        hashes: SHA-256 of each file, in hex.
-        cure: of damage.
-        sizes: bytes of each file, where the manifest tells them.
-        deep: read all files, and compare their hashes.
+    `folder` is relative to the model's view; `hashes` are SHA-256 in hex; `sizes` are in bytes, if the manifest has
+    them; `cure` is the remedy for damage. `deep` reads all files and compares their hashes.
     """
     there, told = model.sizes_below(folder), sizes or {}
     missing = [name for name in hashes if name not in there and not model.files.exists(f"{folder}/{name}")]
@@ -170,13 +156,7 @@ def _of_files(model: CheckedModel, folder: str, names: list[str], what: str, cur
 
 
 def hash_of(files: StoreFiles, path: str, size_bytes: int) -> str:
-    """SHA-256 of a file in hex, read piece by piece.
-
-    Args:
-        files: the store, or a view of it.
-        path: of the file.
-        size_bytes: of it; what is empty can't be mapped.
-    """
+    """Return a file's SHA-256 in hex, reading piece by piece; an empty file can't be mapped, hence `size_bytes`."""
     digest = hashlib.sha256()
     if size_bytes:
         with files.open(path) as file:
@@ -186,12 +166,7 @@ def hash_of(files: StoreFiles, path: str, size_bytes: int) -> str:
 
 
 def unfinished_indexes(model: CheckedModel, *, is_writing: bool) -> list[Finding]:
-    """Findings on folders of indexes without a manifest, and on manifests that can't be read.
-
-    Args:
-        model: in whose view they lie.
-        is_writing: whether a writer is at work, whose they may be.
-    """
+    """Return findings on index folders without a readable manifest, which may be those of a writer at work."""
     held: dict[str, dict[str, int]] = {}
     for path, size in model.listing.items():
         if (found := _VERSION.fullmatch(path)) is not None:

@@ -1,4 +1,4 @@
-"""Files that nothing needs: unfinished ones, and part files that no version and no unfinished run has."""
+"""Files that nothing needs: unfinished ones, and part files of no version and no unfinished run."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -23,14 +23,11 @@ def leftovers(
     *,
     is_writing: bool,
 ) -> list[Finding]:
-    """Findings on files that nothing needs; pure.
+    """Return findings on files that nothing needs.
 
-    Args:
-        listing: all files of the store.
-        added: folder of each table whose log is whole -> part files that any version has, relative to that.
-        unfinished: ids of the runs that may be gone on with.
-        option: by which a command works on the store.
-        is_writing: whether a writer is at work, whose they may be.
+    `added` maps the folder of each table with a complete log to the part files of any version, relative to that folder.
+    `unfinished` are ids of runs that may be continued; `option` selects the store on a command line. If a writer is at
+    work (`is_writing`), files may be its own.
     """
     temporary = [path for path in listing if is_unfinished(path)]
     building = [path for path in listing if BUILDING in f"/{path}"]
@@ -63,12 +60,11 @@ def leftovers(
 
 
 def run_of(name: str) -> str:
-    """Id of the run in the name of a part file; empty where there is none."""
+    """Return the run id in the name of a part file; empty if there is none."""
     found = _RUN.fullmatch(name)
     return found["run_id"] if found is not None else ""
 
 
 def _common_folder(paths: Sequence[str]) -> str:
-    """Folder that all of some files are in; a point for the store's root."""
     folders = {path.rpartition("/")[0] for path in paths}
     return folders.pop() or "." if len(folders) == 1 else "."

@@ -1,4 +1,4 @@
-"""Holder of a store's lock, as the lock tells it: at work, ended, or not known. Nothing is locked to find out."""
+"""Holder of a store's lock as the lock names it: at work, ended, or unknown; finding out takes no lock."""
 
 import socket
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from shards.schema import parse_json
 
 
 def check_lock(files: StoreFiles) -> tuple[list[Finding], bool]:
-    """Read the lock; give findings, and whether a writer seems to be at work."""
+    """Read the lock; return findings, and whether a writer seems to be at work."""
     data = attempt(lambda: files.read(LOCK_FILE))
     if isinstance(data, Unreadable) or (not data and files.folder is not None):
         return [], False
@@ -35,7 +35,7 @@ def check_lock(files: StoreFiles) -> tuple[list[Finding], bool]:
 
 
 def is_ended(holder: Mapping[str, object]) -> bool:
-    """Whether the process that holds a lock was on this machine, and is no more."""
+    """Return whether a lock's holder was a process of this machine that no longer exists."""
     import psutil
 
     pid = holder.get("pid")

@@ -1,4 +1,4 @@
-"""Logs of the tables: their entries without gaps, each readable, and the newest version beside the published one."""
+"""Checks the tables' logs: readable entries without gaps, and the newest version compared with the published one."""
 
 import re
 from collections.abc import Iterable
@@ -16,12 +16,10 @@ RESTORE = "restore the file from a backup, or embed into a new store"
 
 @dataclass(frozen=True)
 class LogContent:
-    """Content of the log of a table.
+    """Content of a table's log.
 
-    Attributes:
-        added: part files that any version has, relative to the table's folder.
-        findings: what is wrong with it.
-        is_readable: whether nothing of it is missing or damaged.
+    `added` are the part files of any version, relative to the table's folder; `is_readable` is whether nothing is
+    missing or damaged.
     """
 
     added: frozenset[str]
@@ -35,7 +33,7 @@ def check_logs(model: CheckedModel) -> dict[str, LogContent]:
 
 
 def check_log(model: CheckedModel, table: str) -> LogContent:
-    """Read the log of a table whole."""
+    """Read a table's whole log."""
     folder, published = f"{table}/{LOG_FOLDER}", getattr(model.current, table)
     names = {name: found for name in model.sizes_below(folder) if (found := LOG_FILE.fullmatch(name)) is not None}
     entries = {int(found["number"]) for name, found in names.items() if name.endswith(".json")}
@@ -81,20 +79,13 @@ def check_log(model: CheckedModel, table: str) -> LogContent:
 
 
 def missing_entries(entries: Iterable[int], checkpoints: Iterable[int], published: int) -> list[int]:
-    """Numbers of the entries that a log lacks; pure.
-
-    Args:
-        entries: numbers of those that are there.
-        checkpoints: numbers of the versions that are written whole, with which another tool's log may begin.
-        published: number of the published version, up to which there must be some.
-    """
+    """Return numbers that a log lacks up to the published version; another tool's log may begin at a checkpoint."""
     there = set(entries)
     first = 0 if 0 in there or not (known := set(checkpoints)) else min(known) + 1
     return [number for number in range(first, max([published, *there], default=-1) + 1) if number not in there]
 
 
 def _list_added(files: StoreFiles, path: str) -> set[str]:
-    """Part files that a file of the log adds."""
     actions = list(read_actions(files, path)[0])
     if not actions:
         raise ValueError("it is empty")

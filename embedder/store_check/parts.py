@@ -1,4 +1,4 @@
-"""Part files of a published version: each is there as the log tells, and can be read; the keys of their rows."""
+"""Checks part files of a published version: each exists as the log says and can be read; collects their rows' keys."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,10 +22,10 @@ from embedder.store_check.scope import CheckedModel
 
 KEYS = {"items": RECORD_KEYS, "embeddings": ROW_KEYS}
 NUM_WHOLE = 4
-"""Part files that are read whole side by side, each of at most 64 MiB, which takes about four times its size."""
+"""Part files that are read whole in parallel; each has at most 64 MiB and needs about four times its size in memory."""
 NUM_KEYS = 16
 KEY_BYTES = 32 << 20
-"""Keys of a table that stay in memory, some hundred thousand: to group them takes ten times as much."""
+"""Bytes of a table's keys that stay in memory, some hundred thousand keys: grouping them takes ten times as much."""
 
 Counts = dict[str, int]
 
@@ -36,8 +36,8 @@ class PartContent:
 
     Attributes:
         keys: `KEYS` of its rows.
-        num_valid: rows with a value, of columns that were asked for; lacks those of which that is not told.
-        widths: widths of the vectors, by column; of a file that was read whole.
+        num_valid: rows with a value, by requested column; without columns for which this is unknown.
+        widths: widths of the vectors, by column; only if the file was read whole.
         num_not_finite: rows with a vector that has NaN or infinity; likewise.
         models: fingerprints of the models of its rows; likewise.
     """
@@ -53,15 +53,9 @@ class PartContent:
 class TableContent:
     """Content of a published version of a table, added up.
 
-    Attributes:
-        keys: `KEYS` of its rows.
-        num_parts: part files.
-        size_bytes: size of these.
-        num_rows: rows, by the log.
-        states: items by their state.
-        num_valid: rows with a value, of columns that were asked for; lacks those of which no file tells.
-        findings: what is wrong with it.
-        is_whole: whether all of it was read.
+    `keys` are the `KEYS` of its rows; `num_rows` comes from the log; `states` counts items by state. `num_valid` counts
+    rows with a value by requested column, without columns for which no file says it. `is_whole` is whether everything
+    was read.
     """
 
     keys: HashedRows
@@ -75,19 +69,14 @@ class TableContent:
 
 
 class WayBack:
-    """Command that publishes again what was published before some part files came."""
+    """Command that publishes again what was published before some part files were added."""
 
     def __init__(self, model: CheckedModel, earlier: Sequence[tuple[str, Any]]) -> None:
-        """Note what there is to go back to.
-
-        Args:
-            model: whose files are missing or damaged.
-            earlier: run ids of earlier publications that can be read, newest first, each with its part of this model.
-        """
+        """Keep the damaged model, and its part of readable earlier publications with their run ids, newest first."""
         self._model, self._earlier = model, earlier
 
     def cure(self, table: str, paths: Sequence[str]) -> str:
-        """Cure of part files that are missing or damaged."""
+        """Return the remedy for missing or damaged part files."""
         restore = f"restore the {'file' if len(paths) == 1 else 'files'} from a backup"
         for run_id, version in self._earlier:
             held = attempt(lambda: RecordTable(self._model.files, table, getattr(version, table)).paths())  # noqa: B023
@@ -121,7 +110,7 @@ def check_table(
 def _present(
     model: CheckedModel, table: str, parts: Sequence[PartFile], found: TableContent, way_back: WayBack
 ) -> list[PartFile]:
-    """Part files that are there in the size that the log tells; findings on the others."""
+    """Return the part files that exist with the size in the log; add findings on the others."""
     sizes = model.sizes_below(table)
     missing = [each for each in parts if each.path not in sizes and not model.files.exists(f"{table}/{each.path}")]
     gone = {each.path for each in missing}
@@ -140,7 +129,6 @@ def _present(
 
 
 def _of_parts(model: CheckedModel, parts: Sequence[PartFile], what: str, rule: str, way_back: WayBack) -> Finding:
-    """Finding on some part files of one table."""
     table, paths = parts[0].table, [part.path for part in parts]
     cure = way_back.cure(table, paths)
     if len(parts) == 1:
@@ -157,7 +145,7 @@ def _read(
     *,
     deep: bool,
 ) -> Iterator[pa.Table]:
-    """Read part files, a few at once; yields the keys of their rows, and adds up the rest."""
+    """Read part files, a few in parallel; yield the keys of their rows, and add up the rest."""
     unreadable: list[tuple[PartFile, str]] = []
     widths: dict[int, list[str]] = {}
     not_finite: list[PartFile] = []
@@ -238,16 +226,13 @@ def read_part(files: StoreFiles, part: PartFile, counted_columns: Sequence[str],
 
 
 def num_not_finite(vectors: pa.ChunkedArray) -> int:
-    """Number of values that are NaN, infinite or null, of vectors that are there."""
+    """Count the values that are NaN, infinite or null in vectors that are not null."""
     chunks = (chunk.flatten().to_numpy(zero_copy_only=False) for chunk in vectors.chunks)
     return sum(int(len(values) - np.count_nonzero(np.isfinite(values))) for values in chunks)
 
 
 def num_valid(metadata: pq.FileMetaData, column: str) -> int | None:
-    """Number of rows with a value in a column, by the file's statistics; None where these don't tell.
-
-    A vector that is null counts as one value that is null.
-    """
+    """Count a column's non-null rows by statistics, None if unknown; a null vector counts as one null value."""
     number = int(metadata.num_rows)
     for each in range(metadata.num_row_groups):
         group = metadata.row_group(each)

@@ -1,4 +1,4 @@
-"""Small files of a store: what is published, whose vectors these are, the chain of publications, what is to go."""
+"""Checks of a store's small files: the publication, the model of its vectors, the publication chain, deletions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,19 +34,17 @@ from embedder.store_check.scope import Listing, own_files
 from shards.schema import parse_json
 
 NEWER = "use the embedder that wrote the store"
-"""Of the message that a store is of a format that a later release made, which is no damage."""
+"""Marks the message about a store in a later release's format, which is no damage."""
 SAME = ("items", "embeddings", *FINGERPRINTS)
 """Fields in which CURRENT.json and the record of its publication must agree."""
 
 
 @dataclass(frozen=True)
 class Bindings:
-    """Publication that is checked, and whose vectors it has.
+    """Publication that is checked, and the model of its vectors.
 
-    Attributes:
-        current: what is published; None where nothing is, or it can't be read.
-        infos: model of the vectors of each model, by name; None where that is not known.
-        findings: what is wrong with them.
+    `current` is None if nothing is published or it can't be read. `infos` has the model of the vectors by model name,
+    None if unknown. `findings` lists what is wrong with them.
     """
 
     current: Current | None
@@ -55,11 +53,7 @@ class Bindings:
 
 
 def check_bindings(files: StoreFiles, listing: Listing, current: Current | Unreadable | None) -> Bindings:
-    """Check CURRENT.json and store.json, of further models too.
-
-    Raises:
-        StoreError: there is no store, or it is of the format of a later release.
-    """
+    """Check CURRENT.json and store.json of all models; StoreError if there is no store or it is too new."""
     if not (files.exists(STORE_FILE) or files.exists(CURRENT_FILE)):
         read_store_info(files)
     findings = list[Finding]()
@@ -78,7 +72,6 @@ def check_bindings(files: StoreFiles, listing: Listing, current: Current | Unrea
 
 
 def _report_unpublished(listing: Listing) -> Finding:
-    """Finding on a store without CURRENT.json."""
     records = sorted(path for path in listing if path.startswith(f"{RUNS_FOLDER}/") and path.endswith(PUBLISHED_FILE))
     if not records:
         rule = "a store is searched once something is published"
@@ -95,7 +88,7 @@ def _report_unpublished(listing: Listing) -> Finding:
 def _read_bound_model(
     files: StoreFiles, current: Current | None, model: str, findings: list[Finding]
 ) -> StoreInfo | None:
-    """Model of a view's vectors, by store.json and what is published of it; adds what is wrong to the findings."""
+    """Return the model of a view's vectors, from store.json and its publication; add what is wrong to the findings."""
     place = model_folder(model) + STORE_FILE
     bound = attempt(lambda: read_record(files, STORE_FILE, StoreInfo))
     rule = "it tells whose vectors the store has"
@@ -124,12 +117,10 @@ def _read_bound_model(
 
 @dataclass(frozen=True)
 class Chain:
-    """Publications of a store, each of which names the one before it.
+    """Publications of a store, each of which names its predecessor.
 
-    Attributes:
-        records: from the first one to the current one, as far as they can be read.
-        unfinished: runs that a later command may go on with.
-        findings: what is wrong with them.
+    `records` runs from the first to the current one, as far as they can be read; `unfinished` are runs that a later
+    command may continue.
     """
 
     records: tuple[Published, ...]
@@ -138,7 +129,7 @@ class Chain:
 
     @property
     def record(self) -> Published | None:
-        """Record of what is published; None where it can't be read."""
+        """Return the record of what is published; None if it can't be read."""
         return self.records[-1] if self.records else None
 
 
@@ -189,16 +180,16 @@ def _broken_chain(
     published: Mapping[str, Published | Unreadable | None],
     infos: Mapping[str, RunInfo],
 ) -> list[Finding]:
-    """Findings on a chain that does not reach its start; pure."""
+    """Return findings on a chain that doesn't reach its start."""
     rule = "each publication has its record, which names the one before, back to the first"
     first = current.run_id if not chain else chain[0].previous
     info = None if first is None or published.get(first) is not None else infos.get(first)
     if info is not None and info.format_version < FORMAT_VERSION:
-        return []  # the releases of then wrote none
+        return []  # releases of that time wrote none
     if not chain:
         cure = f"restore the file from a backup, or copy {CURRENT_FILE} to it and add kind and counts"
         if isinstance(published.get(current.run_id), Unreadable):
-            return []  # told already
+            return []  # already reported
         return [Finding("error", run_file(current.run_id, PUBLISHED_FILE), "missing", rule, cure)]
     before = chain[0].previous
     if before is None or isinstance(published.get(before), Unreadable):
@@ -212,7 +203,7 @@ def _broken_chain(
 
 
 def _differing(current: Current, record: Published) -> list[Finding]:
-    """Finding on a record that tells something else than CURRENT.json."""
+    """Return the finding on a record that contradicts CURRENT.json."""
     pairs = [
         ("", current, record),
         *((f"models.{name}.", own, record.models.get(name)) for name, own in current.models.items()),
@@ -232,7 +223,7 @@ def _differing(current: Current, record: Published) -> list[Finding]:
 
 
 def _interim(files: StoreFiles, current: Current) -> list[Finding]:
-    """Finding on a run that goes on, and whose interim publications lack a record."""
+    """Return the finding on a continuing run whose interim publications lack a record."""
     if current.interim_of is None:
         return []
     run_id = current.interim_of
@@ -247,14 +238,7 @@ def _interim(files: StoreFiles, current: Current) -> list[Finding]:
 
 
 def check_runs(files: StoreFiles, chain: Chain, models: list[str], listing: Listing) -> list[Finding]:
-    """Read the journals of unfinished runs, whose part files must be there.
-
-    Args:
-        files: the store.
-        chain: its runs.
-        models: names of all models that have files; empty: the main one.
-        listing: all files of the store.
-    """
+    """Check that the part files in unfinished runs' journals exist, for all models (the main one has an empty name)."""
     findings = []
     for info in chain.unfinished:
         num_items = 0
@@ -283,12 +267,7 @@ def check_runs(files: StoreFiles, chain: Chain, models: list[str], listing: List
 
 
 def check_purges(files: StoreFiles, *, is_writing: bool) -> list[Finding]:
-    """Read the record of purged items, which keeps them from coming back.
-
-    Args:
-        files: the store.
-        is_writing: whether a writer is at work, whose purge it may be.
-    """
+    """Read the record of purged items; an unfinished purge may be that of a writer at work."""
     record = attempt(lambda: read_record(files, PURGED_FILE, PurgedIds))
     if isinstance(record, Unreadable):
         rule = "it keeps purged items from coming back, and each run reads it"
@@ -303,7 +282,7 @@ def check_purges(files: StoreFiles, *, is_writing: bool) -> list[Finding]:
 
 
 def check_deletions(files: StoreFiles, current: Current, listing: Listing) -> tuple[list[Finding], frozenset[str]]:
-    """Read the lists of files that are to go; give findings, and the files of those lists that count."""
+    """Read the lists of files to delete; return findings, and the files of the lists that count."""
     findings, doomed = list[Finding](), set[str]()
     paths = sorted(path for path in listing if path.startswith(f"{DELETIONS_FOLDER}/") and path.endswith(".json"))
     for path in paths:

@@ -1,4 +1,4 @@
-"""Rows of the tables beside each other: each item once, with the vectors that its record tells; and the counts."""
+"""Compares the rows of the tables: each item appears once, with the vectors that its record says; checks the counts."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ from embedder.store_check.scope import CheckedModel
 
 REPAIR = "`embedder refresh CONFIG.toml --repair` embeds them again"
 
-# What is asked of an item, from the worst to the least: severity, table, what was found, the rule, and the cure.
+# What is checked of an item, worst first: severity, table, what was found, rule, and remedy.
 _KINDS: tuple[tuple[str, Severity, str, str, str, str], ...] = (
     ("twice", "error", "items", "in more than one row", "items has each item_id once", REPAIR),
     (
@@ -88,11 +88,7 @@ def check_rows(model: CheckedModel, items: TableContent, embeddings: TableConten
 
 
 def kinds_of(found: pa.Table) -> dict[str, pa.ChunkedArray]:
-    """Ids of items by what is wrong with each, the worst of several; pure.
-
-    Args:
-        found: of `embedder.store.tables.item_rows.MISMATCHES`.
-    """
+    """Group ids of items (`embedder.store.tables.item_rows.MISMATCHES`) by their worst mistake."""
     is_embedded = pc.fill_null(pc.equal(found["state"], "embedded"), False)
     told = pc.coalesce(found["num_told"], 1)
     conditions = (
@@ -110,14 +106,7 @@ def kinds_of(found: pa.Table) -> dict[str, pa.ChunkedArray]:
 def check_counts(
     model: CheckedModel, items: TableContent, embeddings: TableContent, record: Published | None
 ) -> list[Finding]:
-    """Compare the counts of a publication's record with its tables.
-
-    Args:
-        model: whose tables they are.
-        items: what was read of the first.
-        embeddings: of the other.
-        record: the model's part of the record; None where there is none, or it has no counts.
-    """
+    """Compare a record's counts with the model's tables; None if there is no record or it has no counts."""
     if record is None or not (items.is_whole and embeddings.is_whole):
         return []
     expected = {

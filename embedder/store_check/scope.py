@@ -1,4 +1,4 @@
-"""Scope of a check: the models of the publication that is checked, and all files that lay in the store."""
+"""Scope of a check: the models of the checked publication, and all files of the store."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +16,9 @@ Listing = Mapping[str, int]
 class CheckedModel:
     """Model of a publication.
 
-    Attributes:
-        name: of the model; empty of the main one.
-        files: its view of the store.
-        current: its part of the publication.
-        info: the model of its vectors; None where that is not known.
-        listing: files of its view.
-        doomed: files of its view that count as deleted.
+    `name` is empty for the main one; `files` is its view of the store; `current` is its part of the publication. `info`
+    is the model of its vectors, None if unknown. `listing` are the files of its view, and `doomed` those that count as
+    deleted.
     """
 
     name: str
@@ -33,11 +29,11 @@ class CheckedModel:
     doomed: frozenset[str]
 
     def place(self, path: str) -> str:
-        """Path of a file of the view, relative to the store."""
+        """Return the path of a file of the view, relative to the store."""
         return model_folder(self.name) + path
 
     def sizes_below(self, folder: str) -> dict[str, int]:
-        """Files below a folder of the view: path relative to the folder -> size in bytes."""
+        """Return the files below a folder of the view: path relative to the folder -> size in bytes."""
         start = f"{folder}/"
         return {path.removeprefix(start): size for path, size in self.listing.items() if path.startswith(start)}
 
@@ -49,7 +45,7 @@ def checked_models(
     listing: Listing,
     doomed: frozenset[str],
 ) -> list[CheckedModel]:
-    """Models of a publication, the main one first."""
+    """Return the models of a publication, the main one first."""
     return [
         CheckedModel(
             name=name,
@@ -64,12 +60,7 @@ def checked_models(
 
 
 def own_files(listing: Listing, model: str) -> dict[str, int]:
-    """Files of a model's view of the store, relative to it; of the main one, all that no further model has.
-
-    Args:
-        listing: all files of the store.
-        model: name of the model; empty: the main one.
-    """
+    """Return the files of a model's view, relative to it; for the main model (empty name), those of no other model."""
     if not model:
         return {path: size for path, size in listing.items() if not path.startswith(f"{MODELS_FOLDER}/")}
     folder = model_folder(model)

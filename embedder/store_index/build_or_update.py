@@ -1,6 +1,6 @@
 """Index of an embeddings version: the last one updated, else a new one, else an exact one.
 
-Nothing is published that does not pass the gate (`index.gate`); an index that fails is deleted before it can be read.
+Only an index that passes the gate (`index.gate`) is published; one that fails is deleted before it can be read.
 """
 
 import logging
@@ -42,7 +42,7 @@ Made = tuple[int, Manifest]
 """Number and manifest of a new version."""
 
 FEW_VECTORS = 10_000
-"""This many are compared in under a millisecond: exact search is chosen for any query, and none is needed to tune."""
+"""Comparing this many takes under a millisecond: exact search serves any query, and no queries are needed to tune."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class IndexJob:
         files: the store, held by the write lock.
         embeddings_version: version of the rows to index.
         info: model of their vectors.
-        previous: number of the version that is published, if any.
+        previous: number of the published version, if any.
         config: kind, constraints and gate.
-        ray_address: of a cluster that fills inverted lists, where the index has such and the store is large.
-        load_model: make queries with the model where there are no captions, however few the rows are.
+        ray_address: of a cluster that fills inverted lists, if the index has any and the store is large.
+        load_model: make queries with the model if there are no captions, even for few rows.
     """
 
     files: StoreFiles
@@ -74,7 +74,7 @@ class IndexJob:
 
     @cached_property
     def queries(self) -> tuple[Floats | None, str]:
-        """Queries to tune and judge it with; the same where a second design has to be built."""
+        """Queries for tuning and judging it; the same ones if a second design has to be built."""
         config = self.config
         is_free = config.kind in ("auto", "flat") and config.memory_bytes is None and config.latency_ms is None
         is_exact = is_free and self.rows.ids.num_rows <= FEW_VECTORS
@@ -86,11 +86,7 @@ class IndexJob:
         return manifest_of(self.files, self.previous) if self.previous is not None else None
 
     def add(self, build: Build) -> Made:
-        """Build the next version; one that may not be published is deleted.
-
-        Raises:
-            GateRefusedError: it finds too little, or takes too much memory.
-        """
+        """Build the next version; GateRefusedError, and no version, if recall is too low or memory too large."""
 
         def build_and_judge(folder: Path) -> Manifest:
             manifest = build(folder)
@@ -114,18 +110,11 @@ class IndexJob:
 
 
 def make_index(job: IndexJob, *, may_update: bool = True) -> int | None:
-    """Make an index that may be published, by the first of several ways that succeeds.
+    """Make an index that may be published, by the first of several ways that succeeds; return its number.
 
-    Args:
-        job: the request.
-        may_update: go on from the published version; a purge may not, for masked vectors stay in the file.
-
-    Returns:
-        Its number, that of the published version where no vector changed; None where there is no vector.
-
-    Raises:
-        RunFailedError: not even an exact index keeps the constraints, or memory is too small for any.
-        StoreError: the disk is full.
+    That is the published version's number if no vector changed, and None if there is no vector. `may_update` allows
+    building on the published version; a purge may not, as masked vectors stay in the file. Raises RunFailedError if not
+    even an exact index meets the constraints or memory is too small for any, and StoreError if the disk is full.
     """
     if job.rows.ids.num_rows == 0:
         LOG.info(f"no index: no {SEARCHED_NAMES[job.info.searched]} is among what is published")
@@ -166,16 +155,10 @@ def _not_made(job: IndexJob, reasons: list[str]) -> RunFailedError:
 
 
 def build_anew(job: IndexJob, kind: str | None = None, *, measure_all: bool = False) -> Made:
-    """Build an index of all rows.
+    """Build an index of all rows, of which there is at least one.
 
-    Args:
-        job: the request; at least one row.
-        kind: instead of the configured one.
-        measure_all: measure all designs, even where exact search will do.
-
-    Raises:
-        RetrievalError: no design keeps the constraints.
-        GateRefusedError: its recall is too low.
+    `kind` overrides the configured one; `measure_all` measures all designs even if exact search suffices. Raises
+    RetrievalError if no design meets the constraints, and GateRefusedError if recall is too low.
     """
     from index.build import build_index  # which loads FAISS
 
@@ -202,7 +185,7 @@ def build_anew(job: IndexJob, kind: str | None = None, *, measure_all: bool = Fa
 
 
 def _update(job: IndexJob) -> tuple[int, str]:
-    """Update the published version with the changes since: only the added rows' vectors are read."""
+    """Update the published version with the changes since; only vectors of added rows are read."""
     if job.previous is None or job.last is None:
         raise RebuildNeededError("there is no index to go on from")
     if job.last.model_fingerprint != job.info.model_fingerprint:
@@ -212,7 +195,7 @@ def _update(job: IndexJob) -> tuple[int, str]:
     before = open_version(job.files, job.previous, job.info.model_fingerprint)
     ids = job.rows.ids
     changes = compare_ids(before.ids, before.is_live, ids)
-    del before  # the update opens it again, and one of the two is enough in memory
+    del before  # the update opens it again, and one copy in memory is enough
     if not changes:
         return job.previous, "kept, as no vector changed"
     from index.update import update_index  # which loads FAISS
@@ -249,5 +232,5 @@ def _rebuilt(job: IndexJob) -> tuple[int, str]:
 
 
 def _exact(job: IndexJob) -> tuple[int, str]:
-    """Compare with every vector: slow where there are many, and never wrong."""
+    """Build an exact index, which compares with every vector: slow for many vectors, but never wrong."""
     return build_anew(job, "flat")[0], "exact"

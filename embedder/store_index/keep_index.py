@@ -1,4 +1,4 @@
-"""Build, update, publish and roll back the index of a store's embeddings table."""
+"""Builds, updates, publishes and rolls back the index of a store's embeddings table."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,18 +33,11 @@ def build_published_index(
     kind: str | None = None,
     measure_all: bool = False,
 ) -> tuple[int, Manifest]:
-    """Build and publish an index of a store, as `embedder.build_index` promises; returns its number and manifest.
+    """Build and publish an index of a store, as `embedder.build_index` promises; return its number and manifest.
 
-    Args:
-        store: the store.
-        wanted: kind, constraints and the recall it must reach.
-        ray_address: of a cluster that builds it; None: this machine does.
-        model: name of a further model whose vectors are indexed; by default those of the main one are.
-        kind: instead of `wanted.kind`.
-        measure_all: measure all designs, even where exact search will do.
-
-    Raises:
-        StoreError, RetrievalError, GateRefusedError: as `embedder.build_index`.
+    `wanted` holds kind, constraints and the recall to reach; `kind` overrides its kind. Without `ray_address` (of a
+    cluster) this machine builds. An empty `model` means the main model. `measure_all` measures all designs even if
+    exact search suffices. Raises StoreError, RetrievalError and GateRefusedError as `embedder.build_index` does.
     """
     find_model(store, read_published(store), model)  # before the lock makes a folder
     with write_lock(store):
@@ -62,15 +55,11 @@ def build_published_index(
 
 
 def update_store_index(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG) -> int:
-    """Bring the published index up to the published rows, if it is behind them; returns its number.
+    """Update the published index to the published rows if it is behind them; return its number.
 
-    Args:
-        files: the store, held by the write lock, or the view of a further model in it.
-        config: the recall it must reach, and the kind to build where an update will not do.
-
-    Raises:
-        StoreError: there is no index yet, or no image any more.
-        RunFailedError: no index may be published.
+    The caller holds the write lock; `files` may be a model's view. `config` has the recall to reach, and the kind to
+    build if an update isn't enough. Raises StoreError if there is no index yet, or no image any more, and
+    RunFailedError if no index may be published.
     """
     current = writable(files)
     if current.index is None:
@@ -101,19 +90,19 @@ def ensure_index(
     may_update: bool = True,
     ray_address: str | None = None,
 ) -> int | None:
-    """Make the index of an embeddings version about to be published, and its word index; returns the former's number.
+    """Make the index and the word index of an embeddings version about to be published; return the index's number.
 
-    A store that has an index keeps one: updated, or built anew where that will not do. One that has none gets its
-    first, unless `index.build` is false. Without an index, as where there is no image, search compares with every
-    vector. A further model that has no vectors has no index.
+    A store with an index keeps one: updated, or rebuilt if necessary. One without gets its first index unless
+    `index.build` is false. Without an index, for example if there is no image, a search compares with every vector. A
+    model without vectors has no index.
 
     Args:
         files: the store, or the view of a further model.
         embeddings_version: about to be published.
-        info: model of its vectors; by default the one that is served now.
+        info: model of its vectors; None means the one that is served now.
         config: kind, constraints, and the recall it must reach to be published.
-        may_update: go on from the published index, in whose file removed vectors stay.
-        ray_address: of a cluster that fills inverted lists, where the index has such and the store is large.
+        may_update: build on the published index, whose file keeps removed vectors.
+        ray_address: of a cluster that fills inverted lists, if the index has any and the store is large.
 
     Raises:
         RunFailedError: no index may be published.
@@ -135,11 +124,9 @@ def ensure_index(
 def model_index_builder(
     config: IndexConfig = DEFAULT_INDEX_CONFIG, ray_address: str | None = None
 ) -> ModelIndexBuilder:
-    """Function that makes the index of a further model that is about to be published, and keeps its query towers.
+    """Return a function that makes the index of a model about to be published, and keeps its query towers.
 
-    Args:
-        config: kind, constraints, and the recall that an index must reach to be published.
-        ray_address: of a cluster that fills inverted lists, where the index has such and the store is large.
+    The arguments are as for `ensure_index`.
     """
 
     def build(view: StoreFiles, version: int, info: StoreInfo | None) -> int | None:
@@ -154,18 +141,11 @@ def model_index_builder(
 def make_first_index(
     files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG, ray_address: str | None = None
 ) -> int | None:
-    """Give the published version its first index, where it has none: a store from before each publication made one.
+    """Give the published version its first index if it has none: older releases published without one.
 
-    Args:
-        files: the store, held by the write lock.
-        config: kind, constraints, and the recall it must reach to be published.
-        ray_address: of a cluster that fills inverted lists, where the index has such and the store is large.
-
-    Returns:
-        Its number; None where there is an index, `index.build` is false, or no image is published.
-
-    Raises:
-        RunFailedError: no index may be published.
+    The caller holds the write lock; `config` and `ray_address` are as for `ensure_index`. Returns its number; None if
+    there is an index, `index.build` is false, or no image is published. Raises RunFailedError if no index may be
+    published.
     """
     current = read_current(files)
     if current is None or current.index is not None:
@@ -177,12 +157,10 @@ def make_first_index(
 
 
 def index_choice(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG, *, reuse: bool = True) -> IndexChoice:
-    """Function that chooses the index of a publication: its own where it is still there, else `keep_index`.
+    """Return a function that chooses a publication's index per model: its own if it still exists, else `keep_index`.
 
-    Args:
-        files: the store; of its further models, too, each publication's indexes are chosen.
-        config: of an index that has to be built.
-        reuse: False builds a new one: in an old one the vectors of purged items are masked, but still there.
+    `config` applies to an index that has to be built. Without `reuse` it builds a new one: an old one only masks the
+    vectors of purged items.
     """
 
     def choose(candidate: Current, model: str = "") -> int | None:
@@ -197,7 +175,7 @@ def index_choice(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG, 
 
 
 def same_index_and_words(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CONFIG) -> IndexChoice:
-    """Function that keeps the index of a publication whose rows are those before it, and makes its word index."""
+    """Return a function that keeps the index of a publication with unchanged rows, and makes its word index."""
 
     def choose(candidate: Current, model: str = "") -> int | None:
         ensure_words(model_files(files, model), candidate.embeddings, config)
@@ -207,20 +185,11 @@ def same_index_and_words(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_
 
 
 def rollback_index(files: StoreFiles, number: int | None = None) -> tuple[int, Manifest]:
-    """Publish an earlier index version with the rows that are published; nothing is deleted, so it can be undone.
+    """Publish an earlier index version with the published rows; nothing is deleted, so this can be undone.
 
-    Both indexes have been in use, so no gate judges this.
-
-    Args:
-        files: the store, held by the write lock, or the view of a further model in it.
-        number: of the version; None takes the last one before the current one.
-
-    Returns:
-        Its number and manifest.
-
-    Raises:
-        StoreError: there is no such version, it is the current one, or it was built of other rows.
-        RetrievalError: it is damaged.
+    Both indexes have been in use, so no gate judges this. The caller holds the write lock; `files` may be a model's
+    view. None takes the last version before the current one. Returns number and manifest. Raises StoreError if the
+    version is missing, current, or of other rows, and RetrievalError if it is damaged.
     """
     current = writable(files)
     versions = dict(list_manifests(files))
@@ -236,7 +205,7 @@ def rollback_index(files: StoreFiles, number: int | None = None) -> tuple[int, M
 
 
 def _fitting(files: StoreFiles, current: Current, versions: Versions) -> Versions:
-    """Versions built of the published rows, whether or not those have been compacted since."""
+    """Return the versions built from the published rows, even if those have been compacted since."""
     tables = same_rows(latest_publications(files)) | {current.embeddings}
     if current.index in versions:  # kept through a publication that changed no vector
         tables.add(versions[current.index].embeddings_version)
@@ -271,5 +240,5 @@ def _find_named(files: StoreFiles, current: Current, versions: Versions, fitting
 
 
 def rows_with_images(rows: pa.Table) -> pa.Table:
-    """Rows that have the vector of an image or a video segment."""
+    """Return the rows with the vector of an image or a video segment."""
     return rows.filter(pc.is_valid(rows["image_embedding"]))

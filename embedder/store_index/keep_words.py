@@ -1,7 +1,7 @@
-"""Word index of each publication: `words/NNNNNN/`, named by the version of the embeddings whose captions it has.
+"""Word index of each publication: `words/NNNNNN/`, named after the version of the embeddings whose captions it has.
 
-CURRENT.json names that version, so readers never mix the two. A publication without one, as those of older releases, is
-searched by words through an index that the reader builds in its cache.
+CURRENT.json names that version, so readers never mix the two. For a publication without one, as older releases made,
+readers build a word index in their cache.
 """
 
 import hashlib
@@ -37,19 +37,11 @@ NO_WORDS = "none"  # of `index.words`
 
 
 def ensure_words(files: StoreFiles, version: int, config: IndexConfig, *, may_update: bool = True) -> bool:
-    """Make the word index of an embeddings version that is about to be published, or is; False where it has none.
+    """Make the word index of an embeddings version that is published or about to be; return False if it has none.
 
-    It is updated from that of the published version, else built; only of the main model, where captions are among what
-    is published, and where `index.words` asks for one.
-
-    Args:
-        files: the store, held by the write lock.
-        version: of its embeddings.
-        config: the analyser, and whether a first index is made.
-        may_update: go on from the published one, in whose files captions that are gone leave traces.
-
-    Raises:
-        StoreError: the disk is full.
+    It is updated from that of the published version, else built. Only the main model has one, if captions are published
+    and `index.words` asks for it. The caller holds the write lock. `may_update` allows building on the published one,
+    in whose files deleted captions leave traces. Raises StoreError if the disk is full.
     """
     if files.model or config.words == NO_WORDS:
         return False
@@ -68,12 +60,12 @@ def ensure_words(files: StoreFiles, version: int, config: IndexConfig, *, may_up
 
 
 def has_words(files: StoreFiles, version: int) -> bool:
-    """Whether an embeddings version has a word index."""
+    """Return whether an embeddings version has a word index."""
     return files.exists(words_path(version, MANIFEST_NAME))
 
 
 def repair_words(files: StoreFiles, version: int, config: IndexConfig) -> None:
-    """Make the word index of the published version, unless it is there, unaltered, by the configured analyser."""
+    """Make the published version's word index unless it exists unaltered, from the configured analyser."""
     if files.model or (has_words(files, version) and _is_unaltered(files, version, config.words)):
         return
     files.confirm_lease()
@@ -94,12 +86,7 @@ def _is_unaltered(files: StoreFiles, version: int, analyser: str) -> bool:
 
 
 def open_words(files: StoreFiles, version: int) -> WordIndex:
-    """Open the word index of an embeddings version; of a store in a bucket, a local copy.
-
-    Raises:
-        RetrievalError: it is damaged.
-        StoreError: it is not there.
-    """
+    """Open a version's word index, from a bucket as a local copy; RetrievalError if damaged, StoreError if missing."""
     if files.folder is not None:
         return open_word_index(files.folder / words_path(version))
     folder, is_new = _copy(files, version)
@@ -108,7 +95,7 @@ def open_words(files: StoreFiles, version: int) -> WordIndex:
     except RetrievalError:
         if is_new:
             raise
-    shutil.rmtree(folder, ignore_errors=True)  # the copy was damaged; the store may be whole
+    shutil.rmtree(folder, ignore_errors=True)  # the copy was damaged; the store may be intact
     return open_word_index(_copy(files, version)[0])
 
 
@@ -122,7 +109,6 @@ def _copy(files: StoreFiles, version: int) -> tuple[Path, bool]:
 
 
 def _open_published(files: StoreFiles, analyser: str) -> WordIndex | None:
-    """Word index of what is published, where it can be gone on from."""
     current = read_current(files)
     if current is None or not has_words(files, current.embeddings):
         return None
@@ -150,7 +136,6 @@ def _make_words(files: StoreFiles, version: int, analyser: str, table: RecordTab
 
 
 def _add_words(files: StoreFiles, version: int, make: Callable[[Path], WordsManifest]) -> bool:
-    """Make a word index; one without any caption is not kept."""
     if files.folder is not None:
         root = files.folder / WORDS_FOLDER
         sweep_leftovers(root)

@@ -1,7 +1,7 @@
-"""Queries to tune and judge an index with: the store's captions; without any, queries distributed as texts are.
+"""Queries for tuning and judging an index: the store's captions; without any, queries distributed as texts are.
 
-An index that is tuned with the images themselves has a low recall for texts. Any words that the model knows show where
-its texts lie and in which directions they vary (`index.queries.text_like_queries`).
+An index tuned with the images themselves has low recall for texts. Any words that the model knows show where its texts
+are and in which directions they vary (`index.queries.text_like_queries`).
 """
 
 from typing import Any
@@ -24,16 +24,10 @@ MAX_IMAGES = 4000
 
 
 def recall_queries(rows: IndexRows, info: StoreInfo, *, load_model: bool = True) -> tuple[Floats | None, str]:
-    """Find or make queries for the images of a version.
+    """Return queries for the images of a version, float32 (Q, E), L2-normalised, and their kind.
 
-    Args:
-        rows: the images, at least one.
-        info: model of their vectors.
-        load_model: where there are no captions, load the model to make queries distributed as its texts are.
-
-    Returns:
-        float32 (Q, E), L2-normalised, and their kind. None where there are no captions and the model is not loaded,
-        or not there: vectors of the table itself are used then.
+    `rows` has at least one image. Without captions, `load_model` loads the model to make queries distributed as its
+    texts are. Returns None instead if it is not loaded or not found: vectors of the table itself are used then.
     """
     if info.searched == "text":  # captions are the table itself
         return None, SAMPLED
@@ -47,7 +41,7 @@ def recall_queries(rows: IndexRows, info: StoreInfo, *, load_model: bool = True)
 
 
 def _texts(info: StoreInfo) -> Floats | None:
-    """Vectors of words of the model's vocabulary, float32 (T, E); texts of other weights lie elsewhere."""
+    """Return vectors of words in the model's vocabulary, float32 (T, E); other weights place texts elsewhere."""
     try:
         model = open_model(info.model)
         words = _words(model)
@@ -57,13 +51,12 @@ def _texts(info: StoreInfo) -> Floats | None:
 
 
 def _words(model: Model) -> list[str]:
-    """Words of the model's vocabulary, from all parts of it."""
-    if model.tokenizer_json is None:  # a model without a text tower is asked with images alone
+    if model.tokenizer_json is None:  # a model without a text tower is queried only with images
         return []
     try:
         vocabulary: Any = parse_json(model.tokenizer_json)["model"].get("vocab", [])
         tokens = list(vocabulary) if isinstance(vocabulary, dict) else [piece for piece, _ in vocabulary]
-    except (ValueError, TypeError, LookupError):  # damaged, which whoever encodes with it is told
+    except (ValueError, TypeError, LookupError):  # damaged, which is reported when somebody encodes with it
         return []
     words = sorted({word for token in tokens if (word := token.strip("▁#Ġ")).isalpha() and len(word) >= MIN_LETTERS})
     return words[:: -(-len(words) // NUM_WORDS)] if words else []

@@ -1,6 +1,6 @@
-"""Rows of an embeddings version that an index is built of: those with a vector of the searched side, in one order.
+"""Rows of an embeddings version from which an index is built: those with a vector of the searched side, in fixed order.
 
-They are read file by file, so that the vectors of no more than one file stand in memory.
+They are read file by file, so that at most one file's vectors are in memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,29 +23,19 @@ NO_KEYS = pa.schema([("item_id", pa.string()), ("segment", pa.int32()), ("run_id
 
 
 class IndexRows:
-    """Images and video segments (or captions) of one version, numbered over all its files."""
+    """Images and video segments (or captions) of one version, numbered across all its files."""
 
     def __init__(
         self, files: StoreFiles, version: int, paths: Sequence[str] | None = None, searched: Searched = "image"
     ) -> None:
-        """Open a version, or some of its files.
-
-        Args:
-            files: the store.
-            version: of its embeddings.
-            paths: files to open; None for all.
-            searched: side whose vectors are searched.
-
-        Raises:
-            StoreError: it can't be read.
-        """
+        """Open a version of the embeddings, or some of its files (None: all); StoreError if it can't be read."""
         self.version, self.searched, self._column = version, searched, f"{searched}_embedding"
         self._table = RecordTable(files, "embeddings", version)
         self._paths = self._table.paths() if paths is None else list(paths)
 
     @cached_property
     def ids(self) -> pa.Table:
-        """Item, segment and run of each row."""
+        """Return item, segment and run of each row."""
         return pa.concat_tables([NO_KEYS.empty_table(), *self._ids_by_file])
 
     @cached_property
@@ -59,15 +49,15 @@ class IndexRows:
         return keys.filter(pc.is_valid(self._table.read([self._column], [path])[self._column]))
 
     def num_by_file(self) -> list[tuple[str, int]]:
-        """Part files, with the number of these rows in each."""
+        """Return the part files with the number of these rows in each."""
         return [(path, ids.num_rows) for path, ids in self._files()]
 
     def vectors(self) -> Iterator[Floats]:
-        """All vectors, float32 (n, E) for each file."""
+        """Yield all vectors, float32 (n, E) for each file."""
         return (self._vectors_of(path) for path, ids in self._files() if ids.num_rows)
 
     def vectors_at(self, rows: Rows) -> Iterator[Floats]:
-        """Vectors of rows in rising order, float32 (n, E) for each file; files without any are not read."""
+        """Yield the vectors of ascending rows, float32 (n, E) for each file; files without any are not read."""
         start = 0
         for path, ids in self._files():
             stop = start + ids.num_rows
@@ -83,10 +73,7 @@ class IndexRows:
         return unpack_vectors(self._table.read([self._column], [path])[self._column].drop_null())
 
     def queries(self) -> Floats | None:
-        """Vectors of captions, on which recall is measured; None where there are none.
-
-        They come from files all over the table, and from no more of them than needed.
-        """
+        """Return caption vectors for measuring recall, from files across the whole table; None if there are none."""
         share = -(-MAX_RECALL_QUERIES // min(NUM_QUERY_FILES, max(1, len(self._paths))))
         found: list[Floats] = []
         for path in _evenly_spaced(self._paths, NUM_QUERY_FILES):
@@ -99,6 +86,5 @@ class IndexRows:
 
 
 def _evenly_spaced(paths: list[str], number: int) -> list[str]:
-    """All paths, with `number` evenly spaced ones first."""
     step = max(1, len(paths) // number)
     return [path for start in range(step) for path in paths[start::step]]

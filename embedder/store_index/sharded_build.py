@@ -1,8 +1,8 @@
-"""Index of inverted lists filled by a cluster: each task makes one part from some part files, this process merges.
+"""Inverted-list index filled by a cluster: each task makes one part from some part files, this process merges them.
 
-It is trained here, on a sample. A task needs the trained index (its centroids), the store's address, and
-one CPU; it sends back its part, which this process keeps on its disk. So this process holds in memory the parts that
-are being sent, and while merging one list.
+It is trained here, on a sample. A task needs the trained index (its centroids), the store's address and one CPU, and
+returns its part, which this process keeps on disk. So this process holds in memory only parts in transit, and one list
+while merging.
 """
 
 import logging
@@ -35,7 +35,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterGroup:
-    """Neighbouring part files that become one part of the index."""
+    """Consecutive part files that become one part of the index."""
 
     paths: tuple[str, ...]
     num_rows: int
@@ -43,10 +43,9 @@ class ClusterGroup:
 
 @contextmanager
 def cluster_filler(address: str | None, files: StoreFiles, rows: IndexRows) -> Iterator["ClusterFiller | None"]:
-    """Function that fills an index on a cluster while the block runs; None without a cluster, or for few rows.
+    """Yield a function that fills an index on a cluster, for the block; None without a cluster, or for few rows.
 
-    Raises:
-        ConfigError: no cluster answers at the address.
+    Raises ConfigError if no cluster answers at the address.
     """
     if address is None or rows.ids.num_rows <= ROWS_PER_PART:
         yield None
@@ -58,7 +57,7 @@ def cluster_filler(address: str | None, files: StoreFiles, rows: IndexRows) -> I
 
 
 def plan_groups(num_rows: Sequence[tuple[str, int]], rows_per_part: int) -> list[ClusterGroup]:
-    """Group part files into parts, in their order, at least one file in each. Pure."""
+    """Group part files into parts, in order, at least one file in each."""
     groups: list[ClusterGroup] = []
     for path, rows in num_rows:
         if groups and groups[-1].num_rows + rows <= rows_per_part:
@@ -76,13 +75,7 @@ class ClusterFiller:
         self.rows_per_part = rows_per_part
 
     def __call__(self, design: Design, table: VectorTable, projection: Floats | None) -> "faiss.Index":
-        """Make an index of the rows; in this process, where its lists can't be merged.
-
-        Args:
-            design: of the index.
-            table: the vectors of the rows.
-            projection: of the design, if it has one.
-        """
+        """Make an index of the rows; in this process if its lists can't be merged."""
         from index import faiss_build, faiss_merge
 
         template = faiss_build.train(design, table, projection)
@@ -109,7 +102,7 @@ class ClusterFiller:
         return paths
 
     def _parts(self, groups: Sequence[ClusterGroup], template: bytes) -> Iterator[tuple[int, bytes]]:
-        """Parts with their numbers, as they are ready; few tasks wait at a time."""
+        """Yield parts with their numbers as they become ready; few tasks wait at a time."""
         import ray
 
         task, rows = ray.remote(num_cpus=1, max_retries=-1)(_make_part), self.rows  # `limit_deaths` limits them
@@ -125,11 +118,7 @@ class ClusterFiller:
 
 
 def _make_part(template: bytes, files: StoreFiles, version: int, paths: Sequence[str], searched: Searched) -> bytes:
-    """Task: one part of the index, of some part files.
-
-    Raises:
-        RunFailedError: it has killed several processes.
-    """
+    """Make one part of the index in a Ray task; RunFailedError if it has killed several processes."""
     with limit_deaths(lambda: f"index: a part of {plural(len(paths), 'file')}", PART_CURE):
         return _built_part(template, IndexRows(files, version, paths, searched))
 

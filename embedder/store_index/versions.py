@@ -1,6 +1,6 @@
-"""Index versions of a store: made on this machine and uploaded with the manifest last; searched from a local copy.
+"""Index versions of a store: built locally and uploaded with the manifest last; searched from a local copy.
 
-In a folder of this machine they are made and searched where they stand.
+If the store is in a local folder, they are built and searched in place.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 INDEX_FOLDER = "index"
 CLAIM_NAME = "claim"
-"""File by which a writer takes a version's number, before it uploads the version."""
+"""File with which a writer claims a version's number before it uploads the version."""
 COPIES_FOLDER = "indexes"  # in the user's cache
 MAX_KEPT_COPIES = 4
 
 Build = Callable[[Path], Manifest]
-"""Function that makes the given folder with a whole index in it; or fails, and leaves none."""
+"""Creates the given folder with a complete index in it; if it fails, it leaves none."""
 
 
 def add_version(files: StoreFiles, build: Build) -> tuple[int, Manifest]:
-    """Build the next version; returns its number and manifest."""
+    """Build the next version; return its number and manifest."""
     if files.folder is not None:
         root = files.folder / INDEX_FOLDER
         number = next_version(root, _last_deleted(files))
@@ -49,12 +49,12 @@ def add_version(files: StoreFiles, build: Build) -> tuple[int, Manifest]:
 
 
 def has_version(files: StoreFiles, number: int) -> bool:
-    """Whether a version is there, whole."""
+    """Return whether a version exists completely."""
     return files.exists(_path(number, MANIFEST_NAME))
 
 
 def list_manifests(files: StoreFiles) -> list[tuple[int, Manifest]]:
-    """Whole versions, oldest first: number and manifest."""
+    """Return number and manifest of complete versions, oldest first."""
     if files.folder is not None:
         root = files.folder / INDEX_FOLDER
         return [(number, read_manifest(version_path(root, number))) for number in list_versions(root)]
@@ -64,7 +64,7 @@ def list_manifests(files: StoreFiles) -> list[tuple[int, Manifest]]:
 
 
 def manifest_of(files: StoreFiles, number: int) -> Manifest | None:
-    """Manifest of a version; None where it is not there, or can't be read any more."""
+    """Return the manifest of a version; None if it is missing or can't be read any more."""
     try:
         return fetched_manifest(files, number)
     except (FileNotFoundError, RetrievalError):
@@ -72,35 +72,23 @@ def manifest_of(files: StoreFiles, number: int) -> Manifest | None:
 
 
 def fetched_manifest(files: StoreFiles, number: int) -> Manifest:
-    """Read the manifest of a version.
-
-    Raises:
-        FileNotFoundError: there is none.
-        RetrievalError: it is damaged, or a newer release wrote it.
-    """
+    """Read a manifest; FileNotFoundError if there is none, RetrievalError if damaged or from a newer release."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / MANIFEST_NAME).write_bytes(files.read(_path(number, MANIFEST_NAME)))
         return read_manifest(folder)
 
 
 def version_folder(files: StoreFiles, number: int) -> Path:
-    """Folder of this machine that holds a version, fetched where the store is remote.
-
-    Raises:
-        StoreError: there is no such version.
-        RetrievalError: it is damaged.
-    """
+    """Return a version's local folder, fetched if remote; StoreError if missing, RetrievalError if damaged."""
     if files.folder is not None:
         return version_path(files.folder / INDEX_FOLDER, number)
     return _local_copy(files, number)[0]
 
 
 def open_version(files: StoreFiles, number: int, model_fingerprint: str) -> "Index":
-    """Open a version; FAISS reads no file whose hash is not that of the manifest.
+    """Open a version; FAISS reads only files whose hash matches the manifest.
 
-    Raises:
-        StoreError: there is no such version.
-        RetrievalError: it is damaged, or of another model.
+    Raises StoreError if there is no such version, and RetrievalError if it is damaged or of another model.
     """
     from index.search import open_index
 
@@ -112,12 +100,12 @@ def open_version(files: StoreFiles, number: int, model_fingerprint: str) -> "Ind
     except RetrievalError:
         if is_new or read_manifest(folder).model_fingerprint != model_fingerprint:
             raise
-    shutil.rmtree(folder, ignore_errors=True)  # the copy was damaged; the store may be whole
+    shutil.rmtree(folder, ignore_errors=True)  # the copy was damaged; the store may be intact
     return open_index(_local_copy(files, number)[0], model_fingerprint=model_fingerprint)
 
 
 def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
-    """Folder with a copy of a version, named by the hash of its manifest, and whether it was fetched now."""
+    """Return a folder with a copy of a version, named after its manifest's hash, and whether it was fetched now."""
     if not has_version(files, number):
         raise StoreError(
             f"store {files.address}: index version {number} is not there; build one with `embedder index build`"
@@ -133,15 +121,10 @@ def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
 
 
 def fetched_copy(files: StoreFiles, path: str, names: Callable[[Path], Iterable[str]]) -> tuple[Path, bool]:
-    """Folder of this machine with a copy of a folder of a store, and whether it was fetched now.
+    """Return a local copy of a folder of a store, and whether it was fetched now.
 
-    Args:
-        files: the store.
-        path: folder in it that has a manifest and never changes; the copy is named by the manifest's hash.
-        names: function from a folder with the manifest to the names of the other files.
-
-    Raises:
-        FileNotFoundError: a file is missing.
+    The folder at `path` has a manifest and never changes; its copy is named after the manifest's hash. `names` maps a
+    folder with the manifest to the names of the other files. Raises FileNotFoundError if a file is missing.
     """
     manifest = files.read(f"{path}/{MANIFEST_NAME}")
     folder = cache_folder(COPIES_FOLDER) / hashlib.sha256(manifest).hexdigest()[:32]
@@ -161,7 +144,7 @@ def fetched_copy(files: StoreFiles, path: str, names: Callable[[Path], Iterable[
 
 
 def drop_copies(num_kept: int = 0) -> None:
-    """Delete this machine's copies of indexes but those used last: they hold ids, purged ones too."""
+    """Delete this machine's copies of indexes except those used last: they hold ids, including purged ones."""
     sweep_leftovers(cache_folder(COPIES_FOLDER))
     copies = [path for path in cache_folder(COPIES_FOLDER).glob("*") if path.is_dir() and not path.name.startswith(".")]
     copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
@@ -170,7 +153,7 @@ def drop_copies(num_kept: int = 0) -> None:
 
 
 def _claim_number(files: StoreFiles) -> int:
-    """Take the number after the highest one that ever was there, whole or not, which no other writer has taken."""
+    """Claim the number after the highest one that ever existed, complete or not, unless another writer did."""
     names = {info.path.split("/")[1] for info in files.list(INDEX_FOLDER)}
     number = max([_last_deleted(files), *(int(name) for name in names if name.isdecimal())]) + 1
     files.confirm_lease()

@@ -1,10 +1,9 @@
-"""Word index of captions: a folder of parts, with the row of each caption in one version of the embeddings table.
+"""Word index of captions: a folder of parts, with each caption's row in one version of the embeddings table.
 
-Built by streaming the captions, in the memory of one block and of one list while parts are merged. An update analyses
-the captions of new rows alone: those of part files that both versions have keep their place in the files, and of files
-that were written anew, rows are found again by a hash of id, segment and caption. Captions that are gone stay in the
-lists, without a row, until a quarter of all are; a query doesn't count them, so that a version that was updated ranks
-as one that was built.
+The build streams the captions; it needs memory for one block, and for one list while it merges parts. An update
+analyses only the captions of new rows. Captions in part files that both versions have keep their place; captions in
+rewritten files are found again by a hash of id, segment and caption. Deleted captions stay in the lists without a row
+until they make up a quarter. Queries don't count them, so an updated version ranks like a freshly built one.
 """
 
 import os
@@ -40,16 +39,16 @@ from index.manifest import MANIFEST_NAME
 ROWS_NAME = "rows.u32"
 CURE = "`embedder index build` makes it anew"
 NO_ROW = 0xFFFFFFFF
-"""Row of a caption that is gone."""
-BLOCK_ROWS, BLOCK_BYTES = 250_000, 8 << 20  # of captions that are analysed in memory
+"""Row of a deleted caption."""
+BLOCK_ROWS, BLOCK_BYTES = 250_000, 8 << 20  # size of the captions that are analysed in memory
 FAN = 16  # parts of about one size that are merged while an index is built
-SMALL_ROWS = 25_000  # parts of so many captions are merged with any that follows
+SMALL_ROWS = 25_000  # parts of fewer captions are merged with any that follows
 MAX_GONE = 0.25  # share of captions without a row, above which all parts are merged
 KEYS = ["item_id", "segment", "caption"]
 
 
 class WordsManifest(BaseModel):
-    """Manifest of a word index; written last."""
+    """Manifest of a word index; it is written last."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -68,14 +67,7 @@ class WordsManifest(BaseModel):
 
 @dataclass(frozen=True)
 class WordIndex:
-    """Open word index, its files mapped.
-
-    Attributes:
-        manifest: its manifest.
-        parts: its parts.
-        rows: uint32, row of the table for each caption of the parts, one after the other.
-        folder: where it lies.
-    """
+    """Open word index with memory-mapped files; `rows` (uint32) holds the table row of each caption, part by part."""
 
     manifest: WordsManifest
     parts: Sequence[WordPart]
@@ -86,11 +78,9 @@ class WordIndex:
 def open_word_index(folder: Path) -> WordIndex:
     """Open a word index.
 
-    The sizes of all files are checked, and the hashes of those that are read as a whole (`rows`, `lengths`); lists have
-    sums, which are checked when they are read.
-
-    Raises:
-        RetrievalError: a file is missing or altered, or the format is unknown.
+    Checks the sizes of all files, and the hashes of those that are read whole (`rows`, `lengths`). Lists have
+    checksums, which are verified on reading. Raises RetrievalError if a file is missing or altered, or the format is
+    unknown.
     """
     manifest = read_words_manifest(folder)
     try:
@@ -108,11 +98,7 @@ def open_word_index(folder: Path) -> WordIndex:
 
 
 def read_words_manifest(folder: Path) -> WordsManifest:
-    """Read the manifest of a word index.
-
-    Raises:
-        RetrievalError: it is missing or damaged, or a newer release wrote it.
-    """
+    """Read the manifest, or raise RetrievalError if it is missing, damaged, or written by a newer release."""
     path = folder / MANIFEST_NAME
     try:
         return WordsManifest.model_validate_json(path.read_bytes())
@@ -123,13 +109,7 @@ def read_words_manifest(folder: Path) -> WordsManifest:
 
 
 def build_words(table: RecordTable, folder: Path, analyser: Analyser) -> WordsManifest:
-    """Build a word index of all captions.
-
-    Args:
-        table: a version of the embeddings.
-        folder: empty, where it is written.
-        analyser: cuts captions into terms.
-    """
+    """Build a word index of all captions in an empty folder."""
     started = time.monotonic()
     writer = _Writer(folder, analyser)
     first = 0
@@ -141,16 +121,9 @@ def build_words(table: RecordTable, folder: Path, analyser: Analyser) -> WordsMa
 
 
 def update_words(before: WordIndex, old: RecordTable, new: RecordTable, folder: Path) -> WordsManifest:
-    """Make the word index of another version of the table from one that there is.
+    """Derive the word index of `new` from `before`, that of `old`, in an empty folder; unchanged files are linked.
 
-    Args:
-        before: the one that there is; its files are linked where they stay.
-        old: the version that it is of.
-        new: the version that is indexed.
-        folder: empty, where it is written.
-
-    Raises:
-        StoreError: a part file of the old version is gone, so that its rows can't be compared.
+    Raises StoreError if a part file of the old version is gone, so that its rows can't be compared.
     """
     started = time.monotonic()
     writer = _Writer(folder, Analyser(before.manifest.analyser))
@@ -166,10 +139,9 @@ def update_words(before: WordIndex, old: RecordTable, new: RecordTable, folder: 
 def _move_captions(
     before: WordIndex, old: RecordTable, new: RecordTable
 ) -> tuple[Numbers, Iterator[tuple[pa.ChunkedArray, Numbers]]]:
-    """Row of each caption in the new version, and the captions that it has beside them, with their rows.
+    """Return each caption's row in the new version, and the captions to add with their rows.
 
-    The second is to be read to its end before the first is used: rows of files that were written anew are found on the
-    way.
+    Read the second to its end before using the first: it finds the rows of rewritten files on the way.
     """
     old_starts, new_starts = _starts(old), _starts(new)
     shifts = np.array([new_starts.get(path, -1) - start for path, start in old_starts.items()], np.int64)
@@ -179,7 +151,7 @@ def _move_captions(
     lost = _move(rows, firsts, shifts, is_gone)
     gone = [path for path in old_starts if path not in new_starts]
     fresh = [path for path in new_starts if path not in old_starts]
-    # By the hash of its row: the caption's number among all of the index.
+    # Keyed by row hash: the caption's number in the whole index.
     by_row = np.full(old.num_rows() if gone else 0, NO_ROW, "<u4")
     by_row[before.rows[lost]] = lost
     hashes, docs = [np.empty(0, np.uint64)], [np.empty(0, "<u4")]
@@ -203,7 +175,6 @@ def _move_captions(
 
 
 def _starts(table: RecordTable) -> dict[str, int]:
-    """First row of each part file."""
     starts, first = dict[str, int](), 0
     for part in table.parts():
         starts[part.path] = first
@@ -212,7 +183,7 @@ def _starts(table: RecordTable) -> dict[str, int]:
 
 
 def _move(rows: Numbers, firsts: Numbers, shifts: Numbers, is_gone: Numbers) -> Numbers:
-    """Give rows of files that stay their new numbers, in place; returns the captions whose file does not stay."""
+    """Renumber the rows of kept files in place; return the captions whose file was not kept."""
     lost = [np.empty(0, np.int64)]
     for start in range(0, len(rows), 1 << 20):
         here = rows[start : start + (1 << 20)]
@@ -226,7 +197,7 @@ def _move(rows: Numbers, firsts: Numbers, shifts: Numbers, is_gone: Numbers) -> 
 
 
 def _hash_captions(table: RecordTable, paths: Sequence[str]) -> Iterator[tuple[Numbers, pa.ChunkedArray, Numbers]]:
-    """Hashes of id, segment and caption of the rows of some files, the captions, and the rows; piece by piece."""
+    """Yield, piece by piece, row hashes (of id, segment and caption), captions and row numbers of some files."""
     import duckdb
 
     starts, sizes = _starts(table), {part.path: part.num_rows for part in table.parts()}
@@ -248,7 +219,7 @@ def _hash_captions(table: RecordTable, paths: Sequence[str]) -> Iterator[tuple[N
 
 
 class _Writer:
-    """Writer of one word index: parts that are taken over, parts that are made, and the row of each caption."""
+    """Writer of one word index: parts taken over, parts made anew, and each caption's row."""
 
     def __init__(self, folder: Path, analyser: Analyser) -> None:
         self._folder, self._analyser = folder, analyser
@@ -260,7 +231,7 @@ class _Writer:
         self._next = 1
 
     def take_over(self, before: WordIndex, rows: Numbers) -> None:
-        """Link the parts of another index; `rows` has the place of each of their captions, and may still change."""
+        """Link the parts of another index; `rows` holds the row of each caption and may still change."""
         first = 0
         for number, part in zip(before.manifest.parts, before.parts, strict=True):
             for name in part_names(number):
@@ -270,7 +241,7 @@ class _Writer:
             first += part.num_docs
 
     def add(self, captions: pa.ChunkedArray, rows: Numbers) -> None:
-        """Analyse captions, those that are not null; `rows` are their places."""
+        """Analyse the captions that are not null; `rows` holds their rows."""
         is_there = pc.is_valid(captions)
         rows, captions = rows[is_there.to_numpy()], captions.drop_null()
         start = 0
@@ -281,7 +252,7 @@ class _Writer:
                 self.flush()
 
     def flush(self) -> None:
-        """Make a part of the captions that wait."""
+        """Write the waiting captions as a part."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
@@ -292,13 +263,13 @@ class _Writer:
             self._merge_last(FAN, self._levels[-1] + 1)
 
     def merge(self, first: int) -> None:
-        """Merge all parts from one on."""
+        """Merge all parts from `first` on."""
         self.flush()
         if len(self._numbers) - first > 1:
             self._merge_last(len(self._numbers) - first, 0)
 
     def settle(self) -> None:
-        """Merge what was added with neighbours that are not twice as large, and all where many captions are gone."""
+        """Merge new parts with neighbours less than twice as large, or all parts if many captions are deleted."""
         num_gone = sum(int(np.count_nonzero(rows == NO_ROW)) for rows in self._rows)
         total = sum(map(len, self._rows))
         if num_gone > MAX_GONE * total:
@@ -346,7 +317,7 @@ class _Writer:
         self._next = max(self._next, number) + 1
 
     def _merge_last(self, count: int, level: int) -> None:
-        """Merge the last parts into one, without captions that are gone, and delete them."""
+        """Merge the last parts into one without deleted captions, and delete them."""
         numbers, rows = self._numbers[-count:], self._rows[-count:]
         parts = [open_part(self._folder, number) for number in numbers]
         kept = [None if (own != NO_ROW).all() else own != NO_ROW for own in rows]
@@ -361,7 +332,6 @@ class _Writer:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Link a file, or copy it where it lies on another disk."""
     try:
         os.link(source, target)
     except OSError:
@@ -369,7 +339,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _blocks(captions: pa.ChunkedArray) -> Iterator[pa.Array]:
-    """Captions in blocks that may be analysed in memory."""
+    """Yield captions in blocks that are small enough to analyse in memory."""
     for chunk in captions.cast(pa.large_string()).chunks:
         ends = np.cumsum(pc.binary_length(chunk).to_numpy())
         start = 0
@@ -381,6 +351,6 @@ def _blocks(captions: pa.ChunkedArray) -> Iterator[pa.Array]:
 
 
 def _size(blocks: Iterable[pa.Array]) -> float:
-    """Share of what may be analysed in memory that some blocks are."""
+    """Return the size of some blocks as a share of what may be analysed in memory."""
     sizes = ((len(block), int(pc.sum(pc.binary_length(block)).as_py())) for block in blocks)
     return sum(max(rows / BLOCK_ROWS, size / BLOCK_BYTES) for rows, size in sizes)

@@ -1,9 +1,9 @@
 """Parts of a word index: which captions hold a term, how often, and how long each caption is.
 
-A part is six files of numbers, in the order of the terms' hashes: `terms`, and where in `docs` and `counts` the list of
-each `starts`; the captions of each list by their number in the part, rising, and how often each holds the term; the
-`sums` of the lists, checked when one is read first; and the `lengths` of the captions in terms. Parts never change.
-They are made in memory from some captions (`part_of`), and merged list by list (`merge_parts`).
+A part is six files of numbers, ordered by the terms' hashes: `terms`; `starts`, where each term's list starts in `docs`
+and `counts`; `docs`, the captions of each list by their number in the part, rising; `counts`, how often each holds the
+term; `sums`, checksums of the lists, verified at first reading; and `lengths`, the captions' lengths in terms. Parts
+never change. They are made in memory from captions (`part_of`) and merged list by list (`merge_parts`).
 """
 
 import zlib
@@ -26,7 +26,7 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "u8": np.dtype("u1"),
 }
 MERGED_AT_ONCE = 1 << 21
-"""Postings that a merge holds in memory: about 30 bytes each; more where one list is longer, which is not sorted."""
+"""Postings that a merge holds in memory, about 30 bytes each; one longer list may exceed this, as it isn't sorted."""
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -57,18 +57,14 @@ class WordPart:
         return len(self.lengths)
 
     def span(self, term: int) -> tuple[int, int]:
-        """Where the list of a term starts and ends; it is empty where no caption holds the term."""
+        """Return where a term's list starts and ends; it is empty if no caption holds the term."""
         place = int(np.searchsorted(self.terms, np.uint64(term)))
         if place == len(self.terms) or int(self.terms[place]) != term:
             return 0, 0
         return int(self.starts[place]), int(self.starts[place + 1])
 
     def check(self, term: int) -> None:
-        """Compare a list with its sum.
-
-        Raises:
-            RetrievalError: it was altered.
-        """
+        """Compare a list with its checksum; raise RetrievalError if it was altered."""
         place = int(np.searchsorted(self.terms, np.uint64(term)))
         start, stop = int(self.starts[place]), int(self.starts[place + 1])
         if _sum(term, self.docs[start:stop], self.counts[start:stop]) != int(self.sums[place]):
@@ -76,7 +72,7 @@ class WordPart:
 
 
 def part_names(number: int) -> list[str]:
-    """Names of a part's files."""
+    """Return the names of a part's files."""
     return [f"{name}-{number:06d}.{kind}" for name, kind in DTYPES.items()]
 
 
@@ -86,21 +82,16 @@ def open_part(folder: Path, number: int) -> WordPart:
 
 
 def map_numbers(path: Path) -> Numbers:
-    """Map a file of numbers, whose type its suffix tells."""
+    """Map a file of numbers, whose suffix gives the type."""
     dtype = NUMPY[path.suffix[1:]]
-    if path.stat().st_size < dtype.itemsize:  # what is empty can't be mapped
+    if path.stat().st_size < dtype.itemsize:  # an empty file can't be mapped
         return np.empty(0, dtype)
     numbers: Numbers = np.memmap(path, dtype, "r").view(np.ndarray)
     return numbers
 
 
 def part_of(captions: pa.Array, analyser: Analyser) -> WordPart:
-    """Make the part of some captions in memory.
-
-    Args:
-        captions: D strings, none of them null.
-        analyser: cuts them into terms.
-    """
+    """Make a part in memory from D captions, none of them null."""
     tokens = split(captions)
     encoded = tokens.flatten().dictionary_encode()
     numbers, hashes = analyser.index_terms(encoded.dictionary.to_pylist())
@@ -109,7 +100,7 @@ def part_of(captions: pa.Array, analyser: Analyser) -> WordPart:
     codes = encoded.indices.to_numpy()
     docs = np.repeat(np.arange(len(captions)), np.diff(tokens.offsets.to_numpy()))
     repeats = numbers[codes]
-    # The terms of a token stand side by side among the hashes: its first, and those that follow.
+    # The terms of a token are adjacent in the hashes: its first, and those that follow.
     steps = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     found = term_numbers[np.repeat(first[codes], repeats) + steps]
     docs = np.repeat(docs, repeats)
@@ -129,20 +120,13 @@ def write_part(folder: Path, number: int, part: WordPart) -> None:
 
 
 def write_numbers(path: Path, values: Numbers) -> None:
-    """Write a file of numbers; NumPy's own `tofile` doesn't tell where a full disk took the last of them."""
+    """Write a file of numbers; NumPy's `tofile` doesn't report that a full disk lost the last of them."""
     with path.open("wb") as file:
         _write(file, values)
 
 
 def merge_parts(parts: Sequence[WordPart], kept: Sequence[Numbers | None], folder: Path, number: int) -> None:
-    """Write a part with the captions of others, one after the other.
-
-    Args:
-        parts: the others.
-        kept: of each, bool (D,), the captions that are taken over; None for all.
-        folder: where it is written.
-        number: of the new part.
-    """
+    """Write a part with the captions of others, in order; `kept` has a bool (D,) mask for each, or None for all."""
     numbers = _new_numbers(parts, kept)
     opened = {name: (folder / path).open("wb") for name, path in zip(DTYPES, part_names(number), strict=True)}
     try:
@@ -171,7 +155,7 @@ def merge_parts(parts: Sequence[WordPart], kept: Sequence[Numbers | None], folde
 
 
 def _new_numbers(parts: Sequence[WordPart], kept: Sequence[Numbers | None]) -> list[tuple[int, Numbers | None]]:
-    """Of each part what is added to its captions' numbers, and the numbers themselves, -1 for one that is left out."""
+    """Return for each part the offset of its captions' numbers, and the new numbers, -1 for captions left out."""
     found: list[tuple[int, Numbers | None]] = []
     first = 0
     for part, taken in zip(parts, kept, strict=True):
@@ -186,7 +170,7 @@ def _new_numbers(parts: Sequence[WordPart], kept: Sequence[Numbers | None]) -> l
 
 
 def _cuts(parts: Sequence[WordPart]) -> Iterator[tuple[Terms, list[tuple[int, int]]]]:
-    """Neighbouring terms with about as many postings as a merge may hold, and the place of their lists in each part."""
+    """Yield runs of terms with about as many postings as a merge may hold, and their lists' places in each part."""
     terms = np.empty(0, np.uint64)
     for part in parts:
         terms = np.union1d(terms, part.terms)
@@ -198,7 +182,7 @@ def _cuts(parts: Sequence[WordPart]) -> Iterator[tuple[Terms, list[tuple[int, in
     while start < len(terms):
         stop = max(start + 1, int(np.searchsorted(before, before[start] + MERGED_AT_ONCE)))
         if stop > start + 1 and before[stop - 1] + sizes[stop - 1] - before[start] > 2 * MERGED_AT_ONCE:
-            stop -= 1  # a long list stands alone
+            stop -= 1  # a long list is on its own
         here = terms[start:stop]
         spans = [tuple(np.searchsorted(part.terms, [here[0], here[-1]]).tolist()) for part in parts]
         ends = [int(np.searchsorted(part.terms, here[-1], "right")) for part in parts]
@@ -209,7 +193,7 @@ def _cuts(parts: Sequence[WordPart]) -> Iterator[tuple[Terms, list[tuple[int, in
 def _take_postings(
     parts: Sequence[WordPart], numbers: Sequence[tuple[int, Numbers | None]], terms: Terms, spans: list[tuple[int, int]]
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """Postings of some terms in all parts, list after list: number of the term among them, caption, count."""
+    """Return the postings of some terms in all parts, list after list: index of the term, caption, count."""
     found, docs, counts = [], [], []
     for part, (first, new), (start, stop) in zip(parts, numbers, spans, strict=True):
         starts = part.starts[start : stop + 1].astype(np.int64)
@@ -236,14 +220,14 @@ def _take_postings(
 
 
 def sums_of(terms: Terms, starts: Numbers, docs: Numbers, counts: Numbers) -> Numbers:
-    """Sums of lists that stand one after the other."""
+    """Return the checksums of consecutive lists."""
     bounds = starts.tolist()
     spans = zip(terms.tolist(), bounds, bounds[1:], strict=False)
     return np.array([_sum(term, docs[start:stop], counts[start:stop]) for term, start, stop in spans], "<u4")
 
 
 def _sum(term: int, docs: Numbers, counts: Numbers) -> int:
-    """Sum of a list, which differs for another term, too."""
+    """Return a list's checksum, which also depends on the term."""
     first = zlib.crc32(np.ascontiguousarray(docs).data, term & 0xFFFFFFFF)
     return zlib.crc32(np.ascontiguousarray(counts).data, first)
 

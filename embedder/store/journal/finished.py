@@ -1,7 +1,7 @@
-"""Finished work of a run, by its journal: which of its items are whole.
+"""Finished work of a run, from its journal: which of its items are complete.
 
-Items are looked at in parts by the hash of their ids, each in memory by itself: few are one part, more are on disk
-(`embedder.storage.hashed_rows`), so that a run of a hundred million items is published in the memory of some thousand.
+Items are processed in parts by the hash of their ids, one part in memory at a time: few items are one part, more are on
+disk (`embedder.storage.hashed_rows`). So publishing a hundred million items takes the memory of some thousand.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,14 +20,14 @@ from embedder.store.schema import ITEMS
 from embedder.store.tables.arrow_lookup import without_items
 
 MEMORY_BYTES = 32 << 20
-"""Rows of a kind that stay in memory: about half a million."""
+"""Bytes of rows of one kind that stay in memory: about half a million rows."""
 PLACE = ["item_id", "session"]
 WHOLE = pa.schema([*((name, pa.string()) for name in PLACE), ITEMS.field("num_vectors"), ("kept", pa.bool_())])
 KEYS = pa.schema([("item_id", pa.string()), ("file", pa.int32())])
 NO_PLACES = pa.schema([(name, pa.string()) for name in PLACE]).empty_table()
 
 Selection = Callable[[pa.Table], pa.Table]
-"""Function from whole items to those that count."""
+"""Filters complete items to those that count."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Finished:
     """Finished work of a run.
 
     Attributes:
-        files: its part files; the column `file` of what follows has their numbers.
-        records: item records, of all sessions: `item_id`, `num_vectors`, further columns, `session`, `file`, `kept`.
+        files: its part files; the column `file` below has their numbers.
+        records: item records of all sessions: `item_id`, `num_vectors`, further columns, `session`, `file`, `kept`.
         vectors: rows of embeddings: `item_id`, `segment`, `session`, `file`, `kept`.
-        whole: items that are complete, each once: `WHOLE` (`whole_items`).
+        whole: complete items, each once: `WHOLE` (`whole_items`).
     """
 
     files: tuple[PartFile, ...]
@@ -48,12 +48,7 @@ class Finished:
 
 
 def hash_rows(tables: Iterable[pa.Table], schema: pa.Schema) -> HashedRows:
-    """Take rows, of which few stay in memory.
-
-    Args:
-        tables: the rows; further columns are left out.
-        schema: their columns, `item_id` among them.
-    """
+    """Collect rows, few of which stay in memory; columns that the schema lacks are dropped."""
     return HashedRows((table.select(schema.names).cast(schema) for table in tables), schema, memory_bytes=MEMORY_BYTES)
 
 
@@ -70,19 +65,13 @@ def read_finished(files: StoreFiles, entries: Iterable[JournalEntry], columns: I
 
 
 def whole_items(records: pa.Table, vectors: pa.Table) -> pa.Table:
-    """Items that are complete, each with the last session that finished it.
+    """Return the complete items once each (`WHOLE`), with the last session that finished them.
 
-    A video's rows may be spread over several part files, of which a kill can leave some; such an item is not whole and
-    is done again. An item that changed between two sessions is whole in both, and the later one counts.
+    A video's rows may be spread over several part files, some of which a kill can leave; such an item is not complete
+    and is redone. An item that changed between two sessions is complete in both, and the later one counts. An item
+    whose published rows are kept needs no new ones, and any that it has are ignored.
 
-    An item whose published rows are kept needs no new ones, and any that it has are ignored.
-
-    Args:
-        records: item records: `item_id`, `session`, `kept`, `num_vectors`.
-        vectors: rows of embeddings: `item_id`, `session`, `segment`.
-
-    Returns:
-        `WHOLE`; each item once.
+    `records` has `item_id`, `session`, `kept`, `num_vectors`; `vectors` has `item_id`, `session`, `segment`.
     """
     facts = records.select([*PLACE, "num_vectors", "kept"]).group_by(PLACE)
     expected = facts.aggregate([("num_vectors", "max"), ("kept", "max")])
@@ -96,12 +85,9 @@ def whole_items(records: pa.Table, vectors: pa.Table) -> pa.Table:
 
 
 def of_whole(rows: HashedRows, whole: HashedRows, counting: Selection = lambda items: items) -> Iterator[pa.Table]:
-    """Yield the rows of whole items, of the session that counts, part by part.
+    """Yield the rows of complete items, from the session that counts, part by part.
 
-    Args:
-        rows: with `item_id` and `session`.
-        whole: items of `WHOLE`.
-        counting: which of these count; by default all.
+    `rows` has `item_id` and `session`; `whole` are items of `WHOLE`, of which `counting` selects.
     """
     num_parts = common_parts(rows, whole)
     for number in range(num_parts):
@@ -110,12 +96,7 @@ def of_whole(rows: HashedRows, whole: HashedRows, counting: Selection = lambda i
 
 
 def whole_without(whole: HashedRows, ids: pa.ChunkedArray) -> HashedRows:
-    """Whole items but some.
-
-    Args:
-        whole: items of `WHOLE`.
-        ids: of those that are left out.
-    """
+    """Return the items of `whole` (`WHOLE`) except those with the given ids."""
     if not len(ids):
         return whole
     leaving = hash_rows([pa.table({"item_id": ids})], NO_PLACES.schema.remove(1))
@@ -125,12 +106,7 @@ def whole_without(whole: HashedRows, ids: pa.ChunkedArray) -> HashedRows:
 
 
 def whole_among(whole: HashedRows, ids: pa.ChunkedArray) -> pa.Table:
-    """Whole items of some ids, in memory: `WHOLE`.
-
-    Args:
-        whole: items of `WHOLE`.
-        ids: of those that are asked for.
-    """
+    """Return the items of `whole` (`WHOLE`) with the given ids, in memory."""
     wanted = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
     found = (each.filter(pc.is_in(each["item_id"], value_set=wanted)).select(WHOLE.names) for each in whole.tables())
     return pa.concat_tables([WHOLE.empty_table(), *found])
@@ -139,16 +115,10 @@ def whole_among(whole: HashedRows, ids: pa.ChunkedArray) -> pa.Table:
 def count_rows(
     files: Sequence[PartFile], rows: HashedRows, whole: HashedRows, counting: Selection = lambda items: items
 ) -> tuple["np.ndarray[Any, np.dtype[np.int64]]", pa.Table]:
-    """Count the rows of whole items in each part file.
+    """Count the rows of complete items in each part file.
 
-    Args:
-        files: part files; those that `rows` are not of count none.
-        rows: with `item_id`, `session` and `file`.
-        whole: items of `WHOLE`.
-        counting: which of these count; by default all.
-
-    Returns:
-        Their numbers, int64 (files,), and the rows of those files of which some count and others don't: `KEYS`.
+    `rows` has `item_id`, `session` and `file`; `whole` are items of `WHOLE`, of which `counting` selects. Returns the
+    counts, int64 (files,), and the rows (`KEYS`) of files where only some rows count.
     """
     numbers = np.zeros(len(files), np.int64)
     for each in of_whole(rows, whole, counting):
@@ -161,10 +131,5 @@ def count_rows(
 
 
 def ids_in(keys: pa.Table, number: int) -> pa.Array:
-    """Ids of the rows of one part file.
-
-    Args:
-        keys: of `KEYS`.
-        number: of the file.
-    """
+    """Return the ids of `keys` (`KEYS`) in the part file of that number."""
     return keys.filter(pc.equal(keys["file"], number))["item_id"].combine_chunks()

@@ -1,6 +1,6 @@
 """Sample that is the same in every run, from tables too large for memory: the keys with the lowest hashes.
 
-Keys are read piece by piece (one part file each) and only the lowest are kept; then vectors are read of the pieces
+Keys are read piece by piece (one part file each) and only the lowest are kept; then vectors are read from the pieces
 that hold them. An item of the last sample is in the next one, unless it was removed or lower hashes were added.
 """
 
@@ -24,17 +24,17 @@ class SampledPart:
     """Part file of the embeddings table: published, or still in a run's journal."""
 
     read: Callable[[list[str]], pa.Table]
-    """Function that reads some columns; of a part file in the journal, `session` too."""
+    """Reads some columns; for a part file in the journal, also `session`."""
 
 
 def published_pieces(files: StoreFiles, version: int) -> Iterator[SampledPart]:
-    """Part files of a version of the embeddings table."""
+    """Yield the part files of a version of the embeddings table."""
     table = RecordTable(files, "embeddings", version)
     return (SampledPart(partial(table.read, paths=[path])) for path in table.paths())
 
 
 def journal_pieces(files: StoreFiles, entries: Iterable[JournalEntry]) -> Iterator[SampledPart]:
-    """Part files with vectors that a run has finished."""
+    """Yield the part files with vectors that a run has finished."""
     return (
         SampledPart(partial(_read_finished, files, part))
         for entry in entries
@@ -51,15 +51,9 @@ def _read_finished(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.
 def lowest_keys(
     keys_by_piece: Iterable[Iterable[str]], num_keys: int, bound: bytes | None = None
 ) -> dict[str, set[int]]:
-    """Keys with the lowest hashes, in that order, each with the numbers of the pieces that hold it.
-
-    Args:
-        keys_by_piece: keys of each piece.
-        num_keys: how many there are at most.
-        bound: hash above which a key is left out; none: any counts.
-    """
+    """Return at most `num_keys` keys with the lowest hashes up to `bound`, in order, with their pieces' numbers."""
     found: dict[str, set[int]] = {}
-    bound = b"\xff" * 9 if bound is None else bound  # that is above every hash
+    bound = b"\xff" * 9 if bound is None else bound  # above every hash
     for number, keys in enumerate(keys_by_piece):
         for key in keys:
             if key in found:
@@ -73,7 +67,7 @@ def lowest_keys(
 
 
 def hash_of(key: str) -> bytes:
-    """Hash by which keys are ordered; uniformly distributed."""
+    """Return the uniformly distributed hash by which keys are ordered."""
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 

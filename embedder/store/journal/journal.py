@@ -1,6 +1,6 @@
 """Journal of a run: an entry for each finished write task.
 
-Each is a small JSON file at first; while the run goes on they are joined (`embedder.store.journal.journal_segments`).
+Each is a small JSON file at first; they are joined while the run continues (`embedder.store.journal.journal_segments`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -33,33 +33,26 @@ class JournalEntry(Record):
 
 
 def entry_name(session: str, task: int) -> str:
-    """Name of the entry of a session's write task."""
+    """Return the name of the entry of a session's write task."""
     return f"{session}-{task:0{TASK_DIGITS}d}"
 
 
 def entry_path(run_id: str, name: str) -> str:
-    """Path of one entry, which is written when its part files are whole."""
+    """Return the path of one entry, which is written when its part files are complete."""
     return f"{journal_folder(run_id)}/{name}.json"
 
 
 def read_entries(
     files: StoreFiles, run_id: str, but: Collection[str] = (), *, is_light: bool = False
 ) -> list[JournalEntry]:
-    """Read all entries of a run, in the order of their names.
-
-    Args:
-        files: the store.
-        run_id: id of the run.
-        but: names of entries that are left out.
-        is_light: without `trace`, which is most of an entry.
-    """
+    """Read the entries of a run except `but`, by name; `is_light` leaves out `trace`, most of an entry."""
     found = stream_entries(files, run_id, but)
     entries = [entry.model_copy(update=WITHOUT_FIGURES) for entry in found] if is_light else [*found]
     return sorted(entries, key=lambda entry: entry.name)
 
 
 def stream_entries(files: StoreFiles, run_id: str, but: Collection[str] = ()) -> Iterator[JournalEntry]:
-    """Read all entries of a run, in no order; few are in memory at once."""
+    """Read the entries of a run except `but`, in no order; few are in memory at once."""
     return (parse_record(files, path, data, JournalEntry) for _, path, data in read_lines(files, run_id, but))
 
 
@@ -69,11 +62,7 @@ def entry_names(files: StoreFiles, run_id: str, session: str) -> set[str]:
 
 
 def read_entry(files: StoreFiles, path: str) -> JournalEntry:
-    """Read one entry.
-
-    Raises:
-        FileNotFoundError: there is no such entry.
-    """
+    """Read one entry; FileNotFoundError if there is none."""
     entry = read_record(files, path, JournalEntry)
     if entry is None:
         raise FileNotFoundError(files.uri(path))
@@ -81,25 +70,18 @@ def read_entry(files: StoreFiles, path: str) -> JournalEntry:
 
 
 def parts_of(entries: Iterable[JournalEntry], table: str) -> Iterator[PartFile]:
-    """Part files of one table."""
+    """Yield the part files of one table."""
     return (part for entry in entries for part in entry.parts if part.table == table)
 
 
 def key_schema(table: str, columns: Iterable[str]) -> pa.Schema:
-    """Columns of `stream_keys`: of the table, and `session`, `file` and `kept` of each row's part file."""
+    """Return the columns of `stream_keys`: those of the table, and `session`, `file` and `kept` of the part file."""
     own = [TABLES[table].field(name) for name in columns]
     return pa.schema([*own, ("session", pa.string()), ("file", pa.int32()), ("kept", pa.bool_())])
 
 
 def stream_keys(files: StoreFiles, parts: Sequence[PartFile], table: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Read a few columns of a table's part files, one after the other: `key_schema`.
-
-    Args:
-        files: the store.
-        parts: part files of all tables; `file` has their places here.
-        table: name of the table.
-        columns: columns of the table.
-    """
+    """Yield columns of each of a table's part files (`key_schema`); `file` is the file's position in `parts`."""
     schema = key_schema(table, columns)
 
     def read(numbered: tuple[int, PartFile]) -> pa.Table:
@@ -114,11 +96,7 @@ def stream_keys(files: StoreFiles, parts: Sequence[PartFile], table: str, column
 
 
 def _read_part(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.Table:
-    """Read some columns of a finished part file.
-
-    Raises:
-        StoreError: it is missing or damaged.
-    """
+    """Read some columns of a finished part file; StoreError if it is missing or damaged."""
     path = f"{part.table}/{part.path}"
     try:
         return files.read_table(path, columns)
@@ -130,7 +108,7 @@ def _read_part(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.Tabl
 
 
 def _entry_of(files: StoreFiles, part: PartFile) -> str:
-    """Path of the file that holds the journal entry of a part file, by the part file's name."""
+    """Return the path of the file with a part file's journal entry, from the part file's name."""
     run_part, _, task = part.path.partition(f"-{part.session}-")
     run_id, name = run_part.removeprefix("part-"), f"{part.session}-{task.partition('.')[0][:TASK_DIGITS]}"
     return find_entry(files, run_id, name) or entry_path(run_id, name)

@@ -1,8 +1,8 @@
-"""Segments of a run's journal: entries of finished write tasks, joined while the run goes on, one JSON line for each.
+"""Segments of a run's journal: entries of finished write tasks, joined while the run continues, one JSON line each.
 
-A segment is written whole, under a name that no file had; only then are the files of its entries deleted. So a kill at
-any moment leaves each entry in one place at least. Of an entry in several, the file of its own counts, else the last
-segment: they say the same, unless a write task was begun again, which replaces its entry.
+A segment is written whole under a new name; only then are the files of its entries deleted. So a kill at any moment
+leaves each entry in at least one place. If an entry is in several, its own file counts, else the last segment. They are
+equal unless a write task was restarted, which replaces its entry.
 """
 
 import re
@@ -13,26 +13,21 @@ from embedder.store.files import NUM_RECORD_READERS, StoreFiles
 from embedder.store.layout import journal_folder
 
 MIN_ENTRIES = 500
-"""Files of entries from which they are joined: a listing of a thousand takes milliseconds, and one request."""
+"""Number of entry files from which they are joined: a listing of a thousand takes milliseconds and one request."""
 
 _SEGMENT = re.compile(r"sealed-(\d{6,})\.jsonl")
 _NAME = re.compile(rb'"name":\s*"([^"]+)"')
 
 
 class JournalFiles(NamedTuple):
-    """Files of a journal.
-
-    Attributes:
-        entries: name of each entry that has a file of its own -> its path.
-        segments: paths of the segments, the first one first.
-    """
+    """Files of a journal: the path of each entry with its own file, by name, and the paths of the segments in order."""
 
     entries: dict[str, str]
     segments: list[str]
 
 
 def list_journal(files: StoreFiles, run_id: str) -> JournalFiles:
-    """List the journal of a run; nothing is read."""
+    """List the journal of a run without reading it."""
     entries: dict[str, str] = {}
     segments: dict[int, str] = {}
     for info in files.list(journal_folder(run_id)):
@@ -45,7 +40,7 @@ def list_journal(files: StoreFiles, run_id: str) -> JournalFiles:
 
 
 def _list_settled(files: StoreFiles, run_id: str) -> JournalFiles:
-    """List a journal in which no segment was made meanwhile: a listing may miss both it and files that it replaces."""
+    """List a journal, again if a segment was made meanwhile: a listing may miss both it and the files it replaces."""
     before, there = list_journal(files, run_id), list_journal(files, run_id)
     while before.segments != there.segments:
         before, there = there, list_journal(files, run_id)
@@ -53,13 +48,7 @@ def _list_settled(files: StoreFiles, run_id: str) -> JournalFiles:
 
 
 def seal(files: StoreFiles, run_id: str, names: Iterable[str]) -> None:
-    """Join entries that have files of their own to a segment, and delete those files.
-
-    Args:
-        files: the store, or the view of a further model, in the process that holds the write lock.
-        run_id: of the run.
-        names: of the entries.
-    """
+    """Join entries with their own files into a segment, and delete those files; needs the write lock."""
     there = list_journal(files, run_id)
     paths = [there.entries[name] for name in sorted(names) if name in there.entries]
     if not paths:
@@ -71,11 +60,7 @@ def seal(files: StoreFiles, run_id: str, names: Iterable[str]) -> None:
 
 
 def read_lines(files: StoreFiles, run_id: str, but: Collection[str] = ()) -> Iterator[tuple[str, str, bytes]]:
-    """Read the entries of a run, each once, in no order; they may be sealed meanwhile.
-
-    Yields:
-        Name of an entry, path of the file that holds it, and its JSON.
-    """
+    """Yield name, path and JSON of a run's entries except `but`, once each, unordered, even if sealed meanwhile."""
     seen, is_whole = set(but), False
     while not is_whole:
         is_whole, there = True, _list_settled(files, run_id)
@@ -95,19 +80,19 @@ def read_lines(files: StoreFiles, run_id: str, but: Collection[str] = ()) -> Ite
 
 
 def segment_lines(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and JSON of each entry of a segment."""
+    """Yield name and JSON of each entry of a segment."""
     for line in content.split(b"\n"):
         if line and (found := _NAME.search(line)) is not None:
             yield found[1].decode(), line
 
 
 def as_line(content: bytes) -> bytes:
-    """JSON document on one line: strings of JSON hold no line breaks, so each is between two tokens."""
+    """Put a JSON document on one line: JSON strings hold no line breaks, so each break is between two tokens."""
     return b"".join(line.strip() for line in content.split(b"\n")) + b"\n"
 
 
 def find_entry(files: StoreFiles, run_id: str, name: str) -> str | None:
-    """Path of the file that holds an entry; None where there is none."""
+    """Return the path of the file that holds an entry; None if there is none."""
     path = f"{journal_folder(run_id)}/{name}.json"
     if files.exists(path):
         return path
@@ -117,14 +102,14 @@ def find_entry(files: StoreFiles, run_id: str, name: str) -> str | None:
 
 
 def names_in_journal(files: StoreFiles, run_id: str) -> set[str]:
-    """Names of all entries of a run."""
+    """Return the names of all entries of a run."""
     there = _list_settled(files, run_id)
     sealed = (name for path in there.segments for name, _ in segment_lines(_read_if_there(files, path) or b""))
     return {*there.entries, *sealed}
 
 
 def is_segment(path: str) -> bool:
-    """Whether a file of the store is a segment of a journal."""
+    """Return whether a file of the store is a journal segment."""
     return "/journal/" in path and _SEGMENT.fullmatch(path.rpartition("/")[2]) is not None
 
 

@@ -1,7 +1,7 @@
-"""Metadata updates of items whose content is unchanged: their rows get the new URI and carried columns, nothing else.
+"""Metadata updates of items with unchanged content: their rows get the new URI and carried columns, nothing else.
 
-A table or a tar that was rewritten moves all its rows: the image of an item lies at another offset, its price changed.
-Such rows keep vector and run, and must not point to another item's image.
+Rewriting a table or tar moves all its rows: an item's image is at another offset, its price has changed. Such rows keep
+vector and run, and must not point to another item's image.
 """
 
 from collections.abc import Iterable
@@ -23,18 +23,14 @@ MOVED = pa.schema([EMBEDDINGS.field("item_id"), EMBEDDINGS.field("uri")])
 
 
 def moves_file(run_id: str, name: str) -> str:
-    """Path of the moves of one journal entry: `item_id`, `uri` and carried columns; written before the entry."""
+    """Return the path of one journal entry's moves (`item_id`, `uri`, carried columns), written before the entry."""
     return f"{journal_folder(run_id)}/{name}-moved.parquet"
 
 
 def read_moves(files: StoreFiles, run_id: str, entries: Iterable[JournalEntry], whole: HashedRows) -> pa.Table:
-    """Read the moves of the items whose published rows stay, into memory: ids, uris and carried columns.
+    """Read the moves of items whose published rows stay into memory: ids, uris and carried columns.
 
-    Args:
-        files: the store.
-        run_id: id of the run.
-        entries: its journal.
-        whole: items of `embedder.store.journal.finished.WHOLE`, with the valid session of each.
+    `whole` are items of `embedder.store.journal.finished.WHOLE`, with the valid session of each.
     """
     with_moves = [entry for entry in entries if entry.num_moves]
     if not with_moves:
@@ -50,7 +46,7 @@ def read_moves(files: StoreFiles, run_id: str, entries: Iterable[JournalEntry], 
 
 
 def move_rows(rows: pa.Table, moves: pa.Table) -> pa.Table:
-    """Rows of embeddings with the current URI and carried columns of their items."""
+    """Return rows of embeddings with the current URI and carried columns of their items."""
     place = positions(rows["item_id"], moves["item_id"])
     for name in moves.schema.names:
         if name == "item_id" or name not in rows.schema.names:

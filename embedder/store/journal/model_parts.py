@@ -1,7 +1,7 @@
-"""Write tasks of a run of several models: what of each row is for each of them, written into its own part files.
+"""Write tasks of a run of several models: each row's values for each model go into that model's own part files.
 
-A model's rows are those of items that it needs. One whose content is as that model's published rows have it only
-reports on itself, and a row that the model could not compute makes its item a reject of that model alone.
+A model's rows are those of items that it needs. If the model's published rows already have a row's content, the row
+only reports on its item. A row that the model could not compute makes its item a reject of only that model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,17 +18,14 @@ from embedder.store.tables.item_states import HELD_COLUMNS, KNOWN_COLUMNS
 
 ERROR_TYPE, TIMEOUT_TYPE = "ModelFailed", "ModelTimeout"
 PER_MODEL = ("reason", "attempts", *KNOWN_COLUMNS)
-"""Columns of a listing that each model has of its own; the main model's are without its name."""
+"""Columns of a listing that each model has; the main model's have no name prefix."""
 
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Further model as write tasks know it.
+    """Model other than the main one, as write tasks know it.
 
-    Attributes:
-        files: view of its folder.
-        metadata: constants of its rows.
-        columns: columns of its table by the outputs of its servable.
+    `files` is the view of its folder; `columns` maps outputs of its servable to columns of its table.
     """
 
     files: StoreFiles
@@ -47,13 +44,8 @@ def write_parts(
 ) -> JournalEntry:
     """Write the finished rows of all models, the main one's last: its journal entry says that all are written.
 
-    Args:
-        files: the store.
-        metadata: constants of the main model's rows.
-        models: the further ones.
-        task: number of the write task.
-        rows: as `part_writer.write_part` takes them, with `NAME.OUTPUT` and `NAME.error` of each model.
-        attempt: number of times that the task was begun before.
+    `metadata` is the main model's. `rows` are as in `part_writer.write_part`, with `NAME.OUTPUT` and `NAME.error` for
+    each of `models`. `attempt` counts earlier starts of the task.
     """
     for model in models:
         write_part(model.files, model.metadata, task, rows_of_model(rows, model), attempt=attempt)
@@ -61,12 +53,12 @@ def write_parts(
 
 
 def rows_of_main(rows: pa.Table) -> pa.Table:
-    """Rows of items that the main model needs."""
+    """Return the rows of items that the main model needs."""
     return _as_needed(rows.filter(pc.is_valid(rows["reason"])), "")
 
 
 def rows_of_model(rows: pa.Table, model: ModelPart) -> pa.Table:
-    """Rows of items that a further model needs, with its outputs in the place of the main model's."""
+    """Return the rows of items that another model needs, with its outputs in place of the main model's."""
     name = model.files.model
     rows = rows.filter(pc.is_valid(rows[f"reason@{name}"]))
     own = {column: rows[f"{column}@{name}"] for column in PER_MODEL}
@@ -80,7 +72,7 @@ def rows_of_model(rows: pa.Table, model: ModelPart) -> pa.Table:
 
 
 def _as_needed(rows: pa.Table, name: str) -> pa.Table:
-    """Let rows only report on their items where the model has that content already."""
+    """Make rows only report on their items if the model already has that content."""
     needed = pc.fill_null(rows[f"needed@{name}"], False)
     counts = pc.if_else(needed, rows["num_vectors"], pc.min_element_wise(rows["num_vectors"], 0, skip_nulls=False))
     values = {
@@ -92,7 +84,7 @@ def _as_needed(rows: pa.Table, name: str) -> pa.Table:
 
 
 def _with_rejects(rows: pa.Table, name: str) -> pa.Table:
-    """Mark the items of rows that the model could not compute; what failed before that stays as it is told."""
+    """Mark the items of rows that the model could not compute; earlier failures keep their report."""
     failed = pc.and_(pc.is_valid(rows[f"{name}.error"]), pc.is_valid(rows["modality"]))
     if not pc.any(failed).as_py():
         return rows

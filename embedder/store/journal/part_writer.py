@@ -1,4 +1,4 @@
-"""Writer of finished rows: a part file for each table and one journal entry, which is written last.
+"""Writer of finished rows: a part file for each table, then one journal entry.
 
 A part file that no journal entry names is ignored; Delta readers see only what is committed.
 """
@@ -33,12 +33,12 @@ from embedder.store.tables.item_states import split_records
 LAST_TASK = 10**TASK_DIGITS - 1  # of the rows left over by a stopped run; write tasks have lower numbers
 NO_COLUMNS = pa.schema([])
 BOUNDED = ("item_id", "state")
-"""Columns, none of which is ever null, of which a log tells the least and the greatest value of each file."""
+"""Columns without nulls, of which a log records the minimum and maximum of each file."""
 NUM_REWRITERS = 4
-"""Part files that are rewritten side by side, each of at most 64 MiB, which takes about four times its size."""
+"""Part files rewritten in parallel; each has at most 64 MiB and needs about four times its size in memory."""
 VECTOR_COLUMNS = ("image_embedding", "text_embedding")
 PART_FILES = (("embeddings", ".parquet"), ("items", ".parquet"), ("items", "-kept.parquet"))
-"""Files of a write task: vectors, records of items with new rows, and of those whose published rows stay."""
+"""Files of a write task: vectors, records of items with new rows, and records of items whose published rows stay."""
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """Values that every row of a run has."""
+    """Values that all rows of a run share."""
 
     run_id: str
     session: str
@@ -54,11 +54,11 @@ class RunMetadata:
     preprocess_fingerprint: str
     carryover: pa.Schema
     outputs: pa.Schema = NO_COLUMNS
-    """Of a further model, what it gives beside vectors: like the carried columns, but as old as the vectors."""
+    """Outputs of a model besides vectors: like the carried columns, but as old as the vectors."""
 
     @property
     def columns(self) -> pa.Schema:
-        """Columns of the embeddings table beside its own."""
+        """Return the columns of the embeddings table besides its own."""
         return pa.schema([*self.carryover, *self.outputs])
 
 
@@ -67,15 +67,10 @@ def write_part(
 ) -> JournalEntry:
     """Write the finished rows as part files and journal them.
 
-    Each attempt of a task writes files of its own and replaces the task's one journal entry last: an earlier attempt
-    on a node that was out of reach, and not dead, may still be writing.
-
-    Args:
-        files: the store.
-        metadata: the run's constants.
-        task: number of the write task, the same when the same rows are retried.
-        rows: one row per vector row or item record (`embedder.batch_schema`), with both embedding columns.
-        attempt: number of times that the task was begun before.
+    Each attempt of a task writes its own files and replaces the task's one journal entry last: an earlier attempt on an
+    unreachable node may still be alive and writing. `task` stays the same when the same rows are retried; `attempt`
+    counts earlier starts. `rows` has one row per vector or item record (`embedder.batch_schema`), with both embedding
+    columns.
     """
     name = entry_name(metadata.session, task)
     path = f"part-{metadata.run_id}-{name}" + (f"-r{attempt}" if attempt else "")
@@ -131,10 +126,10 @@ def write_copies(
 
 
 def gather_rows(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]:
-    """Join small tables, whose columns may stand in different orders, to tables of at least `num_rows` rows."""
+    """Join small tables, whose columns may be in different orders, into tables of at least `num_rows` rows."""
     waiting: list[pa.Table] = []
     for table in tables:
-        if table.num_rows:  # of the others, some lack columns
+        if table.num_rows:  # some of the others lack columns
             waiting.append(table.select(waiting[0].schema.names) if waiting else table)
         if sum(each.num_rows for each in waiting) >= num_rows:
             yield pa.concat_tables(waiting)
@@ -145,10 +140,10 @@ def gather_rows(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.Table]
 
 @contextmanager
 def _undone_on_failure(files: StoreFiles, metadata: RunMetadata, name: str, path: str) -> Iterator[None]:
-    """Delete a write task's part files when the block fails; otherwise a full disk would stay full of unused files.
+    """Delete a write task's part files if the block fails; otherwise a full disk would stay full of unused files.
 
-    They stay where an earlier attempt of the task has left its journal entry, and where a request had no answer: the
-    entry that names them may come to the server yet.
+    They stay if an earlier attempt has left its journal entry, or if a request had no answer: the entry that names them
+    may still reach the server.
     """
     try:
         yield
@@ -164,13 +159,12 @@ def _undone_on_failure(files: StoreFiles, metadata: RunMetadata, name: str, path
 
 
 def _vector_rows(rows: pa.Table, metadata: RunMetadata) -> pa.Table:
-    """Rows of the embeddings table; rows that only report on an item (no modality) are left out."""
+    """Return the rows of the embeddings table, without rows that only report on an item (no modality)."""
     rows = rows.filter(pc.is_valid(rows["modality"]))
     return _project(rows, EMBEDDINGS, metadata.columns, _constants(metadata, "embedded_at"))
 
 
 def _item_records(rows: pa.Table, metadata: RunMetadata) -> pa.Table:
-    """Rows of the items table."""
     return _project(rows, ITEMS, pa.schema([]), _constants(metadata, "updated_at"))
 
 
@@ -208,7 +202,7 @@ def _overwrite(rows: pa.Table, name: str, value: object, mask: pa.Array) -> pa.T
 
 
 def _non_finite_rows(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Mask of the rows of a list<float> column with a non-finite value; shape (rows,)."""
+    """Return a mask (rows,) of the rows of a list<float> column with a non-finite value."""
     bad = np.zeros(len(column), bool)
     values = column.flatten().to_numpy()
     finite = np.isfinite(values)
@@ -227,7 +221,6 @@ def _constants(metadata: RunMetadata, time_column: str) -> dict[str, object]:
 
 
 def _project(rows: pa.Table, own: pa.Schema, carryover: pa.Schema, constants: dict[str, object]) -> pa.Table:
-    """Select a table's own columns and the carried ones; constants replace columns of the same name."""
     schema = with_carryover(own, carryover)
     columns = []
     for column in schema:
@@ -240,27 +233,19 @@ def _project(rows: pa.Table, own: pa.Schema, carryover: pa.Schema, constants: di
 
 
 def rewrite_each(rewrite: Callable[[T], S], of: Sequence[T]) -> list[S]:
-    """Rewrite part files, a few side by side: Arrow encodes them on other cores, and a bucket answers meanwhile.
+    """Rewrite part files, a few in parallel: Arrow encodes on other cores, and a bucket answers meanwhile.
 
-    Args:
-        rewrite: reads and writes what one part file consists of, which is in memory meanwhile.
-        of: what it is called with.
-
-    Returns:
-        What it gave, in that order.
+    `rewrite` reads and writes one part file, which is in memory meanwhile. Results are in the order of `of`.
     """
     with ThreadPoolExecutor(NUM_REWRITERS, "rewrite") as pool:
         return list(pool.map(rewrite, of))
 
 
 def rewritten_name(run_id: str, session: str, reason: str, paths: Iterable[str]) -> str:
-    """Name of the part file that replaces others; deterministic, and of constant length however often it is rewritten.
+    """Return the deterministic name of the part file that replaces others; its length stays constant.
 
-    Args:
-        run_id: run that rewrites them.
-        session: of the run, which is part of the name: another one may decide that other rows stay.
-        reason: one word: compact, purge, rewrite.
-        paths: files that are replaced.
+    The session is part of the name, as another one may decide that other rows stay. `reason` is compact, purge or
+    rewrite.
     """
     digest = hashlib.blake2b("\n".join([session, *paths]).encode(), digest_size=8).hexdigest()
     return f"part-{run_id}-{reason}-{digest}.parquet"
@@ -269,15 +254,9 @@ def rewritten_name(run_id: str, session: str, reason: str, paths: Iterable[str])
 def store_part(
     files: StoreFiles, table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
 ) -> PartFile:
-    """Write one Parquet file into a table's folder; it is not read before it is journaled or committed.
+    """Write one Parquet file to a table's folder; it is not read until it is journaled or committed.
 
-    Args:
-        files: the store.
-        table: name of the table.
-        path: path of the file, relative to the table's folder.
-        content: rows.
-        session: session that writes it.
-        kept: whether it has item records whose published embeddings stay.
+    `path` is relative to that folder; `kept` marks records of items whose published embeddings stay.
     """
     part, data = encode_part(table, path, content, session, kept=kept)
     files.write(f"{table}/{path}", data)
@@ -287,16 +266,8 @@ def store_part(
 def encode_part(
     table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
 ) -> tuple[PartFile, bytes]:
-    """Encode one Parquet file of a table, with its entry for a log or a journal; nothing is written.
-
-    Args:
-        table: name of the table.
-        path: path of the file, relative to the table's folder.
-        content: rows.
-        session: session that writes it.
-        kept: whether it has item records whose published embeddings stay.
-    """
-    # Embeddings don't compress and have no repeats: a dictionary of them would only cost time and space.
+    """Encode a Parquet file as `store_part` does, with its entry for a log or journal; nothing is written."""
+    # Embeddings don't compress and have no repeats, so a dictionary would only cost time and space.
     plain = [name for name in content.schema.names if name not in VECTOR_COLUMNS]
     data = parquet_bytes(content, use_dictionary=plain)
     part = PartFile(
@@ -312,7 +283,7 @@ def encode_part(
 
 
 def _delta_stats(content: pa.Table) -> str:
-    """Statistics of a file for Delta: rows, those without a vector, and ranges of ids and states, to skip files by."""
+    """Return a file's statistics for Delta: rows, rows without a vector, ranges of ids and states, to skip files."""
     names = [name for name in BOUNDED if name in content.schema.names]
     bounds = {name: pc.min_max(content[name]).as_py() for name in names if content.num_rows}
     return json.dumps(

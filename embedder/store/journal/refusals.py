@@ -1,4 +1,4 @@
-"""Clean-up after a refused command: whatever it had created so far is removed."""
+"""Clean-up after a refused command: removes whatever it has created so far."""
 
 import shutil
 from collections.abc import Iterator
@@ -34,12 +34,7 @@ def snapshot_files(files: StoreFiles) -> StoreBefore:
 
 @contextmanager
 def rollback_on_mistake(files: StoreFiles, before: StoreBefore) -> Iterator[None]:
-    """Remove what the block has created when it ends with a mistake of the user's; finished items stay.
-
-    Args:
-        files: the store, held by the write lock.
-        before: result of `look`.
-    """
+    """Remove what the block created if it ends with a user mistake; finished items stay. Needs the write lock."""
     try:
         yield
     except USER_MISTAKES:
@@ -59,7 +54,7 @@ def _roll_back(files: StoreFiles, before: StoreBefore) -> None:
             shutil.rmtree(files.folder / folder, ignore_errors=True)
     if before.has_store:
         return
-    if files.folder is not None:  # in a bucket, a run that takes the store over may have written the record since
+    if files.folder is not None:  # in a bucket, a run that took the store over may have written the record since
         files.delete(STORE_FILE)
         if not before.has_lock:
             files.delete(LOCK_FILE)
@@ -71,7 +66,7 @@ def _roll_back(files: StoreFiles, before: StoreBefore) -> None:
 
 @contextmanager
 def remove_empty_folders(folder: Path | None) -> Iterator[None]:
-    """Remove empty folders that the block has created when it ends with a mistake of the user's."""
+    """Remove empty folders that the block has created if it ends with a user mistake."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()] if folder is not None else []
     try:
         yield

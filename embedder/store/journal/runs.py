@@ -1,4 +1,4 @@
-"""Runs of a store: start, resumption after a crash, and which of them are published."""
+"""Runs of a store: their start, resumption after a crash, and which are published."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ _TIME_FORMAT = "%Y%m%dT%H%M%SZ"
 
 @dataclass(frozen=True)
 class Run:
-    """Run, and the session (process) that works on it now."""
+    """Run, and the session (process) that now works on it."""
 
     files: StoreFiles
     info: RunInfo
@@ -48,16 +48,16 @@ class Run:
 
     @property
     def run_id(self) -> str:
-        """Id of the run, in the names of its folder and part files; sorts by time."""
+        """Id of the run, used in its folder's and part files' names; sorts by time."""
         return self.info.run_id
 
     def entries(self) -> list[JournalEntry]:
-        """Read the work finished so far, by this session and by those before it; without its figures."""
+        """Read the work finished so far, by this session and earlier ones, without its figures."""
         return read_entries(self.files, self.run_id, is_light=True)
 
     @property
     def is_lost(self) -> bool:
-        """Whether another process has taken the store over; known only in the process that holds the lock."""
+        """Whether another process has taken over the store; known only in the process that holds the lock."""
         lease = self.files.main.lease
         return lease is not None and lease.lost
 
@@ -66,7 +66,7 @@ class Run:
         self.files.write(run_file(self.run_id, f"{STOP_FILE}-{self.session}"), b"")
 
     def stop_requested(self) -> bool:
-        """Whether a stop was requested; in a bucket it takes a moment to be seen."""
+        """Return whether a stop was requested; in a bucket it takes a moment to be seen."""
         path = run_file(self.run_id, f"{STOP_FILE}-{self.session}")
         return self.is_lost or self.files.exists(path, max_age_s=STOP_SEEN_AFTER_S)
 
@@ -76,11 +76,8 @@ def start_run(
 ) -> Run:
     """Resume the unfinished run with the same models, preprocessing and carried columns, or start one.
 
-    Args:
-        files: the store, held by the write lock.
-        info: model and preprocessing.
-        carryover: carried columns.
-        models: views of further models, with the model and preprocessing of each; each gets a record of the same run.
+    The caller holds the write lock. Each of `models`, views of models besides the main one, gets a record of the same
+    run.
     """
     found = resumable_run(files, info, carryover, models)
     run_info = found if found is not None else new_run(files, info, carryover)
@@ -91,7 +88,7 @@ def start_run(
 
 
 def _begin_session(run: Run, names: Iterable[str]) -> Run:
-    """Begin the next session of a run, and write down that it has: of an item in several the last one counts."""
+    """Begin the next session of a run and record this: if several sessions embedded an item, the last one counts."""
     number = max((int(name.partition("-")[0]) for name in names), default=0)
     token = run.files.environment.token(4)
 
@@ -105,14 +102,13 @@ def _begin_session(run: Run, names: Iterable[str]) -> Run:
 
 
 def withdraw_run(files: StoreFiles, run_id: str) -> bool:
-    """Have no later command resume a run, so that its files may be deleted; whether no other one has resumed it.
+    """Keep later commands from resuming a run, so that its files may be deleted.
 
-    Raises:
-        LeaseLostError: another run has taken the store over.
+    Returns whether no other command has resumed it. Raises LeaseLostError if another run has taken over the store.
     """
     path = run_file(run_id, RUN_FILE)
     found, tag = files.read_tagged(path)
-    files.confirm_lease()  # after reading: who resumes the run from now on changes its record
+    files.confirm_lease()  # after reading: whoever resumes the run from now on changes its record
     info = parse_record(files, path, found, RunInfo)
     try:
         files.replace(path, record_bytes(info.model_copy(update={"is_withdrawn": True})), tag)
@@ -122,29 +118,23 @@ def withdraw_run(files: StoreFiles, run_id: str) -> bool:
 
 
 def begin_model_run(view: StoreFiles, main: RunInfo, info: StoreInfo) -> RunInfo:
-    """Write the record of a run in a further model's folder, unless it is there."""
+    """Write the record of a run in a model's folder, unless it exists."""
     own = main.model_copy(update=_row_settings(info, pa.schema([])))
     create_record(view, run_file(main.run_id, RUN_FILE), own)
     return own
 
 
 def next_session(run: Run) -> Run:
-    """Next session of the same run; its work so far counts as finished before."""
+    """Begin the next session of the same run; its work so far counts as finished before."""
     return _begin_session(run, names_in_journal(run.files, run.run_id))
 
 
 def resumable_run(
     files: StoreFiles, info: StoreInfo, carryover: pa.Schema, models: Sequence[tuple[StoreFiles, StoreInfo]] = ()
 ) -> RunInfo | None:
-    """Last run, if it is not finished and has the same settings.
+    """Return the last run if it is unfinished and has the same settings.
 
-    A further model that the run knows nothing of may join it.
-
-    Args:
-        files: the store.
-        info: model and preprocessing.
-        carryover: carried columns.
-        models: views of further models, with the model and preprocessing of each.
+    Models that the run doesn't know yet may join it; `models` are views of models besides the main one.
     """
     last = last_run(files)
     if last is None or last.kind in OPERATIONS or last.is_withdrawn or is_published(files, last):
@@ -164,7 +154,7 @@ def _has_settings(run: RunInfo, info: StoreInfo, carryover: pa.Schema) -> bool:
 
 
 def _row_settings(info: StoreInfo, carryover: pa.Schema) -> dict[str, Any]:
-    """Settings that determine the rows of a run, beside the items."""
+    """Return the settings that, besides the items, determine a run's rows."""
     return {
         "model_fingerprint": info.model_fingerprint,
         "preprocess_fingerprint": info.preprocess_fingerprint,
@@ -175,21 +165,14 @@ def _row_settings(info: StoreInfo, carryover: pa.Schema) -> dict[str, Any]:
 
 
 def new_run(files: StoreFiles, info: StoreInfo, carryover: pa.Schema, kind: Kind = "embed") -> RunInfo:
-    """Write the record of a new run; ids sort by time, also when the clock was set back.
-
-    Args:
-        files: the store, held by the write lock.
-        info: model and preprocessing.
-        carryover: carried columns.
-        kind: kind of the run, unless it embeds.
-    """
+    """Write the record of a new run; ids sort by time even if the clock was set back. Needs the write lock."""
     last, current = last_run(files), read_current(files)
     times = [last.started_at if last else None, run_time(current.run_id) if current else None]
     known = [time for time in times if time is not None]
     started_at = max([files.environment.now(), *(time + timedelta(seconds=1) for time in known)])
     settings, is_new = _row_settings(info, carryover), False
     while not is_new:
-        # The ids of its interim publications have a 0 there (`embedder.store.publish.interim`), and so sort before it.
+        # The ids of its interim publications have a 0 here (`embedder.store.publish.interim`), so they sort before it.
         ending = f"{int(files.environment.token(2), 16) % 0xF000 + 0x1000:04x}"
         run_id = f"{started_at:{_TIME_FORMAT}}-{ending}"
         run_info = RunInfo(run_id=run_id, started_at=started_at, kind=kind, **settings)
@@ -199,7 +182,7 @@ def new_run(files: StoreFiles, info: StoreInfo, carryover: pa.Schema, kind: Kind
 
 
 def run_time(run_id: str) -> datetime | None:
-    """Start of a run, by its id, to the second; None where the id contains no time."""
+    """Return a run's start from its id, to the second; None if the id contains no time."""
     try:
         return datetime.strptime(run_id.partition("-")[0], _TIME_FORMAT).replace(tzinfo=UTC)
     except ValueError:
@@ -207,7 +190,7 @@ def run_time(run_id: str) -> datetime | None:
 
 
 def unfinished_runs(files: StoreFiles) -> list[RunInfo]:
-    """Embedding runs that have not published, and that a later command may resume, oldest first."""
+    """Return unpublished embedding runs that a later command may resume, oldest first."""
     current = read_current(files)
     after = "" if current is None else current.run_id
     return [run for run in all_runs(files, after) if run.kind not in OPERATIONS and not run.is_withdrawn]
@@ -221,7 +204,7 @@ def all_runs(files: StoreFiles, after: str = "") -> list[RunInfo]:
 
 
 def last_run(files: StoreFiles) -> RunInfo | None:
-    """Read the newest run alone; folders of interim publications hold no record of a run."""
+    """Read only the newest run; folders of interim publications hold no record of a run."""
     found = (_run_info(files, run_id) for run_id in reversed(files.folders(RUNS_FOLDER)))
     return next((info for info in found if info is not None), None)
 
@@ -231,7 +214,7 @@ def _run_info(files: StoreFiles, run_id: str) -> RunInfo | None:
 
 
 def is_published(files: StoreFiles, run: RunInfo) -> bool:
-    """Whether this run or a later one is what readers see."""
+    """Return whether readers see this run or a later one."""
     current = read_current(files)
     return current is not None and current.run_id >= run.run_id
 
@@ -241,6 +224,6 @@ FINISHED_ITEMS = pa.schema([ITEMS.field(name) for name in ("item_id", *FINISHED)
 
 
 def finished_items(run: Run) -> HashedRows:
-    """Items that earlier sessions of the run finished whole, embedded or rejected: `FINISHED_ITEMS`."""
+    """Return the items that earlier sessions of the run finished completely, embedded or rejected: `FINISHED_ITEMS`."""
     finished = read_finished(run.files, run.entries(), FINISHED)
     return hash_rows(of_whole(finished.records, finished.whole), FINISHED_ITEMS)

@@ -1,4 +1,4 @@
-"""Time and memory of each step, carried by the rows, so that they are saved with the results."""
+"""Time and memory of each step, carried by the rows so that they are saved with the results."""
 
 import os
 import platform
@@ -32,32 +32,28 @@ class Measurement:
     num_captions: int = 0
     num_tokens: int = 0
     num_frames: int = 0
-    """Of decode, as the next: frames of videos that are embedded."""
+    """Embedded video frames; set by decode, like the next."""
     num_decoded_frames: int = 0
-    """Frames of videos that were decoded for those."""
+    """Video frames that were decoded for those."""
     bytes_out: int = 0
     peak_rss_bytes: int = 0
     peak_gpu_bytes: int = 0
     waited_input_s: float = 0.0
-    """Seconds for which a GPU computed nothing before the call, as in the next two: no input had come."""
+    """Seconds before the call in which a GPU computed nothing because no input had come."""
     waited_copy_s: float = 0.0
-    """The input was being copied to it."""
+    """The same, while the input was being copied to the GPU."""
     waited_launch_s: float = 0.0
-    """The first kernel was yet to be launched."""
+    """The same, until the first kernel was launched."""
     num_calls: int = 1
-    """More than one where sums stand for several calls of a process (`embedder.report.step_sums.join_measurements`)."""
+    """More than one if this sums several calls of a process (`embedder.report.step_sums.join_measurements`)."""
 
 
 @contextmanager
 def measure(step: str, cpu_clock: Callable[[], float] = time.process_time) -> Iterator[Measurement]:
-    """Measure the block.
+    """Measure the block; the caller sets the counts.
 
-    Args:
-        step: decode, stage 0, stage 1, ..., write.
-        cpu_clock: CPU seconds of all threads and processes of the step.
-
-    Yields:
-        The measurement, of which the caller sets the counts.
+    `step` is decode, stage 0, stage 1, ..., or write. `cpu_clock` gives CPU seconds of all threads and processes of the
+    step.
     """
     measurement = Measurement(step, started_s=time.time())
     wall_s, cpu_s = time.perf_counter(), cpu_clock()

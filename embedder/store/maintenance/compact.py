@@ -1,4 +1,4 @@
-"""Compaction of many small part files into few larger ones, of all models; no row changes."""
+"""Compaction of many small part files of all models into fewer larger ones; no row changes."""
 
 import logging
 from collections.abc import Iterable
@@ -18,20 +18,20 @@ from embedder.store.tables.tables import RecordTable
 LOG = logging.getLogger(__name__)
 
 MIN_SAVED = 32
-"""Reduction of files, over all tables, from which a refresh compacts: below, rewriting costs more than it saves."""
+"""Reduction of files over all tables from which a refresh compacts; below, rewriting costs more than it saves."""
 
 MIN_SAVED_BY_EMBED = 1000
-"""Reduction from which `embed` compacts: who calls it often wants new items soon, and pays for some hundred files."""
+"""Reduction from which `embed` compacts: frequent callers want new items soon, and accept some hundred files."""
 
 MIN_CHECKPOINTED = 1000
-"""Files of a table that went, from which the log gets a checkpoint: each reader would read that entry of the log."""
+"""Removed files of a table from which the log gets a checkpoint, which spares readers that large log entry."""
 
 
 @dataclass(frozen=True)
 class PartTarget:
-    """Target size of a part file; a group of this size is held in memory while it is rewritten.
+    """Target size of a part file; a group of this size is in memory while it is rewritten.
 
-    Larger files make reading faster and changes more expensive: a changed row rewrites its whole file.
+    Larger files make reading faster and changes costlier: a changed row rewrites its whole file.
     """
 
     num_rows: int = 50_000
@@ -43,7 +43,7 @@ DEFAULT_TARGET = PartTarget()
 
 @dataclass(frozen=True)
 class Compaction:
-    """Result of a compaction for one table; `model` is empty where it is the main one's."""
+    """Result of a compaction for one table; `model` is empty for the main one."""
 
     model: str
     table: str
@@ -53,9 +53,9 @@ class Compaction:
 
 
 def plan_groups(parts: Iterable[PartFile], target: PartTarget) -> list[list[PartFile]]:
-    """Groups of files to merge: neighbours by name, so by age, none of them more than half of the target; pure.
+    """Group files to merge: neighbours by name, so by age, each at most half the target.
 
-    Larger files stay as they are, so that a merged file is not rewritten by every compaction.
+    Larger files stay as they are, so that not every compaction rewrites a merged file.
     """
     groups: list[list[PartFile]] = []
     rows = size_bytes = 0
@@ -78,18 +78,10 @@ def compact(
 ) -> tuple[Published | None, list[Compaction]]:
     """Merge small part files and publish the same rows as a new version, with the same index.
 
-    Args:
-        files: the store, held by the write lock.
-        target: size of the new files.
-        min_saved: reduction of files, over all tables, below which nothing is done.
-        choose_index: chooses the index of the new publication, and makes its word index; by default there is the same
-            index, and no word index.
-
-    Returns:
-        The new publication, None where there was nothing to do; and the result for each table.
-
-    Raises:
-        StoreError: a run is not finished, and its work would be lost.
+    The caller holds the write lock. Nothing is done if fewer than `min_saved` files, over all tables, would be saved.
+    `choose_index` chooses the new publication's index and makes its word index; None keeps the index and makes no word
+    index. Returns the new publication, or None, and the result for each table. Raises StoreError if an unfinished run's
+    work would be lost.
     """
     current = writable(files)
     parts = parts_at(files, current)
@@ -126,7 +118,7 @@ def compact(
 
 
 def same_index(candidate: Current, model: str = "") -> int | None:
-    """Choose the index that there is: it knows rows by (item_id, segment), not by file, so it stays true."""
+    """Choose the existing index: it knows rows by (item_id, segment), not by file, so it remains valid."""
     del model
     return candidate.index
 

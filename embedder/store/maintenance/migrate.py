@@ -15,16 +15,11 @@ LOG = logging.getLogger(__name__)
 
 
 def migrate(files: StoreFiles) -> tuple[bool, Published | None]:
-    """Add the columns and records that the store's format lacks; does nothing where it lacks none.
+    """Add the columns and records that an older store format lacks; does nothing if it lacks none.
 
-    store.json is written last, so a store whose migration was killed is still of the old format: readers read it as
-    before, writers ask for the migration again.
-
-    Returns:
-        Whether the store was of an older format, and the new publication, if any.
-
-    Raises:
-        StoreError: there is no store, or its format is unknown.
+    store.json is written last, so a store whose migration was killed still has the old format: readers read it as
+    before, writers ask for the migration again. Returns whether the store's format was older, and the new publication,
+    if any. Raises StoreError if there is no store, or its format is unknown.
     """
     info = read_store_info(files)
     if info.format_version == FORMAT_VERSION:

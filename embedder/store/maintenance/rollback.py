@@ -1,4 +1,4 @@
-"""Rollback: an earlier publication is published again, and stays until it is released."""
+"""Rollback: publishes an earlier publication again and holds it until it is released."""
 
 import logging
 
@@ -25,23 +25,14 @@ LOG = logging.getLogger(__name__)
 
 
 def rollback(files: StoreFiles, run_id: str | None, choose_index: IndexChoice) -> Published:
-    """Publish the rows of an earlier run again, under the model of that run, and hold the store there.
+    """Publish the rows of an earlier run again, under that run's model, and hold the store there.
 
-    Nothing is lost: the versions between stay in the history, so that a rollback to one of them undoes this one.
-    `embed` and `refresh` publish nothing until `release`; items that the sources brought since then are new or changed
-    for them again, and their vectors are taken over from the versions between.
+    Nothing is lost: the versions in between stay in the history, so a rollback to one of them undoes this one. `embed`
+    and `refresh` publish nothing until `release`. For them, items that the sources have brought since are new or
+    changed again, and their vectors are taken from the versions in between.
 
-    Args:
-        files: the store, held by the write lock.
-        run_id: run of the target; None: the publication before the current one.
-        choose_index: chooses the index of the new publication.
-
-    Returns:
-        The new publication.
-
-    Raises:
-        StoreError: there is no such publication, it is the current one, it can't be read any more, or a purge was cut
-            off.
+    The caller holds the write lock. None means the publication before the current one. Raises StoreError if there is no
+    such publication, it is the current one or no longer readable, or a purge was interrupted.
     """
     current = writable(files)
     check_purges(files)
@@ -58,14 +49,10 @@ def rollback(files: StoreFiles, run_id: str | None, choose_index: IndexChoice) -
 
 
 def release(files: StoreFiles) -> Hold | None:
-    """Allow `embed` and `refresh` to publish again; the rows stay as they are until then.
+    """Allow `embed` and `refresh` to publish again; until then the rows stay as they are.
 
-    Returns:
-        The hold that was released; None where there was none.
-
-    Raises:
-        StoreError: there is no store, nothing is published, or it is of an older format.
-        LeaseLostError: another run has taken the store over.
+    Returns the released hold, None if there was none. Raises StoreError if there is no store, no publication, or an
+    older format, and LeaseLostError if another run has taken over the store.
     """
     current = writable(files)
     if current.hold is None or not current.is_held:

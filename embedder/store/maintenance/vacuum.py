@@ -1,4 +1,4 @@
-"""Deletion of files that no reader and no writer needs any more; what is published is never touched."""
+"""Deletion of files that no reader or writer needs any more; what is published is never touched."""
 
 import re
 from collections.abc import Sequence
@@ -35,10 +35,8 @@ _INDEX = re.compile(r"index/(?P<number>\d{6,})/.+")
 class Vacuumed:
     """Result of a vacuum, or of its dry run.
 
-    Attributes:
-        deleted: the files, relative to the store.
-        kept: run ids of the publications that stay readable.
-        needed: those of them that stay readable only because others that are kept need every file of theirs.
+    `deleted` are paths relative to the store. `kept` are run ids of the publications that stay readable, and `needed`
+    those among them that stay readable only because other kept ones need all their files.
     """
 
     deleted: tuple[FileInfo, ...]
@@ -54,20 +52,18 @@ class Vacuumed:
 def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2, dry_run: bool = False) -> Vacuumed:
     """Delete part files, journals, index versions and query towers that no publication worth keeping needs.
 
-    So it does for each model; of one that no such publication has any more, its logs and its store.json are left.
-
-    Reports and records of all runs stay. A kill in the middle leaves files that the next vacuum deletes. A publication
-    whose files are all needed by a kept one stays readable, but loses its index: a search of it compares with every
-    vector.
+    Covers all models. Reports and records of all runs stay; of a model that no such publication has, its logs and
+    store.json stay. Files left by a kill in the middle are deleted by the next vacuum. A publication whose files are
+    all needed by a kept one stays readable but loses its index, so searching it compares with every vector.
 
     Args:
         files: the store, held by the write lock.
         keep_days: days for which a publication or an index stays readable after it was replaced.
-        keep_versions: number of the newest publications that stay, however old.
+        keep_versions: number of newest publications that stay, however old.
         dry_run: delete nothing.
 
     Raises:
-        StoreError: there is no store, nothing is published, it is of an older format, or a record is damaged.
+        StoreError: there is no store, nothing is published, its format is older, or a record is damaged.
     """
     current = writable(files)
     history, now, grace = publications(files), files.environment.now(), timedelta(days=keep_days)
@@ -80,7 +76,7 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
     for model in models:
         doomed += _unneeded_of_model(files, model, history, versions, unfinished, now - grace)
     asked, kept_models = {version.run_id for version in versions}, {name for each in versions for name in each.models}
-    whole_models = [each for each in history if kept_models.issuperset(each.models)]  # of others, all files go
+    whole_models = [each for each in history if kept_models.issuperset(each.models)]  # others lose all their files
     left = asked | readable(files, whole_models, [info.path for info in doomed])
     served = [each for each in (current, *history) if each.run_id in left | {current.run_id}]
     bound = read_store_info(files)
@@ -106,7 +102,7 @@ def _list_unneeded(
     unfinished: set[str],
     since: datetime,
 ) -> list[FileInfo]:
-    """Part files, journals, indexes and word indexes of one model that are not needed."""
+    """List part files, journals, indexes and word indexes of one model that are not needed."""
     return [
         *_parts(files, versions, unfinished),
         *_journals(files, unfinished),
@@ -124,7 +120,7 @@ def _unneeded_of_model(
     unfinished: set[str],
     since: datetime,
 ) -> list[FileInfo]:
-    """Files of a further model that are not needed, relative to the store; all of one that nothing has any more."""
+    """List a model's unneeded files, relative to the store; all files if nothing has the model any more."""
     view, folder = model_files(files, model), model_folder(model)
     if own := _parts_of(versions, model):
         records = [record for each in history if (record := record_of(each, model)) is not None]
@@ -133,22 +129,21 @@ def _unneeded_of_model(
         found = list(view.list(""))
         if any(run_id in info.path for run_id in unfinished for info in found):
             return []
-        # Its logs and store.json stay: a model of that name that comes later goes on with their names.
+        # Its logs and store.json stay: a later model of that name continues their numbering.
         found = [info for info in found if f"/{LOG_FOLDER}/" not in info.path and info.path != STORE_FILE]
     return [info._replace(path=folder + info.path) for info in found]
 
 
 def _parts_of(versions: Sequence[Current], model: str) -> list[Current]:
-    """Parts of publications that are of a further model, under the runs of the whole."""
     own = [(each.models[model], each.run_id) for each in versions if model in each.models]
     return [each.model_copy(update={"run_id": run_id}) for each, run_id in own]
 
 
 def _unneeded_model_towers(files: StoreFiles, model: str, served: Sequence[Current]) -> list[FileInfo]:
-    """Query towers of a further model for no vectors of a publication that stays, relative to the store."""
+    """List a model's query towers that match no vectors of a kept publication, relative to the store."""
     own = _parts_of(served, model)
     if not own:
-        return []  # they went with all else, or belong to a run that is not finished
+        return []  # deleted with everything else, or belonging to an unfinished run
     view = model_files(files, model)
     bound = read_store_info(view)
     found = unneeded_towers(view, [served_info(bound, each) for each in own])
@@ -158,11 +153,11 @@ def _unneeded_model_towers(files: StoreFiles, model: str, served: Sequence[Curre
 def kept_publications(
     history: Sequence[Published], now: datetime, grace: timedelta, keep_versions: int
 ) -> list[Published]:
-    """Publications that stay readable: the newest few, and those that readers may have open; pure.
+    """Return the publications that stay readable: the newest few, and those that readers may have open.
 
     A reader may have opened a version up to the moment when the next one replaced it, so the grace period starts there.
-    A clock set back makes times too early, never too late: a publication counts as no older than those before it, and
-    run ids keep rising whatever the clock says.
+    If the clock is set back, times are too early, never too late: a publication counts as no older than those before
+    it, and run ids keep rising whatever the clock says.
     """
     kept = list(history[-max(1, keep_versions) :])
     latest = datetime.min.replace(tzinfo=now.tzinfo)
@@ -190,13 +185,13 @@ def _parts(files: StoreFiles, versions: Sequence[Current], unfinished: set[str])
 
 
 def _journals(files: StoreFiles, unfinished: set[str]) -> list[FileInfo]:
-    """Journals of runs that ended: their content is in the tables, or abandoned."""
+    """List journals of runs that ended: their content is in the tables, or abandoned."""
     matches = ((info, _JOURNAL.fullmatch(info.path)) for info in files.list("runs"))
     return [info for info, match in matches if match and match["run_id"] not in unfinished]
 
 
 def _pairs(files: StoreFiles, history: Sequence[Published], unfinished: set[str]) -> list[FileInfo]:
-    """Samples for the guard `retrieval` but the newest one that was published, from which the next run goes on."""
+    """List samples for the guard `retrieval` except the newest published one, on which the next run builds."""
     found = {info.path.split("/")[1]: info for info in files.list(RUNS_FOLDER) if info.path.endswith(PAIRS_FILE)}
     newest = max(found.keys() & {record.run_id for record in history}, default=None)
     return [info for run_id, info in found.items() if run_id != newest and run_id not in unfinished]
@@ -205,7 +200,7 @@ def _pairs(files: StoreFiles, history: Sequence[Published], unfinished: set[str]
 def _indexes(
     files: StoreFiles, history: Sequence[Published], versions: Sequence[Current], since: datetime
 ) -> list[FileInfo]:
-    """Files of index versions that are not needed; the manifest first, without which the rest is no version."""
+    """List files of unneeded index versions, the manifest first: without it the rest is no version."""
     infos = [(info, match) for info in files.list("index") if (match := _INDEX.fullmatch(info.path))]
     built = {
         int(match["number"]): _read_manifest(files, info.path)
@@ -218,17 +213,13 @@ def _indexes(
     for number, manifest in built.items():
         is_young = datetime.fromisoformat(manifest["built_at"]) > since
         if manifest["embeddings_version"] in tables and number not in recorded and is_young:
-            needed.add(number)  # of a store older than such records, or of a build that was killed
+            needed.add(number)  # from a store older than such records, or from a killed build
     doomed = [info for info, match in infos if int(match["number"]) not in needed]
     return sorted(doomed, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))
 
 
 def _read_manifest(files: StoreFiles, path: str) -> dict[str, Any]:
-    """Read what a vacuum needs of an index's manifest.
-
-    Raises:
-        StoreError: it is damaged.
-    """
+    """Read what a vacuum needs of an index's manifest, or raise StoreError if it is damaged."""
     try:
         manifest = parse_json(files.read(path))
         return {"embeddings_version": manifest["embeddings_version"], "built_at": manifest["built_at"]}
@@ -237,11 +228,11 @@ def _read_manifest(files: StoreFiles, path: str) -> dict[str, Any]:
 
 
 def needed_indexes(history: Sequence[Published], versions: Sequence[Current], since: datetime) -> set[int]:
-    """Numbers of the index versions that stay; pure.
+    """Return the numbers of the index versions that stay.
 
-    Those of the kept publications, and of each the one before, however old: a reader of the publication may be about to
-    open it, and `embedder index rollback` goes back to it. Any other stays until the grace period has passed since it
-    was replaced, which may be long after its publication's time.
+    These are the indexes of the kept publications and, however old, the one before each: a reader of the publication
+    may be about to open it, and `embedder index rollback` returns to it. Any other stays until the grace period after
+    its replacement has passed, which may be long after its publication's time.
     """
     needed = {version.index for version in versions if version.index is not None}
     kept = {version.run_id for version in versions}

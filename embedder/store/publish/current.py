@@ -1,8 +1,8 @@
-"""Replacement of CURRENT.json, the last step of every publication; the run's record precedes it, store.json follows.
+"""Replacement of CURRENT.json, the last step of a publication; the run's record is written before it, store.json after.
 
 Rollback, compaction, purge and migration share more steps: a run of their own, one set of files per table, one swap.
 Each can be repeated after a crash: a table's commit is the difference between its newest version and the wanted files,
-so that it also repairs what an unfinished operation left.
+so it also repairs what an unfinished operation left.
 """
 
 import re
@@ -42,32 +42,27 @@ from embedder.store.tables.models import MODELS_FOLDER, model_files
 from embedder.store.tables.tables import RecordTable
 
 ModelParts = Mapping[str, Mapping[str, Sequence[PartFile]]]
-"""Model -> table -> files of its version; the main model by the empty name."""
+"""Model -> table -> files of its version; the main model has the empty name."""
 
 COUNTS = ("num_items", "num_vectors", "num_rejected")
 PROTOCOL_FIELDS = ("deleting", "last_index", "fence")
-"""Fields of CURRENT.json by which writers keep out of each other's way, which no record of a publication has."""
+"""Fields of CURRENT.json with which writers coordinate; records of publications don't have them."""
 _INDEX_FILE = re.compile(rf"(?:{MODELS_FOLDER}/(?P<model>[^/]+)/)?index/(?P<number>\d{{6,}})/")
 
 
 class IndexChoice(Protocol):
-    """Function from a publication whose tables are committed, with a proposed `index`, to the number of its index."""
+    """Chooses the index number of a publication whose tables are committed and whose `index` is a proposal."""
 
     def __call__(self, candidate: Current, model: str = "", /) -> int | None:
-        """Choose the index."""
+        """Return the number of the index."""
 
 
 def move_current(files: StoreFiles, current: Current, doomed: Sequence[str] = ()) -> None:
-    """Move CURRENT.json from one state to the next, the only place that does: through the lock, if it is unchanged.
+    """Move CURRENT.json to the next state if it is unchanged, through the lock; nothing else does this.
 
-    Args:
-        files: the store.
-        current: the next state; what it says of files to be deleted is filled in here.
-        doomed: further files, relative to the store, that are to go: nothing refers to them in this state or a later
-            one, and `delete_listed` may follow.
-
-    Raises:
-        LeaseLostError: another run has taken the store over; nothing was changed.
+    Fills in the fields of `current` about files to be deleted. `doomed` are further files to delete, relative to the
+    store: no state refers to them from now on, and `delete_listed` may follow. Raises LeaseLostError, with nothing
+    changed, if another run has taken over the store.
     """
     before = read_current(files)
     deleting = open_lists(files, before.deleting) if before is not None else ()
@@ -120,19 +115,14 @@ def publish_current(
 
 
 def _hold_after(hold: Hold | None, kind: Kind, now: datetime) -> Hold | None:
-    """Hold after a publication: released by an embed or refresh, which had to be forced; other kinds change no rows."""
+    """Return the hold after a publication: a (forced) embed or refresh releases it; other kinds change no rows."""
     if hold is None or hold.released_at is not None or kind not in ("embed", "refresh"):
         return hold
     return hold.model_copy(update={"released_at": now})
 
 
 def swap_index(files: StoreFiles, number: int) -> None:
-    """Give the current publication another index; its record keeps the number of the earlier one.
-
-    Args:
-        files: the store, or the view of a further model, whose index it is then.
-        number: of the index.
-    """
+    """Give the current publication, or the model of a view, another index; its record keeps the earlier number."""
     current, own = read_current(files.main), read_current(files)
     if current is None or own is None:
         return
@@ -148,11 +138,9 @@ def swap_index(files: StoreFiles, number: int) -> None:
 
 
 def record_of(record: Published | None, model: str) -> Published | None:
-    """Record of one model in a publication, under the run of the whole; None where it has no such model; pure.
+    """Return one model's record in a publication, under the whole's run; None if the model isn't part of it.
 
-    Args:
-        record: of the publication.
-        model: name of the model; empty: the main one, whose record is the whole.
+    An empty name means the main model, whose record is the whole.
     """
     own = None if record is None else record.models.get(model)
     if record is None or not model or own is None:
@@ -164,13 +152,7 @@ def record_of(record: Published | None, model: str) -> Published | None:
 
 
 def update_record(files: StoreFiles, run_id: str, fields: Mapping[str, Any]) -> None:
-    """Change the record of a publication.
-
-    Args:
-        files: the store, or the view of a further model, whose fields are changed then.
-        run_id: of the publication.
-        fields: new values of `index`, `past_indexes`, and row counts.
-    """
+    """Change `index`, `past_indexes` or row counts in a publication's record, or in that of the model of a view."""
     path = run_file(run_id, PUBLISHED_FILE)
     swap_record(files.main, path, Published, lambda record: record and _with_fields(record, files.model, fields))
 
@@ -190,13 +172,7 @@ def _with_fields(record: Published, model: str, fields: Mapping[str, Any]) -> Pu
 
 
 def count_rows(files: StoreFiles, version: Current, states: dict[str, Counter[str]]) -> dict[str, int]:
-    """Count the rows of a publication's tables; the states of items are read file by file.
-
-    Args:
-        files: the store.
-        version: the publication.
-        states: part file -> number of items by state, where known already; results are added.
-    """
+    """Count the rows of a publication's tables; `states` caches item states by part file and is updated."""
     items = RecordTable(files, "items", version.items)
     total = Counter[str]()
     for part in items.parts():
@@ -210,7 +186,7 @@ def count_rows(files: StoreFiles, version: Current, states: dict[str, Counter[st
 
 
 def _count_vectors(files: StoreFiles, version: Current) -> dict[str, int]:
-    """Rows of embeddings, and those of pictures, unless a file of an earlier release doesn't tell."""
+    """Count embeddings and, unless a file of an earlier release lacks this figure, those of pictures."""
     parts = RecordTable(files, "embeddings", version.embeddings).parts()
     pictures = [part.num_pictures for part in parts]
     counts = {"num_vectors": sum(part.num_rows for part in parts)}
@@ -218,38 +194,32 @@ def _count_vectors(files: StoreFiles, version: Current) -> dict[str, int]:
 
 
 def writable(files: StoreFiles) -> Current:
-    """Read what is published, and check that the store may be written to.
-
-    Raises:
-        StoreError: there is no store, nothing is published, or the store is of an older format.
-    """
+    """Return what is published, or raise StoreError if there is no store, no publication, or an older format."""
     check_writable(files, read_store_info(files))
     return read_published(files)
 
 
 def versions_of(files: StoreFiles, version: Current) -> dict[str, tuple[StoreFiles, Current]]:
-    """Files and versions of all models of a publication by name: of the main one, first, by the empty name.
+    """Return files and version of each model of a publication, by name; the main one is first and has the empty name.
 
-    Args:
-        files: the store, or a view of a model, whose publication is its own alone.
-        version: the publication.
+    A model's view has only its own publication.
     """
     further = {name: (model_files(files, name), own) for name, own in sorted(version.models.items())}
     return {"": (files, version), **further}
 
 
 def of_model(version: Current, model: str) -> Current | None:
-    """Part of a publication that is of a further model; of the main one, by the empty name, the whole."""
+    """Return a model's part of a publication; the empty name means the main model and returns the whole."""
     return version.models.get(model) if model else version
 
 
 def model_folder(model: str) -> str:
-    """Beginning of the paths of a model's files in the store; empty for the main one."""
+    """Return the path prefix of a model's files in the store; empty for the main one."""
     return f"{MODELS_FOLDER}/{model}/" if model else ""
 
 
 def _count_models(files: StoreFiles, current: Current, last: Published | None) -> dict[str, dict[str, int]]:
-    """Row counts of the further models; those of a model that has not changed are taken from the last record."""
+    """Return the row counts of the other models; an unchanged model's counts come from the last record."""
     counts = {}
     for name, own in current.models.items():
         record = record_of(last, name)
@@ -263,12 +233,10 @@ def _count_models(files: StoreFiles, current: Current, last: Published | None) -
 
 
 def _count_since(files: StoreFiles, version: Current, last: Published | None) -> dict[str, int]:
-    """Row counts of a publication, by those of the last one and the files in which they differ, where these are fewer.
+    """Return a publication's row counts, derived from the last record by reading only the files that differ.
 
-    Args:
-        files: the store, or the view of a further model.
-        version: the publication.
-        last: record of the one before, or that model's part of it; None where there is none.
+    If as many files differ as there are, all are counted anew. `last` is that model's part of the record before, or
+    None.
     """
     if last is None:
         return count_rows(files, version, {})
@@ -289,7 +257,7 @@ def _count_since(files: StoreFiles, version: Current, last: Published | None) ->
 
 
 def count_states(items: RecordTable, part: PartFile) -> Counter[str]:
-    """Count the items of a part file by state: by its statistics where they tell, else it is read."""
+    """Count the items of a part file by state, from its statistics if possible, else by reading it."""
     if part.state is not None:
         return Counter({part.state: part.num_rows})
     counts = pc.value_counts(items.read(["state"], [part.path])["state"]).to_pylist()
@@ -297,7 +265,7 @@ def count_states(items: RecordTable, part: PartFile) -> Counter[str]:
 
 
 def parts_at(files: StoreFiles, version: Current) -> dict[str, dict[str, list[PartFile]]]:
-    """Part files of a publication, by model and table."""
+    """Return the part files of a publication, by model and table."""
     return {
         model: {name: RecordTable(view, name, getattr(own, name)).parts() for name in TABLES}
         for model, (view, own) in versions_of(files, version).items()
@@ -305,15 +273,10 @@ def parts_at(files: StoreFiles, version: Current) -> dict[str, dict[str, list[Pa
 
 
 def begin(files: StoreFiles, kind: Kind, version: Current | None) -> RunInfo:
-    """Start a run that embeds nothing, and will publish a successor of some version.
+    """Start a run that embeds nothing and will publish a successor of `version`, whose model it keeps.
 
-    Its id sorts after those of all runs, so unfinished ones are abandoned; it is never resumed itself, as repeating the
-    operation makes the same rows.
-
-    Args:
-        files: the store, held by the write lock.
-        kind: kind of the operation.
-        version: the publication whose model it keeps; None: the model of the store.
+    None means the model of the store. The run's id sorts after all others, so unfinished runs are abandoned. It is
+    never resumed itself, as repeating the operation makes the same rows.
     """
     return new_run(files, served_info(read_store_info(files), version), pa.schema([]), kind)
 
@@ -328,16 +291,9 @@ def publish_files(
 ) -> Published:
     """Commit the wanted files of all models and make them visible to readers.
 
-    Args:
-        files: the store, held by the write lock.
-        run: the operation.
-        like: the publication whose models, R@k and indexes the new one keeps.
-        wanted: by model and table, the complete list of files of the new version; they exist.
-        choose_index: called between the commits and CURRENT.json, for each model that has vectors.
-        fields: further fields of CURRENT.json.
-
-    Returns:
-        The new publication.
+    `like` is the publication whose models, R@k and indexes are kept. `wanted` lists, by model and table, all files of
+    the new version; they exist. `choose_index` is called between the commits and CURRENT.json, for each model with
+    vectors. `fields` are further fields of CURRENT.json.
     """
     info = served_info(read_store_info(files), like)
     candidates, now = {}, files.environment.now()

@@ -1,8 +1,8 @@
-"""Deletion of files in two steps, so that no writer that was overtaken can delete what is readable.
+"""Deletion of files in two steps, so that no writer that was taken over can delete what is readable.
 
 The files are listed in `deletions/<token>.json`, and a change of CURRENT.json names the list. From then on nothing may
-refer to them, and no file of their names is ever made again; so anybody may delete them, at any later time and more
-than once. The list goes last, and with the next change of CURRENT.json its name.
+refer to them, and no file with their names is ever made again; so anybody may delete them, at any later time and
+repeatedly. The list is deleted last, and the next change of CURRENT.json drops its name.
 """
 
 import json
@@ -18,14 +18,10 @@ DELETIONS_FOLDER = "deletions"
 
 
 def list_deletion(files: StoreFiles, paths: Sequence[str]) -> tuple[str, ...]:
-    """Write a list of files that are to go; a change of CURRENT.json must name it before any of them is deleted.
+    """Write a list of files to delete; a change of CURRENT.json must name it before any of them is deleted.
 
-    Args:
-        files: the store.
-        paths: of the files, relative to the store, in the order in which they go.
-
-    Returns:
-        The list's name, for `Current.deleting`; nothing where there is no file.
+    `paths` are relative to the store, in order of deletion. Returns the list's name for `Current.deleting`, nothing if
+    there are no files.
     """
     if not paths:
         return ()
@@ -35,46 +31,40 @@ def list_deletion(files: StoreFiles, paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def listed_files(files: StoreFiles, current: Current | None) -> frozenset[str]:
-    """Files that are to go, by what is published: they count as deleted."""
+    """Return the files to delete according to what is published: they count as deleted."""
     names = current.deleting if current is not None else ()
     return frozenset(path for name in names for path in _read_list(files, name) or ())
 
 
 def unnamed_lists(files: StoreFiles, current: Current) -> list[FileInfo]:
-    """Lists that no change of CURRENT.json came to name, as their writers were killed or overtaken before it.
+    """Return lists that CURRENT.json never came to name, as their writers were killed or overtaken before.
 
-    Args:
-        files: the store.
-        current: what is published; where it is the same when they are to go, none of them can be named later.
+    If `current` is still published when the lists are deleted, none of them can be named later.
     """
     named = {_list_file(name) for name in current.deleting}
     return [info for info in files.list(DELETIONS_FOLDER) if info.path not in named and not is_unfinished(info.path)]
 
 
 def open_lists(files: StoreFiles, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of some lists whose files are not all deleted yet."""
+    """Return those of some lists whose files are not all deleted yet."""
     return tuple(name for name in names if files.exists(_list_file(name)))
 
 
 def delete_listed(files: StoreFiles) -> None:
-    """Delete the files that are to go, by what is published."""
+    """Delete the files that what is published lists for deletion."""
     current = read_current(files.main)
     for name in current.deleting if current is not None else ():
         paths = _read_list(files.main, name)
         if paths is None:
             continue
-        # A folder's manifest goes first, without which the rest is nothing.
+        # A folder's manifest goes first; without it the rest is nothing.
         files.main.delete_each(path for path in paths if path.endswith("/manifest.json"))
         files.main.delete_each(path for path in paths if not path.endswith("/manifest.json"))
         files.main.delete(_list_file(name))
 
 
 def _read_list(files: StoreFiles, name: str) -> list[str] | None:
-    """Paths of a list; None where they are deleted.
-
-    Raises:
-        StoreError: it is damaged.
-    """
+    """Return the paths of a list, None if they are deleted; StoreError if it is damaged."""
     path = _list_file(name)
     try:
         found = parse_json(files.read(path))

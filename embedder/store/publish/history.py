@@ -1,4 +1,4 @@
-"""History of a store: its publications from first to last, and those that can be read."""
+"""History of a store: its publications from first to last, and which can be read."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -30,19 +30,15 @@ from embedder.store.tables.tables import RecordTable
 LOG = logging.getLogger(__name__)
 
 SAME_ROWS = ("compaction", "migration", "index", "purge")
-"""Kinds of publication with the same rows as the one before; a purge removes its items from that, too."""
+"""Kinds of publication with the same rows as the one before; a purge also removes its items from that one."""
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """Run in the history; of runs older than the records, little is known.
+    """Run in the history; little is known of runs older than the records.
 
-    Attributes:
-        run_id: id of the run.
-        started_at: time of its start.
-        record: its publication; None where it left no record.
-        is_current: whether readers see it now.
-        can_be_read: whether all files of its version exist.
+    `record` is its publication, None if it left no record. `is_current` is whether readers see it now, `can_be_read`
+    whether all files of its version exist.
     """
 
     run_id: str
@@ -53,9 +49,9 @@ class PastRun:
 
 
 def publications(files: StoreFiles) -> list[Published]:
-    """Records of all publications, oldest first; without runs killed before they replaced CURRENT.json.
+    """Return the records of all publications, oldest first, without runs killed before they replaced CURRENT.json.
 
-    Of a further model's view, its part of the store's records, where it has one.
+    For a model's view, returns its part of the records that have one.
     """
     current = read_current(files.main)
     if current is None:
@@ -67,7 +63,7 @@ def publications(files: StoreFiles) -> list[Published]:
 
 
 def latest_publications(files: StoreFiles) -> Iterator[Published]:
-    """Records of all publications, newest first, each read when it is asked for: for those who need the last few."""
+    """Yield the records of all publications, newest first, each read on demand: for callers that need the last few."""
     current = read_current(files.main)
     run_id, seen = None if current is None else current.run_id, set[str]()
     while run_id is not None and run_id not in seen and (record := _record(files.main, run_id)) is not None:
@@ -82,7 +78,7 @@ def _record(files: StoreFiles, run_id: str) -> Published | None:
 
 
 def published_chain(current_id: str, records: Iterable[Published]) -> list[Published]:
-    """Follow the records back from the current one, each to the one that it replaced; pure.
+    """Follow the records back from the current one, each to the one that it replaced.
 
     A run killed between its record and CURRENT.json left a record that no other one names.
     """
@@ -96,11 +92,7 @@ def published_chain(current_id: str, records: Iterable[Published]) -> list[Publi
 
 
 def find_publication(files: StoreFiles, run_id: str) -> Published:
-    """Find one publication of the store.
-
-    Raises:
-        StoreError: the store never published a run of that name, or did so before it kept records.
-    """
+    """Return one publication; StoreError if the store never published that run, or kept no record of it."""
     for record in publications(files):
         if record.run_id == run_id:
             return record
@@ -111,11 +103,7 @@ def find_publication(files: StoreFiles, run_id: str) -> Published:
 
 
 def check_readable(files: StoreFiles, version: Current) -> None:
-    """Refuse a publication that has lost a file.
-
-    Raises:
-        StoreError: some of its files were deleted.
-    """
+    """Raise StoreError if some of the publication's files were deleted."""
     if version.run_id not in readable(files, [version]):
         raise StoreError(
             f"store {files.address}: version {version.run_id} can't be read any more: vacuum or purge took files "
@@ -124,7 +112,7 @@ def check_readable(files: StoreFiles, version: Current) -> None:
 
 
 def readable(files: StoreFiles, versions: Iterable[Current], without: Iterable[str] = ()) -> set[str]:
-    """Run ids of those publications whose part files, of all models, all exist."""
+    """Return the run ids of publications whose part files, of all models, exist."""
     asked = {version.run_id: versions_of(files, version) for version in versions}
     wanted: dict[tuple[str, str], set[int]] = {}
     views: dict[str, StoreFiles] = {}
@@ -146,7 +134,7 @@ def readable(files: StoreFiles, versions: Iterable[Current], without: Iterable[s
 
 
 def part_files(files: StoreFiles, name: str) -> dict[str, int]:
-    """All part files in a table's folder, needed or not: path relative to the folder -> size in bytes."""
+    """Return all part files in a table's folder, needed or not: path relative to the folder -> size in bytes."""
     return {
         info.path.removeprefix(f"{name}/"): info.size_bytes
         for info in files.list(name)
@@ -155,7 +143,7 @@ def part_files(files: StoreFiles, name: str) -> dict[str, int]:
 
 
 def _list_readable(files: StoreFiles, name: str, numbers: set[int], gone: set[str], folder: str) -> set[int]:
-    """Versions of a table that can be read; `folder` is where it lies in the store whose files are gone."""
+    """Return the readable versions of a table; `folder` is its place in the store whose `gone` files are missing."""
     there = {path for path in part_files(files, name) if f"{folder}{name}/{path}" not in gone}
     never = {number for number in numbers if number < 0}  # nothing was ever committed to the table
     versions = replay(files, name, numbers - never, without=there)
@@ -172,11 +160,7 @@ def _is_whole(files: StoreFiles, name: str, number: int, there: set[str]) -> boo
 
 
 def past_runs(files: StoreFiles) -> list[PastRun]:
-    """All publications, oldest first, and runs older than the records.
-
-    Raises:
-        StoreError: a record is damaged, or of an unknown format.
-    """
+    """Return all publications, oldest first, and runs older than the records; StoreError on a bad record."""
     current = read_current(files)
     if current is None:
         return []
@@ -198,9 +182,9 @@ def past_runs(files: StoreFiles) -> list[PastRun]:
 
 
 def one_before(history: list[Published]) -> Published | None:
-    """Default target of a rollback: the last publication with other rows; pure.
+    """Return the default target of a rollback: the last publication with other rows.
 
-    Compactions and the like change no row, so they are skipped, as are interim publications of the run that is left. A
+    Compactions and the like change no row and are skipped, as are interim publications of the run that is left. A
     rollback counts as its target: rolling back twice goes back by two.
     """
     place = {record.run_id: number for number, record in enumerate(history)}
@@ -215,11 +199,7 @@ def one_before(history: list[Published]) -> Published | None:
 
 
 def same_rows(latest: Iterable[Published]) -> set[int]:
-    """Versions of embeddings that hold the published rows, so that their indexes fit; pure.
-
-    Args:
-        latest: publications, newest first, of which no more than needed are taken.
-    """
+    """Return the versions of embeddings with the published rows; `latest` is newest first and read lazily."""
     versions: set[int] = set()
     restored = None
     for record in latest:

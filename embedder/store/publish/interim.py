@@ -1,18 +1,18 @@
-"""Interim publications of a run that goes on: which of its finished work readers see already, and what may follow.
+"""Interim publications of a continuing run: which of its finished work readers already see, and what may follow.
 
-An interim publication has an id of its own, which sorts before the id of its run and after all earlier ones, so the run
-stays unfinished and resumable. These hold whatever is killed when:
+An interim publication has its own id, which sorts before its run's id and after all earlier ones, so the run stays
+unfinished and resumable. The following holds whatever is killed when:
 
-- The entries of a publication are written down before its first commit, and count once CURRENT.json names it. One that
-  was cut off before that is reverted by the next writer, and its id is not used again.
-- The unit is an item of a session, never a part of it: a video of which rows are missing waits for a later publication.
-- Of an item that several sessions embedded, the last one counts, also where an earlier one is published.
-- Rows that a session compares its items with stay as they are while it runs: what an earlier session finished of an
-  item in work now waits for the end.
-- The last publication takes whatever is left: all that is whole, without what was published before.
+- A publication's entries are recorded before its first commit, and count once CURRENT.json names it. The next writer
+reverts one that was cut off before that, and its id is not used again.
+- The unit is an item of a session, never a part of it: a video with missing rows waits for a later publication.
+- If several sessions embedded an item, the last one counts, even if an earlier one is published.
+- Rows that a session compares its items with stay unchanged while it runs: what an earlier session finished of an
+item that is now in work waits for the end.
+- The last publication takes whatever is left: all that is complete and was not published before.
 
-A further model's finished work is published with the main one's, under the same id, with a record of its own in its
-view. What the main model's journal doesn't tell of yet waits, so that an item comes with all its models.
+Another model's finished work is published with the main one's, under the same id, with its own record in its view. Work
+that the main model's journal doesn't have yet waits, so that an item appears with all its models.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -44,22 +44,17 @@ NO_IDS = pa.chunked_array([], pa.string())
 
 
 class InterimRecord(Record):
-    """`runs/<interim id>/interim.json`: the work of a run that an interim publication includes, beside earlier ones."""
+    """`runs/<interim id>/interim.json`: a run's work that an interim publication includes, besides earlier ones."""
 
     entries: tuple[str, ...]
     """Names of the journal entries."""
     waiting: tuple[tuple[str, str], ...] = ()
-    """Items with their sessions that these and earlier entries have rows of, and that are not published yet."""
+    """Items with their sessions of which these and earlier entries have rows, and which are not published yet."""
 
 
 @dataclass(frozen=True)
 class InterimState:
-    """Work of a run that its interim publications include.
-
-    Attributes:
-        names: journal entries.
-        waiting: `item_id` and `session` of what they hold and is not published yet.
-    """
+    """Work included in a run's interim publications; `waiting` has its `item_id` and `session` not yet published."""
 
     names: frozenset[str] = frozenset()
     waiting: pa.Table = field(default_factory=lambda: NO_PLACES)
@@ -85,20 +80,16 @@ class InterimBatch:
 
     @property
     def record(self) -> InterimRecord:
-        """Record of its publication."""
+        """Return the record of its publication."""
         places = zip(*(self.state.waiting[name].to_pylist() for name in PLACE), strict=True)
         return InterimRecord(entries=tuple(entry.name for entry in self.entries), waiting=tuple(sorted(places)))
 
 
 def interim_state(files: StoreFiles, run_id: str) -> InterimState:
-    """Read what the interim publications of a run include; nothing where another run has published since.
+    """Read what the interim publications of a run include; nothing if another run has published since.
 
-    Args:
-        files: the store, or the view of a further model, which not all of the publications need to have.
-        run_id: of the run.
-
-    Raises:
-        StoreError: a record of them is missing.
+    `files` may be a model's view, which not all of these publications need to have. Raises StoreError if a record is
+    missing.
     """
     records: list[InterimRecord] = []
     for publication_id in _interim_ids(files, run_id):
@@ -118,7 +109,7 @@ def interim_state(files: StoreFiles, run_id: str) -> InterimState:
 
 
 def _interim_ids(files: StoreFiles, run_id: str) -> list[str]:
-    """Ids of a run's interim publications that have new rows of a model, the newest first."""
+    """Return the ids of a run's interim publications that have new rows of a model, newest first."""
     current: Current | None = read_current(files.main)
     found: list[str] = []
     while current is not None and current.interim_of == run_id:
@@ -131,10 +122,9 @@ def _interim_ids(files: StoreFiles, run_id: str) -> list[str]:
 
 
 def begin_interim(files: StoreFiles, run_id: str, record: InterimRecord) -> str | None:
-    """Write down what the next interim publication includes, before its first commit.
+    """Record what the next interim publication includes, before its first commit; return its unused id.
 
-    Returns:
-        Id of the publication, which no other one has had; None where a run of an older release has none.
+    Returns None if the run is of an older release, whose ids leave no room.
     """
     start, _, ending = run_id.partition("-")
     if ending.startswith("0"):
@@ -144,7 +134,7 @@ def begin_interim(files: StoreFiles, run_id: str, record: InterimRecord) -> str 
         number += int(current.run_id.partition("-")[2], 16)
     files.confirm_lease()
     while not create_record(files, run_file(f"{start}-0{number:05x}", INTERIM_FILE), record):
-        number += 1  # of a publication that was cut off, or of an overtaken writer
+        number += 1  # from an interrupted publication or an overtaken writer
     return f"{start}-0{number:05x}"
 
 
@@ -157,13 +147,9 @@ def choose_batch(
 ) -> InterimBatch:
     """Choose what can be published of a run's finished work.
 
-    Args:
-        files: the store.
-        entries: the run's journal; or of a session all of whose earlier work was considered before, what it has
-            finished since and `InterimBatch.unfinished`.
-        state: what is published.
-        session: session that goes on.
-        in_work: ids of its items, of which what earlier sessions finished is left out.
+    `entries` are the run's journal. If all earlier work of a session was considered before, its newly finished entries
+    and `InterimBatch.unfinished` suffice. `state` is what is published; `session` is the one that continues. For items
+    `in_work`, what earlier sessions finished is left out.
     """
     entries = list(entries)
     finished = read_finished(files, entries)
@@ -213,10 +199,9 @@ def _paths(entries: Iterable[JournalEntry]) -> list[str]:
 
 
 class UnpublishedWork:
-    """Finished work of a session that goes on, for one interim publication after the other."""
+    """Finished work of a continuing session, for one interim publication after another."""
 
     def __init__(self, run: Run, in_work: pa.ChunkedArray) -> None:
-        """Read what earlier sessions have published."""
         self._run, self._in_work = run, in_work
         self._state = interim_state(run.files, run.run_id)
         self._seen: set[str] = set()
@@ -224,17 +209,13 @@ class UnpublishedWork:
 
     @property
     def seen(self) -> Collection[str]:
-        """Names of the journal entries that were considered so far."""
+        """Names of the journal entries considered so far."""
         return self._seen
 
     def next(self, known: Collection[str] | None = None) -> InterimBatch:
-        """Choose what can be published now; what was chosen before, and not published, is part of it.
-
-        Args:
-            known: names of the entries that may be considered, where not all may.
-        """
+        """Choose what can be published now, earlier unpublished choices included; None considers all entries."""
         new = read_entries(self._run.files, self._run.run_id, self._seen, is_light=True)
-        if self._seen:  # of earlier sessions all was considered at first; what comes late waits for the end
+        if self._seen:  # all work of earlier sessions was considered first; late work waits for the end
             new = [entry for entry in new if entry.name.startswith(self._run.session)]
         if known is not None:
             new = [entry for entry in new if entry.name in known]
@@ -245,10 +226,10 @@ class UnpublishedWork:
         return batch
 
     def note_published(self, batch: InterimBatch) -> None:
-        """Note that the last batch is published."""
+        """Record that the last batch is published."""
         self._state, self._again = batch.state, batch.unfinished
 
 
 def kept_parts(entries: Iterable[JournalEntry], names: Collection[str]) -> set[str]:
-    """Part files that interim publications may need, to stay readable when a later one has rewritten them."""
+    """Return part files that interim publications may need to stay readable after a later one has rewritten them."""
     return set(_paths(entry for entry in entries if entry.name in names))

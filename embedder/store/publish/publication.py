@@ -23,47 +23,43 @@ from embedder.store.tables.tables import RecordTable
 INTENT_FILE = "publication.json"
 RETIRED_FILE = "retired.parquet"
 MANY_IDS = 1 << 20
-"""Items to publish beyond which those that replace none are found first: they take 80 bytes each, of long ids more."""
+"""Number of items above which those that replace none are found first: each takes 80 bytes, or more with a long id."""
 
 
 class PublishIntent(Record):
-    """`runs/<run_id>/publication.json`: the publication as it was decided before the first commit."""
+    """`runs/<run_id>/publication.json`: the publication as decided before the first commit."""
 
     kind: Kind = "embed"
     info: StoreInfo | None = None
     """Model of the vectors."""
     replaces_all: bool = False
-    """Whether all published rows leave: another model's vectors can't be mixed with these."""
+    """Whether all published rows leave, as another model's vectors can't be mixed with these."""
     retrieval: dict[str, Any] | None = None
     ends_hold: bool = False
-    """Whether everything still wanted of what a rollback had removed is included."""
+    """Whether everything still wanted of what a rollback removed is included."""
     session: str = ""
     retired: str = RETIRED_FILE
-    """File with the ids of items that leave, in the run's folder."""
+    """File in the run's folder with the ids of items that leave."""
     entries: tuple[str, ...] = ()
     """Names of the journal entries that count."""
     columns: str = ""
-    """Columns of the embeddings table beside its own: an Arrow schema, in base 64."""
+    """Columns of the embeddings table besides its own: an Arrow schema in base 64."""
     models: tuple[str, ...] = ()
-    """Further models of the run; the intent of each is in the run's folder of its view."""
+    """Models of the run besides the main one; the intent of each is in the run's folder of its view."""
     kept_models: tuple[str, ...] | None = None
-    """Published further models that stay beside those, as they are; None: all."""
+    """Published models that stay unchanged besides those; None: all."""
 
     @property
     def column_schema(self) -> pa.Schema:
-        """Columns of the embeddings table beside its own."""
+        """Return the columns of the embeddings table besides its own."""
         return pa.ipc.read_schema(pa.py_buffer(b64decode(self.columns))) if self.columns else pa.schema([])
 
 
 @dataclass(frozen=True)
 class ModelWork:
-    """Finished work of a further model, to be published with that of the store's run.
+    """Finished work of a model besides the main one, published with the store's run.
 
-    Attributes:
-        run: the run in the model's view.
-        metadata: its constants.
-        intent: intent of its part of the publication.
-        retired: ids of items that leave its tables.
+    `run` is in the model's view; `intent` is that of its part; `retired` holds ids of items that leave its tables.
     """
 
     run: Run
@@ -74,7 +70,7 @@ class ModelWork:
 
 @dataclass(frozen=True)
 class Publication:
-    """Finished work of a run, with the decisions on its publication.
+    """Finished work of a run, with the decisions about its publication.
 
     Attributes:
         files: the store.
@@ -84,8 +80,8 @@ class Publication:
         finished: their records and rows.
         whole: items to publish: `embedder.store.journal.finished.WHOLE`.
         retired: ids of items that leave.
-        moves: of `embedder.store.journal.metadata_updates.read_moves`.
-        interim_of: id of the run, if it goes on.
+        moves: from `embedder.store.journal.metadata_updates.read_moves`.
+        interim_of: id of the run, if it continues.
         published_names: journal entries that interim publications of the run include.
     """
 
@@ -102,14 +98,10 @@ class Publication:
 
 
 def commit_table(work: Publication, name: str, columns: pa.Schema, base: Current | None) -> RecordTable:
-    """Commit a publication's version of one table, unless that is done; returns the table at that version.
+    """Commit a publication's version of one table, unless done; return the table at that version.
 
-    Args:
-        work: what is published.
-        name: of the table.
-        columns: of the table, beside its own.
-        base: what is published of the model, to which the work is added; an overtaken or unfinished operation may have
-            left newer versions of the table.
+    `columns` are those besides the table's own. `base` is what is published of the model, to which the work is added;
+    an overtaken or unfinished operation may have left newer versions of the table.
     """
     newest, number = RecordTable(work.files, name), -1 if base is None else getattr(base, name)
     published = newest if newest.version == number else RecordTable(work.files, name, number)
@@ -124,7 +116,7 @@ def commit_table(work: Publication, name: str, columns: pa.Schema, base: Current
 
 
 def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:
-    """Part files of the run; those with rows of incomplete or outdated items are rewritten without them."""
+    """Return the run's part files, rewritten if they hold rows of incomplete or outdated items."""
     finished = work.finished
     own, counting = (finished.records, _all_items) if table.name == "items" else (finished.vectors, _with_new_rows)
     num_counting, partial = count_rows(finished.files, own, work.whole, counting)
@@ -142,17 +134,16 @@ def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:
 
 
 def _all_items(whole: pa.Table) -> pa.Table:
-    """Items that have records: all."""
     return whole
 
 
 def _with_new_rows(whole: pa.Table) -> pa.Table:
-    """Items that have new rows of embeddings; the others keep those that they had."""
+    """Return the items with new embeddings; the others keep their old ones."""
     return whole.filter(pc.invert(whole["kept"]))
 
 
 def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile], list[str]]:
-    """Copy-on-write: new files with the other rows of files that hold older rows of the same items, and those files."""
+    """Copy on write: return new files with the rows that stay, and the files with older rows of the same items."""
     parts = table.parts()
     if not parts:
         return [], []
@@ -162,7 +153,7 @@ def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile
     removes: list[str] = []
 
     def replace(part: PartFile) -> tuple[bool, PartFile | None]:
-        """Whether the part file leaves, and what has the rows of it that stay."""
+        """Return whether the part file leaves, and the file with its remaining rows."""
         rows = table.read(["item_id", *moves.schema.names[1:]], [part.path])
         stays = pc.invert(leaving.are_listed(rows["item_id"]))
         moves_here = moves.take(moving.find_among(rows["item_id"]))
@@ -182,7 +173,7 @@ def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile
 
 
 def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:
-    """Ids of items whose rows in a table are replaced or removed; of many new ones, those alone that it holds."""
+    """Return ids of items whose rows in a table are replaced or removed; if many are new, only those it holds."""
     whole, ids = work.whole, KEYS.remove(1)
     are_many = whole.num_rows > MANY_IDS
     held = hash_rows(table.pieces(["item_id"]) if are_many else (), ids)
@@ -201,6 +192,5 @@ def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:
 
 
 def _rewrite(work: Publication, table: RecordTable, path: str, content: pa.Table) -> PartFile:
-    """Write the remaining rows of a part file as a new one."""
     new_path = rewritten_name(work.run_id, work.intent.session, "rewrite", [path])
     return store_part(work.files, table.name, new_path, content, work.intent.session)

@@ -1,8 +1,8 @@
 """Publication of a run's finished work: commits of embeddings and items, then CURRENT.json, which makes it visible.
 
-Every step can be repeated: a commit bears its run's id and is made once, and the files a step writes have names that
-follow from their content. The intent is written down before the first commit, so a crash between any two steps is
-repaired by doing all of them again, whatever has changed in the source or the journal since.
+Every step can be repeated: a commit carries its run's id and is made once, and file names follow from their content.
+The intent is recorded before the first commit. So a crash between any two steps is repaired by repeating all of them,
+whatever has changed in the source or the journal since.
 """
 
 import logging
@@ -59,10 +59,10 @@ from embedder.store.tables.tables import RecordTable
 LOG = logging.getLogger(__name__)
 
 IndexBuilder = Callable[[int], int | None]
-"""Function from the embeddings version that is about to be published to the number of an index of it."""
+"""Builds an index of the embeddings version that is about to be published; returns its number."""
 
 ModelIndexBuilder = Callable[[StoreFiles, int, StoreInfo | None], int | None]
-"""The same of a further model: its view, the version, its model and preprocessing."""
+"""The same for another model: takes its view, the version, and its model and preprocessing."""
 
 
 def publish(
@@ -74,19 +74,12 @@ def publish(
     models: Sequence[ModelWork] = (),
     build_model_index: ModelIndexBuilder = lambda view, version, info: None,
 ) -> Published:
-    """Commit the finished work of a run and make it visible to readers.
+    """Commit a run's finished work, make it visible to readers, and return its record.
 
-    Args:
-        run: the run, all of whose tasks have ended.
-        metadata: its constants; the carried columns among them.
-        build_index: called between the tables and CURRENT.json, so that the three belong together.
-        intent: intent of this publication; session and entries are filled in here.
-        retired: ids of items that leave both tables, and of finished items that have disappeared since.
-        models: finished work of further models, which becomes visible with the run's.
-        build_model_index: as `build_index`, of one of them.
-
-    Returns:
-        The record of what is published.
+    All tasks of the run have ended. `metadata` includes the carried columns. `build_index` (`build_model_index` for
+    another model) is called between the commits and CURRENT.json, so that tables and index belong together. `publish`
+    fills in session and entries of `intent`. `retired` holds ids that leave both tables, including finished items that
+    have since disappeared. The work of `models` becomes visible together with the run's.
     """
     entries = {
         work.run.files.model: _write_intent(work.run, work.intent, work.metadata, work.retired) for work in models
@@ -100,7 +93,7 @@ def publish(
 def _write_intent(
     run: Run, intent: PublishIntent, metadata: RunMetadata, retired: pa.ChunkedArray
 ) -> list[JournalEntry]:
-    """Write down what is to be published, before the first commit; give the journal entries that count."""
+    """Record what is to be published before the first commit; return the journal entries that count."""
     columns = b64encode(metadata.columns.serialize()).decode()
     entries = run.entries()
     names = tuple(entry.name for entry in entries)
@@ -113,13 +106,10 @@ def _write_intent(
 
 @dataclass(frozen=True)
 class InterimWork:
-    """Finished work of a model to be published while its run goes on.
+    """Finished work of a model, to be published while its run continues.
 
-    Attributes:
-        run: the run in the model's view, in the process that holds the write lock.
-        batch: what to publish, of `embedder.store.publish.interim.choose_batch`.
-        metadata: constants of the model's rows.
-        intent: intent of this publication, by which nothing leaves the store.
+    `run` is in the model's view, in the process that holds the write lock. `batch` comes from
+    `embedder.store.publish.interim.choose_batch`. By `intent`, nothing leaves the store.
     """
 
     run: Run
@@ -134,16 +124,10 @@ def publish_interim(
     models: Sequence[InterimWork] = (),
     build_model_index: ModelIndexBuilder = lambda view, version, info: None,
 ) -> Published | None:
-    """Commit what a run has finished so far and make it visible, while the run goes on.
+    """Commit what a run has finished so far and make it visible while the run continues.
 
-    Args:
-        main: work of the main model, which may have nothing new.
-        build_index: as in `publish`.
-        models: work of those further models that have something new.
-        build_model_index: as in `publish`.
-
-    Returns:
-        The record of what is published; None where the run's id leaves no room for others before it.
+    `main` may have nothing new; `models` holds only models with something new; the builders are as in `publish`.
+    Returns None if no id is free before the run's own.
     """
     files = main.run.files
     own_id = begin_interim(files, main.run.run_id, main.batch.record)
@@ -163,7 +147,7 @@ def publish_interim(
 
 
 def _begin_interim(part: InterimWork, own_id: str) -> Publication:
-    """Write down what a publication includes of a model, before the first commit."""
+    """Record what a publication includes of a model, before the first commit."""
     run, batch = part.run, part.batch
     if run.files.model:
         write_record(run.files, run_file(own_id, INTERIM_FILE), batch.record)
@@ -179,17 +163,11 @@ def finish_publication(
     build_index: Callable[[int, StoreInfo | None], int | None],
     build_model_index: ModelIndexBuilder = lambda view, version, info: None,
 ) -> Published | None:
-    """Complete a publication that was interrupted after its first commit, as it was decided then; logs that it did.
+    """Complete a publication that was interrupted after its first commit, as it was decided then, and log this.
 
-    Every writer calls this first: later work must not mix with half a publication.
-
-    Args:
-        files: the store, held by the write lock.
-        build_index: as in `publish`, with the model of the vectors as second argument; None: the served model.
-        build_model_index: as in `publish`.
-
-    Returns:
-        The publication; None where nothing was interrupted.
+    Every writer calls this first: later work must not mix with half a publication. The caller holds the write lock. The
+    builders are as in `publish`; the second argument of `build_index` is the model of the vectors, or None for the
+    served model. Returns None if nothing was interrupted.
     """
     delete_listed(files)
     last = last_run(files)
@@ -206,7 +184,7 @@ def finish_publication(
 
 
 def _open_intent(files: StoreFiles, last: RunInfo | None) -> PublishIntent | None:
-    """Intent of the last run, if a commit of it is made and CURRENT.json does not name it yet."""
+    """Return the last run's intent if it has a commit and CURRENT.json doesn't name the run yet."""
     if last is None or is_published(files, last):
         return None
     intent = read_record(files, run_file(last.run_id, INTENT_FILE), PublishIntent)
@@ -223,15 +201,10 @@ def _carry_out(
     entries: Mapping[str, list[JournalEntry]] | None = None,
     session: str | None = None,
 ) -> Published:
-    """Do what the intents of a run say: all commits, the indexes, and CURRENT.json once.
+    """Carry out a run's intents: all commits, the indexes, then CURRENT.json once.
 
-    Args:
-        files: the store.
-        run_id: id of the run.
-        build_index: as in `publish`.
-        build_model_index: likewise.
-        entries: by model, journal entries that are known already.
-        session: that has decided it; None: whichever has.
+    `entries` holds journal entries by model that are already known. If `session` is given, the decision must be of that
+    session.
     """
     known = entries or {}
     work = _read_decision(files, run_id, known.get(""), session)
@@ -264,17 +237,11 @@ def _index_of(build: ModelIndexBuilder, view: StoreFiles, info: StoreInfo | None
 def _read_decision(
     files: StoreFiles, run_id: str, entries: list[JournalEntry] | None = None, session: str | None = None
 ) -> Publication:
-    """Read what was decided on a run's publication.
+    """Read what was decided about a run's publication.
 
-    Args:
-        files: the store, or the view of a further model.
-        run_id: id of the run.
-        entries: the journal entries that count, where they are known.
-        session: that has decided it, where it is known.
-
-    Raises:
-        LeaseLostError: another session has decided on it since, which has taken the store over.
-        StoreError: its record is missing.
+    `files` may be another model's view; `entries` are the journal entries that count, if known. Raises LeaseLostError
+    if a session other than `session` has decided since, because it took over the store, and StoreError if the record is
+    missing.
     """
     path = run_file(run_id, INTENT_FILE)
     intent = read_record(files, path, PublishIntent)
@@ -283,7 +250,7 @@ def _read_decision(
             f"{files.uri(path)}: missing, and without it the publication of run {run_id} can't be finished; restore "
             "the file, or go back with `embedder rollback`"
         )
-    if session not in (None, intent.session):  # whose order is not to be mixed with what this one knows
+    if session not in (None, intent.session):  # whose order must not be mixed with what this one knows
         files.confirm_lease()
         raise StoreError(f"{files.uri(path)}: written by session {intent.session} of the run meanwhile; run again")
     retired = _read_retired(files, run_file(run_id, intent.retired))
@@ -304,16 +271,7 @@ def _read_retired(files: StoreFiles, path: str) -> pa.ChunkedArray:
 
 
 def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder) -> Current:
-    """Commit both tables and make the index.
-
-    Args:
-        work: of one model.
-        columns: of its embeddings table, beside its own.
-        build_index: as in `publish`.
-
-    Returns:
-        What readers are to see of that model.
-    """
+    """Commit both tables of a model, with `columns` besides their own, and build its index; return what to publish."""
     files, intent = work.files, work.intent
     base = read_current(files)
     embeddings = commit_table(work, "embeddings", columns, base).version
@@ -332,7 +290,7 @@ def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder
 
 
 def _unneeded_parts(work: Publication, current: Current) -> list[str]:
-    """Part files of a publication's run that no version needs: of interrupted write tasks, and rewritten ones."""
+    """List the run's part files that no version needs, from interrupted write tasks or because they were rewritten."""
     files, own = work.files, of_model(current, work.files.model)
     kept = kept_parts(work.entries, work.published_names)
     doomed = []
@@ -346,13 +304,12 @@ def _unneeded_parts(work: Publication, current: Current) -> list[str]:
 
 
 def _used_moves(work: Publication) -> list[str]:
-    """Files of moves of a publication's run."""
     paths = (moves_file(work.run_id, entry.name) for entry in work.entries if entry.num_moves)
     return [model_folder(work.files.model) + path for path in paths]
 
 
 def settle(files: StoreFiles) -> None:
-    """Revert the tables' newest versions to the published rows, so that other readers of them see no half publication.
+    """Revert the tables' newest versions to the published rows, so that other readers see no half publication.
 
     An operation that was killed between its commits and CURRENT.json leaves newer versions.
     """

@@ -1,8 +1,8 @@
 """Query towers in a store: the model's towers as ONNX files, so that a search needs neither torch nor the model folder.
 
-They lie under `query_towers/MODEL/PREPROCESS/`, by the two fingerprints that bind a store's vectors, and are never
-changed: the manifest, written last, has the size and hash of each file. In a bucket, files are fetched when they are
-first used, into a folder of this machine that is named by the manifest's hash.
+They are stored under `query_towers/MODEL/PREPROCESS/`, by the two fingerprints that bind a store's vectors, and never
+change. The manifest, written last, has the size and hash of each file. From a bucket, files are fetched at first use
+into a local folder named after the manifest's hash.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class TowerFile(BaseModel):
 
 
 class TowersManifest(BaseModel):
-    """`manifest.json` of query towers; written last, so that where it is, all is."""
+    """`manifest.json` of query towers; written last, so that all files exist if it does."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -55,7 +55,7 @@ class TowersManifest(BaseModel):
 
 @dataclass(frozen=True)
 class QueryTowers:
-    """Query towers of a model in a store; a file is looked at when its path is asked for."""
+    """Query towers of a model in a store; a file is checked when its path is requested."""
 
     files: StoreFiles
     info: StoreInfo
@@ -64,20 +64,16 @@ class QueryTowers:
 
     @cached_property
     def folder(self) -> Path:
-        """Folder of this machine that holds the files, or will."""
+        """Local folder that holds the files, or will hold them."""
         if self.files.folder is not None:
             return self.files.folder / towers_path(self.info)
         return cache_folder(TOWERS_FOLDER) / self.manifest_sha256[:32]
 
     def path(self, name: str) -> Path:
-        """Give the path of a file, fetched where it has to be, after a look at its hash.
-
-        Raises:
-            StoreError: the file is missing or damaged.
-        """
+        """Return the path of a file, fetched if necessary; StoreError if it is missing or its hash is wrong."""
         expected, path = self.manifest.files[name], self.folder / name
         if _is_whole(path, expected):
-            if self.files.folder is None:  # a store is never written by those who read it
+            if self.files.folder is None:  # readers never write to a store
                 mark_used(self.folder)
             return path
         uri = self.files.uri(f"{towers_path(self.info)}/{name}")
@@ -100,17 +96,17 @@ class QueryTowers:
 
 
 def towers_path(info: StoreInfo) -> str:
-    """Folder of the query towers for a model's vectors, relative to the store."""
+    """Return the folder of the query towers for a model's vectors, relative to the store."""
     return f"{TOWERS_FOLDER}/{info.model_fingerprint}/{info.preprocess_fingerprint}"
 
 
 def has_towers(files: StoreFiles, info: StoreInfo) -> bool:
-    """Whether a store has query towers for a model's vectors, in a format that this version reads."""
+    """Return whether a store has query towers for a model's vectors, in a format that this version reads."""
     return find_towers(files, info) is not None
 
 
 def find_towers(files: StoreFiles, info: StoreInfo) -> QueryTowers | None:
-    """Find the query towers for a model's vectors; None where there are none, or none that this version reads."""
+    """Return the query towers for a model's vectors; None if there are none that this version reads."""
     try:
         content = files.read(f"{towers_path(info)}/{MANIFEST_FILE}")
     except FileNotFoundError:
@@ -128,7 +124,7 @@ def _parse(content: bytes) -> TowersManifest | None:
 
 
 def write_manifest(folder: Path, info: StoreInfo) -> None:
-    """Write the manifest of all files of a folder, the last of them."""
+    """Write the manifest of all files of a folder, as the last file."""
     manifest = TowersManifest(
         model_fingerprint=info.model_fingerprint,
         preprocess_fingerprint=info.preprocess_fingerprint,
@@ -138,13 +134,7 @@ def write_manifest(folder: Path, info: StoreInfo) -> None:
 
 
 def upload_towers(files: StoreFiles, info: StoreInfo, folder: Path) -> None:
-    """Copy a folder with a manifest into the store, the manifest last.
-
-    Args:
-        files: the store.
-        info: of the store; names the model whose towers they are.
-        folder: local, of `write_manifest`.
-    """
+    """Copy a local folder with a manifest into the store for the model in `info`, the manifest last."""
     manifest = _parse((folder / MANIFEST_FILE).read_bytes())
     for name in (*(manifest.files if manifest else ()), MANIFEST_FILE):
         files.confirm_lease()
@@ -152,7 +142,7 @@ def upload_towers(files: StoreFiles, info: StoreInfo, folder: Path) -> None:
 
 
 def cached_folder(info: StoreInfo) -> Path | None:
-    """Folder of this machine that holds all files of a model's query towers, made or fetched before; or None."""
+    """Return the local folder that holds all files of a model's query towers, made or fetched before, or None."""
     for path in cache_folder(TOWERS_FOLDER).glob(f"*/{MANIFEST_FILE}"):
         manifest = _parse(path.read_bytes())
         if manifest is None or (manifest.model_fingerprint, manifest.preprocess_fingerprint) != (
@@ -167,7 +157,7 @@ def cached_folder(info: StoreInfo) -> Path | None:
 
 
 def keep_in_cache(folder: Path) -> Path:
-    """Move a folder with a manifest among this machine's copies, where its name is the manifest's hash."""
+    """Move a folder with a manifest into this machine's cache, named after the manifest's hash."""
     kept = cache_folder(TOWERS_FOLDER) / hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()[:32]
     if kept.is_dir():  # fetched in parts
         shutil.rmtree(kept, ignore_errors=True)
@@ -178,7 +168,7 @@ def keep_in_cache(folder: Path) -> Path:
 
 
 def drop_copies(num_kept: int = 0) -> None:
-    """Delete this machine's copies but those used last."""
+    """Delete this machine's copies except those used last."""
     copies = [path for path in cache_folder(TOWERS_FOLDER).glob("*") if path.is_dir()]
     copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for folder in copies[num_kept:]:
@@ -186,7 +176,7 @@ def drop_copies(num_kept: int = 0) -> None:
 
 
 def unneeded_towers(files: StoreFiles, infos: Collection[StoreInfo]) -> list[FileInfo]:
-    """List the files of query towers for none of some models; manifests first, without which the rest is nothing."""
+    """List the files of query towers for none of the models, manifests first, as the rest is nothing without them."""
     needed = {(info.model_fingerprint, info.preprocess_fingerprint) for info in infos}
     doomed = [info for info, key in _tower_files(files) if key not in needed]
     return sorted(doomed, key=lambda info: (not info.path.endswith(f"/{MANIFEST_FILE}"), info.path))
@@ -201,7 +191,7 @@ def delete_towers(files: StoreFiles, info: StoreInfo) -> None:
 
 
 def is_tower_file(path: str) -> bool:
-    """Whether a path is a query tower's: words in it are the vocabulary's, and no item's."""
+    """Return whether a path is a query tower's: words in it are from the vocabulary, not from an item."""
     return _TOWER_FILE.fullmatch(_OF_MODEL.sub("", path)) is not None
 
 

@@ -36,13 +36,10 @@ class Pending:
 
 @dataclass(frozen=True)
 class Rejects:
-    """Rejected items, and their run.
+    """Rejected items (rows of `items`), and their run.
 
-    Attributes:
-        items: rows of `items`.
-        run_id: the run that published them, or whose journal has them.
-        is_published: whether readers see that run, or a later one.
-        pending: for the rejects of the publication, a newer run with rejects of its own.
+    `run_id` is the run that published them or whose journal has them; `is_published` is whether readers see it or a
+    later one. `pending` is, for rejects of the publication, a newer run with its own rejects.
     """
 
     items: pa.Table
@@ -52,14 +49,9 @@ class Rejects:
 
 
 def rejecting_model(files: StoreFiles, model: str) -> StoreFiles:
-    """View of a model whose rejects are wanted: a published one, or one that a run has begun with.
+    """Return the view of a model whose rejects are wanted: a published one, or one that a run has begun with.
 
-    Args:
-        files: the store.
-        model: name of the model; empty or `main`: the main one.
-
-    Raises:
-        StoreError: there is no store, or no such model.
+    An empty name or `main` means the main model. Raises StoreError if there is no store, or no such model.
     """
     read_store_info(files)
     if model in model_folders(files):
@@ -73,13 +65,8 @@ def find_rejects(
 ) -> Rejects:
     """Find the items that could not be embedded, rejected or left out.
 
-    Args:
-        files: the store, or the view of a further model.
-        run_id: run whose items are wanted; None: the publication, or the newest run before the first publication.
-        wanted: values that columns of `items` must have.
-
-    Raises:
-        StoreError: there is no such store or run, or no run at all.
+    None as `run_id` means the publication, or the newest run before the first publication. `wanted` has values that
+    columns of `items` must have. Raises StoreError if there is no such store or run, or no run at all.
     """
     read_store_info(files)
     found = _of_published(files) if run_id is None else _of_run(files, run_id)
@@ -131,7 +118,7 @@ def _of_run(files: StoreFiles, run_id: str) -> Rejects:
 
 
 def rejects_in(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:
-    """Rejects of a run by its journal, without items that a later session embedded."""
+    """Return a run's rejects from its journal, without items that a later session embedded."""
     entries = list(entries)
     if not any(entry.num_rejects for entry in entries):
         return ITEMS.empty_table()
@@ -148,16 +135,13 @@ def _in_journal(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:
 
 
 def _not_embedded(items: pa.Table, *further: str) -> pa.Table:
-    """Rejected and left out items, with all columns, and further ones; those of an older format have nulls."""
+    """Return rejected and left-out items with all columns and `further` ones; older formats give nulls."""
     items = with_nulls(items, ITEMS)
     return items.filter(pc.not_equal(items["state"], "embedded")).select([*ITEMS.names, *further])
 
 
 def describe_reasons(rejects: pa.Table) -> str:
-    """Describe the most frequent reasons in one line of bounded length, with the number of other items; pure.
-
-    Each has the item whose id comes first as an example.
-    """
+    """Describe the most frequent reasons in one bounded line, each with its first item by id, and the rest's number."""
     names = ("step", "error_type", "item_id", "error")
     facts = pa.table({name: pc.fill_null(rejects[name], "") for name in names}).sort_by("item_id")
     # One thread: otherwise "first" is not the first row.

@@ -1,4 +1,4 @@
-"""Record of purged items as keyed hashes, so that later runs leave them out and the store names none."""
+"""Record of purged items as keyed hashes, so that later runs leave them out without the store naming them."""
 
 import hashlib
 import secrets
@@ -17,14 +17,14 @@ PURGED_FILE = "purged.json"
 
 
 class PurgedIds(Record):
-    """`purged.json`: hashes with a key of this store, so that the lists of two stores can't be compared."""
+    """`purged.json`: hashes under a key of this store, so that the lists of two stores can't be compared."""
 
     key: str = Field(description="32 random bytes, in hex")
     hashes: dict[str, datetime] = Field(description="hash of an item_id -> when it was purged")
     unfinished: tuple[str, ...] = Field((), description="hashes of items whose purge was begun and has not ended")
 
     def hash_of(self, item_id: str) -> str:
-        """BLAKE2b-128 of the id under the store's key, in hex."""
+        """Return BLAKE2b-128 of the id under the store's key, in hex."""
         return hashlib.blake2b(item_id.encode(), key=bytes.fromhex(self.key), digest_size=16).hexdigest()
 
 
@@ -47,7 +47,7 @@ def remember_purged(files: StoreFiles, item_ids: Collection[str]) -> None:
 
 
 def finish_purge(files: StoreFiles, item_ids: Collection[str]) -> None:
-    """Record that nothing of these items is left in any version."""
+    """Record that no version has anything of these items any more."""
 
     def without_items(record: PurgedIds | None) -> PurgedIds | None:
         if record is None:
@@ -59,11 +59,7 @@ def finish_purge(files: StoreFiles, item_ids: Collection[str]) -> None:
 
 
 def check_purges(files: StoreFiles) -> None:
-    """Refuse to go back to an earlier version while one may hold some of a purged item.
-
-    Raises:
-        StoreError: a purge was cut off.
-    """
+    """Raise StoreError if a purge was interrupted: earlier versions may then hold data of a purged item."""
     if num_unfinished := len(read_purged(files).unfinished):
         raise StoreError(
             f"store {files.address}: a purge of {plural(num_unfinished, 'item')} was cut off, and earlier versions "
@@ -72,13 +68,13 @@ def check_purges(files: StoreFiles) -> None:
 
 
 def purged_before(files: StoreFiles, item_ids: Iterable[str]) -> set[str]:
-    """Those of some items that were purged and not allowed again."""
+    """Return the items that were purged and not allowed again."""
     known = read_purged(files)
     return {item_id for item_id in item_ids if known.hash_of(item_id) in known.hashes}
 
 
 def allow_again(files: StoreFiles, item_ids: Collection[str]) -> int:
-    """Forget that these items were purged, so that the next run embeds them; return how many of them were."""
+    """Forget that these items were purged, so that the next run embeds them; return how many were."""
     known = read_purged(files)
     forgotten = {known.hash_of(item_id) for item_id in item_ids} & known.hashes.keys()
 
@@ -94,22 +90,12 @@ def allow_again(files: StoreFiles, item_ids: Collection[str]) -> int:
 
 
 def without_purged(listing: pa.Table, files: StoreFiles) -> tuple[pa.Table, int]:
-    """Listing without purged items, and the number of those.
-
-    Args:
-        listing: listed items, with `item_id`.
-        files: the store.
-    """
+    """Return the listing (with `item_id`) without purged items, and their number."""
     return without_hashes(listing, read_purged(files))
 
 
 def without_hashes(listing: pa.Table, known: PurgedIds) -> tuple[pa.Table, int]:
-    """Listing without the items of a record, and the number of those.
-
-    Args:
-        listing: listed items, with `item_id`.
-        known: purged items.
-    """
+    """Return the listing (with `item_id`) without the items in a record, and their number."""
     if not known.hashes:
         return listing, 0
     stays = [known.hash_of(item_id) not in known.hashes for item_id in listing["item_id"].to_pylist()]

@@ -1,7 +1,7 @@
-"""Look-up of items by their ids. Pure: Arrow columns in, Arrow columns out.
+"""Look-up of items by id in Arrow columns.
 
-A join would copy all columns of both sides: for a million items that is most of a run's memory. The offsets of large
-strings have 64 bits, as all ids together may pass 2 GiB.
+A join would copy all columns of both sides: for a million items that is most of a run's memory. Large strings have
+64-bit offsets, since all ids together may exceed 2 GiB.
 """
 
 from bisect import bisect_left
@@ -16,26 +16,18 @@ from embedder.storage.hashed_rows import hashes_of
 from index.vectors import distinct
 
 LARGE = pa.large_string()
-FEW_IDS = 10_000  # of which a set is made within a millisecond
+FEW_IDS = 10_000  # a set of these is made within a millisecond
 
 
 class KnownIds:
-    """Ids of items that are looked for in one part file after the other; safe for several threads.
-
-    What a part file costs depends on its own rows, however many ids are looked for.
-    """
+    """Ids to find in one part file after another, each at a cost of its own rows only; thread-safe."""
 
     def __init__(self, ids: pa.ChunkedArray) -> None:
-        """Sort the ids."""
         self.ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
         self._sorted = self.ids.take(pc.array_sort_indices(self.ids))
 
     def any_between(self, bounds: tuple[str, str] | None) -> bool:
-        """Whether there is an id from the least to the greatest one, both included, of a part file's statistics.
-
-        Args:
-            bounds: both of them; none: not known, so that any id may be there.
-        """
+        """Return whether an id is within a part file's bounds, inclusive; unknown bounds (None) mean yes."""
         if bounds is None:
             return len(self._sorted) > 0
         least, greatest = bounds
@@ -43,9 +35,9 @@ class KnownIds:
         return place < len(self._sorted) and self._sorted[place].as_py() <= greatest
 
     def find_among(self, ids: pa.ChunkedArray) -> pa.Array:
-        """Find which of them are among other ids, as of the rows of a part file: their row numbers, ascending."""
+        """Return the ascending row numbers in `ids`, for example of a part file, that are among these."""
         candidates = None
-        if len(self.ids) > max(FEW_IDS, len(ids)):  # else a set of them all, for each part file, is most of the work
+        if len(self.ids) > max(FEW_IDS, len(ids)):  # else building a set for each file dominates
             hashes, rows = self._hashes
             wanted = distinct(hashes_of(ids))
             starts, ends = (np.searchsorted(hashes, wanted, side) for side in ("left", "right"))
@@ -57,31 +49,30 @@ class KnownIds:
         return found if candidates is None else pa.array(candidates).take(found)
 
     def are_listed(self, ids: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Whether each of other ids, as of the rows of a part file, is among them."""
+        """Return for each of `ids`, for example of a part file, whether it is among these."""
         return pc.is_in(ids, value_set=self.ids.take(self.find_among(ids)))
 
     @locked_cached_property
     def _hashes(self) -> "tuple[np.ndarray[Any, np.dtype[np.uint64]], np.ndarray[Any, np.dtype[np.int64]]]":
-        """Hashes of the ids in ascending order, and the row of each."""
         hashes = hashes_of(pa.chunked_array([self.ids]))
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order
 
 
 def positions(ids: pa.ChunkedArray, among: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Row number of each id among others, which are unique; null where it is missing."""
+    """Return the row number of each id in `among`, whose ids are unique; null if it is missing."""
     return pc.index_in(ids.cast(LARGE), value_set=among.cast(LARGE))
 
 
 def take_or_null(column: pa.ChunkedArray, rows: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values of a column at the rows that `positions` returned; null where there is none."""
+    """Return a column's values at the rows that `positions` returned; null for a null row."""
     if not pa.types.is_string(column.type):
         return column.take(rows)
     return column.cast(LARGE).take(rows).cast(pa.string())
 
 
 def without_items(rows: pa.Table, ids: pa.ChunkedArray) -> pa.Table:
-    """Rows of all other items."""
+    """Return the rows of all other items."""
     if not len(ids):
         return rows
     return rows.filter(pc.invert(pc.is_in(rows["item_id"].cast(LARGE), value_set=ids.cast(LARGE))))

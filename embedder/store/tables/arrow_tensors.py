@@ -19,11 +19,9 @@ def pack(values: Sequence[Array | None]) -> pa.Array:
 
 
 def pack_flat(flat: Array, sizes_bytes: Array) -> pa.Array:
-    """Build a `large_binary` column over a buffer that already holds all rows in order, without a copy.
+    """Build a `large_binary` column without a copy, over a buffer that holds all rows in order.
 
-    Args:
-        flat: the values of all rows, contiguous, any dtype.
-        sizes_bytes: int64 (rows,); 0 makes the row null.
+    `flat` is contiguous, of any dtype; `sizes_bytes` is int64 (rows,), where 0 makes the row null.
     """
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes_bytes)])
     validity = np.packbits(sizes_bytes > 0, bitorder="little")
@@ -32,10 +30,9 @@ def pack_flat(flat: Array, sizes_bytes: Array) -> pa.Array:
 
 
 def unpack(column: pa.Array) -> tuple[Array, Array]:
-    """Bytes of all rows, uint8 (num_bytes,) and read-only, and each row's size in bytes; without a copy.
+    """Return the bytes of all rows, uint8 (num_bytes,) and read-only, and each row's size in bytes, without a copy.
 
-    Raises:
-        TypeError: the column is no `large_binary`: something upstream has changed its type.
+    Raises TypeError if the column isn't `large_binary`: something upstream has changed its type.
     """
     if column.type != TENSOR:
         raise TypeError(f"a tensor column must be {TENSOR}, this one is {column.type}")
@@ -46,12 +43,7 @@ def unpack(column: pa.Array) -> tuple[Array, Array]:
 
 
 def pack_vectors(vectors: Array, present: Array) -> pa.Array:
-    """Build a nullable `list<float>` column.
-
-    Args:
-        vectors: float32 (R, E), one for each row that has one.
-        present: bool (rows,), with R rows true.
-    """
+    """Build a nullable `list<float>` column from float32 (R, E) and a bool (rows,) mask with R true."""
     width = vectors.shape[1]
     offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(present * width, dtype=np.int32)])
     values = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
@@ -59,10 +51,9 @@ def pack_vectors(vectors: Array, present: Array) -> pa.Array:
 
 
 def unpack_vectors(column: pa.ChunkedArray | pa.Array) -> Array:
-    """Vectors of a `list<float>` column without nulls, float32 (rows, E); without a copy where it is one chunk.
+    """Return the vectors of a `list<float>` column without nulls, float32 (rows, E); one chunk is not copied.
 
-    Raises:
-        ValueError: the vectors have different widths.
+    Raises ValueError if the vectors have different widths.
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()

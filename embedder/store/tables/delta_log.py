@@ -1,4 +1,4 @@
-"""Log of a table: replay in one pass, and changes in place, after which versions keep their numbers and their files."""
+"""Log of a table: replay in one pass, and changes in place after which versions keep their numbers and files."""
 
 import json
 import tempfile
@@ -22,23 +22,16 @@ LOG_FOLDER = "_delta_log"
 LAST_CHECKPOINT = "_last_checkpoint"
 
 Action = dict[str, Any]
-"""Line of a log entry, or row of a checkpoint, in which all kinds but its own are null."""
+"""Line of a log entry, or row of a checkpoint, where all kinds but its own are null."""
 
 
 def replay(
     files: StoreFiles, table: str, wanted: Collection[int], without: Collection[str] = ()
 ) -> Iterator[tuple[int, set[str]]] | None:
-    """Replay the log for some versions of a table; opening each separately would replay it for each.
+    """Replay the log once for all wanted versions of a table; opening each separately would replay it for each.
 
-    Args:
-        files: the store.
-        table: its name.
-        wanted: the versions.
-        without: part files that are left out, relative to the table's folder.
-
-    Returns:
-        Each version and the part files that it holds, relative to the table's folder, in a set that changes with the
-        next version; None where the log does not reach back to its first entry.
+    Gives each version with its part files except `without` (all relative to the table's folder), in a set that changes
+    with the next version. None if the log doesn't reach back to its first entry.
     """
     entries = [f"{table}/{LOG_FOLDER}/{number:020d}.json" for number in range(max(wanted, default=-1) + 1)]
     if not {info.path for info in files.list(f"{table}/{LOG_FOLDER}")}.issuperset(entries):
@@ -59,7 +52,6 @@ def _replay(
 
 
 def _changes(files: StoreFiles, path: str) -> tuple[list[str], list[str]]:
-    """Part files that an entry adds, and those that it removes."""
     added, removed = [], []
     for action in read_actions(files, path)[0]:
         if "add" in action:
@@ -70,7 +62,7 @@ def _changes(files: StoreFiles, path: str) -> tuple[list[str], list[str]]:
 
 
 def places_of(files: StoreFiles, table: str, paths: Collection[str]) -> dict[str, set[str]]:
-    """Path of each part file -> log files that add it to the table."""
+    """Return for each part file the log files that add it to the table."""
     places: dict[str, set[str]] = {path: set() for path in paths}
     for info in files.list(f"{table}/{LOG_FOLDER}"):
         if not info.path.endswith((".json", ".parquet")):  # `_last_checkpoint` names no file
@@ -111,19 +103,19 @@ def change_log(files: StoreFiles, log_path: str, change: Callable[[Action], Acti
 
 
 def without_bounds(action: Action) -> Action:
-    """Copy of an action without the least and greatest values of its part file."""
+    """Copy an action without the lowest and highest values of its part file."""
     kind = "add" if action.get("add") else "remove"
     stats = parse_json(action[kind]["stats"]) | {"minValues": {}, "maxValues": {}}
     return action | {kind: action[kind] | {"stats": json.dumps(stats)} | _clear_parsed(action[kind])}
 
 
 def _clear_parsed(file_action: Action) -> Action:
-    """Fields that clear the second copy of the statistics, which checkpoints of other programs may have as columns."""
+    """Return fields that clear the statistics' second copy, which other programs' checkpoints have as columns."""
     return {"stats_parsed": None} if "stats_parsed" in file_action else {}
 
 
 def read_actions(files: StoreFiles, log_path: str) -> tuple[Iterator[Action], pa.Schema | None]:
-    """Read the actions of a log file; of a checkpoint, its columns too."""
+    """Read the actions of a log file; for a checkpoint, its columns too."""
     return parse_actions(log_path, files.read(log_path))
 
 
@@ -141,27 +133,19 @@ def parse_entry(content: bytes) -> list[Action]:
 
 
 def entry_file(table: str, number: int) -> str:
-    """Path of an entry of a table's log."""
+    """Return the path of an entry of a table's log."""
     return f"{table}/{LOG_FOLDER}/{number:020d}.json"
 
 
 def commit_entry(run_id: str, session: str, now_ms: int, adds: Sequence[Action], removes: Sequence[Action]) -> bytes:
-    """Entry that adds and removes files.
-
-    Args:
-        run_id: of the run that commits.
-        session: of the run.
-        now_ms: time, in milliseconds.
-        adds: actions that add files.
-        removes: actions that remove files.
-    """
+    """Return a log entry that adds and removes files."""
     info = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {"mode": "Append"}, "session": session}
     first = [{"commitInfo": info}, {"txn": {"appId": run_id, "version": 1, "lastUpdated": now_ms}}]
     return "\n".join(map(json.dumps, [*first, *adds, *removes])).encode()
 
 
 def table_entry(schema: pa.Schema) -> bytes:
-    """First entry of a table's log, as deltalake writes it."""
+    """Return the first entry of a table's log, as deltalake writes it."""
     from deltalake import DeltaTable, Schema
 
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +154,7 @@ def table_entry(schema: pa.Schema) -> bytes:
 
 
 def columns_entry(files: StoreFiles, table: str, version: int, schema: pa.Schema) -> bytes:
-    """Entry that gives a table other columns."""
+    """Return an entry that gives a table other columns."""
     new = {kind: action for each in parse_entry(table_entry(schema)) for kind, action in each.items()}
     with _local_log(files, table, version) as folder:
         from deltalake import DeltaTable
@@ -186,7 +170,7 @@ def columns_entry(files: StoreFiles, table: str, version: int, schema: pa.Schema
 
 
 def put_checkpoint(files: StoreFiles, table: str, version: int) -> None:
-    """Write a version whole into the log, as deltalake does."""
+    """Write a checkpoint of a version into the log, as deltalake does."""
     from deltalake import DeltaTable
 
     with _local_log(files, table, version) as folder:
@@ -198,7 +182,7 @@ def put_checkpoint(files: StoreFiles, table: str, version: int) -> None:
 
 @contextmanager
 def _local_log(files: StoreFiles, table: str, version: int) -> Iterator[Path]:
-    """Yield a folder of this machine with what of a table's log a version needs."""
+    """Yield a local folder with the part of a table's log that a version needs."""
     first = last_checkpoint(files, table)
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / LOG_FOLDER).mkdir()
@@ -210,7 +194,7 @@ def _local_log(files: StoreFiles, table: str, version: int) -> Iterator[Path]:
 
 
 def last_checkpoint(files: StoreFiles, table: str) -> int:
-    """Number of the checkpoint that the log names as its last one, before which nothing has to be listed; else 0."""
+    """Return the last checkpoint's number by the log, before which nothing need be listed; 0 if there is none."""
     try:
         return int(parse_json(files.read(f"{table}/{LOG_FOLDER}/{LAST_CHECKPOINT}"))["version"])
     except (FileNotFoundError, ValueError, LookupError, TypeError):

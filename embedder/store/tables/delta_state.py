@@ -1,7 +1,7 @@
 """State of a table at one version: its columns and files, by its log.
 
-Reads what the store's tables are: Parquet files and JSON entries, with checkpoints of one or several files. So readers
-do without deltalake, which is 130 MB and belongs to writers (`embedder.store.tables.tables`).
+The log consists of JSON entries, and checkpoints of one or several Parquet files. Reading it here spares readers
+deltalake, which is 130 MB and only for writers (`embedder.store.tables.tables`).
 """
 
 import re
@@ -43,17 +43,13 @@ _TYPES: dict[str, pa.DataType] = {
 
 
 class LogError(Exception):
-    """Log that lacks an entry, is damaged, or that another tool wrote in a way that the store's tables don't use."""
+    """The log lacks an entry, is damaged, or another tool wrote it in a way that the store's tables don't use."""
 
 
 class TableState(NamedTuple):
     """Table at one version.
 
-    Attributes:
-        version: its number.
-        schema: its columns.
-        adds: path of each part file -> its entry in the log.
-        transactions: run id -> 1 for each run whose commit is in the table.
+    `adds` maps each part file's path to its log entry; `transactions` maps each run id with a commit in the table to 1.
     """
 
     version: int
@@ -63,22 +59,13 @@ class TableState(NamedTuple):
 
 
 def read_state(files: StoreFiles, table: str, version: int | None = None) -> TableState | None:
-    """Replay the log of a table from its last checkpoint on.
+    """Replay the log of a table from its last checkpoint on; None means the newest version.
 
-    Args:
-        files: the store.
-        table: its name.
-        version: number of the version; None: the newest.
-
-    Returns:
-        The state; None where the table has no log.
-
-    Raises:
-        LogError: there is no such version, or it can't be read.
+    Returns None if the table has no log. Raises LogError if the version doesn't exist or can't be read.
     """
     first = last_checkpoint(files, table)
     if version is not None and not first:
-        with suppress(FileNotFoundError):  # without a checkpoint it is known which entries a version needs
+        with suppress(FileNotFoundError):  # without a checkpoint, the entries that a version needs are known
             return _read_version(files, table, version, {})
     entries, checkpoints = _list_log(files, table, first)
     if first and not any(version is None or number <= version for number in checkpoints):
@@ -95,11 +82,9 @@ def read_state(files: StoreFiles, table: str, version: int | None = None) -> Tab
 
 
 def _read_version(files: StoreFiles, table: str, version: int, checkpoints: Mapping[int, Sequence[str]]) -> TableState:
-    """Read a version from a checkpoint and the entries after it, by their numbers: a listing may lack the newest ones.
+    """Read a version from a checkpoint and the entries after it, by number: a listing may lack the newest ones.
 
-    Raises:
-        FileNotFoundError: one of them is missing.
-        LogError: one of them can't be read.
+    Raises FileNotFoundError if one of them is missing, and LogError if one can't be read.
     """
     base = max((number for number in checkpoints if number <= version), default=-1)
     paths = [*checkpoints.get(base, ()), *(entry_file(table, number) for number in range(base + 1, version + 1))]
@@ -111,15 +96,7 @@ def _read_version(files: StoreFiles, table: str, version: int, checkpoints: Mapp
 
 
 def advance(state: TableState | None, entry: bytes) -> TableState:
-    """State of the next version.
-
-    Args:
-        state: of a version; None before the first one.
-        entry: of the log that follows it.
-
-    Raises:
-        LogError: it can't be read.
-    """
+    """Return the state after the next log entry (None: before the first); LogError if it can't be read."""
     try:
         return _replay(state, 0 if state is None else state.version + 1, parse_entry(entry))
     except (ValueError, LookupError, TypeError) as error:
@@ -127,7 +104,7 @@ def advance(state: TableState | None, entry: bytes) -> TableState:
 
 
 def _list_log(files: StoreFiles, table: str, first: int = 0) -> tuple[dict[int, str], dict[int, list[str]]]:
-    """Paths of the entries and of whole checkpoints, by their number, from the first one that is wanted on."""
+    """Return the paths of the entries and of complete checkpoints by number, starting at `first`."""
     entries: dict[int, str] = {}
     parts: dict[tuple[int, int], list[str]] = defaultdict(list)
     folder = f"{table}/{LOG_FOLDER}"
@@ -141,7 +118,7 @@ def _list_log(files: StoreFiles, table: str, first: int = 0) -> tuple[dict[int, 
 
 
 def _parse_actions(path: str, content: bytes) -> list[Action]:
-    """Actions of an entry or of a checkpoint, of which only the columns that matter here."""
+    """Parse an entry, or the columns of a checkpoint that matter here, into actions."""
     if path.endswith(".json"):
         return parse_entry(content)
     rows = pq.ParquetFile(BytesIO(content)).read(CHECKPOINT_COLUMNS)
@@ -152,7 +129,7 @@ def _parse_actions(path: str, content: bytes) -> list[Action]:
 
 
 def _state_at(version: int, paths: Sequence[str], contents: Sequence[bytes]) -> TableState:
-    """State of a version by the log files that it needs, in their order."""
+    """Return the state of a version from the log files that it needs, in order."""
     pieces = (_parse_actions(path, content) for path, content in zip(paths, contents, strict=True))
     return _replay(None, version, (action for piece in pieces for action in piece))
 

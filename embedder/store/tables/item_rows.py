@@ -1,4 +1,4 @@
-"""Items whose rows in the embeddings table are not what their records tell: found by parts, by the hash of their ids.
+"""Items whose rows in the embeddings table don't match their records: found by parts, by the hash of their ids.
 
 A store of an earlier release may have published items without their vectors. `embedder store check` names such items,
 and a run with `--repair` embeds them again.
@@ -18,9 +18,9 @@ ROW_KEYS = pa.schema([EMBEDDINGS.field(name) for name in ("item_id", "segment")]
 MISMATCHES = pa.schema(
     {
         "item_id": pa.string(),
-        "state": pa.string(),  # of its record, null where it has none
+        "state": pa.string(),  # of its record; null if it has none
         "num_records": pa.int64(),  # rows of items
-        "num_told": pa.int64(),  # vectors that it has by its record; null: not told
+        "num_told": pa.int64(),  # number of vectors by its record; null: unknown
         "num_rows": pa.int64(),  # rows of embeddings
         "num_segments": pa.int64(),  # distinct ones of these
     }
@@ -28,23 +28,16 @@ MISMATCHES = pa.schema(
 
 
 def mismatches(items: HashedRows, rows: HashedRows) -> Iterator[pa.Table]:
-    """Yield `MISMATCHES` of each part: of items that don't stand once, each with its rows once and in full.
+    """Yield `MISMATCHES` of each part: items that don't appear exactly once, with each of their rows once and in full.
 
-    Args:
-        items: all of a version of items, with the columns of `RECORD_KEYS`.
-        rows: all of the version of embeddings beside it, with those of `ROW_KEYS`.
+    `items` has all rows of a version with `RECORD_KEYS`, `rows` those of the matching embeddings with `ROW_KEYS`.
     """
     num_parts = common_parts(items, rows)
     return (compare(items.part(number, num_parts), rows.part(number, num_parts)) for number in range(num_parts))
 
 
 def compare(items: pa.Table, rows: pa.Table) -> pa.Table:
-    """Compare records of items with the rows of embeddings of the same ids; pure.
-
-    Args:
-        items: with the columns of `RECORD_KEYS`.
-        rows: with those of `ROW_KEYS`.
-    """
+    """Compare records of items (`RECORD_KEYS`) with the rows of embeddings (`ROW_KEYS`) of the same ids."""
     records = items.group_by("item_id").aggregate([([], "count_all"), ("state", "min"), ("num_vectors", "max")])
     count = pc.CountOptions(mode="all")
     held = rows.group_by("item_id").aggregate([([], "count_all"), ("segment", "count_distinct", count)])
@@ -61,7 +54,7 @@ def compare(items: pa.Table, rows: pa.Table) -> pa.Table:
     ]
     joined = [_join(pieces, field.type) for pieces, field in zip(columns, MISMATCHES, strict=True)]
     found = pa.Table.from_arrays(joined, schema=MISMATCHES)
-    # A record of an older format may not tell how many vectors there are.
+    # A record of an older format may not say how many vectors there are.
     is_embedded = pc.fill_null(pc.equal(found["state"], "embedded"), False)
     told = pc.coalesce(found["num_told"], pc.if_else(is_embedded, 1, found["num_rows"]))
     is_told = pc.is_valid(found["num_told"])

@@ -1,12 +1,11 @@
-"""Records of items from finished rows: each item's state, and whether its new or its published rows are valid. Pure."""
+"""Records of items from finished rows: each item's state, and whether its new or its published rows are valid."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.batch_schema import LEFT_OUT
 
-# Columns of a listing about items that are published already, or were and may be taken over; rows carry them through
-# all steps.
+# Columns of a listing about items that are published, or were and may be taken over; rows carry them through all steps.
 KNOWN_COLUMNS = {"known_version": pa.string(), "known_vectors": pa.int32()}
 HELD_COLUMNS = {"held_version": pa.string(), "held_vectors": pa.int32()}
 
@@ -14,20 +13,16 @@ HELD_COLUMNS = {"held_version": pa.string(), "held_vectors": pa.int32()}
 def split_records(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Decide, for each item whose last row is here (the one with `num_vectors`), which rows are valid.
 
-    The published ones stay where the content is equal, and where an item that had all its vectors can't be embedded
-    whole any more, or one that had some can't be embedded at all: such an item is `stale`.
+    The published rows stay if the content is equal. They also stay if an item that had all its vectors can't be
+    embedded completely any more, or one that had some can't be embedded at all: such an item is `stale`. An item whose
+    content equals `held_version` gets a new record without rows, so it is incomplete until they are copied.
 
-    An item whose content is equal to `held_version` has a new record without rows, so it is not whole until they are
-    copied.
+    `rows` are finished rows (`embedder.batch_schema`). They may have `known_version` (content of the published rows,
+    null if those were incomplete) and `known_vectors` (their number), and `held_version` and `held_vectors` of a
+    publication that was rolled back.
 
-    Args:
-        rows: finished rows (`embedder.batch_schema`); where they have them, with `known_version` (content of the
-            published rows, null where those were not whole) and `known_vectors` (their number), and with `held_version`
-            and `held_vectors` of a publication that was rolled back from.
-
-    Returns:
-        The rows of items with new rows, and of those whose published rows stay, with `state` and `stale`; of the latter
-        `num_vectors` and `content_version` are the published ones.
+    Returns the rows of items with new rows, and of those whose published rows stay, with `state` and `stale`;
+    `num_vectors` and `content_version` of the latter are the published ones.
     """
     rows = rows.filter(pc.is_valid(rows["num_vectors"]))
     is_reject = pc.is_valid(rows["error_type"])

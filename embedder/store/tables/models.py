@@ -1,7 +1,7 @@
-"""Further models of a store: each has tables, index and runs in a folder of its own, laid out as a store's are.
+"""A store's models besides the main one: each has its own folder with tables, index and runs, laid out like a store.
 
-`STORE/models/NAME/` has no CURRENT.json and no lock: what of it is published stands in `Current.models` of the store's
-own CURRENT.json, so that all models of a publication become visible at once, and the store's lock guards them all.
+`STORE/models/NAME/` has no CURRENT.json and no lock. What is published of it is in `Current.models` of the store's own
+CURRENT.json, so that all models of a publication become visible at once; the store's lock guards them all.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,9 @@ MODELS_FOLDER = "models"
 
 
 class ModelFiles(StoreFiles):
-    """View of a further model's folder as a store's root; its publication and its lock are the store's."""
+    """View of a model's folder as a store's root; its publication and its lock are the store's."""
 
     def __init__(self, main: StoreFiles, model: str) -> None:
-        """Name the model; nothing is made before the first write."""
         super().__init__(f"{main.address}/{MODELS_FOLDER}/{model}")
         self._main, self._model = main, model
         self.backend, self.environment = main.backend.below(f"{MODELS_FOLDER}/{model}"), main.environment
@@ -30,7 +29,7 @@ class ModelFiles(StoreFiles):
 
     @property
     def main(self) -> StoreFiles:
-        """The store that the model belongs to."""
+        """Return the store that the model belongs to."""
         return self._main
 
     @property
@@ -40,33 +39,21 @@ class ModelFiles(StoreFiles):
 
     @property
     def option(self) -> str:
-        """Options by which a command works on this model."""
+        """Command line options that select this model."""
         return f"--store {quote(self._main.address)} --model {self._model}"
 
     def confirm_lease(self) -> None:
-        """Confirm before a commit that this process still holds the store's lock, where it took one.
-
-        Raises:
-            LeaseLostError: another run has taken the store over.
-        """
+        """Check before a commit that this process still holds any lock that it took; else LeaseLostError."""
         self._main.confirm_lease()
 
 
 def model_folders(files: StoreFiles) -> list[str]:
-    """Names of the further models that have files in a store, published or not, sorted."""
+    """Return the sorted names of models other than the main one that have files in a store, published or not."""
     return sorted(filter(is_model_name, {info.path.split("/")[1] for info in files.list(MODELS_FOLDER)}))
 
 
 def model_files(files: StoreFiles, name: str) -> StoreFiles:
-    """Return the view of a model's folder; the store itself for its main model.
-
-    Args:
-        files: the store.
-        name: of the model; empty or `main`: the main one.
-
-    Raises:
-        StoreError: no model can have that name.
-    """
+    """Return the view of a model's folder; the store itself for an empty name or `main`. StoreError on a bad name."""
     if name in ("", MAIN):
         return files.main
     if not is_model_name(name):
@@ -75,26 +62,17 @@ def model_files(files: StoreFiles, name: str) -> StoreFiles:
 
 
 def model_names(current: Current | None) -> tuple[str, ...]:
-    """Names of the further models of a publication, sorted."""
+    """Return the sorted names of a publication's models other than the main one."""
     return tuple(sorted(current.models)) if current is not None else ()
 
 
 def views(files: StoreFiles, current: Current | None) -> Mapping[str, StoreFiles]:
-    """Views of all models of a publication by their names; the store itself, first, by the empty name."""
+    """Return the views of all models of a publication by name; the store itself is first and has the empty name."""
     return {"": files.main} | {name: model_files(files, name) for name in model_names(current)}
 
 
 def find_model(files: StoreFiles, current: Current, name: str) -> tuple[StoreFiles, Current]:
-    """Find a model of a publication: its view, and its part of the publication.
-
-    Args:
-        files: the store.
-        current: a publication of it.
-        name: of the model; empty or `main`: the main one.
-
-    Raises:
-        StoreError: the publication has no such model.
-    """
+    """Return a model's view and part of a publication (empty or `main`: the main model); StoreError if absent."""
     if name in ("", MAIN):
         return files.main, current
     if name not in current.models:
@@ -106,11 +84,7 @@ def find_model(files: StoreFiles, current: Current, name: str) -> tuple[StoreFil
 
 
 def check_has_vectors(view: StoreFiles, own: Current) -> None:
-    """Refuse to search by, or to index, a model that gives other outputs than vectors.
-
-    Raises:
-        StoreError: it has no vectors.
-    """
+    """Raise StoreError if a model to search or index by has outputs other than vectors."""
     if own.has_vectors is not False:
         return
     outputs = own.outputs or {}

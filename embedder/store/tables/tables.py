@@ -1,4 +1,4 @@
-"""Access to Delta tables: read a version's files, and commit adds and removes as one version."""
+"""Access to Delta tables: reads a version's files, and commits adds and removes as one version."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -21,16 +21,7 @@ class RecordTable:
     """Delta table of the store."""
 
     def __init__(self, files: StoreFiles, name: str, version: int | None = None) -> None:
-        """Open the table at a version, or at its newest; one to which nothing was committed has no files.
-
-        Args:
-            files: the store.
-            name: name of the table.
-            version: number of the version, -1 before the first; None: the newest.
-
-        Raises:
-            StoreError: the table or that version of it can't be read.
-        """
+        """Open a version (-1: before the first, without files; None: the newest); StoreError if unreadable."""
         self.files, self.name = files, name
         self._state = None if version == -1 else self._read_state(version)
 
@@ -51,7 +42,7 @@ class RecordTable:
 
     @property
     def version(self) -> int:
-        """Number of the open version, -1 where there is none."""
+        """Number of the open version, -1 if there is none."""
         return self._state.version if self._state else -1
 
     @property
@@ -61,35 +52,27 @@ class RecordTable:
 
     @property
     def _adds(self) -> dict[str, Action]:
-        """Files of this version, with what its log says of each."""
+        """Files of this version, each with its entry in the log."""
         return self._state.adds if self._state else {}
 
     def paths(self) -> list[str]:
-        """Files of this version, relative to the table's folder, sorted."""
+        """Return the files of this version, relative to the table's folder, sorted."""
         return sorted(self._adds)
 
     def num_rows(self) -> int:
-        """Number of rows of this version, by its log."""
+        """Return the number of rows of this version, by its log."""
         return sum(each.num_rows for each in self.parts())
 
     def size_bytes(self, paths: Collection[str]) -> int:
-        """Size of some files of this version, by its log."""
+        """Return the size of some files of this version, by its log."""
         return sum(add["size"] for path, add in self._adds.items() if path in paths)
 
     def parts(self) -> list[PartFile]:
-        """Files of this version with rows, bytes and statistics, by path."""
+        """Return the files of this version with rows, bytes and statistics, by path."""
         return [_part(self.name, self._adds[path]) for path in self.paths()]
 
     def read(self, columns: list[str] | None = None, paths: list[str] | None = None) -> pa.Table:
-        """Read rows of this version.
-
-        Args:
-            columns: names of columns; None: all.
-            paths: names of files; None: all.
-
-        Raises:
-            StoreError: a file of the table is missing or damaged.
-        """
+        """Read rows of some columns and files (None: all); StoreError if a file is missing or damaged."""
         paths = self.paths() if paths is None else paths
         starts = range(0, len(paths), FILES_AT_ONCE)
         tables = [self._read_files(paths[start : start + FILES_AT_ONCE], columns) for start in starts]
@@ -101,17 +84,13 @@ class RecordTable:
         return schema.empty_table().select(schema.names if columns is None else columns)
 
     def _read_files(self, paths: list[str], columns: list[str] | None) -> pa.Table:
-        """Read rows of some files; where many have few rows, as one piece: a table of one row takes 20 kB."""
+        """Read rows of some files, merged into one chunk if many have few rows: a one-row table takes 20 kB."""
         schema = self._read_schema(columns)
         rows = pa.concat_tables(self.files.each(lambda path: self._read_file(path, columns, schema), paths))
         return rows.combine_chunks() if len(paths) == FILES_AT_ONCE and rows.num_rows < ROWS_PER_PIECE else rows
 
     def pieces(self, columns: list[str]) -> Iterator[pa.Table]:
-        """Read rows of this version, some hundred thousand at a time.
-
-        Raises:
-            StoreError: a file of the table is missing or damaged.
-        """
+        """Read rows, some hundred thousand at a time; StoreError if a file is missing or damaged."""
         paths, num_rows = list[str](), 0
         for part in self.parts():
             paths.append(part.path)
@@ -123,7 +102,7 @@ class RecordTable:
             yield self.read(columns, paths)
 
     def _read_schema(self, columns: list[str] | None) -> pa.Schema:
-        """Types of columns, or of all, as they are read: also of those that a file lacks because it is older."""
+        """Return the types of columns (None: all) as they are read, including those that an older file lacks."""
         own, there = TABLES[self.name], self.schema if self.schema is not None else pa.schema([])
         wanted = [name for name in (there.names if columns is None else columns) if name in there.names]
         return pa.schema([own.field(name) if name in own.names else there.field(name) for name in wanted])
@@ -140,7 +119,7 @@ class RecordTable:
         return with_nulls(content, schema)
 
     def may_have_nulls(self, path: str, column: str) -> bool:
-        """Whether a column of one file may have nulls, by the file's own statistics; no value is read."""
+        """Return whether a column of one file may have nulls, by the file's statistics; no value is read."""
         footer = pq.ParquetFile(self.files.open(f"{self.name}/{path}")).metadata
         groups = map(footer.row_group, range(footer.num_row_groups))
         chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
@@ -150,11 +129,7 @@ class RecordTable:
         )
 
     def check_schema(self, schema: pa.Schema) -> None:
-        """Refuse rows whose columns differ from the table's.
-
-        Raises:
-            StoreError: the columns differ.
-        """
+        """Raise StoreError if the columns differ from the table's."""
         if self._state is None:
             return
         from deltalake import Schema
@@ -171,26 +146,18 @@ class RecordTable:
             )
 
     def is_committed(self, run_id: str) -> bool:
-        """Whether that run's commit is already in the table."""
+        """Return whether the run's commit is already in the table."""
         return self._state is not None and run_id in self._state.transactions
 
     def commit_files(
         self, mark: str, wanted: Sequence[PartFile], schema: pa.Schema | None = None, session: str = ""
     ) -> int:
-        """Make the newest version hold exactly these files; return it.
+        """Make the newest version hold exactly these files; return its number.
 
-        The entry is the difference from the version before it, and is written if no other entry took its number. So a
-        version holds what it was to contain, whatever an overtaken writer has committed, or an unfinished operation
-        has left.
-
-        Args:
-            mark: id of the run, which the entry bears.
-            wanted: the files, from any version or run.
-            schema: columns of the table, which is created where it does not exist.
-            session: session of the run, which the entry bears, too.
-
-        Raises:
-            LeaseLostError: another run has taken the store over.
+        The entry is the difference from the preceding version, and is written if no other entry took its number. So a
+        version holds what it should, whatever an overtaken writer has committed or an unfinished operation has left.
+        `mark` is the run id; the entry carries it and `session`. `wanted` files may come from any version or run.
+        `schema` is for a table that doesn't exist yet. Raises LeaseLostError if another run has taken over the store.
         """
         schema = schema if schema is not None else self.schema if self.schema is not None else TABLES[self.name]
         kept = {part.path for part in wanted}
@@ -209,7 +176,7 @@ class RecordTable:
                 self.write_checkpoint()
 
     def _put_entry(self, number: int, data: bytes) -> bool:
-        """Write an entry of the log unless there is one of that number, and read the one that is there."""
+        """Write a log entry unless its number is taken, and read the one that is then there."""
         self.files.confirm_lease()
         is_new = self.files.create(entry_file(self.name, number), data)
         try:
@@ -219,7 +186,7 @@ class RecordTable:
         return is_new
 
     def write_checkpoint(self) -> None:
-        """Write the newest version whole, so that readers of it need no earlier entry of the log."""
+        """Write the newest version whole, so that its readers need no earlier log entry."""
         if self._state is not None:
             self.files.confirm_lease()
             put_checkpoint(self.files, self.name, self.version)
@@ -235,7 +202,6 @@ class RecordTable:
 
 
 def _part(table: str, add: Action) -> PartFile:
-    """Part file of an entry in the log."""
     num_rows = parse_json(add["stats"])["numRecords"]
     return PartFile(
         table=table, path=add["path"], num_rows=num_rows, size_bytes=add["size"], stats=add["stats"], session=""

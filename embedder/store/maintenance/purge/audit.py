@@ -1,4 +1,4 @@
-"""Search of all files of a store for some items, by the kind of each file."""
+"""Search of all files of a store for some items, by kind of file."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ RECORDS = (
     "_last_checkpoint",
     ".lock",
 )
-"""Files with fixed keys and no item's name or text; a word in them that equals an id is not the item."""
+"""Files with fixed keys, without an item's name or text; a word in them that equals an id is not the item."""
 
 NUMBERS = (".faiss", ".npy", ".npz", ".codes", ".u8", ".u16", ".u32", ".u64")
-"""Index files of numbers only; the ids are in other files."""
+"""Index files with only numbers; the ids are in other files."""
 
 
 def is_free_text(info: FileInfo) -> bool:
-    """Whether a file is prose or JSON, in which names can be replaced."""
+    """Return whether a file is prose or JSON, in which names can be replaced."""
     name = info.path.rpartition("/")[2]
     if is_tower_file(info.path):
         return False
@@ -47,14 +47,7 @@ def is_free_text(info: FileInfo) -> bool:
 
 @dataclass(frozen=True)
 class Scan:
-    """Result of a search of the whole store.
-
-    Attributes:
-        num_files: files that were searched.
-        num_parquet: those of them that were read as Parquet.
-        size_bytes: size of all files.
-        found_in: the files that name or hold one of the items.
-    """
+    """Result of a search of the whole store; `found_in` are the files that name or hold one of the items."""
 
     num_files: int
     num_parquet: int
@@ -75,11 +68,7 @@ def scan_store(files: StoreFiles, names: ItemNames) -> Scan:
 
 
 def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[str]:
-    """Ids and URIs of the items that a file has rows of, or names.
-
-    Raises:
-        StoreError: it is no Parquet or Arrow file, though its name says so.
-    """
+    """Return the ids and URIs of items that a file names or has rows of; StoreError if it is damaged."""
     name = info.path.rpartition("/")[2]
     if name in RECORDS or name.endswith(NUMBERS) or is_tower_file(info.path):
         return frozenset()
@@ -96,7 +85,7 @@ def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[s
 
 
 def _read_rows(files: StoreFiles, info: FileInfo) -> pa.Table:
-    """Read the ids of a Parquet or Arrow file that has any, else all its rows (a checkpoint's)."""
+    """Read the ids of a Parquet or Arrow file, or all rows if it has none (a checkpoint)."""
     try:
         if info.path.endswith(".arrow"):
             return pa.ipc.open_file(pa.BufferReader(files.read(info.path))).read_all()
@@ -110,16 +99,14 @@ def _read_rows(files: StoreFiles, info: FileInfo) -> pa.Table:
 
 
 def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str]) -> frozenset[bytes]:
-    """Read the vectors of the items' captions, as bytes.
+    """Return the vectors of the items' captions, as bytes.
 
-    Args:
-        files: the store, or the view of a further model.
-        ids: ids of the items.
-        paths: part files of embeddings that hold them, relative to the table's folder.
+    `files` may be a model's view; `paths` are the embeddings' part files with the items, relative to the table's
+    folder.
     """
     table = RecordTable(files, "embeddings")
     found: set[bytes] = set()
-    if table.schema is None or "text_embedding" not in table.schema.names:  # a further model may give other outputs
+    if table.schema is None or "text_embedding" not in table.schema.names:  # other models may have no vectors
         return frozenset()
     for path in paths:
         rows = table.read(["item_id", "text_embedding"], [path])
@@ -129,12 +116,12 @@ def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str
 
 
 def is_among(ids: pa.ChunkedArray, wanted: Collection[str]) -> pa.ChunkedArray:
-    """Mask of the ids that are among others."""
+    """Return a mask of the ids that are among `wanted`."""
     return pc.is_in(ids.cast(pa.string()), value_set=pa.array(list(wanted), pa.string()))
 
 
 def row_values(action: Any) -> list[Any]:
-    """Values of rows in an action of a Delta log, in an entry or a checkpoint: bounds of files, and predicates.
+    """Return the row values in an action of a Delta log (entry or checkpoint): file bounds and predicates.
 
     The rest is paths and columns, in which a word that equals an id is not the item.
     """
@@ -146,7 +133,7 @@ def row_values(action: Any) -> list[Any]:
 
 
 def texts_of(content: bytes) -> list[Any]:
-    """Parse a text file: the value where it is JSON, else line by line, each a value where it is JSON."""
+    """Parse a text file as one JSON value, else line by line, each as JSON if possible."""
     text = content.decode(errors="replace")
     value = _value(text)
     return [_value(line) for line in text.splitlines()] if value is text else [value]

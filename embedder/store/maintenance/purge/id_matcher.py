@@ -1,4 +1,4 @@
-"""Matching of items' names in texts: exact, so that a purge neither misses an item nor matches another one."""
+"""Exact matching of items' names in texts, so that a purge neither misses an item nor matches another one."""
 
 import json
 import re
@@ -13,7 +13,7 @@ GONE = "[purged]"
 MIN_TEXT_LENGTH = 4
 MIN_NUMBER_LENGTH = 6
 MAX_NESTED = 40
-"""Nesting depth of groups in a pattern; only names made for an attack need more."""
+"""Nesting depth of groups in a pattern; only maliciously made names need more."""
 
 # A name ends where no letter, digit, dot or dash follows: `a.jpg` is neither in `aa.jpg` nor in `a.jpg.png`, but it is
 # in `/pictures/a.jpg: broken` and at the end of a sentence.
@@ -24,12 +24,7 @@ class ItemNames:
     """Ids and URIs of some items, with a search for them in texts."""
 
     def __init__(self, ids: Collection[str], uris: Collection[str] = ()) -> None:
-        """Prepare the search.
-
-        Args:
-            ids: ids of the items.
-            uris: URIs from which they were read; an error message may have these instead.
-        """
+        """Prepare the search for ids, and for the URIs of the items, which error messages may have instead."""
         self.ids = frozenset(ids)
         self.exact = self.ids | frozenset(uris)
         self._names = {printable(name): name for name in self.exact} | {name: name for name in self.exact}  # as in logs
@@ -38,10 +33,10 @@ class ItemNames:
         self._pattern = re.compile(f"{_BEFORE}{any_of(sorted(loose))}{_AFTER}|{any_of(sorted(quoted))}")
 
     def found_in(self, value: Any) -> frozenset[str]:
-        """Ids and URIs in a text, or in any text in nested lists and objects.
+        """Return the ids and URIs in a text, or in any text in nested lists and objects.
 
-        Short names and numbers (`7`, `red`) count only where they are the whole text or quoted: elsewhere they
-        mostly mean something else.
+        Short names and numbers (`7`, `red`) count only if they are the whole text or quoted; elsewhere they mostly mean
+        something else.
         """
         found = set()
         for text in texts_in(value):
@@ -52,7 +47,7 @@ class ItemNames:
         return frozenset(found)
 
     def removed_from(self, value: Any) -> Any:
-        """Copy of the value with `[purged]` in place of each name."""
+        """Copy the value with `[purged]` in place of each name."""
         return map_texts(value, lambda text: GONE if text in self.exact else self._pattern.sub(GONE, text))
 
 
@@ -61,13 +56,10 @@ def _is_telling(name: str) -> bool:
 
 
 def any_of(names: Sequence[str], depth: int = 0) -> str:
-    """Pattern for the longest of some names, in which each common prefix occurs once.
+    """Return a pattern for the longest of some sorted, unique names, in which each common prefix occurs once.
 
-    As plain alternatives, thousands of names would all be tried at each position of a text.
-
-    Args:
-        names: sorted, each once.
-        depth: number of groups around the pattern.
+    With plain alternatives, thousands of names would all be tried at each position of a text. `depth` is the number of
+    groups around the pattern.
     """
     if not names:
         return r"(?!)"
@@ -84,7 +76,7 @@ def any_of(names: Sequence[str], depth: int = 0) -> str:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """All texts in a JSON value, keys included; a text that is JSON itself is parsed."""
+    """Yield all texts in a JSON value, including keys; a text that is itself JSON is parsed."""
     if isinstance(value, str):
         yield value
         yield from texts_in(_parse(value))
@@ -98,7 +90,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Copy of the value with each text changed; one that is JSON itself stays JSON."""
+    """Copy the value with each text changed; one that is itself JSON stays JSON."""
     if isinstance(value, str):
         inner = _parse(value)
         changed = change(value)
@@ -111,7 +103,6 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _parse(text: str) -> Any:
-    """Parsed value of a text that is a JSON object or list, else None."""
     if not text.startswith(("{", "[")):
         return None
     try:

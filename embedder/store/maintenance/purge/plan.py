@@ -1,7 +1,4 @@
-"""Plan of a purge: files to delete, change and rewrite, found by a search of every file of the store.
-
-The files of further models are among them, each by its path in the store.
-"""
+"""Plan of a purge: files to delete, change or rewrite, found by searching all files of the store and its models."""
 
 import re
 from collections import Counter
@@ -40,7 +37,7 @@ Named = Mapping[FileInfo, frozenset[str]]
 
 
 class PartPlace(NamedTuple):
-    """Place of a part file: model, empty for the main one, table, and path relative to the table's folder."""
+    """Model of a part file (empty: the main one), its table, and its path relative to the table's folder."""
 
     model: str
     table: str
@@ -49,13 +46,10 @@ class PartPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class PurgedItem:
-    """Item that is to be purged.
+    """Item to be purged.
 
-    Attributes:
-        item_id: id of the item.
-        is_published: whether the published items of a model include it.
-        num_vectors: its rows in the published embeddings of all models that have vectors.
-        was_purged: whether an earlier purge included it; with nothing left of it, that one is complete.
+    `is_published` is whether any model's published items include it; `num_vectors` counts its published rows over all
+    models. `was_purged` is whether an earlier purge included it: if nothing is left of it, that purge is complete.
     """
 
     item_id: str
@@ -71,16 +65,16 @@ class PurgePlan:
     Attributes:
         items: the items, by id.
         names: ids and URIs that the store is searched for.
-        rewritten: part files that some readable publication needs: they are rewritten in place, without the items.
-        published: those of them whose other rows are published again, as new files.
-        deleted: files that are useless without the items, in the order of their deletion: index versions, word
-            indexes, journal entries, lists of ids, what a killed run was given to read, part files of no publication.
-        changed: texts in which the names are redacted, and entries of the tables' logs that mention the items or a
+        rewritten: part files that a readable publication needs; they are rewritten in place, without the items.
+        published: the part files in `rewritten` whose other rows are published again, as new files.
+        deleted: files that are useless without the items, in the order of deletion: index versions, word indexes,
+            journal entries, lists of ids, inputs of a killed run, part files of no publication.
+        changed: texts in which the names are redacted, and log entries of tables that mention the items or a
             rewritten part file.
         indexes: folders of the index versions in `deleted`.
-        versions: run ids of the publications that hold the items; they stay readable, without them.
+        versions: run ids of the publications that hold the items; they stay readable, without the items.
         publishes: whether a new publication replaces the current one.
-        given_up: run ids of the unfinished runs that can't be resumed after that.
+        given_up: ids of unfinished runs that can't be resumed afterwards.
     """
 
     items: tuple[PurgedItem, ...]
@@ -96,39 +90,33 @@ class PurgePlan:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Ids of the items."""
+        """Return the ids of the items."""
         return self.names.ids
 
     @property
     def num_published(self) -> int:
-        """Number of the items that are published."""
+        """Return the number of published items."""
         return sum(item.is_published for item in self.items)
 
     @property
     def num_vectors(self) -> int:
-        """Number of their rows in the published embeddings."""
+        """Return the number of published embeddings of the items."""
         return sum(item.num_vectors for item in self.items)
 
     @property
     def bytes_rewritten(self) -> int:
-        """Size of the part files that are rewritten; those that are published again count twice."""
+        """Return the size of the rewritten part files; those that are published again count twice."""
         return sum(info.size_bytes for info in (*self.rewritten, *self.published))
 
     @property
     def finds_nothing(self) -> bool:
-        """Whether nothing of the items is left after an earlier purge."""
+        """Return whether an earlier purge has left nothing of the items."""
         return not (self.publishes or self.rewritten or self.deleted or self.changed)
 
 
 @dataclass(frozen=True)
 class _HeldRows:
-    """Rows of the items in one part file.
-
-    Attributes:
-        info: the file.
-        num_rows: item_id -> number of rows.
-        uris: URIs from which the items were read.
-    """
+    """Rows of the items in one part file: their number by item id, and the URIs from which the items were read."""
 
     info: FileInfo
     num_rows: Counter[str]
@@ -136,11 +124,10 @@ class _HeldRows:
 
 
 def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
-    """Search the whole store for some items, and decide what to do with each file that has them.
+    """Search the whole store for some items, and decide what to do with each file that contains them.
 
-    Raises:
-        StoreError: there is no store, it is of an older format, a file of it can't be read, or an id is unknown: no
-            table, log or index has it in any version, and it was not purged before.
+    Raises StoreError if there is no store, its format is older, a file can't be read, or an id is unknown: no table,
+    log or index has it in any version, and it was never purged.
     """
     check_writable(files, read_store_info(files))
     infos, ids = list(files.list("")), frozenset(item_ids)
@@ -151,7 +138,7 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
     found = files.each(lambda info: names_in(files, info, names), others)
     named = {info: each for info, each in zip(others, found, strict=True) if each}
     purged = purged_before(files, ids)
-    # A word in a text that equals an id may be anything: a misspelt id, a URI.
+    # A word in a text that equals an id may be something else: a misspelt id, a URI.
     known = purged.union(
         *(rows.num_rows for rows in held.values()), *(found for info, found in named.items() if not is_free_text(info))
     )
@@ -165,7 +152,7 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
     publishes = current is not None and _is_behind(files, current, published, held, indexes)
     in_indexes = [info for info in infos if info.path.rpartition("/")[0] in indexes]
     deleted = [
-        # The manifest first, without which the rest is no version.
+        # The manifest goes first; without it the rest is no version.
         *sorted(in_indexes, key=lambda info: not info.path.endswith("/manifest.json")),
         *(unneeded_words(files, ()) if held or named else ()),  # their rows move, and they hold what captions say
         *_entries(files, infos, held, named),
@@ -188,7 +175,7 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
 
 
 def _held_rows(files: StoreFiles, infos: Sequence[FileInfo], ids: Collection[str]) -> dict[str, _HeldRows]:
-    """Path of a part file -> rows of the items in it, where it has any."""
+    """Return the items' rows in each part file that has any, by path."""
     parts = {info: place for info in infos if (place := place_of(info.path)) is not None}
     tables = {
         (place.model, place.table): RecordTable(model_files(files, place.model), place.table)
@@ -206,7 +193,7 @@ def _held_rows(files: StoreFiles, infos: Sequence[FileInfo], ids: Collection[str
 
 
 def _needs(files: StoreFiles, current: Current | None, held: Collection[str]) -> dict[str, frozenset[str]]:
-    """Run id of each readable publication, including the current one -> the part files in `held` that it needs."""
+    """Return the part files in `held` that each readable publication, including the current one, needs; by run id."""
     versions: dict[str, Current] = {version.run_id: version for version in publications(files)}
     if current is not None:
         versions[current.run_id] = current
@@ -228,22 +215,21 @@ def _needs(files: StoreFiles, current: Current | None, held: Collection[str]) ->
 
 
 def _newest_unpublished(files: StoreFiles, current: Current | None, held: Collection[str]) -> frozenset[str]:
-    """Part files in `held` that the newest version of a model's table has, where the publication lacks the model.
+    """Return part files in `held` of the newest version of each model's table, for models that aren't published.
 
-    Other readers open that version, and a run that embeds by the model again goes on from it.
+    Other readers open that version, and a run that embeds with the model again builds on it.
     """
     tables = [key for key in _by_table(held) if key[0] and (current is None or key[0] not in current.models)]
     return frozenset().union(*(_newest(files, model, name) for model, name in tables)).intersection(held)
 
 
 def _newest(files: StoreFiles, model: str, name: str) -> set[str]:
-    """Part files of a table's newest version, by their paths in the store."""
     paths = RecordTable(model_files(files, model), name).paths()
     return {f"{model_folder(model)}{name}/{path}" for path in paths}
 
 
 def _by_table(paths: Collection[str]) -> dict[tuple[str, str], set[str]]:
-    """Model and table -> those part files that are its own, relative to its folder."""
+    """Group part files by model and table; paths become relative to the table's folder."""
     found: dict[tuple[str, str], set[str]] = {}
     for place in filter(None, map(place_of, paths)):
         found.setdefault((place.model, place.table), set()).add(place.path)
@@ -257,9 +243,9 @@ def _is_behind(
     held: Collection[str],
     indexes: Collection[str],
 ) -> bool:
-    """Whether the publication, or a table's newest version, which other readers open, has to be replaced.
+    """Return whether the publication, or a table's newest version that other readers open, must be replaced.
 
-    An index may hold items that left the tables before: it masks them until it is rebuilt.
+    An index may hold items that have left the tables; it masks them until it is rebuilt.
     """
     models = {"": current, **current.models}
     newest = (path for model in models for name in TABLES for path in _newest(files, model, name))
@@ -272,10 +258,10 @@ def _is_behind(
 def _indexes(
     files: StoreFiles, infos: Sequence[FileInfo], names: ItemNames, held: Mapping[str, _HeldRows], named: Named
 ) -> frozenset[str]:
-    """Folders of the index versions with data of the items: ids, also of masked rows, or vectors of their captions.
+    """Return the folders of index versions with data of the items: ids (masked rows included) or caption vectors.
 
-    An index holds captions' vectors, as its recall is measured on them after each update; they have no id, so they are
-    searched by value. An item's caption may be there though it has no image, and none of its ids is.
+    An index keeps caption vectors to measure its recall after each update. They have no ids, so they are searched by
+    value: an item's caption may be there even if the item has no image and none of its ids are.
     """
     vectors = frozenset[bytes]().union(
         *(
@@ -313,7 +299,7 @@ def _items(
 def _entries(
     files: StoreFiles, infos: Sequence[FileInfo], held: Mapping[str, _HeldRows], named: Named
 ) -> list[FileInfo]:
-    """Journal entries that name an item, or a part file with one: they are deleted before that file."""
+    """Return journal entries that name an item or a part file with one; they are deleted before that file."""
     matches = {info: match for info in infos if (match := _RUN.fullmatch(info.path)) is not None}
     entries = [info for info in matches if "/journal/" in info.path and info.path.endswith(".json")]
     parts_by_entry = files.each(lambda info: read_entry(files, info.path).parts, entries)
@@ -350,7 +336,7 @@ def _select_changed(
 def split_segment(
     files: StoreFiles, path: str, content: bytes, names: ItemNames, parts: Collection[str]
 ) -> tuple[list[bytes], list[bytes]]:
-    """Split a segment of a journal: lines that stay, and those of entries that name an item or a part file with one."""
+    """Split a journal segment into lines that stay and lines that name an item or a part file with one."""
     match = _RUN.fullmatch(path)
     folder = model_folder((match["model"] if match is not None else None) or "")
     stays, goes = list[bytes](), list[bytes]()
@@ -362,16 +348,16 @@ def split_segment(
 
 
 def is_part(info: FileInfo) -> bool:
-    """Whether a file is a part file of a table."""
+    """Return whether a file is a part file of a table."""
     return place_of(info.path) is not None
 
 
 def place_of(path: str) -> PartPlace | None:
-    """Place of a part file by its path in the store; None of any other file."""
+    """Return the place of a part file by its path in the store; None for any other file."""
     match = _PART.fullmatch(path)
     return None if match is None else PartPlace(match["model"] or "", match["table"], match["path"])
 
 
 def index_folder(number: int, model: str = "") -> str:
-    """Folder of an index version, of the main model or of a further one."""
+    """Return the folder of an index version of a model; an empty name means the main model."""
     return f"{model_folder(model)}index/{number:06d}"

@@ -1,11 +1,11 @@
-"""Permanent removal of items: from all models' published rows and older versions, and all texts; a search proves it.
+"""Permanent removal of items from all models' published rows, older versions and texts, which a search then verifies.
 
-The order makes each step repeatable. The items are first recorded as purged, so that no run embeds them again; then
-they leave the published state; then indexes, texts and logs; and part files last, as these hold the URIs and vectors
-by which the rest is searched. After a kill at any point, the same command continues.
+The order makes each step repeatable. First the items are recorded as purged, so that no run embeds them again. Then
+they leave the published state, then indexes, texts and logs. Part files come last, as they hold the URIs and vectors by
+which the rest is searched. After a kill at any point, the same command continues.
 
 Older versions stay readable: their part files are rewritten in place, so that every version keeps its list of files,
-and the log has their new sizes. The published state has no such file.
+and the log gets the new sizes. The published state has no such file.
 """
 
 import json
@@ -63,18 +63,15 @@ Result = TypeVar("Result")
 
 MAX_LOOKS = 3
 GROUP_BYTES = 256 << 20
-"""Size of the part files whose new content is held in memory together, so that the log is rewritten once for them."""
+"""Size of part files whose new content is held in memory together, so that the log is rewritten once for all."""
 
 
 @dataclass(frozen=True)
 class Purge:
-    """Result of a purge, with a search of the whole store afterwards.
+    """Result of a purge, with a final search of the whole store (`scan`).
 
-    Attributes:
-        plan: plan of the purge.
-        unreadable: run ids of the publications that can't be read any more, contrary to the plan.
-        published: the new publication; None where the published state did not hold the items.
-        scan: result of the search.
+    `unreadable` are run ids of publications that have become unreadable, contrary to the plan. `published` is None if
+    the published state didn't hold the items.
     """
 
     plan: PurgePlan
@@ -86,18 +83,13 @@ class Purge:
 def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoice) -> Purge:
     """Remove items permanently, all of them or none.
 
-    Args:
-        files: the store, held by the write lock.
-        item_ids: the items.
-        choose_index: chooses or builds the index of the new publication, where the old one held the items.
-
-    Raises:
-        StoreError: there is no store, it is of an older format, or an item is unknown to it.
-        RunFailedError: the search still finds something of them.
+    The caller holds the write lock. `choose_index` chooses or builds the index of the new publication, if the old one
+    held the items. Raises StoreError if there is no store, its format is older, or an item is unknown, and
+    RunFailedError if the search still finds a trace.
     """
     unfinished = [info.path for info in files.list("") if is_unfinished(info.path)]
     files.confirm_lease()
-    files.delete_each(unfinished)  # by killed writers; nothing ever refers to them, and they may hold anything
+    files.delete_each(unfinished)  # from killed writers; nothing ever refers to them, and they may contain anything
     plan = _repeat_until_settled(partial(plan_purge, files, item_ids))
     before = readable(files, publications(files))
     remember_purged(files, plan.ids)
@@ -124,7 +116,7 @@ def purge(files: StoreFiles, item_ids: Collection[str], choose_index: IndexChoic
 
 
 def _repeat_until_settled(work: Callable[[], Result]) -> Result:
-    """Do something with all files, again where a run that was overtaken still joins or deletes those of its journal."""
+    """Do something with all files; retry if a run that was overtaken still joins or deletes files of its journal."""
     for _ in range(MAX_LOOKS - 1):
         with suppress(FileNotFoundError):
             return work()
@@ -132,7 +124,6 @@ def _repeat_until_settled(work: Callable[[], Result]) -> Result:
 
 
 def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoice) -> Published | None:
-    """Publish a version of all models whose files hold none of the items."""
     current = read_current(files)
     if current is None:
         return None
@@ -156,7 +147,7 @@ def _publish_without(files: StoreFiles, plan: PurgePlan, choose_index: IndexChoi
 def _without(
     files: StoreFiles, run: RunInfo, name: str, parts: Sequence[PartFile], held: Collection[str], ids: Collection[str]
 ) -> Iterator[PartFile]:
-    """Part files without the items: unchanged, or new ones in place of those that hold an item."""
+    """Yield the part files without the items: unchanged, or new ones in place of those that hold an item."""
     table = RecordTable(files, name)
     for part in parts:
         if f"{model_folder(files.model)}{name}/{part.path}" not in held:
@@ -171,7 +162,7 @@ def _rest(table: RecordTable, path: str, ids: Collection[str]) -> pa.Table:
 
 
 def _forget_indexes(files: StoreFiles, folders: Collection[str]) -> None:
-    """Remove index versions that will be deleted from the records of publications; their search is exact then."""
+    """Remove index versions that will be deleted from publications' records; searches of those are then exact."""
     for model in ["", *model_folders(files)]:
         view = model_files(files, model)
         for record in publications(view):
@@ -182,7 +173,6 @@ def _forget_indexes(files: StoreFiles, folders: Collection[str]) -> None:
 
 
 def _recount(files: StoreFiles) -> None:
-    """Update the row counts of each publication that can be read."""
     whole = readable(files, publications(files))
     for model in ["", *model_folders(files)]:
         view, known = model_files(files, model), dict[str, Counter[str]]()
@@ -192,7 +182,7 @@ def _recount(files: StoreFiles) -> None:
 
 
 def _drop_sealed_entries(files: StoreFiles, plan: PurgePlan) -> None:
-    """Rewrite segments of journals without the entries that name an item or a part file with one."""
+    """Rewrite journal segments without the entries that name an item or a part file with one."""
     parts = {info.path for info in (*plan.rewritten, *plan.deleted) if is_part(info)}
     for info in plan.changed:
         if is_segment(info.path):
@@ -205,9 +195,9 @@ def _drop_sealed_entries(files: StoreFiles, plan: PurgePlan) -> None:
 
 
 def _delete(files: StoreFiles, infos: Sequence[FileInfo]) -> None:
-    """Delete files in two steps: CURRENT.json tells of them first."""
+    """Delete files in two steps: CURRENT.json lists them first."""
     current = read_current(files)
-    if current is None:  # nothing was ever published, so nothing can come to refer to them
+    if current is None:  # nothing was ever published, so nothing can refer to them
         files.confirm_lease()
         files.delete_each([info.path for info in infos])
     elif infos:
@@ -216,10 +206,7 @@ def _delete(files: StoreFiles, infos: Sequence[FileInfo]) -> None:
 
 
 def redact_texts(files: StoreFiles, names: ItemNames) -> None:
-    """Replace the names in reports, logs and the like by `[purged]`.
-
-    A file that is no text is left as it is; the search afterwards reports it.
-    """
+    """Replace the names in texts with `[purged]`; the final search reports files that aren't text."""
     texts = [info for info in files.list("") if is_free_text(info)]
     for info in texts:
         if names_in(files, info, names):
@@ -227,7 +214,6 @@ def redact_texts(files: StoreFiles, names: ItemNames) -> None:
 
 
 def _without_names(content: bytes, names: ItemNames) -> bytes:
-    """Redact a text, line by line or as one JSON document; the rest is unchanged."""
     values = [names.removed_from(value) for value in texts_of(content)]
     is_document = len(values) == 1 and b"\n" in content.strip()
     lines = [
@@ -247,7 +233,7 @@ def _is_utf8(content: bytes | None) -> TypeGuard[bytes]:
 
 
 def redact_logs(files: StoreFiles, names: ItemNames) -> None:
-    """Remove the names from the Delta logs, where they are the least and greatest id of a part file.
+    """Remove the names from the Delta logs, where they are the lowest or highest id of a part file.
 
     Entries and checkpoints keep everything else, so each version stays what it was.
     """
@@ -259,7 +245,7 @@ def redact_logs(files: StoreFiles, names: ItemNames) -> None:
 
 
 def _redact(action: Action, names: ItemNames) -> Action:
-    """Redact one action of a log: drop bounds that are a purged id, as any other text would be a wrong bound."""
+    """Redact one log action: drop bounds that are purged ids, as any replacement would be a wrong bound."""
     if not names.found_in(row_values(action)):
         return action
     if not action.get("commitInfo"):
@@ -273,7 +259,7 @@ def _rewrite_in_place(
 ) -> None:
     """Rewrite part files of a table under their own names, without some items' rows.
 
-    The log gets the new size first: after a kill in between, the file still holds the items, and is found again.
+    The log gets the new size first: after a kill in between, the file still holds the items and is found again.
     """
     all_places = {info: place_of(info.path) for info in infos}
     own = {info: each.path for info, each in all_places.items() if each is not None and each[:2] == (model, name)}
@@ -292,7 +278,7 @@ def _rewrite_in_place(
             try:
                 view.replace(f"{name}/{path}", content, tags[path])
             except WriteConflictError:
-                files.confirm_lease()  # refused where another run has taken the store over
+                files.confirm_lease()  # refused if another run has taken over the store
                 raise StoreError(
                     f"{view.uri(f'{name}/{path}')}: changed while it was rewritten, though no other command writes to "
                     "the store; run the same purge again"
@@ -300,7 +286,6 @@ def _rewrite_in_place(
 
 
 def _groups(infos: Sequence[FileInfo]) -> Iterator[list[FileInfo]]:
-    """Consecutive files in groups of bounded size."""
     group: list[FileInfo] = []
     for info in infos:
         if group and sum(each.size_bytes for each in (*group, info)) > GROUP_BYTES:

@@ -13,19 +13,14 @@ MAX_LISTED = 10
 MAX_COMPARED = 3
 """Unknown ids for which similar ones are searched: a file of thousands is no misspelling."""
 MAX_KNOWN = 20_000
-"""Items that they are compared with, which takes a second."""
+"""Number of items that they are compared with, which takes a second."""
 
 
 def refuse_unknown(files: StoreFiles, unknown: Mapping[str, Sequence[str]], num_asked: int) -> None:
-    """Refuse a purge of which some items are not in the store; otherwise it would look like success.
+    """Refuse a purge if some items are not in the store; otherwise it would look like success.
 
-    Args:
-        files: the store.
-        unknown: ids that are not in the store -> texts in which they occur as words.
-        num_asked: number of items to purge.
-
-    Raises:
-        StoreError: `unknown` is not empty.
+    `unknown` maps ids that are not in the store to texts in which they occur as words. Raises StoreError if it isn't
+    empty.
     """
     if not unknown:
         return
@@ -50,11 +45,9 @@ def _hint(near: Sequence[str], texts: Sequence[str]) -> str:
 
 
 def near_ids(item_id: str, known: Mapping[str, str]) -> list[str]:
-    """Up to two items that may be meant; pure.
+    """Return up to two items that may be meant by an unknown id.
 
-    Args:
-        item_id: an unknown id: misspelt, a URI or path of the item, or a path below or above its own.
-        known: item_id -> URI.
+    The id may be misspelt, a URI or path of the item, or a path below or above its own. `known` maps item ids to URIs.
     """
     by_path = [
         each
@@ -65,7 +58,6 @@ def near_ids(item_id: str, known: Mapping[str, str]) -> list[str]:
 
 
 def _known_items(files: StoreFiles) -> dict[str, str]:
-    """Published items, at most `MAX_KNOWN`: item_id -> URI."""
     known: dict[str, str] = {}
     current = read_current(files)
     if current is None:
