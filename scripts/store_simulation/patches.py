@@ -25,16 +25,16 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from embedder.store import layout, lock, publish, tables
+from embedder.store import layout, lock
 from embedder.store.backends import is_unfinished
 from embedder.store.files import StoreFiles
 from embedder.store.journal import part_writer
 from embedder.store.journal.journal import JournalEntry, PartFile
 from embedder.store.maintenance import compact
 from embedder.store.maintenance.purge import audit, plan, purge, unknown_ids
-from embedder.store.publish import current, history, interim, publication
+from embedder.store.publish import current, history, interim, publication, publish
 from embedder.store.publish.interim import InterimBatch, InterimState
-from embedder.store.tables import delta_log, delta_state
+from embedder.store.tables import delta_log, delta_state, tables
 from embedder.store.tables.tables import RecordTable
 
 

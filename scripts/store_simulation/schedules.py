@@ -23,12 +23,11 @@ from embedder.store.maintenance.compact import compact
 from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import release, rollback
 from embedder.store.maintenance.vacuum import vacuum
-from embedder.store.publish import publish
 from embedder.store.publish.current import IndexChoice, swap_index
 from embedder.store.publish.history import publications, readable
 from embedder.store.publish.interim import UnpublishedWork
 from embedder.store.publish.publication import ModelWork, PublishIntent
-from embedder.store.publish.publish import InterimWork, finish_publication, publish_interim
+from embedder.store.publish.publish import InterimWork, finish_publication, publish, publish_interim
 from embedder.store.publish.tombstones import PURGED_FILE, PurgedIds, purged_before
 from embedder.store.store_info import bind_store
 from embedder.store.tables.models import model_files
