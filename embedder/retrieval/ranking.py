@@ -97,7 +97,7 @@ class ItemRows:
     """Rows of each video."""
 
     def __init__(self, ids: pa.Table) -> None:
-        """Number the items from the `item_id` and `segment` of each row; those with one row, as images, need no lookup."""
+        """Number the items from the `item_id` and `segment` of each row; those with one row need no lookup."""
         videos = pc.unique(ids["item_id"].filter(pc.greater(ids["segment"], 0)))
         self.has_groups = len(videos) > 0
         if self.has_groups:
