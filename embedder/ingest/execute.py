@@ -1,4 +1,4 @@
-"""Choose the engine, make it ready, and run the job on it."""
+"""Choose the engine, prepare it, and run the job on it."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from embedder.placement.preflight import Access
 
 LOG = logging.getLogger(__name__)
-NUM_PROBED = 7  # items that each node opens before a run on a cluster, evenly spread over the sources, and the last
+NUM_PROBED = 7  # items, evenly spread over the listing and the last, that each node opens before a run on a cluster
 PREFLIGHT_FOLDER = "preflight"
 
 
 @dataclass(frozen=True)
 class EngineOutcome:
-    """Outcome of an engine's run, beside its journal."""
+    """Outcome of an engine's run, besides its journal."""
 
     job: Job
     available: Available
@@ -48,7 +48,7 @@ class EngineOutcome:
     monitor: RunMonitor
     """Memory and CPU seconds of the run's processes."""
     operators: OperatorHistory
-    """Samples of the operators; none of a run in one process."""
+    """Samples of the operators; none for a run in one process."""
     fleet: FleetWatch
     """Events of the cluster."""
     out_of_time: bool
@@ -68,7 +68,7 @@ class ReadyEngine:
         available: CPUs and GPUs that the run may take.
         run: runs a job over a listing; its operators are sampled on Ray.
         place: waits for room on a cluster, and gives each replica of a job its node.
-        on_cluster: whether there are nodes that may come and go.
+        on_cluster: whether nodes may come and go.
     """
 
     available: Available
@@ -88,14 +88,9 @@ def execute(
 ) -> EngineOutcome:
     """Run the job on the engine that suits it; with nothing to embed, only describe it.
 
-    Args:
-        inputs: settings, model and cut.
-        run: where the work is journaled.
-        to_embed: listed items.
-        show_progress: display of the progress.
-        stop_at_s: Unix time at which no further items are begun.
-        before_exit: called with the reason where the process is ended and no error reaches the caller any more.
-        further: further models, in their order, with the run of each.
+    `run` journals the work. No further items are begun after the Unix time `stop_at_s`. `before_exit` is called with
+    the reason if the process has to be ended without an error reaching the caller. `further` has the further models in
+    order.
     """
     choice = _choose(inputs, to_embed.num_rows)
     with _local_engine() if choice.engine == "local" else _ray_engine(inputs, run, to_embed, before_exit) as engine:
@@ -139,7 +134,7 @@ def _choose(inputs: Inputs, num_items: int) -> EngineChoice:
 
 
 def _plan(inputs: Inputs, available: Available, run: Run, to_embed: pa.Table, further: Sequence[ModelRun]) -> Job:
-    """Plan the job for what there is."""
+    """Plan the job for the resources available."""
     compute, rows, model = inputs.config.compute, inputs.config.rows, inputs.model
     return plan_job(
         compute,
@@ -165,7 +160,7 @@ def _log_job(job: Job, available: Available) -> None:
 
 
 def _listener(operators: OperatorHistory, fleet: FleetWatch) -> OnSample:
-    """Return what takes the samples of a run on Ray."""
+    """Return a callback for the samples of a run on Ray."""
 
     def on_sample(sample: "Sample") -> None:
         operators.add(sample)
@@ -175,14 +170,7 @@ def _listener(operators: OperatorHistory, fleet: FleetWatch) -> OnSample:
 
 
 def access_of(ray_address: str | None, model_uri: str, run: Run, to_embed: pa.Table) -> "Access | None":
-    """Return what the nodes of a cluster must reach: store, model, and some items; None on one machine.
-
-    Args:
-        ray_address: of the cluster; None on one machine.
-        model_uri: of the main model.
-        run: tokens lie in its folder.
-        to_embed: listed items.
-    """
+    """Return what the nodes of a cluster must reach (store, model, some items); None without a `ray_address`."""
     if ray_address is None or not to_embed.num_rows:
         return None
     from embedder.placement.preflight import Access
@@ -206,14 +194,7 @@ def _local_engine() -> Iterator[ReadyEngine]:
 def _ray_engine(
     inputs: Inputs, run: Run, to_embed: pa.Table, before_exit: Callable[[str], None]
 ) -> Iterator[ReadyEngine]:
-    """Attach to the cluster, or start Ray here.
-
-    Args:
-        inputs: settings, model and cut.
-        run: where the work is journaled.
-        to_embed: listed items.
-        before_exit: see `execute`.
-    """
+    """Attach to the cluster, or start Ray here; for `before_exit` see `execute`."""
     from embedder.executors.ray_session import cluster, ray_session
 
     compute = inputs.config.compute
@@ -256,7 +237,7 @@ def _run_on_ray(
     stop: StopRequest,
     on_sample: OnSample,
 ) -> None:
-    """Run a job on Ray; the claim of the cluster ends when all its replicas are up."""
+    """Run a job on Ray; its claim on the cluster ends when all its replicas are up."""
     from embedder.compat.operator_stats import sampled_to
     from embedder.executors.capacity import limit_to_share
     from embedder.pipeline import embed_on_ray
