@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SAME_S = 0.5  # a terminal and a wrapper may both pass on one key press
-BY_SIGNAL = 128  # plus its number: the exit code of what a signal ended, as shells have it
-SHOW_CURSOR = "\x1b[?25h"  # a progress bar that is cut off has hidden it
+SAME_S = 0.5  # a terminal and a wrapper may both forward one key press
+BY_SIGNAL = 128  # plus its number: the exit code of a process that a signal ended, as in shells
+SHOW_CURSOR = "\x1b[?25h"  # hidden by an interrupted progress bar
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -21,7 +21,7 @@ _notices: list[Callable[[int], None]] = []
 
 
 class SignalInterrupt(BaseException):
-    """Interruption of a command by a signal; no `Exception`, so that only the command's end catches it."""
+    """Interruption of a command by a signal; not an `Exception`, so that only the command's end catches it."""
 
     is_resumable = True
 
@@ -31,13 +31,13 @@ class SignalInterrupt(BaseException):
 
 
 class SignalCount:
-    """Distinction between a second signal and a first one that comes twice."""
+    """Distinguishes a second signal from a first one that arrives twice."""
 
     def __init__(self) -> None:
         self._first_s: float | None = None
 
     def is_first(self) -> bool:
-        """Note a signal, and return whether it is the first."""
+        """Record a signal, and return whether it is the first."""
         if self._first_s is not None:
             return False
         self._first_s = time.monotonic()
@@ -64,7 +64,7 @@ def interruptible() -> Iterator[None]:
     presses = SignalCount()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if presses.is_first():  # later ones would break off what the first one's end cleans up
+        if presses.is_first():  # later ones would interrupt the cleanup of the first
             raise SignalInterrupt(number)
 
     try:
@@ -89,7 +89,7 @@ def handling(handler: Handler) -> Iterator[dict[int, Handler | int]]:
 
 
 def _end_at_second(receiver: int) -> None:
-    """Read the numbers of signals as they come, until the pipe is closed or a second one ends the process.
+    """Read signal numbers as they come, until the pipe is closed or a second one ends the process.
 
     The first one is announced here too: Python's handlers wait for the main thread.
     """
@@ -120,7 +120,7 @@ def end_at_once(number: int) -> None:
 
 @contextmanager
 def delay_signals(doing: str) -> Iterator[None]:
-    """Delay signals while native code runs that must not be broken off; the first is announced, and follows after it."""
+    """Delay signals while native code runs that must not be interrupted; the first is announced, then raised."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -151,13 +151,7 @@ def delay_signals(doing: str) -> Iterator[None]:
 
 
 def hand_on(number: int, frame: FrameType | None, handler: Handler | int | None) -> None:
-    """Handle a signal as an earlier handler would have.
-
-    Args:
-        number: the signal.
-        frame: where it interrupted Python.
-        handler: the earlier handler, as `signal.getsignal` gives it.
-    """
+    """Handle a signal as an earlier handler, given by `signal.getsignal`, would have."""
     if callable(handler):
         handler(number, frame)
     elif handler != signal.SIG_IGN:

@@ -98,8 +98,7 @@ class Forecast(BaseModel):
     replaces_all: bool
     """Another model or preprocessing: the old vectors are served until all new ones exist."""
     rewrite_bytes: int
-    """Upper bound of the bytes of part files of embeddings that are rewritten as they hold replaced or retired items.
-    """
+    """Most bytes of embeddings' part files to rewrite, as they hold replaced or retired items."""
     estimate: RunEstimate
     retire_guard: Verdict
     models: dict[str, ModelForecast] = {}
