@@ -85,8 +85,6 @@ def wait_for_capacity(
 
 
 class _Wait:
-    """Wait for room, logged from time to time, with a limit."""
-
     def __init__(self, wait_s: float, allocation: Allocation) -> None:
         self._wait_s, self._needs = wait_s, _needs(allocation)
         self._started_s = self._next_say_s = time.monotonic()

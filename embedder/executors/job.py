@@ -136,7 +136,6 @@ def plan_job(
 
 
 def _stamp(rows: RowSettings, run: Run, carryover: pa.Schema, *, may_load: bool) -> RunMetadata:
-    """Return the constants of the main model's rows."""
     check_run_steps(rows.step, carryover, may_load=may_load)
     stamp = RunMetadata(
         run_id=run.run_id,

@@ -70,7 +70,6 @@ class _Stages:
         self._loading, self._turn = threading.Lock(), threading.Lock()
 
     def load(self) -> "list[TowerStage]":
-        """Load them, once."""
         from embedder.steps.stage import TowerStage
 
         with self._loading:
@@ -79,14 +78,12 @@ class _Stages:
         return self._loaded
 
     def load_models(self) -> list[ModelStage]:
-        """Load the further models, once."""
         with self._loading:
             limits = self._job.decode.limits
             self._models = self._models or [ModelStage(group, limits).load() for group in self._job.groups]
         return self._models
 
     def close(self) -> None:
-        """Free what further models hold: memory, child processes."""
         for models in self._models:
             models.close()
 

@@ -183,5 +183,4 @@ class RunMonitor:
 
 
 def _task(name: str) -> int:
-    """Return the number of the write task of a journal entry."""
     return int(name.rpartition("-")[2])

@@ -90,7 +90,6 @@ def _describe_published(work: WorkPlan, result: RunResult) -> str:
 
 
 def _item_counts(model: Model, work: WorkPlan, result: RunResult, *, is_published: bool) -> dict[str, Any]:
-    """Return the fields of the report about items and their vectors."""
     reasons = work.difference.reasons
     return {
         "num_new": reasons.get(NEW, 0),
@@ -112,7 +111,6 @@ def _item_counts(model: Model, work: WorkPlan, result: RunResult, *, is_publishe
 
 
 def _step_figures(inputs: Inputs, outcome: EngineOutcome, result: RunResult, started_s: float) -> dict[str, Any]:
-    """Return the fields of the report about steps, rates and resources."""
     job, found = outcome.job, _measure_steps(outcome, result)
     items_per_s = result.num_here / found.window_s if found.window_s else 0.0
     stages = job.allocation.stages
@@ -139,8 +137,6 @@ def _step_figures(inputs: Inputs, outcome: EngineOutcome, result: RunResult, sta
 
 @dataclass(frozen=True)
 class _MeasuredSteps:
-    """Measurements of a session's steps, and their sums."""
-
     measurements: list[Measurement]
     trace: list[Measurement]
     """Those of calls."""
@@ -155,7 +151,6 @@ class _MeasuredSteps:
 
 
 def _measure_steps(outcome: EngineOutcome, result: RunResult) -> _MeasuredSteps:
-    """Add up the calls of a session's steps."""
     job = outcome.job
     measurements = session_measurements(outcome, result)
     loads, trace = split_loads(measurements)
@@ -191,7 +186,6 @@ def _review(rows: RowSettings, outcome: EngineOutcome, result: RunResult, found:
 
 
 def _operators(outcome: EngineOutcome, uses: Sequence[OperatorUse]) -> list[OperatorReport]:
-    """Report on each operator of a run on Ray."""
     samples, peaks = outcome.operators.samples, outcome.operators.peaks
     busy = {use.name: use.busy_share for use in uses}
     return [
@@ -298,7 +292,6 @@ def _count_ignored(model: Model, result: RunResult) -> dict[str, int]:
 
 
 def _left_out_counts(left_out: LeftOut) -> dict[str, Any]:
-    """Return the fields of the report about what the sources hold besides items."""
     return {
         "other_files": dict(left_out.others),
         "unreadable": dict(left_out.unreadable),

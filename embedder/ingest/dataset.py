@@ -122,7 +122,6 @@ def _columns(
     carryover: Sequence[str],
     name: str | None,
 ) -> DatasetColumns:
-    """Check the names of columns, and collect them."""
     carryover = (carryover,) if isinstance(carryover, str) else tuple(carryover)
     named = {"id": id_, "image": image, "caption": caption, "uri": uri, "name": name}
     for key, value in (*named.items(), *(("carryover", each) for each in carryover)):

@@ -79,7 +79,6 @@ def diff(listing: pa.Table, known: pa.Table) -> Difference:
 
 
 def _reasons(listing: pa.Table, of_known: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Return why each item is embedded; null if it is not."""
     why = of_known["why"]
     same_size, same_time = (same_values(listing[name], of_known[name]) for name in ("size_bytes", "modified"))
     is_outdated = pc.is_in(why, value_set=pa.array([MODEL_CHANGED, PREPROCESSING_CHANGED]))

@@ -115,7 +115,6 @@ def execute(
 
 
 def _choose(inputs: Inputs, num_items: int) -> EngineChoice:
-    """Choose the engine, and log why."""
     compute = inputs.config.compute
     measured = measured_times(compute.ray_address, inputs.model.fingerprint)
     choice = choose_engine(
@@ -134,7 +133,6 @@ def _choose(inputs: Inputs, num_items: int) -> EngineChoice:
 
 
 def _plan(inputs: Inputs, available: Available, run: Run, to_embed: pa.Table, further: Sequence[ModelRun]) -> Job:
-    """Plan the job for the resources available."""
     compute, rows, model = inputs.config.compute, inputs.config.rows, inputs.model
     return plan_job(
         compute,
@@ -150,7 +148,6 @@ def _plan(inputs: Inputs, available: Available, run: Run, to_embed: pa.Table, fu
 
 
 def _log_job(job: Job, available: Available) -> None:
-    """Log where the stages compute, and what lowers their number."""
     if devices := describe_devices(job.allocation, available):
         LOG.info(devices)
     if compiled := [str(stage.index) for stage in job.stages if stage.compile]:
@@ -160,8 +157,6 @@ def _log_job(job: Job, available: Available) -> None:
 
 
 def _listener(operators: OperatorHistory, fleet: FleetWatch) -> OnSample:
-    """Return a callback for the samples of a run on Ray."""
-
     def on_sample(sample: "Sample") -> None:
         operators.add(sample)
         fleet.compare_replicas(sample)
@@ -182,7 +177,6 @@ def access_of(ray_address: str | None, model_uri: str, run: Run, to_embed: pa.Ta
 
 @contextmanager
 def _local_engine() -> Iterator[ReadyEngine]:
-    """Make this process the engine."""
     from embedder.executors.local import embed_locally
 
     yield ReadyEngine(

@@ -91,8 +91,6 @@ def _repeat(publish: Callable[[], None], every_s: float, ended: threading.Event,
 
 
 class _Publisher:
-    """Publisher of a session's finished work."""
-
     def __init__(
         self, inputs: Inputs, run: Run, chosen: pa.Table, models: Sequence[tuple[ModelPlan, ModelRun]]
     ) -> None:
@@ -110,7 +108,6 @@ class _Publisher:
         self._models = [_ModelPublisher(each, own, chosen) for each, own in models if each.work.outdated is None]
 
     def publish(self) -> None:
-        """Publish what is new, unless a guard refuses it."""
         batch = self._work.next()
         found = [(each, each.work.next(self._work.seen)) for each in self._models]
         models = [(each, own) for each, own in found if own.whole.num_rows]
@@ -152,7 +149,6 @@ class _ModelPublisher:
         self.work = UnpublishedWork(own.run, in_work)
 
     def judge(self, batch: InterimBatch, inputs: Inputs) -> tuple[Verdict, ...]:
-        """Judge a batch by itself."""
         run = self._own.run
         result = count_run(run, read_current(run.files), NO_IDS, batch=batch)
         return judge_model(
@@ -160,7 +156,6 @@ class _ModelPublisher:
         ).verdicts
 
     def to_publish(self, batch: InterimBatch, inputs: Inputs) -> InterimWork:
-        """Describe a batch's part of the publication."""
         run = self._own.run
         return InterimWork(run, batch, self._own.stamp, _intent(run, inputs, self._plan.model.info))
 

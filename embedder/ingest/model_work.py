@@ -150,7 +150,6 @@ def items_of_any_model(listing: ListedItems, main: pa.Table, plans: Sequence[Mod
 
 
 def _union_part(listing: pa.Table, main: pa.Table, needed: Mapping[str, pa.Table]) -> pa.Table:
-    """Return the items of one part that any model needs."""
     parts = (main, *needed.values())
     wanted = pa.chunked_array([chunk for part in parts for chunk in part["item_id"].chunks], pa.string())
     union = listing.filter(pc.is_in(listing["item_id"], value_set=wanted.combine_chunks()))

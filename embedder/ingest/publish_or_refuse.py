@@ -126,7 +126,6 @@ def _judge_end(
 
 
 def _report(found: ListingComparison, observer: RunObserver, outcome: EngineOutcome, ending: _Ending) -> Report:
-    """Report on the run, with its further models and the figures of the user's metrics."""
     inputs, work, result = found.inputs, found.work, ending.result
     inputs.left_out.num_json_without_caption = _num_json_without_caption(work.difference.to_embed, result)
     left_out = log_left_out(inputs, found.read_before, result)
@@ -152,7 +151,6 @@ def _report(found: ListingComparison, observer: RunObserver, outcome: EngineOutc
 
 
 def _write_timeline(outcome: EngineOutcome, result: RunResult, started_s: float) -> None:
-    """Write the timeline of the run's steps, if anything was measured."""
     if samples := outcome.operators.samples:
         timeline: Timeline | None = timeline_of(samples, started_s)
     else:
@@ -202,7 +200,6 @@ def _num_json_without_caption(to_embed: pa.Table, result: RunResult) -> int:
 
 
 def _num_published_before(result: RunResult) -> int:
-    """Count the items that interim publications of the run include."""
     names = interim_state(result.run.files, result.run.run_id).names
     return sum(entry.num_items for entry in result.entries if entry.name in names)
 

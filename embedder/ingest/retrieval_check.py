@@ -172,7 +172,6 @@ def _lowest(sample: _Sample) -> _Sample:
 
 
 def _keep(result: RunResult, sample: _Sample) -> None:
-    """Write the sample next to the run's records."""
     present = np.ones(len(sample.pairs), bool)
     columns = {"item_id": pa.array(sample.pairs, pa.string())}
     for place, name in enumerate(VECTOR_COLUMNS):

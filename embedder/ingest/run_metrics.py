@@ -74,7 +74,6 @@ class _CountedRows:
         yield from [self._schema.empty_table()] if not self.numbers else chunks
 
     def read(self, number: int, columns: Sequence[str]) -> pa.Table:
-        """Read columns of the rows of a part file that count."""
         part, names = self._parts[number], list(dict.fromkeys([*columns, "item_id"]))
         schema = pa.schema([self._schema.field(name) for name in names])
         rows = with_nulls(self._files.read_table(f"{part.table}/{part.path}", names), schema).select(names)

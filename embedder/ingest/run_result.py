@@ -105,7 +105,6 @@ class _Counts:
         self.num_embedded_of = np.zeros(num_files, np.int64)
 
     def add_all(self, records: HashedRows, whole: HashedRows) -> None:
-        """Count the records of complete items."""
         num_parts = common_parts(records, whole)
         for number in range(num_parts):
             facts = records.part(number, num_parts).select(["item_id", "session", "state", "stale", "file"])

@@ -168,7 +168,6 @@ def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: 
 
 
 def _each_once(found: list[RolledBackRecords], ids: pa.ChunkedArray) -> tuple[RolledBackRecords, ...]:
-    """Keep the first record of each item."""
     kept: list[RolledBackRecords] = []
     for each in found:
         here = each.of(pc.is_valid(positions(each.records["item_id"], ids)))

@@ -139,15 +139,12 @@ def plan_work(
 
 
 class _Sum:
-    """Sum over the comparisons of all parts."""
-
     def __init__(self) -> None:
         self._to_embed, self._num_unchanged = RowsInOrder(), 0
         self.retired, self.finished_and_gone, self.left_out = [NO_ITEMS], [NO_ITEMS.select([0])], [NO_ITEMS.select([0])]
         self.num_listed, self.num_vectors, self.num_published = 0, 0, Counter[str]()
 
     def add(self, difference: Difference) -> None:
-        """Add the difference of a part."""
         self._to_embed.add(difference.to_embed)
         self._num_unchanged += difference.num_unchanged
 
@@ -196,7 +193,6 @@ def _of_given(items: pa.Table, options: IngestOptions) -> pa.Table:
 
 
 def _difference(options: IngestOptions, listing: pa.Table, known: pa.Table) -> Difference:
-    """Sort a listing, and leave out items that are not asked for."""
     difference = diff(listing, known)
     if options.only is None:
         return difference

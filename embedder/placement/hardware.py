@@ -107,7 +107,6 @@ def _gpu(driver: ctypes.CDLL, index: int) -> tuple[str, tuple[int, int] | None]:
 
 
 def _driver() -> tuple[ctypes.CDLL | None, int]:
-    """Return the library of NVIDIA's driver, and its number of GPUs."""
     try:
         driver = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -50,7 +50,6 @@ class Node:
     gpu_type: str | None = None
 
     def __str__(self) -> str:
-        """Name the node and its size."""
         gpus = f", {self.num_gpus} x {self.device_type or 'GPU'}" if self.num_gpus else ""
         return f"{self.name} ({self.num_cpus:g} CPU{gpus})"
 
@@ -78,7 +77,6 @@ class ReplicaRequest:
     memory_bytes: int = 0
 
     def __str__(self) -> str:
-        """Name the request and what a replica takes."""
         gpus = f" and {self.num_gpus:g} {self.type_names or 'GPU'}" if self.num_gpus else ""
         memory = f" and {self.memory_bytes / 2**30:.3g} GiB" if self.memory_bytes else ""
         labels = "".join(f", {key}={value}" for key, value in sorted(self.labels))
@@ -233,7 +231,6 @@ class _Fleet:
         return tuple(map(tuple, found))
 
     def _is_wasted(self, kind: int, index: int) -> bool:
-        """Whether the node has GPUs and the replica needs none."""
         return self.kinds[kind].num_gpus > 0 and not self.requests[index].num_gpus
 
     def _load(self, kind: int, counts: Counts) -> float:

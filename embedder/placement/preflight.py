@@ -265,7 +265,6 @@ def _code_of(facts: NodeFacts) -> str:
 
 
 def _ask_facts(nodes: Sequence[Node]) -> tuple[dict[Node, NodeFacts], list[Problem]]:
-    """Ask nodes that may lack this package."""
     import ray
     from ray import cloudpickle
 
@@ -315,7 +314,6 @@ def _ask(
 
 
 def _delete(access: Access) -> None:
-    """Delete all tokens."""
     with suppress(*USER_MISTAKES, StoreUnavailableError, OSError):
         for info in list(access.files.list(access.folder)):
             access.files.delete(info.path)

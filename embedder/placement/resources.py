@@ -20,14 +20,13 @@ from embedder.servables.packing import ActorGroup
 from shards.plan import PlannedStage
 from shards.planning.devices import RAY_NAMES
 
-# A cheaper task would run a dozen times at once when parts come in a burst, each in its own process.
+# Write tasks are so cheap that a dozen would run at once when parts come in a burst, each in its own process.
 CPUS_PER_WRITER = 4
 # A stage is busy whenever it has input, whatever it asked Ray for. On a small machine the requests only need to fit;
 # on a large one each stage gets a whole core.
 STAGE_SHARE_OF_CPUS = 1 / 8
 MODELS_SHARE_OF_CPUS = 1 / 4
-"""Largest share of all CPUs that actors of further models reserve: like stages, they are busy whenever they have input.
-"""
+"""Largest share of all CPUs that actors of further models reserve; like stages, they are busy if they have input."""
 OBJECT_STORE_BYTES = 1 << 30  # Ray's shared memory; more of it would only hide a slow stage
 MIN_OBJECT_STORE_BYTES = 512 << 20
 RAY_CPU_UNIT = 1e-4  # Ray counts and rounds in these

@@ -145,7 +145,6 @@ def _format_name(name: str) -> str:
 
 
 def _value(kind: str) -> str:
-    """Return an example value to look for in a list of this type."""
     return "'cat'" if kind.startswith("VARCHAR") else "true" if kind.startswith("BOOL") else "1"
 
 
@@ -168,7 +167,6 @@ def _can_be_parsed(where: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _reserved_words() -> frozenset[str]:
-    """Return the words that DuckDB does not accept as column names."""
     import duckdb
 
     query = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')"
@@ -341,7 +339,6 @@ def _nodes(tree: Node, most: int) -> Iterator[Node]:
 
 
 def _without_places(tree: Any) -> Any:
-    """Copy a small tree without positions in the text."""
     if isinstance(tree, dict):
         return {key: _without_places(value) for key, value in tree.items() if not key.startswith("query_location")}
     return [_without_places(each) for each in tree] if isinstance(tree, list) else tree

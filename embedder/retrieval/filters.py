@@ -185,7 +185,6 @@ class RowFilter:
             self._items = None
 
     def _show(self, rows: pa.Table, stored: str) -> None:
-        """Make conditions read these rows and the computed columns."""
         more = "".join(f", {sql} AS {name}" for name, sql in self._computed.items())
         self._connection.execute(f"DROP VIEW IF EXISTS {TABLE}")
         self._connection.unregister(STORED)

@@ -28,7 +28,6 @@ class ExactIndex:
         self._vectors: Floats = unpack_vectors(rows[column])
 
     def __len__(self) -> int:
-        """Count the vectors."""
         return len(self._vectors)
 
     def vectors(self, rows: Rows) -> Floats:

@@ -145,7 +145,6 @@ class HttpClient:
             return response
 
     def _failure(self, answer: Response) -> Exception:
-        """Return the error that a local store would raise."""
         error = _read_error(answer)
         if error is None:
             return StoreError(

@@ -172,7 +172,6 @@ class _Best:
         self.least = 0.0
 
     def add(self, scores: Numbers, rows: Numbers) -> None:
-        """Keep those that are among the best."""
         kept = scores >= self.least
         scores, rows = np.concatenate([self._scores, scores[kept]]), np.concatenate([self.rows, rows[kept]])
         if len(scores) > self._depth:
@@ -308,7 +307,6 @@ class HybridRanker:
         return sum(1 for _ in takewhile(lambda caption: self._words.is_same(text, caption or ""), captions))
 
     def _allowed_rows(self, among: Among | None) -> Mask:
-        """Return the mask of allowed rows of the table."""
         if among is None:
             return self._has_vector
         allowed = self._has_vector.copy()

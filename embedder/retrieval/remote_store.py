@@ -406,7 +406,6 @@ def _image_characters(query: dict[str, Any]) -> int:
 
 
 def _requests(queries: Iterable[Any]) -> Iterator[list[Any]]:
-    """Split queries into those of one request each."""
     some: list[Any] = []
     num_characters = 0
     for query in queries:

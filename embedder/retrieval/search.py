@@ -104,13 +104,11 @@ class Searcher:
         return combine(wanted, away, options.not_weight, sample)
 
     def _depth(self, options: SearchOptions) -> int:
-        """Return the depth of the first search."""
         leaves_fewer = options.fold is not None or (options.group and self.snapshot.items.has_groups)
         depth = options.k * (SPARE_DEPTH if leaves_fewer else 1)
         return max(depth, HYBRID_DEPTH) if options.hybrid else depth
 
     def _arrange(self, ranking: Ranking, options: SearchOptions) -> ArrangedRanking:
-        """Group videos, and fold near-duplicates under the best of them."""
         if options.group:
             ranking = ranking.take(self.snapshot.items.first_of_each(ranking.rows))
         if options.fold is None:
@@ -119,7 +117,6 @@ class Searcher:
         return ArrangedRanking(ranking.take(positions), [ranking.take(each) for each in duplicates])
 
     def _without(self, away: Floats | None, ranking: Ranking) -> Ranking:
-        """Remove the negative examples from a ranking."""
         if away is None:
             return ranking
         return ranking.take(np.flatnonzero(is_apart(self.snapshot.vectors.vectors(ranking.rows), away)))
@@ -127,7 +124,6 @@ class Searcher:
     def _describe(
         self, query: Floats, arranged: ArrangedRanking, away: Floats | None, options: SearchOptions, among: Among | None
     ) -> Hits:
-        """Build the first k hits, with their metadata."""
         snapshot = self.snapshot
         hits = arranged.hits.take(np.arange(min(options.k, len(arranged.hits.rows))))
         if len(hits.rows) == 0 and away is not None:
@@ -145,7 +141,6 @@ class Searcher:
     def _segments(
         self, query: Floats, row: int, away: Floats | None, options: SearchOptions, among: Among | None
     ) -> Scored:
-        """Return the other segments of a hit's video that are allowed."""
         rows = self.snapshot.items.others(row) if options.group else NO_ROWS[0]
         rows = rows[is_among(self.snapshot.vectors.is_live if among is None else among, rows)]
         rows = rows if away is None else rows[is_apart(self.snapshot.vectors.vectors(rows), away)]

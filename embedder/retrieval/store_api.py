@@ -170,7 +170,6 @@ class Store(Searchable[Hits]):
         return self.encoder.encode_image(images)
 
     def _answer(self, queries: QueryBatch, options: SearchOptions) -> list[Hits]:
-        """Return the hits of each query, described."""
         vectors, away = self._combine(queries, options) if queries.is_combined else (self._vectors(queries), None)
         answers = self.searcher.search_batch(
             vectors,

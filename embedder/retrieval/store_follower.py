@@ -94,7 +94,6 @@ class FollowingStore:
         return self.snapshot.search(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the publication that is served now."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.snapshot, name)
