@@ -27,12 +27,10 @@ def as_they_are(pieces: Sequence[Any]) -> Sequence[pa.Table]:
 
 @dataclass(frozen=True)
 class CarriedColumns:
-    """Carried columns of all items of a run.
+    """Carried columns of all items of a run, in pieces.
 
-    Attributes:
-        starts: number of the first item of each piece, in rising order.
-        pieces: tables, or references to them; none if nothing is carried.
-        fetch: turns references into tables.
+    `starts` has the number of the first item of each piece, rising; `pieces` are tables, or references that `fetch`
+    turns into tables; none if nothing is carried.
     """
 
     starts: tuple[int, ...] = ()

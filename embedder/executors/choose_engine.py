@@ -26,11 +26,8 @@ MEASURED: Mapping[str, "RunTimes"] = {}
 class RunTimes(JsonText):
     """Times of earlier runs of a model on this machine, by one engine.
 
-    Attributes:
-        startup_s: seconds from the command to the first call of a step.
-        items_per_s: rate from then on.
-        num_items: items that the rate was measured with.
-        publish_s: seconds from the last item to the end, for tables and index.
+    `startup_s` is the seconds from the command to the first call of a step, `items_per_s` the rate from then on,
+    measured with `num_items`; `publish_s` the seconds from the last item to the end, for tables and index.
     """
 
     text_kind: ClassVar[str] = "times of runs"

@@ -20,11 +20,8 @@ FINISHING = "finishing what is in flight"
 class StopRequest:
     """Request to stop a run, as its engine sees it: immediate here, through a file of the store elsewhere.
 
-    Attributes:
-        asked: whether the run is to stop.
-        by_signal: whether a signal asked, so that somebody waits.
-        deadline_s: monotonic time after which work in flight is abandoned; None for no limit.
-        can_break: whether a signal may interrupt the main thread's work.
+    If a signal asked (`by_signal`), somebody waits. After the monotonic time `deadline_s`, if any, work in flight is
+    abandoned. `can_break` says whether a signal may interrupt the main thread's work.
     """
 
     def __init__(self, spread: Callable[[], None], timeout_s: float) -> None:

@@ -21,16 +21,10 @@ from embedder.store.layout import Current, StoreInfo, read_current
 class ListingComparison:
     """What the sources hold compared with what the store has.
 
-    Attributes:
-        inputs: configuration, store and models.
-        current: what is published.
-        listing: listed items, without purged ones.
-        unfinished: the run that this one would continue; None if that has finished nothing.
-        work: work of the main model.
-        plans: work of the further models.
-        removed: names of published models that the configuration no longer has.
-        read_before: listed items that earlier runs read and left out.
-        decide: decides again, once more items are finished.
+    `listing` and `read_before` (items that earlier runs read and left out) lack purged items. `unfinished` is the run
+    that this one would continue; None if that has finished nothing. `work` is the main model's, `plans` are the further
+    models'. `removed` has the names of published models that the configuration no longer has. `decide` decides again,
+    once more items are finished.
     """
 
     inputs: Inputs

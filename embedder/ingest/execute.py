@@ -62,13 +62,10 @@ OnSample = Callable[["Sample"], None]
 
 @dataclass(frozen=True)
 class ReadyEngine:
-    """Engine that is ready.
+    """Engine that is ready, with the CPUs and GPUs that the run may take.
 
-    Attributes:
-        available: CPUs and GPUs that the run may take.
-        run: runs a job over a listing; its operators are sampled on Ray.
-        place: waits for room on a cluster, and gives each replica of a job its node.
-        on_cluster: whether nodes may come and go.
+    `run` runs a job over a listing and samples its operators on Ray. `place` waits for room on a cluster and gives each
+    replica of a job its node. `on_cluster` says whether nodes may come and go.
     """
 
     available: Available

@@ -84,13 +84,8 @@ def end_run(
 class _Ending:
     """End of a run: what is finished, and whether it is published.
 
-    Attributes:
-        result: result of the main model.
-        further: results of the further models.
-        verdicts: verdicts of all guards.
-        own_verdicts: those on the listing and the main model.
-        failure: why nothing is published and the run has failed.
-        kept: why what is finished waits for the next run.
+    `own_verdicts` are those on the listing and the main model. `failure` says why nothing is published and the run has
+    failed, `kept` why what is finished waits for the next run.
     """
 
     result: RunResult

@@ -20,11 +20,9 @@ FIRST_WITH_BF16 = (8, 0)
 
 @dataclass(frozen=True)
 class Gpu:
-    """GPU, as far as it is known.
+    """GPU, as far as it is known: its type's name by driver or Ray, and its compute capability.
 
-    Attributes:
-        name: its type, as its driver or Ray calls it.
-        capability: compute capability; None if its driver was not asked, so that only the name is known.
+    The capability is None if its driver was not asked, so that only the name is known.
     """
 
     name: str
@@ -52,13 +50,10 @@ UNKNOWN_GPU = Gpu("GPU")
 
 @dataclass(frozen=True)
 class DtypeChoice:
-    """Compute dtype, and the reason for it.
+    """Compute dtype, never `auto`, and the reason for it, for the log.
 
-    Attributes:
-        dtype: never `auto`.
-        reason: why this one, for the log.
-        store: address of the store that it was read from; else None.
-        was_asked: whether the configuration names it.
+    `store` is the address of the store that it was read from, if any; `was_asked` says whether the configuration names
+    it.
     """
 
     dtype: ComputeDtype

@@ -29,15 +29,8 @@ NodesOfReplicas = tuple[tuple[int, ...], ...]
 class Node:
     """What replicas may take of one node: all that it has, or what is free now.
 
-    Attributes:
-        name: shown in messages.
-        num_cpus: CPUs, possibly fractional.
-        num_gpus: whole GPUs.
-        device_type: value of the label that names the type of its devices, else `gpu_type`.
-        memory_bytes: main memory.
-        labels: pairs of key and value.
-        node_id: Ray's id.
-        gpu_type: Ray's name: L4, A100.
+    `num_cpus` may be fractional; `num_gpus` are whole. `device_type` is the value of the label that names the type of
+    its devices, else `gpu_type`, Ray's name (L4, A100). `labels` are pairs of key and value; `node_id` is Ray's.
     """
 
     name: str
@@ -56,16 +49,10 @@ class Node:
 
 @dataclass(frozen=True)
 class ReplicaRequest:
-    """Replicas with the same needs, each on one node.
+    """Replicas with the same needs, each on one node; CPUs, GPUs and main memory are those of each.
 
-    Attributes:
-        name: stage or task, shown in messages.
-        count: number of replicas.
-        num_cpus: CPUs of each.
-        num_gpus: GPUs of each: whole ones, or 1/k of one.
-        device_types: types of devices, one of which its node must have; empty accepts any.
-        labels: pairs of key and value that its node must have.
-        memory_bytes: main memory of each.
+    `num_gpus` is whole, or 1/k of one. The node must have one of `device_types` (empty accepts any) and all `labels`,
+    pairs of key and value. `name`, a stage or task, is for messages.
     """
 
     name: str

@@ -53,11 +53,7 @@ class Problem(NamedTuple):
 class Access:
     """Places that a run's nodes must reach.
 
-    Attributes:
-        files: the store.
-        folder: folder of the store for the tokens.
-        model: folder or URI.
-        uris: an item of each source.
+    The tokens lie in `folder` of the store; `model` is a folder or URI; `uris` has an item of each source.
     """
 
     files: StoreFiles

@@ -67,7 +67,7 @@ class Hit:
         rank_score: in hybrid search, the fused score that orders the hits, at most 1/61 + 1/61.
         words_rank: in hybrid search, the rank from 1 among captions that contain the query's words; None if it
             contains none of them.
-        vector_rank: in hybrid search, the rank by vectors, from 1; None if only its words were found.
+        vector_rank: in hybrid search, the rank by vectors, from 1; None if found only by its words.
         probability: that the image fits the text, for text queries of a model that defines one, as SigLIP does; else
             None.
     """

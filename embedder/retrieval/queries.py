@@ -173,14 +173,10 @@ class QueryParts(NamedTuple):
 
 @dataclass(frozen=True)
 class QueryBatch:
-    """Queries of one kind.
+    """Queries of one kind: Q texts, paths and file contents, or vectors float32 (Q, E).
 
-    Attributes:
-        kind: kind of all of them.
-        values: Q texts, paths and file contents, or vectors float32 (Q, E).
-        is_single: whether one was given, not a list.
-        images: Q images that are searched with together with the texts; None if there are none.
-        away: what all queries avoid.
+    `is_single` says whether one was given, not a list. `images` are Q images that are searched with together with the
+    texts, if any. `away` is what all queries avoid.
     """
 
     kind: Kind
