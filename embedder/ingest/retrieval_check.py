@@ -135,7 +135,7 @@ def _kept_sample(result: RunResult) -> _Sample | None:
             bound = bytes.fromhex((rows.schema.metadata or {})[BOUND].decode()) or None
             vectors = zip(unpack_vectors(rows["image_embedding"]), unpack_vectors(rows["text_embedding"]), strict=True)
             return _Sample(dict(zip(rows["item_id"].to_pylist(), vectors, strict=True)), bound)
-        except (FileNotFoundError, KeyError, ValueError, pa.ArrowException):  # a damaged one is drawn anew
+        except (FileNotFoundError, KeyError, ValueError, pa.ArrowException):  # a damaged one is redrawn
             continue
     return None
 

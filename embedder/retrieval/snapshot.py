@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from index.search import Index
 
 SAMPLE_ROWS = 1000  # of vectors, enough to know the deviation of scores to a few per cent
-OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, beside carryover
+OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, besides carryover
 
 HAS_PICTURE = "has_picture"  # column for conditions: whether a row has the vector of an image or a video segment
 ITEM_FILE = ("item_id", "source", "size_bytes", "modified", "stale")  # what identifies an item's file
