@@ -1,9 +1,9 @@
-"""Number of items of one block: what a decode task takes, and what then passes from stage to stage whole. Pure.
+"""Number of items in a block: what a decode task takes and then passes from stage to stage as a whole. Pure.
 
-Each call of a step costs Ray some 10 to 20 ms of CPU, whatever is in it: with 64 items in each call, a small model
-spends a third of all time on that. Blocks of a large model last seconds; there, smaller ones fill and drain the stages
-sooner. Where the plan knows seconds, and the fastest stage's call would be over sooner than the scheduling loop can
-follow, a block may have twice the bytes.
+Each call of a step costs Ray some 10 to 20 ms of CPU, whatever is in it: with 64 items per call, a small model spends a
+third of its time on that. Blocks of a large model take seconds; smaller ones fill and drain the stages sooner. If the
+plan knows seconds, and the fastest stage's call would be over sooner than the scheduling loop can follow, a block may
+have twice the bytes.
 """
 
 import math
@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from embedder.placement.device_settings import CPU_SETTINGS, DeviceSettings
 from shards.plan import PlannedStage
 
-FEW_ITEMS = 64  # where items are large, or of unknown size
-FIRST_ITEMS = 512  # of a run come in small blocks: the last stage has work soon, and a part is soon written
+FEW_ITEMS = 64  # if items are large, or of unknown size
+FIRST_ITEMS = 512  # of a run are in small blocks, so that the last stage starts, and a part is written, soon
 
 
 def items_per_block(
@@ -28,15 +28,11 @@ def items_per_block(
     item_s: float | None = None,
     settings: DeviceSettings = CPU_SETTINGS,
 ) -> int:
-    """Return the items of one block: whole batches, as many as the configuration says or as suit the model and the run.
+    """Return the items of one block: whole batches, as many as configured or as suit the model and the run.
 
-    Args:
-        items_per_task: of the configuration.
-        rows_per_batch: rows that a stage computes together.
-        bytes_per_row: bytes of an image with its caption, where they are largest between two steps.
-        num_items: items of the whole run.
-        item_s: seconds of the fastest stage for one item, if known.
-        settings: sizes for the devices of the stages.
+    `rows_per_batch` is the rows that a stage computes together, `bytes_per_row` the bytes of an image with its caption
+    at the widest hand-over between steps, `num_items` those of the whole run, `item_s` the seconds of the fastest stage
+    for one item, if known.
     """
     if items_per_task != "auto":
         return items_per_task
@@ -48,7 +44,7 @@ def items_per_block(
 
 
 def fastest_item_s(stages: Sequence[PlannedStage]) -> float | None:
-    """Return the seconds of the fastest stage for one item; none where the plan has only operations."""
+    """Return the seconds of the fastest stage for one item; None if the plan has only operations."""
     seconds = [stage.seconds_per_item for stage in stages]
     return min((each for each in seconds if each), default=None) if all(seconds) else None
 
@@ -56,9 +52,9 @@ def fastest_item_s(stages: Sequence[PlannedStage]) -> float | None:
 def cut_listing(
     listing: Iterable[pa.Table], num_items: int, settings: DeviceSettings = CPU_SETTINGS
 ) -> Iterator[pa.Table]:
-    """Cut a listing into blocks: at first of `FEW_ITEMS`, then of half as many as long as their files are too large.
+    """Cut a listing into blocks: at first of `FEW_ITEMS`; while its files are too large, a block is halved.
 
-    Of files of unknown size, too, a block has `FEW_ITEMS` at most.
+    Blocks of files of unknown size also have at most `FEW_ITEMS`.
     """
     num_cut = 0
     for table in listing:

@@ -1,7 +1,7 @@
-"""Operators of a run over time: which one the others wait for, and the most that each held. Pure.
+"""Operators of a run over time: the bottleneck, and the most that each held. Pure.
 
-In front of the narrowest operator blocks wait, and what comes after it waits for blocks. Those before it may be as busy
-as it is, until Ray Data holds them back: so of several with blocks in front of them, the last one is the bottleneck.
+Blocks queue in front of the bottleneck, and operators after it wait for blocks. Those before it may be just as busy
+until Ray Data holds them back. So of several operators with a queue, the last one is the bottleneck.
 """
 
 import threading
@@ -10,25 +10,23 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it imports Ray, which a run in one process does without
+if TYPE_CHECKING:  # it imports Ray, which a run in one process doesn't need
     from embedder.compat.operator_stats import OperatorState, Sample
 
-WINDOW_S = 20.0  # of what a run shows while it runs
-MIN_WAITING = 0.5  # part of the time; blocks that arrive together wait for each other in front of any operator
-MIN_BUSY = 0.5  # of the busiest one's share; what waits for a part file to fill is no bottleneck
+WINDOW_S = 20.0  # that a run shows while it runs
+MIN_WAITING = 0.5  # share of the time; blocks that arrive together queue in front of any operator
+MIN_BUSY = 0.5  # of the busiest one's share; an operator that waits for a part file to fill is no bottleneck
 MIN_WATCHED_S = 10.0  # for the bottleneck of a run
-MIN_CALLS = 3  # with fewer that ended, the seconds inside calls are told too late
-MAX_SAMPLES = 2000  # about an hour whole; of a longer run every second one is dropped, again and again
+MIN_CALLS = 3  # with fewer finished calls, the seconds inside calls are known too late
+MAX_SAMPLES = 2000  # about an hour in full; for a longer run, every second sample is dropped repeatedly
 
 
 @dataclass(frozen=True)
 class OperatorUse:
     """Use of one operator over some time.
 
-    Attributes:
-        name: of the operator.
-        busy_share: part of the time of its replicas, or of as many tasks as ran at once, inside calls.
-        waiting_share: part of the time in which blocks waited for it.
+    `busy_share` is the share of its replicas' time (or of as many tasks as ran at once) inside calls, `waiting_share`
+    the share of the time in which blocks waited for it.
     """
 
     name: str
@@ -47,13 +45,13 @@ class OperatorPeaks:
     num_gpus: float = 0.0
 
     def with_state(self, state: "OperatorState") -> "OperatorPeaks":
-        """Return the peaks with one state more."""
+        """Return the peaks including one more state."""
         return OperatorPeaks(**{name: max(peak, getattr(state, name)) for name, peak in vars(self).items()})
 
 
 @dataclass(frozen=True)
 class OperatorView:
-    """Operators of a run as it shows them: their last state, and the name of the bottleneck where one is known.
+    """Operators of a run for display: their last state, and the name of the bottleneck if known.
 
     `uses` are those of the last seconds; none until there are two samples.
     """
@@ -64,7 +62,7 @@ class OperatorView:
 
 
 def operator_cells(state: "OperatorState") -> tuple[str, ...]:
-    """State of an operator, as one cell each: queue, tasks, replicas of a stage, CPUs, GPUs, bytes."""
+    """Return the state of an operator as cells: queue, tasks, replicas of a stage, CPUs, GPUs, bytes."""
     replicas = ""
     if state.name.startswith("stage"):
         starting = sum(replica.is_restarting for replica in state.replicas) + state.num_starting
@@ -88,7 +86,7 @@ def describe_operators(view: OperatorView) -> str:
 
 
 def is_up(sample: "Sample") -> bool:
-    """Return whether every stage has a replica that computes."""
+    """Whether every stage has a replica that computes."""
     stages = [state for state in sample.operators if state.name.startswith("stage")]
     return all(num_running(stage) for stage in stages)
 
@@ -101,8 +99,7 @@ def num_running(stage: "OperatorState") -> int:
 def operator_uses(samples: "Sequence[Sample]") -> list[OperatorUse]:
     """Sum up samples, each of which holds until the next one.
 
-    Returns:
-        One use for each operator, in the order of the flow; none where there are fewer than two samples.
+    Returns one use per operator, in the order of the flow; none if there are fewer than two samples.
     """
     if len(samples) < 2:
         return []
@@ -113,7 +110,7 @@ def operator_uses(samples: "Sequence[Sample]") -> list[OperatorUse]:
 
 def _use(line: "tuple[OperatorState, ...]", steps_s: Sequence[float]) -> OperatorUse:
     most_tasks = max(1, *(state.num_tasks for state in line))
-    # Tasks have no replicas: as many as once ran together could have done so all the time.
+    # Tasks have no replicas: as many as once ran together could have run all the time.
     slots = [num_running(state) if state.name.startswith("stage") else most_tasks for state in line]
     slot_s = occupied_s = waiting_s = 0.0
     for state, num_slots, step_s in zip(line, slots, steps_s, strict=False):
@@ -131,7 +128,7 @@ def _use(line: "tuple[OperatorState, ...]", steps_s: Sequence[float]) -> Operato
 
 
 def find_bottleneck(uses: Sequence[OperatorUse]) -> str | None:
-    """Name the operator that the others wait for; none where nothing worked."""
+    """Name the operator that the others wait for; None if nothing worked."""
     busiest = max(uses, key=lambda use: use.busy_share, default=None)
     if busiest is None or not busiest.busy_share:
         return None
@@ -160,7 +157,7 @@ class OperatorHistory:
 
     @property
     def samples(self) -> "tuple[Sample, ...]":
-        """The samples so far, of a long run not all."""
+        """The samples so far; of a long run, only some."""
         with self._lock:
             return tuple(self._samples)
 
@@ -171,7 +168,7 @@ class OperatorHistory:
             return dict(self._peaks)
 
     def view(self) -> OperatorView | None:
-        """Return what the run is to show now; none before the first sample."""
+        """Return what the run is to show now; None before the first sample."""
         samples = self.samples
         if not samples:
             return None
@@ -183,9 +180,8 @@ class OperatorHistory:
     def uses(self) -> tuple[list[OperatorUse], str | None]:
         """Sum up the time from when all stages were up until the last operator ran dry.
 
-        Returns:
-            The operators, and the bottleneck; no bottleneck of less than `MIN_WATCHED_S`. Where the stages never were
-            up together, the operators over the whole time.
+        Returns the operators and the bottleneck, which is None for less than `MIN_WATCHED_S`. If the stages never were
+        up together, the operators over the whole time.
         """
         samples = self.samples
         steady = [sample for sample in _since_up(samples) if _is_fed(sample)]
@@ -195,7 +191,7 @@ class OperatorHistory:
 
 
 def _since_up(samples: "Sequence[Sample]") -> "list[Sample]":
-    """Leave out the samples before each stage was up once; one may be done, and gone, before a sample sees it up."""
+    """Leave out the samples before each stage was up once; a stage may be done before a sample sees it up."""
     seen: set[str] = set()
     for index, sample in enumerate(samples):
         stages = [state for state in sample.operators if state.name.startswith("stage")]

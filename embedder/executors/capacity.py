@@ -1,4 +1,4 @@
-"""Room on a cluster: the replicas of a run find their nodes, or it waits until other jobs or new nodes give room."""
+"""Room on a cluster: a run finds nodes for its replicas, or waits until other jobs or new nodes make room."""
 
 import logging
 import time
@@ -17,14 +17,14 @@ from embedder.placement.placement import Node, ReplicaRequest
 from embedder.quantities import duration_text, plural
 
 LOG = logging.getLogger(__name__)
-LOOK_S = 1.0  # Ray's table of what is free is as old
+LOOK_S = 1.0  # Ray's table of free resources is this old
 SAY_S = 30.0
 
 
 class StartClaim:
-    """Claim of a cluster by a run that starts, given back once its replicas hold what they need, else at the end.
+    """Claim on a cluster by a run that starts, released once its replicas hold what they need, or at the end.
 
-    Others that start meanwhile wait, as both would find the same room.
+    Other runs that start meanwhile wait, as both would find the same room.
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class StartClaim:
         self.release()
 
     def take(self) -> bool:
-        """Take it, and return whether it is this run's; it may be so already."""
+        """Take the claim unless this run has it; return whether this run has it now."""
         self.is_held = ray_claim.claim()
         return self.is_held
 
     def release(self) -> None:
-        """Give it back, if it is held."""
+        """Release it if held."""
         if self.is_held:
             self.is_held = False
             ray_claim.release()
@@ -55,14 +55,9 @@ def wait_for_capacity(
     available: Available,
     claim: StartClaim,
 ) -> Allocation:
-    """Wait until all replicas that start with the run find their nodes, and note these.
+    """Wait until all replicas that start with the run have nodes, and record these; the claim is then held.
 
-    Args:
-        settings: what the run may take of the cluster; `wait_s` bounds the wait.
-        requests: of the configuration, one for each stage, or none.
-        allocation: its replicas.
-        available: its share of the cluster.
-        claim: not held yet; it is when there is room.
+    `requests` has the configuration of each stage, or nothing; `available` is the run's share of the cluster.
 
     Raises:
         RunFailedError: there is no room after `cluster.wait_s`.
@@ -78,7 +73,7 @@ def wait_for_capacity(
                 owned = _owned_nodes(settings, nodes)
                 return pin_replicas(requests, allocation, owned, found) if len(nodes) > 1 else allocation
             elif claim.take():
-                time.sleep(LOOK_S)  # what the last run to start holds by now is known to Ray's table after that
+                time.sleep(LOOK_S)  # after that, Ray's table includes what the last started run holds
                 continue
             if available.can_grow and not asked:
                 asked = True
@@ -86,12 +81,10 @@ def wait_for_capacity(
             wait.go_on(nodes, another_starts=bool(found))
     finally:
         if asked:
-            _request_nodes([], settings.type_label)  # from here on Ray Data asks for what it needs
+            _request_nodes([], settings.type_label)  # from now on Ray Data asks for what it needs
 
 
 class _Wait:
-    """Wait for room, which is logged from time to time, and has an end."""
-
     def __init__(self, wait_s: float, allocation: Allocation) -> None:
         self._wait_s, self._needs = wait_s, _needs(allocation)
         self._started_s = self._next_say_s = time.monotonic()
@@ -114,7 +107,7 @@ class _Wait:
 
 
 def _free_nodes(settings: ClusterConfig) -> list[Node]:
-    """Nodes with what is free now, and at most the run's share of their CPUs."""
+    """Return the nodes with what is free now, at most the run's share of their CPUs."""
     share = {node.node_id: node.num_cpus for node in _share(settings).nodes}
     return [
         replace(node, num_cpus=min(node.num_cpus, share.get(node.node_id, node.num_cpus)))
@@ -123,7 +116,7 @@ def _free_nodes(settings: ClusterConfig) -> list[Node]:
 
 
 def _owned_nodes(settings: ClusterConfig, nodes: list[Node]) -> list[Node]:
-    """The same nodes with the run's share of their CPUs, which its threads use in the long run."""
+    """Return the nodes with the run's share of their CPUs, which its threads use in the long run."""
     share = {node.node_id: node for node in _share(settings).nodes}
     return [share.get(node.node_id, node) for node in nodes]
 
@@ -133,7 +126,7 @@ def _share(settings: ClusterConfig) -> Available:
 
 
 def _needs(allocation: Allocation) -> str:
-    """The replicas in a few words, as `3 x L4 and 2.5 CPUs`."""
+    """Describe the replicas in a few words, such as `3 x L4 and 2.5 CPUs`."""
     gpus: dict[str, float] = {}
     for request in replica_requests(allocation):
         if request.num_gpus:
@@ -152,7 +145,7 @@ def _describe_nodes(nodes: list[Node]) -> str:
 
 
 def _request_nodes(requests: list[ReplicaRequest], type_label: str) -> None:
-    """Ask Ray's autoscaler for nodes with room for all of these; an empty list takes the last request back."""
+    """Ask Ray's autoscaler for nodes with room for all of these; an empty list cancels the last request."""
     from ray.autoscaler.sdk import request_resources
 
     bundles: list[dict[str, float]] = []
@@ -165,13 +158,13 @@ def _request_nodes(requests: list[ReplicaRequest], type_label: str) -> None:
 
 
 def type_selector(device_types: frozenset[str], type_label: str) -> dict[str, str]:
-    """Return Ray's label selector of nodes with devices of one of these types; empty where any will do."""
+    """Return Ray's label selector for nodes with devices of one of these types; empty if any will do."""
     return {type_label: f"in({','.join(sorted(device_types))})"} if device_types else {}
 
 
 @contextmanager
 def limit_to_share(settings: ClusterConfig, available: Available) -> Iterator[None]:
-    """Let Ray Data use no more than the run's share while the block lasts, where the configuration says so."""
+    """Limit Ray Data to the run's share while the block lasts, if the configuration says so."""
     if settings.share == 1 and settings.max_cpus is None and settings.max_gpus is None:
         yield
         return

@@ -1,8 +1,8 @@
-"""Carried columns of a run, which go around the model: rows bear the number of their item, and write tasks join by it.
+"""Carried columns of a run, which bypass the model: rows have the number of their item, and write tasks join by it.
 
-What a column of 10 kB a row would cost between any two steps is paid once. On Ray the driver puts the columns into the
-object store itself, in pieces: it owns them, so that no lost worker takes one along, and write tasks fetch those that
-their rows are of. The local engine keeps the listing's own columns.
+So a column of 10 kB a row is moved once, not between any two steps. On Ray the driver itself puts the columns into the
+object store, in pieces. It owns them, so that a lost worker takes none along, and write tasks fetch the pieces that
+they need. The local engine keeps the listing's own columns.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,18 +21,16 @@ Fetch = Callable[[Sequence[Any]], Sequence[pa.Table]]
 
 
 def as_they_are(pieces: Sequence[Any]) -> Sequence[pa.Table]:
-    """Give pieces that are tables in this process."""
+    """Return pieces that are tables in this process."""
     return pieces
 
 
 @dataclass(frozen=True)
 class CarriedColumns:
-    """Carried columns of all items of a run.
+    """Carried columns of all items of a run, in pieces.
 
-    Attributes:
-        starts: number of the first item of each piece, in rising order.
-        pieces: tables, or references to them; none where nothing is carried.
-        fetch: makes tables of references.
+    `starts` has the number of the first item of each piece, rising; `pieces` are tables, or references that `fetch`
+    turns into tables; none if nothing is carried.
     """
 
     starts: tuple[int, ...] = ()
@@ -40,11 +38,7 @@ class CarriedColumns:
     fetch: Fetch = as_they_are
 
     def join(self, rows: pa.Table) -> pa.Table:
-        """Put the carried columns of their items back on rows; several rows may be of one item.
-
-        Args:
-            rows: finished rows, with `ITEM_NUMBER` where anything is carried.
-        """
+        """Put the carried columns back on finished rows, by `ITEM_NUMBER`; several rows may be of one item."""
         if not self.pieces:
             return rows
         numbers = rows[ITEM_NUMBER].to_numpy()
@@ -78,18 +72,11 @@ def detach_carried_columns(
     fetch: Fetch = as_they_are,
     piece_bytes: int | None = None,
 ) -> tuple[list[pa.Table], CarriedColumns]:
-    """Take the carried columns out of a listing, and number its items.
+    """Take the carried columns out of a listing, and number its items; a listing that carries nothing stays as it is.
 
-    Args:
-        listing: listed items.
-        needed: carried columns that decode tasks take, as steps of the user's do; these stay in the listing, too, and
-            end with it.
-        keep: makes a reference of a piece.
-        fetch: makes tables of references again.
-        piece_bytes: bytes of a piece; none: each table of the listing is one.
-
-    Returns:
-        The listing, as it was where it carries nothing; and the columns.
+    Columns that decode tasks need, as for the user's steps, also stay in the listing, and end with it. `keep` turns a
+    piece into a reference, `fetch` references into tables. Without `piece_bytes`, each table of the listing is one
+    piece.
     """
     listing = list(listing)
     names = [name for name in (listing[0].column_names if listing else ()) if _goes_around(name)]

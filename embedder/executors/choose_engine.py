@@ -1,4 +1,4 @@
-"""Choice of the engine that runs a job in less time: Ray, or this one process. Pure."""
+"""Choice of the faster engine for a job: Ray, or this one process. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from shards.planning.costs import IMAGE_DECODE_S, STARTUP_S, JsonText
 from shards.planning.devices import cpu_core, with_slow_float16
 
 SMALL_GPU = "T4"
-"""Stands for GPUs whose names nobody knows."""
-RAY_FACTOR = 1.1  # Ray's part of all work
+"""Assumed for GPUs with unknown names."""
+RAY_FACTOR = 1.1  # overhead of Ray
 
 
 LOCAL_STARTUP_S = 5.0
@@ -26,11 +26,8 @@ MEASURED: Mapping[str, "RunTimes"] = {}
 class RunTimes(JsonText):
     """Times of earlier runs of a model on this machine, by one engine.
 
-    Attributes:
-        startup_s: seconds from the command to the first call of a step.
-        items_per_s: rate from then on.
-        num_items: items that the rate was measured with.
-        publish_s: seconds from the last item to the end, for tables and index.
+    `startup_s` is the seconds from the command to the first call of a step, `items_per_s` the rate from then on,
+    measured with `num_items`; `publish_s` the seconds from the last item to the end, for tables and index.
     """
 
     text_kind: ClassVar[str] = "times of runs"
@@ -64,20 +61,14 @@ def choose_engine(
     has_bf16: bool = False,
     measured: Mapping[str, RunTimes] = MEASURED,
 ) -> EngineChoice:
-    """Follow the configuration; for `auto`, take the faster engine, Ray's start included.
+    """Follow the configuration; for `auto`, take the faster engine, including Ray's start.
 
-    In one process all cores encode, but one alone decodes: many cores would wait for it, and Ray's tasks decode on all.
-    Stages compute on GPUs through Ray only, which assigns them.
+    In one process all cores encode but only one decodes: many cores would wait for it, while Ray's tasks decode on all.
+    Stages compute on GPUs only through Ray, which assigns them.
 
-    Args:
-        compute: engine, devices, stages and dtype that are asked for.
-        plan: shards, with operations for an image and a caption.
-        num_items: items to embed, each counted as one image with a caption.
-        num_cpus: CPUs of this machine.
-        num_gpus: GPUs of this machine.
-        gpus: names of their types; of several, the slowest counts.
-        has_bf16: whether its cores have instructions for bfloat16.
-        measured: times of earlier runs of this model here, by engine; they count before what costs expect.
+    Each item counts as one image with a caption. CPUs and GPUs are those of this machine; `gpus` are the names of their
+    types, of which the slowest counts. `measured` has the times of earlier runs of this model here, by engine, which
+    override estimates.
     """
     on_gpus = num_gpus if "auto" in compute.devices else 0
     if (settled := _required_engine(compute, plan, on_gpus)) is not None:
@@ -107,13 +98,13 @@ def _faster(seconds: Mapping[str, float], num_items: int, on_gpus: int, measured
 
 
 def _slowest(dtype: str, gpus: Collection[str]) -> float:
-    """Operations per second of the slowest of some types; in float32 where one doesn't compute in the dtype."""
+    """Return the operations per second of the slowest of some types; in float32 if it doesn't support the dtype."""
     rates = [gpu_type(name).flops for name in gpus or (SMALL_GPU,)]
     return min(each.get(dtype, each["float32"]) for each in rates)
 
 
 def _required_engine(compute: ComputeSettings, plan: ShardPlan, on_gpus: int) -> EngineChoice | None:
-    """Engine that something names or needs; None where the faster one is taken."""
+    """Return the engine that something names or needs; None if the faster one is taken."""
     if compute.engine != "auto":
         return EngineChoice(compute.engine, "as configured")
     if compute.ray_address is not None:

@@ -12,24 +12,22 @@ from embedder.errors import ConfigError
 
 RAY_ADDRESS = "RAY_ADDRESS"
 LOCAL = ("", "local")
-TIMEOUT_S = 5.0  # of a connection, and of the first answer
+TIMEOUT_S = 5.0  # for a connection, and for the first answer
 HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 
-# First bytes of a client of HTTP/2, which gRPC is, with empty settings (RFC 9113, 3.4). A server sends its own settings
-# first, whoever asks: no token is needed for that.
+# First bytes of an HTTP/2 client, such as gRPC, with empty settings (RFC 9113, 3.4). A server sends its own settings
+# first to anyone, without a token.
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 FRAME_BYTES, FRAME_TYPE, SETTINGS = 9, 3, 4
 
 
 def find_cluster(configured: str | None, engine: str) -> str | None:
-    """Return the address of the cluster that a command is to use, once something answers there; None for this machine.
+    """Return the address of the cluster to use, once something answers there; None for this machine.
 
-    Args:
-        configured: `ray_address`.
-        engine: as configured; `local` takes no notice of the environment, and waits for no answer.
+    The engine `local` ignores the environment and waits for no answer.
 
     Raises:
-        ConfigError: the address has no form that works, or no Ray answers there.
+        ConfigError: the address is malformed, or no Ray answers there.
     """
     address = resolve_address(configured, {} if engine == "local" else os.environ)
     if address is not None and engine != "local":
@@ -38,11 +36,9 @@ def find_cluster(configured: str | None, engine: str) -> str | None:
 
 
 def resolve_address(configured: str | None, environ: Mapping[str, str]) -> str | None:
-    """Return HOST:PORT, or None for a Ray of this machine's own.
+    """Return HOST:PORT, or None for a Ray started on this machine.
 
-    Args:
-        configured: `ray_address`, which goes before RAY_ADDRESS: HOST:PORT, `auto` or `local`.
-        environ: of this process.
+    `configured` (HOST:PORT, `auto` or `local`) overrides RAY_ADDRESS in `environ`.
 
     Raises:
         ConfigError: the address has another form, or `auto` finds no cluster.
@@ -80,11 +76,11 @@ def check_answer(address: str) -> None:
 
 
 def find_problem(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """Connect to an address, and return what is wrong; None where a server of gRPC answers."""
+    """Connect to an address, and return what is wrong; None if a gRPC server answers."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):  # a handshake comes first
+            if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):  # needs a handshake first
                 return None
             connection.sendall(HELLO)
             answer = b""
@@ -106,7 +102,7 @@ def _of_node_here() -> str:
     """Return the address of the cluster that this machine is a node of.
 
     Raises:
-        ConfigError: it is a node of none, or of several.
+        ConfigError: it belongs to none, or to several.
     """
     addresses: set[str] = set()
     for process in psutil.process_iter():

@@ -1,10 +1,10 @@
-"""Rows of any Ray dataset as items: what a run lists of each, and the files that hold the pictures of those it embeds.
+"""Rows of any Ray dataset as items: what a run lists of each, and the files with the pictures of those it embeds.
 
-A dataset is computed twice. The first time gives the listing: ids, hashes, captions and carried columns, some hundred
-bytes a row. Once the run has decided which items it embeds, the second time writes the pictures of those into Parquet
-files below the run's folder, as the cells that decode reads; they go when the run ends. So what a run has in memory is
-its listing, and what it has on disk is what it embeds, while journal, resumption and comparison are those of any
-source. Pictures that are named by addresses need no second time.
+A dataset is computed twice. The first pass gives the listing: ids, hashes, captions and carried columns, some hundred
+bytes a row. Once the run has decided which items it embeds, the second pass writes their pictures into Parquet files
+below the run's folder, as cells that decode reads; they are deleted when the run ends. So a run has only its listing in
+memory, and only what it embeds on disk, while journal, resumption and comparison are those of any source. Pictures
+given as addresses need no second pass.
 """
 
 import secrets
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ray.data import Dataset
 
 IMAGE = "image"
-GROUP_BYTES = 16 << 20  # of a row group, which decode tasks read whole
+GROUP_BYTES = 16 << 20  # of a row group, which decode tasks read as a whole
 DIGEST_BYTES = 16
 PLACED = pa.schema({"item_id": pa.string(), "modified": pa.string(), "cell": pa.string()})
 
@@ -45,12 +45,12 @@ class DatasetColumns:
     """Columns of a dataset, and their use; plain values, for tasks.
 
     Attributes:
-        id: of the items' ids; none: a hash of the content, or the address.
+        id: ids of the items; None: a hash of the content, or the address.
         image: encoded bytes, uint8 arrays (H, W, 3), addresses, or structs with `bytes` or `path`.
-        caption: of captions.
-        uri: of the addresses that hits show in place of the dataset's own.
+        caption: captions.
+        uri: addresses that hits show instead of the dataset's own.
         carryover: columns that are carried.
-        name: of the dataset, for the addresses of items that have none.
+        name: name of the dataset, for the addresses of items that have none.
         folder: base of relative addresses.
     """
 
@@ -63,10 +63,9 @@ class DatasetColumns:
     folder: str
 
     def check(self, columns: dict[str, Any]) -> None:
-        """Check that a dataset has the columns that are named, of types that are taken.
+        """Check that a dataset has the named columns, with supported types.
 
-        Args:
-            columns: Arrow type of each by its name; anything else where it is not known before the rows are read.
+        `columns` has Arrow types by name; any other value means that a type is unknown before the rows are read.
 
         Raises:
             SourceError: one is missing, or of another type.
@@ -97,7 +96,7 @@ class DatasetColumns:
 
 
 class _Item(NamedTuple):
-    """Row of the listing, and the picture that is in the dataset itself, if any: a file's bytes, or pixels."""
+    """Row of the listing, and the picture (a file's bytes, or pixels) if it is in the dataset itself."""
 
     row: Row
     content: bytes | NDArray[np.uint8] | None
@@ -123,7 +122,7 @@ def items_in(table: pa.Table, columns: DatasetColumns) -> Iterator[_Item]:
 
 
 def _item(image: Any, caption: str | None, columns: DatasetColumns) -> _Item:
-    """Item of one cell, its content hashed; an address is looked at as in a table."""
+    """Make the item of one cell, its content hashed; an address is examined as in a table."""
     if isinstance(image, dict):
         image = image.get("bytes") or image.get("path")
     if isinstance(image, str) and image:
@@ -142,7 +141,7 @@ def _item(image: Any, caption: str | None, columns: DatasetColumns) -> _Item:
 
 
 def _with_id(row: Row, item_id: str | None, columns: DatasetColumns) -> Row:
-    """Put id and address on a row; one whose id is empty is a reject that is named by its content."""
+    """Put id and address on a row; one with an empty id is a reject that is named by its content."""
     if columns.id is None:
         item_id = _own_id(row)
     elif not item_id:
@@ -154,7 +153,7 @@ def _with_id(row: Row, item_id: str | None, columns: DatasetColumns) -> Row:
 
 
 def _own_id(row: Row) -> str:
-    """Id of a row where no column gives it: a hash of its picture, its address, or a hash of its caption."""
+    """Return the id of a row if no column gives it: a hash of its picture, its address, or a hash of its caption."""
     if row.modified.startswith(HASHED):
         return row.modified.removeprefix(HASHED).partition("|")[0]
     if row.uri:
@@ -167,7 +166,7 @@ def _name_of(row: Row) -> str:
 
 
 def list_block(table: pa.Table, columns: DatasetColumns) -> pa.Table:
-    """List the items of a block: `ROW_SCHEMA`, with carried columns behind."""
+    """List the items of a block: `ROW_SCHEMA`, followed by carried columns."""
     if table.num_rows == 0:
         return table_of_rows([])
     carried = {name: table[name].cast(plain_type(table[name].type)) for name in columns.carryover}
@@ -175,17 +174,10 @@ def list_block(table: pa.Table, columns: DatasetColumns) -> pa.Table:
 
 
 def store_block(table: pa.Table, columns: DatasetColumns, wanted: Any, files: StoreFiles, folder: str) -> pa.Table:
-    """Write the wanted pictures of a block into a file of the store.
+    """Write the wanted pictures of a block into a file of the store, and return where each lies: `PLACED`.
 
-    Args:
-        table: rows of a dataset.
-        columns: their use.
-        wanted: reference of a table with `item_id` and `modified` of the pictures.
-        files: the store.
-        folder: of it, for the file; each attempt writes one of its own.
-
-    Returns:
-        Where each lies: `PLACED`.
+    `wanted` refers to a table with `item_id` and `modified` of the pictures. Each attempt writes its own file into
+    `folder`.
     """
     if table.num_rows == 0:
         return PLACED.empty_table()
@@ -213,7 +205,7 @@ def _encode(content: bytes | NDArray[np.uint8] | None) -> bytes:
 
 
 def _groups(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Row group of each picture, and its row there: groups hold `GROUP_BYTES`, or one picture."""
+    """Return the row group of each picture, and its row there: a group holds `GROUP_BYTES`, or one picture."""
     found, group, row, num_bytes = list[tuple[int, int]](), 0, 0, 0
     for size in sizes:
         if row and num_bytes + size > GROUP_BYTES:
@@ -245,17 +237,10 @@ def stream_listing(dataset: "Dataset", columns: DatasetColumns) -> Iterator[pa.T
 def store_pictures(
     dataset: "Dataset", columns: DatasetColumns, wanted: pa.Table, files: StoreFiles, folder: str
 ) -> pa.Table:
-    """Compute a dataset once more, and write the wanted pictures.
+    """Compute a dataset once more, and write the wanted pictures into files in `folder`.
 
-    Args:
-        dataset: the same.
-        columns: their use.
-        wanted: `item_id` and `modified` as `stream_listing` gave them.
-        files: the store.
-        folder: of it, for the files.
-
-    Returns:
-        Where each lies, in rows of `PLACED`; those that the dataset does not give any more are missing.
+    `wanted` has `item_id` and `modified` as `stream_listing` gave them. Returns where each picture lies, in rows of
+    `PLACED`, without those that the dataset no longer gives.
     """
     import ray
 
@@ -269,8 +254,8 @@ def _stream(dataset: "Dataset", function: Any) -> Iterator[pa.Table]:
 
     blocks = dataset.map_batches(function, batch_format="pyarrow", batch_size=None)
     settings = {
-        "max_errored_blocks": 0,  # a dropped block would lose items without a word
-        "raise_original_map_exception": True,  # else what a step raises comes as text
+        "max_errored_blocks": 0,  # a dropped block would silently lose items
+        "raise_original_map_exception": True,  # else a step's exception arrives as text
         "print_on_execution_start": False,
     }
     with ExitStack() as changes:
@@ -282,7 +267,7 @@ def _stream(dataset: "Dataset", function: Any) -> Iterator[pa.Table]:
 
 
 def carried_types(tables: Sequence[pa.Table]) -> pa.Schema:
-    """Types of the carried columns of a listing, under their own names; one without any value is of strings.
+    """Return the types of a listing's carried columns, under their own names; a column without values is of strings.
 
     Raises:
         SourceError: blocks have different ones.

@@ -1,4 +1,4 @@
-"""The end of the graph: write tasks. In a file of its own, so that their processes load neither torch nor a decoder.
+"""The end of the graph: write tasks. A separate file, so that their processes load neither torch nor a decoder.
 
 Each write task adds its counts to Ray's own metrics, for clusters whose Ray exports them (`ray[default]`):
 `ray_embedder_items`, `_rejects`, `_vectors` and `_step_seconds{step="stage 0"}`.
@@ -55,7 +55,7 @@ class WrittenPart(NamedTuple):
 
 
 def drop_empty_blocks(blocks: Iterable[Block]) -> list[pa.Table]:
-    """Select the blocks that hold rows; of the others, some lack columns."""
+    """Select the blocks that hold rows; some of the others lack columns."""
     return [block for block in blocks if block.num_rows]
 
 
@@ -75,7 +75,7 @@ class PartSink(Datasink["WrittenPart | None"]):  # type: ignore[misc]  # Ray shi
         self.before_write, self.carried = before_write, carried
 
     def write(self, blocks: Iterable[Block], ctx: WriteTask) -> WrittenPart | None:
-        """Write one part, unless an earlier attempt of the task has, whose answer was lost.
+        """Write one part, unless an earlier attempt of the task, whose answer was lost, has done so.
 
         Raises:
             RunFailedError: the task has killed several processes.
@@ -111,12 +111,7 @@ class PartSink(Datasink["WrittenPart | None"]):  # type: ignore[misc]  # Ray shi
 
 
 def check_journal(written: Iterable[WrittenPart], journal: set[str], store: str) -> None:
-    """Check that a session's write tasks returned what its journal holds. Pure.
-
-    Args:
-        written: by the tasks.
-        journal: names of the session's entries, as the process that publishes reads them.
-        store: its address.
+    """Check that a session's write tasks returned what its journal, read by the publishing process, holds. Pure.
 
     Raises:
         RunFailedError: they differ.
@@ -138,7 +133,7 @@ def check_journal(written: Iterable[WrittenPart], journal: set[str], store: str)
 
 
 def count_part(entry: JournalEntry) -> None:
-    """Add the counts of what a write task has finished to Ray's metrics; called inside the task."""
+    """Add the counts of a finished write task to Ray's metrics; called inside the task."""
     counters = _counters()
     num_vectors = sum(part.num_rows for part in entry.parts if part.table == "embeddings")
     of_part = {
@@ -158,7 +153,7 @@ def count_part(entry: JournalEntry) -> None:
 
 @lru_cache(maxsize=1)
 def _counters() -> dict[str, Any]:
-    """Counters of this process by name, made once: two of a name would be two series."""
+    """Return the counters of this process by name, made once: two with the same name would be two series."""
     from ray.util.metrics import Counter
 
     return {

@@ -1,4 +1,4 @@
-"""GPUs that a run's stages may compute on: of this machine, or of a cluster that is only asked, not attached to."""
+"""GPUs that a run's stages may compute on: of this machine, or of a cluster that is only queried, not attached to."""
 
 import sys
 
@@ -8,13 +8,9 @@ from embedder.placement.compute_dtype import UNKNOWN_GPU, Gpu, Gpus, gpus_of_nod
 
 
 def find_gpus(compute: ComputeSettings) -> Gpus:
-    """Find the GPUs that a run may use; a cluster that is to grow has one of unknown type at least.
+    """Find the GPUs that a run may use; a cluster that may grow has at least one of unknown type.
 
-    Args:
-        compute: devices that are asked for, and the address of its cluster.
-
-    Returns:
-        GPUs; None where the cluster doesn't tell.
+    Returns None if the cluster doesn't say.
     """
     if not compute.may_use_gpus:
         return ()
@@ -31,7 +27,7 @@ def find_gpus(compute: ComputeSettings) -> Gpus:
 
 
 def gpus_here() -> tuple[Gpu, ...]:
-    """List the GPUs of this machine, or of the Ray that this process runs already."""
+    """List the GPUs of this machine, or of the Ray that this process already runs."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         from embedder.executors.ray_session import ray_nodes

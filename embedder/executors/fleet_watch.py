@@ -1,7 +1,7 @@
-"""Events of a cluster while a run goes on: nodes lost, joined, drained or back, and replicas that start again.
+"""Events of a cluster during a run: nodes lost, joined, drained or back, and replicas that restart.
 
-Comparison of two states is pure. Nodes are read in a thread, only on a cluster; the states of the replicas come with
-the operators' samples.
+Comparing two states is pure. Nodes are read in a thread, only on a cluster; the states of the replicas come with the
+operators' samples.
 """
 
 import threading
@@ -14,21 +14,16 @@ from typing import TYPE_CHECKING
 from embedder.placement.placement import Node
 from embedder.quantities import duration_text
 
-if TYPE_CHECKING:  # it imports Ray, which a run in one process does without
+if TYPE_CHECKING:  # it imports Ray, which a run in one process doesn't need
     from embedder.compat.operator_stats import Replica, Sample
 
 INTERVAL_S = 2.0
-END_S = 5.0  # for a reading under way, which waits for a head that is gone
+END_S = 5.0  # for a running query that waits for a lost head
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to the cluster, or to the run's part of it.
-
-    Attributes:
-        time_s: Unix time.
-        text: one line.
-    """
+    """Something that happened to the cluster, or to the run's part of it, in one line; `time_s` is Unix time."""
 
     time_s: float
     text: str
@@ -36,11 +31,9 @@ class Event:
 
 @dataclass(frozen=True)
 class LivingNodes:
-    """Living nodes of a cluster at one time.
+    """Living nodes of a cluster at one time, by id.
 
-    Attributes:
-        nodes: by id.
-        draining: ids of the nodes that are to leave, and the Unix time of their deadline; 0 for none.
+    `draining` has the ids of nodes that are to leave, with the Unix time of their deadline, or 0.
     """
 
     nodes: Mapping[str, Node]
@@ -48,16 +41,9 @@ class LivingNodes:
 
 
 def node_events(before: LivingNodes, after: LivingNodes, gone: set[str], now_s: float) -> list[str]:
-    """Compare two states of a cluster.
+    """Compare two states of a cluster; return one line for each event.
 
-    Args:
-        before: the earlier state.
-        after: the later one.
-        gone: names of nodes that were lost or left before; kept up to date.
-        now_s: Unix time of the later one.
-
-    Returns:
-        One line for each event.
+    `gone` has the names of nodes that were lost or left before, and is updated. `now_s` is the Unix time of `after`.
     """
     lines = []
     for node_id in before.nodes.keys() - after.nodes.keys():
@@ -91,9 +77,7 @@ class ReplicaEvents:
     def compare(self, sample: "Sample", node_name: Callable[[str], str]) -> list[str]:
         """Return one line for each replica that was lost, or runs again, since the last sample.
 
-        Args:
-            sample: the next one.
-            node_name: name of a node for messages, with `on` before it, by id; empty where there is only one.
+        `node_name` gives a node's name by id for messages, preceded by `on`; empty if there is only one node.
         """
         lines = []
         now = {(state.name, each.actor_id): each for state in sample.operators for each in state.replicas}
@@ -106,7 +90,7 @@ class ReplicaEvents:
                 lines.append(f"{stage} lost a replica{node_name(before.node_id)}; it is started again")
             else:
                 lost_s, lost_on = self._lost.pop((stage, actor), (sample.time_s, ""))
-                # Ray tells a new place late: until then it is the node that may be gone.
+                # Ray reports a new place late: until then it names the node that may be gone.
                 place = node_name(replica.node_id) if replica.node_id != lost_on else ""
                 lines.append(
                     f"{stage} has its replica again{place}, {duration_text(round(sample.time_s - lost_s))} later"
@@ -118,17 +102,11 @@ class ReplicaEvents:
 class FleetWatch:
     """Watch over nodes and replicas between entering and leaving the block.
 
-    Attributes:
-        events: all of the run so far.
-        nodes: all that were seen, living or not, by id.
+    `events` has all of the run so far, `nodes` all that were seen, living or not, by id.
     """
 
     def __init__(self, *, on_cluster: bool) -> None:
-        """Start without events.
-
-        Args:
-            on_cluster: whether nodes may come and go; without, the nodes are not read.
-        """
+        """Start without events; unless `on_cluster`, nodes can't come and go and are not read."""
         self.events: list[Event] = []
         self.nodes: dict[str, Node] = {}
         self._replicas = ReplicaEvents()
@@ -150,7 +128,7 @@ class FleetWatch:
             self._thread.join(END_S)
 
     def compare_replicas(self, sample: "Sample") -> None:
-        """Note the events among the stages' replicas; for the thread that takes the samples."""
+        """Record the events among the stages' replicas; for the thread that takes the samples."""
         self._note(self._replicas.compare(sample, self._on_node), sample.time_s)
 
     def _on_node(self, node_id: str) -> str:
@@ -181,7 +159,7 @@ class FleetWatch:
 
 
 def read_fleet() -> LivingNodes | None:
-    """Read the cluster that this process is attached to; None where its head doesn't answer."""
+    """Read the cluster that this process is attached to; None if its head doesn't answer."""
     from embedder.compat.ray_fleet import read_nodes
     from embedder.executors.ray_session import as_node
 

@@ -1,6 +1,6 @@
 """Watch over the head of a cluster.
 
-Without it, Ray's core ends the process 60 s after the head is gone, without a word, and no Python runs.
+Without it, Ray's core ends the process silently 60 s after the head is gone, and no Python code runs.
 """
 
 import logging
@@ -22,25 +22,16 @@ INTERVAL_S = 3.0
 POLL_S = 0.5
 TOLD_AFTER_S = 10.0  # of silence
 LOST_AFTER_S = 30.0
-AGAIN_S = 3.0  # in which the main thread should have left the block: else it is interrupted once more
-END_S = 30.0  # then it waits in native code for the head, which no signal interrupts, and the process is ended
+AGAIN_S = 3.0  # for the main thread to leave the block; then it is interrupted again
+END_S = 30.0  # then it hangs in native code, which no signal interrupts, and the process is ended
 SIGNAL = signal.SIGUSR1
 
 
 class HeadWatch:
-    """Thread that looks whether the head answers.
-
-    Attributes:
-        is_lost: whether it was given up.
-    """
+    """Thread that checks whether the head answers; `is_lost` says whether it was given up."""
 
     def __init__(self, address: str, before_exit: Callable[[str], None] = lambda reason: None) -> None:
-        """Prepare the watch.
-
-        Args:
-            address: of the head.
-            before_exit: called with the reason where the process has to be ended without a way back to the caller.
-        """
+        """Prepare the watch; `before_exit` gets the reason if the process must end without returning to the caller."""
         self.is_lost = False
         self._before_exit = before_exit
         self._answered = threading.Event()
@@ -61,7 +52,7 @@ class HeadWatch:
         """Watch while the block runs.
 
         Raises:
-            HeadLostError: the head is lost, in the main thread; in another one that is logged alone.
+            HeadLostError: the head is lost; only in the main thread, in another one that is only logged.
         """
         before = signal.signal(SIGNAL, self._interrupt) if self._interrupts else None
         self._thread.start()
@@ -71,13 +62,13 @@ class HeadWatch:
             finally:
                 self._stop.set()
         finally:
-            self._stop.set()  # once more: an interruption may have come first
+            self._stop.set()  # again: an interruption may have come first
             self._thread.join(AGAIN_S)
             if self._interrupts:
                 signal.signal(SIGNAL, before or signal.SIG_DFL)
 
     def answers(self) -> bool:
-        """Return whether the head answers; where it is silent now, wait until it answers again or is lost.
+        """Return whether the head answers; if it is silent now, wait until it answers again or is lost.
 
         Raises:
             HeadLostError: the head is lost, in the main thread.
@@ -111,7 +102,7 @@ class HeadWatch:
                 LOG.info(f"the head of the cluster, {self._address}, has not answered for {silent_s:.0f} s: {problem}")
 
     def _end(self) -> None:
-        """Interrupt the main thread until it has left the block: what it calls may catch errors."""
+        """Interrupt the main thread until it has left the block, as the code it runs may catch errors."""
         self.is_lost = True
         if not self._interrupts:
             LOG.info(self._message)

@@ -71,7 +71,7 @@ class Job:
     model_cpus: tuple[float, ...] = ()
     """CPUs that an actor of each of these groups reserves."""
     models: tuple[ModelPart, ...] = ()
-    """The same as write tasks know them."""
+    """The same for write tasks."""
     before_write: WrittenSteps = NO_STEPS
     """The user's own steps that finished rows go through."""
     num_items: int | None = None
@@ -115,21 +115,10 @@ def plan_job(
     further: Sequence[ModelRun] = (),
     num_items: int | None = None,
 ) -> Job:
-    """Decide the run.
-
-    Args:
-        compute: where and how stages compute.
-        rows: what makes rows of items.
-        model: the opened model.
-        plan: the shards.
-        available: CPUs and GPUs of the machine or cluster.
-        run: where the work is journaled.
-        carryover: columns copied untouched into the embeddings table.
-        further: further models, in their order.
-        num_items: items to embed, if known.
+    """Decide the run, for what is `available` on the machine or cluster.
 
     Raises:
-        ConfigError: the resources asked for do not exist.
+        ConfigError: the requested resources do not exist.
         StepError, ServableError: a step of the user's can't be run.
     """
     stamp = _stamp(rows, run, carryover, may_load=compute.ray_address is None)
@@ -147,7 +136,6 @@ def plan_job(
 
 
 def _stamp(rows: RowSettings, run: Run, carryover: pa.Schema, *, may_load: bool) -> RunMetadata:
-    """Constants of the main model's rows."""
     check_run_steps(rows.step, carryover, may_load=may_load)
     stamp = RunMetadata(
         run_id=run.run_id,
@@ -162,7 +150,7 @@ def _stamp(rows: RowSettings, run: Run, carryover: pa.Schema, *, may_load: bool)
 
 
 def _decode_of_run(rows: RowSettings, model: Model, models: Sequence[FurtherModel], num_rows: int) -> DecodeSpec:
-    """Settings of the decode step, with what further models and the user's own steps take of it."""
+    """Return the settings of the decode step, including what further models and the user's own steps take from it."""
     return replace(
         decode_spec(rows, model, num_rows),
         further=further_inputs(models, model, rows.decode.settled_colour),
@@ -174,15 +162,7 @@ def _decode_of_run(rows: RowSettings, model: Model, models: Sequence[FurtherMode
 def stage_specs(
     compute: ComputeSettings, model: Model, plan: ShardPlan, allocation: Allocation, num_items: int | None = None
 ) -> tuple[StageSpec, ...]:
-    """Return the settings of each stage's replicas.
-
-    Args:
-        compute: where and how stages compute.
-        model: the opened model.
-        plan: the shards.
-        allocation: threads and device of each stage.
-        num_items: items to embed, if known.
-    """
+    """Return the settings of each stage's replicas; `num_items` is the number of items to embed, if known."""
     niceness = niceness_by_work(plan.stages)
     devices = {resources.device for resources in allocation.stages}
     settings = settings_of(devices)
@@ -209,7 +189,7 @@ def stage_specs(
 
 
 def make_plan(compute: ComputeSettings, model: Model) -> ShardPlan:
-    """Read the pinned plan, whose dtype is taken where the configuration leaves it open, or make one by operations.
+    """Read the pinned plan, whose dtype is used if the configuration leaves it open, or make one by operations.
 
     Raises:
         ConfigError: the plan file is missing, or made for other weights.
@@ -235,7 +215,7 @@ def stage_threads(compute: ComputeSettings) -> int:
 
 
 def check_int8(compute: ComputeSettings, model: Model) -> None:
-    """Refuse int8 where it makes the model no faster or no smaller, as measured on this machine's device.
+    """Refuse int8 if it makes the model no faster or no smaller, as measured on this machine's device.
 
     On a cluster (`ray_address`) the stages' device isn't here, and nothing is refused; `embedder verify --dtype int8`
     on one of its nodes measures there.
@@ -257,12 +237,9 @@ def check_int8(compute: ComputeSettings, model: Model) -> None:
 
 
 def handed_on_bytes(model: Model, plan: ShardPlan, decode: DecodeSpec | None = None) -> list[int]:
-    """Return the bytes of one image with its caption as each step hands them on: pixels first, then over each cut.
+    """Return the bytes of one image with its caption as each step passes them on: pixels first, then over each cut.
 
-    Args:
-        model: the main model.
-        plan: its cut.
-        decode: what decode makes for further models, too; None: it makes nothing for any.
+    `decode` includes what decode makes for further models; None if there are none.
     """
     pixels = model.config.vision.input_bytes(0) if model.config.vision is not None else 0
     beside = [each.resize for each in decode.further if each.column != "pixels"] if decode is not None else []
@@ -271,7 +248,7 @@ def handed_on_bytes(model: Model, plan: ShardPlan, decode: DecodeSpec | None = N
 
 
 def ray_store_bytes(batch_size: int | Literal["auto"], model: Model, plan: ShardPlan, settings: DeviceSettings) -> int:
-    """Return the shared memory of a Ray that the run starts on this machine, of which it takes a quarter at most."""
+    """Return the shared memory for a Ray that the run starts here, at most a quarter of memory (or the default)."""
     most_bytes = min(settings.object_store_bytes, max(OBJECT_STORE_BYTES, hardware.memory_bytes() // 4))
     rows_in_flight = settings.batches_in_flight * rows_per_batch(batch_size, settings)
     return object_store_bytes(sum(handed_on_bytes(model, plan)), rows_in_flight, most_bytes)
@@ -318,7 +295,7 @@ def preprocessing_of(rows: RowSettings, model: Model) -> str:
 
 
 def store_info(rows: RowSettings, model: Model, dtype: str) -> StoreInfo:
-    """Return the model and settings that a store made by this configuration is bound to."""
+    """Return the model and settings that a store made with this configuration is bound to."""
     return StoreInfo(
         model=model.uri,
         model_fingerprint=model.fingerprint,

@@ -1,7 +1,7 @@
 """The local engine: the same steps as on Ray, in one process; decoding runs ahead of the threads that encode.
 
-Where every item may turn out to be equal to what is published, stages are loaded when the first row needs them; else
-before the first item, so that start-up and steady work are measured apart.
+If every item may turn out to be equal to what is published, stages are loaded when the first row needs them; else
+before the first item, so that start-up and steady work are measured separately.
 """
 
 import math
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from embedder.steps.stage import TowerStage
 
 BATCHES_AHEAD = 4  # decoded batches that may wait for the first stage
-POLL_S = 0.1  # between two checks whether the other side has stopped
-PATIENCE_S = 1.0  # for an item that is being decoded when a stop is requested; most take less, some never end
+POLL_S = 0.1  # between two checks for whether the other side has stopped
+PATIENCE_S = 1.0  # for an item being decoded when a stop is requested; most take less, some never end
 
 
 class LocalExecutor(Executor):
@@ -51,13 +51,7 @@ class LocalExecutor(Executor):
 
 
 def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None = None) -> None:
-    """Decode, encode and write all listed items, or those that are finished when a stop is requested.
-
-    Args:
-        listing: listed items.
-        job: model, plan, resources and run.
-        stop: request to end early, if one may come.
-    """
+    """Decode, encode and write all listed items, or those that are finished when a stop is requested."""
     listing, carried = detach_carried_columns(listing, job.carried_inputs)
     stop = stop or StopRequest(job.run.request_stop, timeout_s=math.inf)
     stages = _Stages(job, stop)
@@ -72,7 +66,7 @@ def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | Non
         for task, rows in enumerate(gather_rows(encoded, job.compute.rows_per_part)):
             write_parts(job.run.files, job.stamp, job.models, task, job.before_write(carried.join(rows)))
     if stop.asked:
-        forget_reader()  # a thread that was not waited for may still use it
+        forget_reader()  # an abandoned thread may still use it
 
 
 def may_be_equal(listing: pa.Table) -> bool:
@@ -82,7 +76,7 @@ def may_be_equal(listing: pa.Table) -> bool:
 
 
 class _Stages:
-    """All stages of a job, one after the other; several threads may use them at once."""
+    """All stages of a job, in sequence; several threads may use them at once."""
 
     def __init__(self, job: Job, stop: StopRequest) -> None:
         self._job, self._stop = job, stop
@@ -91,7 +85,6 @@ class _Stages:
         self._loading, self._turn = threading.Lock(), threading.Lock()
 
     def load(self) -> "list[TowerStage]":
-        """Load them, once."""
         from embedder.steps.stage import TowerStage
 
         with self._loading:
@@ -100,21 +93,19 @@ class _Stages:
         return self._loaded
 
     def load_models(self) -> list[ModelStage]:
-        """Load the further models, once."""
         with self._loading:
             limits = self._job.decode.limits
             self._models = self._models or [ModelStage(group, limits).load() for group in self._job.groups]
         return self._models
 
     def close(self) -> None:
-        """Free what further models hold: memory, child processes."""
         for models in self._models:
             models.close()
 
     def encode(self, table: pa.Table) -> pa.Table:
         """Replace the towers' inputs by embeddings; rows without any need no stage.
 
-        A table that is not begun when a stop is requested gives no row, nor does one that is not through in time.
+        A table that is not begun when a stop is requested, or not finished in time, gives no row.
         """
         if self._stop.asked:
             return table.slice(0, 0)
@@ -139,11 +130,9 @@ def _decode_listing(listing: Iterable[pa.Table], job: Job) -> Iterator[pa.Table]
 def ahead(
     tables: Iterator[pa.Table], should_stop: Callable[[], bool] = lambda: False
 ) -> Generator[pa.Table, None, None]:
-    """Run the iterator in a thread of its own, a few tables ahead of the consumer; its error is raised here.
+    """Run the iterator in its own thread, a few tables ahead of the consumer; its error is raised here.
 
-    Args:
-        tables: iterator that the thread consumes.
-        should_stop: checked before each table, and while there is none; a table that is in work then is left.
+    `should_stop` is checked before each table, and while there is none; a table being made then is abandoned.
     """
     done = object()
     ready: queue.Queue[Any] = queue.Queue(BATCHES_AHEAD)

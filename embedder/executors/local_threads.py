@@ -1,6 +1,6 @@
 """Threads that encode tables: one per core with one torch thread each, or one with all cores; the faster is measured.
 
-A worker with one torch thread never waits for another, where the torch threads of one operation wait for the slowest of
+Workers with one torch thread never wait for each other, while an operation's torch threads wait for the slowest of
 them, and decoding always slows one down. But each worker holds its own activations, and many share Python's lock.
 """
 
@@ -22,7 +22,7 @@ MIN_GAIN = 0.05  # less is noise
 def encode_with(
     tables: Iterable[pa.Table], encode: Encode, num_workers: int, num_threads: int
 ) -> Generator[pa.Table, None, None]:
-    """Encode tables in threads and yield them in their order; at most one for each worker is taken ahead."""
+    """Encode tables in threads and yield them in their order; at most one for each worker is taken in advance."""
 
     def work(table: pa.Table) -> pa.Table:
         if _has_torch():
@@ -45,12 +45,12 @@ def encode_with(
 
 
 def _has_torch() -> bool:
-    """Whether torch is imported; where all rows stay as they are published, it never is."""
+    """Whether torch is imported; if all rows stay as published, it never is."""
     return "torch" in sys.modules
 
 
 def encode_all(tables: Iterator[pa.Table], encode: Encode, num_cpus: int) -> Iterator[pa.Table]:
-    """Encode tables in their order, with the threads that are measured to be faster on the first of them."""
+    """Encode tables in their order, with the threads that measure faster on the first of them."""
     single_threaded, multi_threaded = (num_cpus, 1), (1, num_cpus)  # workers, and threads of each
     if num_cpus == 1:
         yield from encode_with(tables, encode, *single_threaded)

@@ -1,4 +1,4 @@
-"""Monitor of a run in a thread of its own: progress, operators, events, and memory and CPU seconds of all processes."""
+"""Monitor of a run in its own thread: progress, operators, events, and memory and CPU seconds of all processes."""
 
 import logging
 import threading
@@ -23,22 +23,21 @@ from embedder.store.layout import read_record
 LOG = logging.getLogger(__name__)
 INTERVAL_S = 1.0
 OPERATORS_INTERVAL_S = 2.0
-PROCESSES_INTERVAL_S = 4.0  # to find all descendants and read their clocks takes 20 ms
-BUCKET_INTERVAL_S = 5.0  # a listing and each new entry in it are requests
-# The kernel walks all pages to find the shared ones: 25 ms for each GiB, 0.15 s for a run of three stages. Read each
-# second, that would be a fourteenth of two cores.
+PROCESSES_INTERVAL_S = 4.0  # finding all descendants and reading their clocks takes 20 ms
+BUCKET_INTERVAL_S = 5.0  # a listing and each new entry in it cost requests
+# The kernel walks all pages to find the shared ones: 25 ms per GiB, 0.15 s for a run of three stages. Read every
+# second, that would take a fourteenth of two cores.
 MEMORY_SHARE = 0.01  # of one core, for reading memory
 
-Identity = tuple[int, float]  # process id and start time: ids are used again
+Identity = tuple[int, float]  # process id and start time: ids are reused
 OnProgress = Callable[[int], None]
 """Takes the number of items finished by this session, whenever it has grown."""
 
 
 class CpuUse:
-    """Sum of the CPU seconds of processes, those that have ended since the last reading included.
+    """Sum of the CPU seconds of processes, including those that have ended since the last reading.
 
-    Args:
-        totals: earlier readings: Unix time, and CPU seconds up to then.
+    Each earlier reading in `totals` has its Unix time, and the CPU seconds up to then.
     """
 
     def __init__(self, totals: Iterable[tuple[float, float]] = ()) -> None:
@@ -46,7 +45,7 @@ class CpuUse:
         self._totals = list(totals)
 
     def look(self, processes: Iterable[psutil.Process]) -> None:
-        """Read the clocks of all processes; one that lives shorter than the time between two readings may be missed."""
+        """Read the clocks of all processes; one that lives between two readings may be missed."""
         for process in processes:
             try:
                 times = process.cpu_times()
@@ -65,10 +64,9 @@ class CpuUse:
 
 
 class PeakMemory:
-    """The most memory that processes held together, read as often as reading costs little; for one thread.
+    """Peak memory of all processes together, read as often as is cheap; for one thread.
 
-    Attributes:
-        num_bytes: the most so far, each shared page counted once (PSS).
+    `num_bytes` is the peak so far, each shared page counted once (PSS).
     """
 
     def __init__(self) -> None:
@@ -76,7 +74,7 @@ class PeakMemory:
         self._next_s = 0.0
 
     def look(self, processes: Iterable[psutil.Process], *, now: bool = False) -> None:
-        """Read the memory, if it is time to."""
+        """Read the memory if it is due."""
         if not now and time.monotonic() < self._next_s:
             return
         started_s = time.thread_time()
@@ -88,12 +86,7 @@ class PeakMemory:
 
 
 class RunMonitor:
-    """Monitor of a run between entering and leaving the block.
-
-    Attributes:
-        peak_memory: of this process and its descendants.
-        cpu_use: of the same.
-    """
+    """Monitor of a run between entering and leaving the block; measures this process and its descendants."""
 
     def __init__(
         self,
@@ -103,21 +96,18 @@ class RunMonitor:
         fleet: FleetWatch | None = None,
         further: Sequence[Run] = (),
     ) -> None:
-        """Make a monitor that waits.
+        """Make a monitor that is not running yet.
 
-        Args:
-            run: whose journal is read.
-            on_progress: display; of the operators too, if it is an `OperatorDisplay`.
-            operators: samples of a run on Ray.
-            fleet: events of a run on Ray, which are told as they come.
-            further: the run of each further model.
+        It reads the journal of `run`. `on_progress` also shows the operators if it is an `OperatorDisplay`. `operators`
+        and `fleet`, whose events are logged as they come, belong to a run on Ray. `further` has the run of each further
+        model.
         """
         self.peak_memory = PeakMemory()
         self.cpu_use = CpuUse()
         self._run, self._on_progress = run, on_progress
         self._operators, self._fleet, self._further = operators, fleet, further
         self._num_told = self._num_items = 0
-        self._done = bytearray()  # by the number of a write task, whether it has finished
+        self._done = bytearray()  # whether each write task, by number, has finished
         self._next_journal_s = self._next_processes_s = self._next_operators_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
@@ -170,7 +160,7 @@ class RunMonitor:
             show_operators(self._on_progress, view)
 
     def _look_at_journal(self) -> None:
-        """Count what is finished; of a task, by the model that needed most of its items. The main entry is its last."""
+        """Count what is finished; a task by the model that needed most of its items. Its main entry comes last."""
         files, run_id, session = self._run.files, self._run.run_id, f"{self._run.session}-"
         mine = {name: path for name, path in list_journal(files, run_id).entries.items() if name.startswith(session)}
         new = [(name, path) for name, path in mine.items() if not self._is_done(_task(name))]
@@ -187,11 +177,10 @@ class RunMonitor:
                 seal(run.files, run_id, mine)
 
     def _is_done(self, task: int) -> bool:
-        """Whether a write task was counted; one that is begun again, after its entry was sealed, writes another."""
+        """Whether a write task was counted; one that restarts after its entry was sealed writes another."""
         self._done.extend(bytes(max(0, task + 1 - len(self._done))))
         return bool(self._done[task])
 
 
 def _task(name: str) -> int:
-    """Number of the write task of a journal entry."""
     return int(name.rpartition("-")[2])

@@ -8,9 +8,10 @@ from embedder.executors.bottleneck import OperatorView
 from embedder.store.journal.journal import JournalEntry
 
 ShowProgress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-"""Function from the number of items to a block, which receives the number of items done each time that it changes.
+"""Function from the number of items to a block, which gets the number of items done whenever it changes.
 
-What the block receives it with may be an `OperatorDisplay` too."""
+The callable that the block yields may also be an `OperatorDisplay`.
+"""
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TYPE_LABEL = ClusterConfig().type_label
 TOKEN_FILE = Path("~/.ray/auth_token")
-# An error that ends a run is raised and reported once: Ray would print its own stack of it first, a hundred lines.
+# An error that ends a run is raised and reported once: Ray would first print its own stack, a hundred lines.
 LOG_LEVELS = {"ray.data": logging.ERROR, "ray.data.exceptions": logging.CRITICAL}
 
 
@@ -44,13 +44,11 @@ def ray_session(
 ) -> Iterator[Available]:
     """Make Ray ready, check the nodes of a cluster, and yield the resources that it has.
 
-    Args:
-        address: cluster to attach to; none starts Ray on this machine, unless this process already runs one.
-        no_progress_timeout_s: seconds after which a dataset that finished nothing ends with an error.
-        object_store_bytes: shared memory for what waits between the steps, in a Ray that is started here.
-        access: what the nodes of a cluster must reach.
-        ship_package: whether this package may be sent to nodes that lack it.
-        before_exit: called with the reason where the head is lost and no error reaches the caller any more.
+    Without an address, Ray starts on this machine, unless this process already runs one; it then gets
+    `object_store_bytes` of shared memory for what waits between the steps. A dataset that finishes nothing for
+    `no_progress_timeout_s` ends with an error. `access` is what the nodes must reach; `ship_package` allows sending
+    this package to nodes that lack it. `before_exit` is called with the reason if the head is lost and no error can
+    reach the caller.
 
     Raises:
         ConfigError: no cluster answers at the address, or a node of it can't take part.
@@ -70,20 +68,13 @@ def ray_session(
                     _check_nodes(address, access, ship=ship_package, mine=mine)
                 yield cluster()
         finally:
-            if mine and (watch is None or watch.answers()):  # it would wait for a head that is gone
+            if mine and (watch is None or watch.answers()):  # it would wait for a lost head
                 with delay_signals("Ray has ended"):
                     ray.shutdown()
 
 
 def _check_nodes(address: str, access: "Access | None", *, ship: bool, mine: bool) -> None:
-    """Check all nodes of a cluster; where one needs this package, attach to the cluster anew, with it.
-
-    Args:
-        address: of the cluster.
-        access: what the nodes must reach.
-        ship: whether this package may be sent to them.
-        mine: whether this process was attached here; else it stays as it is.
-    """
+    """Check all nodes of a cluster; if one needs this package, reattach with it, unless not attached here (`mine`)."""
     import ray
 
     from embedder.placement.preflight import check_cluster, shipped_modules
@@ -103,12 +94,10 @@ def cluster(type_label: str = TYPE_LABEL) -> Available:
 
 
 def ray_nodes(type_label: str = TYPE_LABEL, *, free_now: bool = False) -> tuple[Node, ...]:
-    """Return the living nodes that have CPUs or GPUs; of those that have nothing free, zeros.
+    """Return the living nodes that have CPUs or GPUs; zeros for those that have nothing free.
 
-    Args:
-        type_label: label whose value is the type of a node's devices.
-        free_now: leave out what processes of this and other jobs hold. Ray tells how much of a node's GPUs is free,
-            not of which device; a device in use counts as in use whole.
+    `free_now` leaves out what processes of this and other jobs hold. Ray says how much of a node's GPUs is free, not of
+    which device; a device in use counts as fully used. `type_label` is the label with the type of a node's devices.
     """
     import ray
 
@@ -121,13 +110,7 @@ def ray_nodes(type_label: str = TYPE_LABEL, *, free_now: bool = False) -> tuple[
 
 
 def as_node(entry: dict[str, Any], resources: dict[str, float], type_label: str = TYPE_LABEL) -> Node:
-    """Read a node of Ray's table.
-
-    Args:
-        entry: of `ray.nodes()`.
-        resources: amounts that may be taken.
-        type_label: label whose value is the type of its devices.
-    """
+    """Read a node from an entry of `ray.nodes()`; `resources` are the amounts that may be taken."""
     types = [name.removeprefix(GPU_TYPE) for name in entry["Resources"] if name.startswith(GPU_TYPE)]
     labels: dict[str, str] = entry.get("Labels") or {}
     return Node(
@@ -157,12 +140,9 @@ def start_ray(
 ) -> None:
     """Attach to a cluster, or start Ray on this machine, with its dashboard and telemetry off.
 
-    Args:
-        address: address of a cluster; none starts Ray here.
-        num_cpus: CPUs of this machine; none takes those that this process may use.
-        object_store_bytes: shared memory for what waits between the steps.
-        num_gpus: GPUs of this machine; none counts those that its driver finds.
-        modules: folders of packages to send to the nodes of a cluster.
+    Without an address, Ray starts here with `object_store_bytes` of shared memory for what waits between the steps;
+    None for `num_cpus` takes those that this process may use, for `num_gpus` those that the driver finds. `modules` are
+    folders of packages to send to the nodes of a cluster.
 
     Raises:
         ConfigError: no cluster answers at the address, it wants another token or version, or this is no node of it.
@@ -177,7 +157,7 @@ def start_ray(
         check_answer(address)
     place = {"address": address} if address else _ray_here(num_cpus, num_gpus, object_store_bytes)
     try:
-        # A signal that broke off its native part would leave memory in disorder.
+        # A signal that interrupts its native part would leave memory corrupted.
         with delay_signals("Ray has started"), silent_stderr(), light_start():
             if address is not None and (refusal := refusal_of(address)):
                 raise ConfigError(f"ray_address {address}: {refusal}")
@@ -202,24 +182,24 @@ def _ray_here(num_cpus: int | None, num_gpus: int | None, object_store_bytes: in
 def _set_environment(address: str | None) -> None:
     """Set what Ray reads when it is imported; what the user has set stays."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray ends a task's process that idles for a second, and write tasks come every few: each would start a new one.
+    # Ray ends a task's process after an idle second, and write tasks come every few: each would start a new one.
     os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "120000")
-    # Ray's core calls each restartable actor of Ray Data an error on the terminal, and nobody can act on it.
+    # Ray's core reports each restartable actor of Ray Data as an error on the terminal, which nobody can act on.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    if address is not None:  # it was seen to answer; Ray would try for minutes
+    if address is not None:  # it has answered already; Ray would try for minutes
         os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
     else:
-        # Ray listens on all networks of a machine unless it believes that no cluster can be made of it, as on a Mac.
+        # Ray listens on all networks unless it believes that the machine can't join a cluster, as on a Mac.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     has_token = TOKEN_FILE.expanduser().exists() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     if address is not None and has_token and "ray" not in sys.modules:
-        # Ray shows the user's token only to clusters that it starts itself, not to those that it attaches to.
+        # Ray sends the user's token only to clusters that it starts itself, not to those that it attaches to.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 @contextmanager
 def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
-    """Settings of Ray Data that a run needs, for its duration."""
+    """Set Ray Data's options as a run needs them, for its duration."""
     from ray.data import DataContext
 
     from embedder.compat.execution_callbacks import select_callbacks
@@ -230,8 +210,8 @@ def _data_context(no_progress_timeout_s: float) -> Iterator[None]:
     settings = {
         "custom_execution_callback_classes": callbacks,
         "execution_no_progress_timeout_s": no_progress_timeout_s,
-        "max_errored_blocks": 0,  # a dropped block would lose items without a word
-        "raise_original_map_exception": True,  # else what a step raises comes as text
+        "max_errored_blocks": 0,  # a dropped block would silently lose items
+        "raise_original_map_exception": True,  # else a step's exception arrives as text
         "enable_progress_bars": False,
         "print_on_execution_start": False,
     }

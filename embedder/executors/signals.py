@@ -18,21 +18,17 @@ FINISHING = "finishing what is in flight"
 
 
 class StopRequest:
-    """Request to stop a run, as its engine sees it: at once here, by a file of the store elsewhere.
+    """Request to stop a run, as its engine sees it: immediate here, through a file of the store elsewhere.
 
-    Attributes:
-        asked: whether the run is to stop.
-        by_signal: whether a signal asked, so that somebody waits.
-        deadline_s: monotonic time after which work in flight is left; None for no limit.
-        can_break: whether a signal may break off the main thread's work.
+    If a signal asked (`by_signal`), somebody waits. After the monotonic time `deadline_s`, if any, work in flight is
+    abandoned. `can_break` says whether a signal may interrupt the main thread's work.
     """
 
     def __init__(self, spread: Callable[[], None], timeout_s: float) -> None:
         """Start without a request.
 
-        Args:
-            spread: asks the run's tasks elsewhere; `Run.request_stop`.
-            timeout_s: seconds that work in flight may take after a signal.
+        `spread` asks the run's tasks elsewhere (`Run.request_stop`); work in flight may take `timeout_s` after a
+        signal.
         """
         self.asked = self.by_signal = self.can_break = False
         self.deadline_s: float | None = None
@@ -40,17 +36,17 @@ class StopRequest:
         self._spread = spread
 
     def request_stop(self) -> None:
-        """Ask the run to take nothing further."""
+        """Ask the run to begin nothing more."""
         self.asked = True
         self.forward()
 
     def note_signal(self) -> None:
-        """Let this process take nothing further, and end within `timeout_s`; a signal's handler may call this."""
+        """Let this process begin nothing more, and end within `timeout_s`; a signal's handler may call this."""
         self.deadline_s = time.monotonic() + self.timeout_s
         self.asked = self.by_signal = True
 
     def forward(self) -> None:
-        """Ask the run's tasks elsewhere; where its store can't be written, the request doesn't reach them."""
+        """Ask the run's tasks elsewhere; if its store can't be written, the request doesn't reach them."""
         with suppress(StoreError, StoreUnavailableError):
             self._spread()
 
@@ -69,7 +65,7 @@ class StopRequest:
 
     @contextmanager
     def breakable(self) -> Iterator[None]:
-        """Let a signal break off the block: nothing is in flight that could be kept."""
+        """Let a signal interrupt the block: nothing is in flight that could be kept."""
         self.can_break = True
         try:
             yield
@@ -87,15 +83,12 @@ def stop_on_signals(
 ) -> Iterator[None]:
     """Turn the first signal into a request; the second one goes to the earlier handler.
 
-    A thread logs a line about it before the block ends, as the interrupted main thread may hold the locks of a display.
-
-    Args:
-        note: sets the request, and does no more: the main thread was interrupted anywhere.
-        notice: what the line says that is waited for.
-        spread: passes the request on, after that line.
-        can_break: whether the signal may go to the earlier handler at once.
+    A thread logs `notice`, what is waited for, before the block ends, as the interrupted main thread may hold the locks
+    of a display; then it calls `spread`, which forwards the request. `note` sets the request and must do nothing else,
+    as the main thread may be interrupted anywhere. If `can_break` says so, the signal goes to the earlier handler at
+    once.
     """
-    if threading.current_thread() is not threading.main_thread():  # Python takes signals in that one only
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals only there
         yield
         return
     received: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # whose `put` may interrupt itself
@@ -120,7 +113,7 @@ def stop_on_signals(
 
 
 def _announce_signal(received: "queue.SimpleQueue[int | None]", notice: str, spread: Callable[[], None]) -> None:
-    """Log the first signal that comes, and pass the request on; None ends the wait."""
+    """Log the first signal that comes, and forward the request; None ends the wait."""
     if (number := received.get()) is not None:
         LOG.info(f"{signal.Signals(number).name}: {notice}; once more stops at once")
         spread()
@@ -128,12 +121,7 @@ def _announce_signal(received: "queue.SimpleQueue[int | None]", notice: str, spr
 
 @contextmanager
 def stop_at(request_stop: Callable[[], None], moment_s: float | None) -> Iterator[threading.Event]:
-    """Ask the run to stop at a given time; the event that it yields is set when that happens.
-
-    Args:
-        request_stop: asks the run to stop.
-        moment_s: Unix time; none never stops it.
-    """
+    """Ask the run to stop at a Unix time, or never; the event that it yields is set when that happens."""
     time_up = threading.Event()
     if moment_s is None:
         yield time_up

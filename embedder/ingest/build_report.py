@@ -63,18 +63,10 @@ def build_report(
     wall_s: float,
     not_published: str | None,
 ) -> Report:
-    """Report on a run whose engine has ended, and that is about to be published, or is not.
+    """Report on a run whose engine has ended, before it is published or kept back.
 
-    Args:
-        inputs: kind of the run, and its settings.
-        outcome: the engine's run.
-        work: what was to be done.
-        result: what is finished.
-        left_out: what the sources hold beside items.
-        verdicts: of all guards.
-        started_s: Unix time of the command's start.
-        wall_s: seconds from then to the end of the engine.
-        not_published: why the run is not published; none where it is.
+    `started_s` is the Unix time of the command's start, `wall_s` the seconds from then to the end of the engine.
+    `not_published` says why the run is not published; None if it is.
     """
     return Report(
         kind=inputs.options.kind,
@@ -98,7 +90,6 @@ def _describe_published(work: WorkPlan, result: RunResult) -> str:
 
 
 def _item_counts(model: Model, work: WorkPlan, result: RunResult, *, is_published: bool) -> dict[str, Any]:
-    """Fields of the report about items and their vectors."""
     reasons = work.difference.reasons
     return {
         "num_new": reasons.get(NEW, 0),
@@ -120,7 +111,6 @@ def _item_counts(model: Model, work: WorkPlan, result: RunResult, *, is_publishe
 
 
 def _step_figures(inputs: Inputs, outcome: EngineOutcome, result: RunResult, started_s: float) -> dict[str, Any]:
-    """Fields of the report about steps, rates and resources."""
     job, found = outcome.job, _measure_steps(outcome, result)
     items_per_s = result.num_here / found.window_s if found.window_s else 0.0
     stages = job.allocation.stages
@@ -147,8 +137,6 @@ def _step_figures(inputs: Inputs, outcome: EngineOutcome, result: RunResult, sta
 
 @dataclass(frozen=True)
 class _MeasuredSteps:
-    """Measurements of a session's steps, and what they add up to."""
-
     measurements: list[Measurement]
     trace: list[Measurement]
     """Those of calls."""
@@ -163,7 +151,6 @@ class _MeasuredSteps:
 
 
 def _measure_steps(outcome: EngineOutcome, result: RunResult) -> _MeasuredSteps:
-    """Add up the calls of a session's steps."""
     job = outcome.job
     measurements = session_measurements(outcome, result)
     loads, trace = split_loads(measurements)
@@ -181,7 +168,7 @@ def _measure_steps(outcome: EngineOutcome, result: RunResult) -> _MeasuredSteps:
 
 
 def _review(rows: RowSettings, outcome: EngineOutcome, result: RunResult, found: _MeasuredSteps) -> Review | None:
-    """Review the cut; in a single process it changes nothing, so there is nothing to review."""
+    """Review the cut into stages; None in a single process, where it changes nothing."""
     if outcome.choice.engine != "ray" or not result.num_here:
         return None
     job, steady = outcome.job, found.steady
@@ -199,7 +186,6 @@ def _review(rows: RowSettings, outcome: EngineOutcome, result: RunResult, found:
 
 
 def _operators(outcome: EngineOutcome, uses: Sequence[OperatorUse]) -> list[OperatorReport]:
-    """Report on each operator of a run on Ray."""
     samples, peaks = outcome.operators.samples, outcome.operators.peaks
     busy = {use.name: use.busy_share for use in uses}
     return [
@@ -219,13 +205,7 @@ def _operators(outcome: EngineOutcome, uses: Sequence[OperatorUse]) -> list[Oper
 
 
 def _cluster_figures(outcome: EngineOutcome, trace: Sequence[Measurement], started_s: float) -> dict[str, Any]:
-    """Fields of the report about nodes, events and bytes.
-
-    Args:
-        outcome: the engine's run.
-        trace: measurements of the session, those of loading included.
-        started_s: Unix time of the command's start.
-    """
+    """Return the fields of the report about nodes, events and bytes; `trace` includes the measurements of loading."""
     samples = outcome.operators.samples
     last = samples[-1].operators if samples else ()
     return {
@@ -237,13 +217,13 @@ def _cluster_figures(outcome: EngineOutcome, trace: Sequence[Measurement], start
 
 
 def _nodes(outcome: EngineOutcome) -> dict[str, Node]:
-    """Nodes of the run by id: those at its start, and those that joined; without Ray, this machine."""
+    """Return the nodes of the run by id: those at its start and those that joined; without Ray, this machine."""
     nodes = {node.node_id: node for node in outcome.available.nodes} | outcome.fleet.nodes
     return nodes or {"": this_machine(outcome.available)}
 
 
 def _cost(outcome: EngineOutcome, prices: Mapping[str, float], items_per_s: float) -> float | None:
-    """Cost of a million items, of which a missing price is told."""
+    """Return the cost of a million items; None, with a log line, if a price is missing."""
     nodes = _nodes(outcome)
     is_shared = outcome.choice.engine == "ray" and outcome.job.compute.ray_address is not None
     devices = held_devices(outcome.operators.samples, nodes) if is_shared else all_devices(nodes.values())
@@ -263,16 +243,10 @@ def idle_report(
     verdicts: Sequence[Verdict] = (),
     held: bool = False,
 ) -> Report:
-    """Report on a command that made no run: there was nothing to do, the store is held, or the listing is refused.
+    """Report on a command that made no run: nothing to do, the store is held, or the listing is refused.
 
-    Args:
-        kind: `embed` or `refresh`.
-        wall_s: seconds since the command's start.
-        outcome: why, in one line.
-        num_unchanged: listed items that are as they are published.
-        left_out: what the sources hold beside items.
-        verdicts: of the guards that were asked.
-        held: whether a rollback holds the store.
+    `wall_s` is the seconds since the command's start, `outcome` the reason in one line, `num_unchanged` the listed
+    items that are as published. `held` says whether a rollback holds the store.
     """
     left_out = left_out or LeftOut()
     return Report(
@@ -289,7 +263,7 @@ def idle_report(
 
 
 def session_measurements(outcome: EngineOutcome, result: RunResult) -> list[Measurement]:
-    """Read the measurements that the journal has of this session's steps, of many calls as sums."""
+    """Read this session's measurements from the journal; many calls as sums."""
     run, session = result.run, outcome.job.run.session
     earlier = {entry.name for entry in result.entries if not entry.name.startswith(session)}
     entries = stream_entries(run.files, run.run_id, earlier)
@@ -297,7 +271,7 @@ def session_measurements(outcome: EngineOutcome, result: RunResult) -> list[Meas
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of the libraries that results depend on, without importing them."""
+    """Return the versions of the libraries that results depend on, without importing them."""
     return vector_libraries() | {name: version(name) for name in LIBRARIES}
 
 
@@ -318,7 +292,6 @@ def _count_ignored(model: Model, result: RunResult) -> dict[str, int]:
 
 
 def _left_out_counts(left_out: LeftOut) -> dict[str, Any]:
-    """Fields of the report about what the sources hold beside items."""
     return {
         "other_files": dict(left_out.others),
         "unreadable": dict(left_out.unreadable),

@@ -1,4 +1,4 @@
-"""Check for collapsed vectors: towers whose weights are broken give nearly the same vector for everything.
+"""Check for collapsed vectors: a tower with broken weights gives nearly the same vector for everything.
 
 Legend: `N` vectors, `E` embedding size.
 """
@@ -18,21 +18,15 @@ from embedder.store.tables.arrow_tensors import unpack_vectors
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 NUM_VECTORS = 2048
-MIN_VECTORS = 32  # of fewer, a likeness may be chance
-# Columns that tell inputs apart: equal captions have equal vectors whatever their images, and that is no fault.
+MIN_VECTORS = 32  # among fewer, similarity may be chance
+# Columns that distinguish inputs: equal captions rightly have equal vectors, whatever their images.
 INPUT_COLUMNS = {"image": ["content_version", "segment"], "text": ["caption"]}
 
 
 def sample_vectors(files: StoreFiles, entries: Iterable[JournalEntry], tower: str) -> Floats:
-    """Sample one tower's new vectors, each of a different input.
+    """Sample the new vectors of one tower (`image` or `text`), each of a different input.
 
-    Args:
-        files: the store.
-        entries: the run's journal.
-        tower: `image` or `text`.
-
-    Returns:
-        Vectors, float32 (N, E), at most `NUM_VECTORS` rows.
+    Returns float32 (N, E), N at most `NUM_VECTORS`.
     """
     pieces = list(journal_pieces(files, entries))
     keys = lowest_keys((_inputs(piece, tower) for piece in pieces), NUM_VECTORS)
@@ -44,12 +38,12 @@ def sample_vectors(files: StoreFiles, entries: Iterable[JournalEntry], tower: st
 
 
 def vector_variance(vectors: Floats) -> float:
-    """Mean squared distance of the vectors (N, E) from their mean; of unit vectors, 1 less their mean cosine."""
+    """Return the mean squared distance of vectors (N, E) from their mean; of unit vectors, 1 minus mean cosine."""
     return float(np.square(_centre(vectors)).sum(axis=1).mean())
 
 
 def effective_directions(vectors: Floats) -> float:
-    """Number of directions over which the vectors (N, E) spread: 1 on a line, up to E where all are alike.
+    """Return the number of directions over which the vectors (N, E) spread: 1 on a line, up to E if all are alike.
 
     Source: the participation ratio of the covariance's eigenvalues, tr(C)^2 / tr(C^2).
     """

@@ -1,6 +1,6 @@
-"""Comparison of a run's new vectors with the published ones of another model: the same captions asked of both.
+"""Comparison of a run's new vectors with the published ones of another model, by the same captions.
 
-The sample is drawn from items of which both models have an image and the same caption; each model ranks the images of
+The sample consists of items for which both models have an image and the same caption; each model ranks the images of
 the sample by its own vectors.
 """
 
@@ -35,7 +35,7 @@ class _Pair:
 
 
 def thresholds(config: CompareConfig) -> Thresholds:
-    """Rule of the verdict."""
+    """Return the rule for the verdict."""
     return Thresholds(config.max_drop, config.confidence, config.prove)
 
 
@@ -48,10 +48,9 @@ def lacks_group(result: RunResult, group: str | None) -> bool:
 
 
 def compare_with_published(result: RunResult, config: CompareConfig) -> list[PairedDifference]:
-    """Compare what would be published with what is, over all captions of the sample and in each group.
+    """Compare what would be published with what is published, over all captions of the sample and in each group.
 
-    Returns:
-        All queries first; none where there are too few, or nothing is published.
+    Returns all queries first; nothing if there are too few, or nothing is published.
     """
     if result.published is None:
         return []
@@ -82,7 +81,7 @@ def _is_same(before: _Pair, after: _Pair) -> bool:
 
 
 def _ranks(pairs: list[_Pair], concepts: Any, asked: Any) -> Any:
-    """Rank of the best right image of each different caption; int64 (Q,)."""
+    """Return the rank of the best right image of each different caption; int64 (Q,)."""
     images, texts = np.stack([pair.image for pair in pairs]), np.stack([pair.text for pair in pairs])
     return best_ranks(texts[asked], concepts[asked], images, concepts)
 
@@ -90,10 +89,7 @@ def _ranks(pairs: list[_Pair], concepts: Any, asked: Any) -> Any:
 def _read(pieces: Iterable[SampledPart], wanted: dict[str, str | None], group: str | None) -> dict[str, _Pair]:
     """Read the first segments of the wanted items that have both vectors, by item id.
 
-    Args:
-        pieces: part files.
-        wanted: session of the run whose row of an item counts; None for any.
-        group: column of the group, where there is one.
+    `wanted` has the session of the run whose row of an item counts; None means any.
     """
     found: dict[str, _Pair] = {}
     ids = pa.array(wanted, pa.string())

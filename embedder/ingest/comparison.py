@@ -1,4 +1,4 @@
-"""ListingComparison of a listing with what is published: what a run has to do, and why. Nothing is written."""
+"""Comparison of a listing with what is published: what a run has to do, and why. Nothing is written."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,18 +19,12 @@ from embedder.store.layout import Current, StoreInfo, read_current
 
 @dataclass(frozen=True)
 class ListingComparison:
-    """What the sources hold beside what the store has.
+    """What the sources hold compared with what the store has.
 
-    Attributes:
-        inputs: configuration, store and models.
-        current: what is published.
-        listing: listed items, without those that were purged.
-        unfinished: the run that this one would go on with; None where it has finished nothing.
-        work: of the main model.
-        plans: of the further models.
-        removed: names of published models that the configuration has no more.
-        read_before: listed items that earlier runs read and left out.
-        decide: decides anew, once more items are finished.
+    `listing` and `read_before` (items that earlier runs read and left out) lack purged items. `unfinished` is the run
+    that this one would continue; None if that has finished nothing. `work` is the main model's, `plans` are the further
+    models'. `removed` has the names of published models that the configuration no longer has. `decide` decides again,
+    once more items are finished.
     """
 
     inputs: Inputs
@@ -54,20 +48,18 @@ class ListingComparison:
 
     @property
     def damage(self) -> list[str]:
-        """Models whose items tell of other vectors than the store has, in lines for a person."""
+        """Describe the models whose items record other vectors than the store has, a line each."""
         return damage_lines(self.inputs.files, self.current, self.work, self.plans, self.inputs.options)
 
     def with_finished(self, finished: HashedRows) -> "ListingComparison":
-        """Return it after more items were finished."""
+        """Return the comparison after more items were finished."""
         return replace(self, work=self.decide(finished))
 
 
 def compare_listing(inputs: Inputs, served: StoreInfo | None) -> ListingComparison:
-    """Compare what is listed with what is published, of each model.
+    """Compare what is listed with what is published, for each model.
 
-    Args:
-        inputs: configuration, store and listing.
-        served: the model whose vectors the store serves; None of a store that isn't made yet.
+    `served` is the model whose vectors the store serves; None for a store that doesn't exist yet.
     """
     files, options = inputs.files, inputs.options
     listing, current = inputs.listing.without_purged(files), read_current(files)

@@ -1,4 +1,4 @@
-"""Damage that a run sees at no cost: a publication with fewer or more vectors than its items tell of."""
+"""Damage that a run detects at no cost: a publication with fewer or more vectors than its items record."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ from embedder.store.publish.current import record_of
 def damage_lines(
     files: StoreFiles, current: Current | None, work: WorkPlan, plans: Sequence[ModelPlan], options: IngestOptions
 ) -> list[str]:
-    """Lines on models whose items tell of another number of vectors than the record of the publication does.
+    """Describe the models whose items record another number of vectors than the publication does.
 
-    Which items these are takes a look at all rows: of `embedder store check`, or of a run that repairs.
+    Finding these items means reading all rows: that is left to `embedder store check`, or to a run that repairs.
     """
     if current is None or options.repair:
         return []

@@ -1,4 +1,4 @@
-"""Embed any Ray dataset into a store: its rows are items, with the guarantees that those of a source have."""
+"""Embed any Ray dataset into a store: its rows are items, with the same guarantees as those of a source."""
 
 import logging
 import os
@@ -62,31 +62,31 @@ def embed_dataset(
 ) -> Report:
     """Embed the rows of a Ray dataset that the store lacks, and publish them.
 
-    Each row is one item. It is embedded exactly once: a call that was killed is gone on with by the same call, an
-    unchanged row costs a later call its hash, a broken one is a reject. Other items of the store stay; with `retire`,
-    those of this dataset's `name` leave that it doesn't give any more.
+    Each row is one item, embedded exactly once: the same call continues one that was killed, an unchanged row costs a
+    later call only its hash, a broken row is a reject. Other items of the store stay; with `retire`, items of this
+    dataset's `name` leave if the dataset no longer has them.
 
-    The dataset is computed twice: to list it, and for the pictures of what is embedded, which lie in the store while
-    the run lasts (`embedder.executors.dataset_rows`). It must give the same rows both times; a costly one is
-    materialised first (`dataset.materialize()`).
+    The dataset is computed twice: to list it, and for the pictures of the items to embed, which lie in the store while
+    the run lasts (`embedder.executors.dataset_rows`). It must give the same rows both times; materialise a costly one
+    first (`dataset.materialize()`).
 
     Args:
         dataset: rows with images, captions, or both; Ray must be up.
-        config: the run; `model` and `store` must be set. Its sources are not listed, its joins hold.
-        id: column with ids, strings or integers; left out: addresses are ids, of other rows a hash of the content.
+        config: the run; `model` and `store` must be set. Its sources are not listed; its joins apply.
+        id: column with ids, strings or integers; without it, addresses are ids, or else a hash of the content.
         image: column with encoded bytes, uint8 arrays (H, W, 3), addresses, or structs with `bytes` or `path`.
         caption: column with captions.
-        uri: column with addresses that hits show and open; without one, pictures of bytes can't be shown later.
-        carryover: columns copied into the embeddings table; no other is carried.
-        name: stands before each id (`name:id`), and tells the dataset from other sources of the store.
-        retire: whether items of that name leave which the dataset doesn't give any more.
+        uri: column with addresses that hits show and open; without one, pictures given as bytes can't be shown later.
+        carryover: columns copied into the embeddings table; no others are carried.
+        name: prefix of each id (`name:id`), which distinguishes the dataset from other sources of the store.
+        retire: whether items of that name leave if the dataset no longer has them.
         retry_rejects: embed again what was rejected before, changed or not.
         limit: the most items to embed in this call.
         forced: names of guards that are overridden.
         show_progress: display of the progress.
 
     Raises:
-        ArgumentTypeError: the dataset is none of Ray Data, or a column's name is no text.
+        ArgumentTypeError: the dataset is not a Ray Data one, or a column's name is not a string.
         ConfigError: something needed is not set, or Ray is not running.
         SourceError: a column is missing or of a wrong type, or the dataset has no row.
         StoreError, RunFailedError: as `embedder.refresh`.
@@ -122,16 +122,6 @@ def _columns(
     carryover: Sequence[str],
     name: str | None,
 ) -> DatasetColumns:
-    """Check the names of columns.
-
-    Args:
-        id_: column with ids.
-        image: column with images.
-        caption: column with captions.
-        uri: column with addresses.
-        carryover: columns to carry.
-        name: of the dataset.
-    """
     carryover = (carryover,) if isinstance(carryover, str) else tuple(carryover)
     named = {"id": id_, "image": image, "caption": caption, "uri": uri, "name": name}
     for key, value in (*named.items(), *(("carryover", each) for each in carryover)):
@@ -153,25 +143,21 @@ def _columns(
 
 @dataclass(frozen=True)
 class DatasetItems:
-    """Items of a run that a dataset gives, in the place of sources (`embedder.ingest.work.GivenItems`)."""
+    """Items of a run that come from a dataset instead of sources (`embedder.ingest.work.GivenItems`)."""
 
     dataset: "Dataset"
     columns: DatasetColumns
 
     @property
     def source(self) -> str:
-        """Name that stands in the column `source` of its items."""
+        """Value of the column `source` of its items."""
         return self.columns.name
 
     def list_items(self, sources: SourceSettings, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
-        """Compute the dataset, and list its rows in the order of their ids.
-
-        Args:
-            sources: the joins of a run, and its limits on the web.
-            may_be_empty: whether there may be no row at all.
+        """Compute the dataset, and list its rows ordered by id; `sources` has the joins and limits for the web.
 
         Raises:
-            SourceError: it can't be listed, or has no row and that may not be.
+            SourceError: it can't be listed, or has no row although it must.
         """
         left_out = LeftOut()
         with _translate_ray_errors():
@@ -183,7 +169,7 @@ class DatasetItems:
             [*table_of_rows([]).schema, *(column.with_name(CARRIED + column.name) for column in carried)]
         )
         rows = pa.concat_tables([schema.empty_table(), *(table.cast(schema) for table in tables)])
-        # The order of blocks is by chance: of rows with one id always the same one must be the item.
+        # Blocks come in random order, but of rows with the same id always the same one must be the item.
         rows = rows.sort_by([("item_id", "ascending"), ("modified", "ascending")])
         if self.columns.id is None:
             rows = _first_of_each(rows, left_out)
@@ -192,16 +178,11 @@ class DatasetItems:
         return pa.concat_tables([LISTING_SCHEMA.empty_table(), *listed], promote_options="default"), left_out
 
     def supply(self, chosen: pa.Table, run: Run) -> pa.Table:
-        """Put the pictures of the items that are to be embedded where decode finds them.
+        """Store the pictures of the items to embed where decode finds them, below the run's folder until `discard`.
 
-        Args:
-            chosen: listed items.
-            run: below whose folder they lie, until `discard`.
-
-        Returns:
-            The items with the places of their pictures as `uri`, and the addresses that are published as `SHOWN_URI`.
+        Returns the items with the places of their pictures as `uri`, and the addresses to publish as `SHOWN_URI`.
         """
-        self.discard(run)  # a killed session's
+        self.discard(run)  # left by a killed session
         is_here = pc.and_(pc.starts_with(chosen["modified"], HASHED), pc.is_null(chosen["error_type"]))
         if not pc.any(is_here).as_py():
             return chosen
@@ -236,7 +217,7 @@ class DatasetItems:
             run.files.delete(info.path)
 
     def _raw(self, items: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-        """Ids and versions as the dataset's rows have them: without the name, and without what joins add."""
+        """Return ids and versions as the dataset's rows have them: without the name, and without what joins add."""
         ids = items["item_id"]
         if self.source:
             ids = pc.utf8_slice_codeunits(ids, len(self.source) + 1)
@@ -246,7 +227,7 @@ class DatasetItems:
 
 @contextmanager
 def _translate_ray_errors() -> Iterator[None]:
-    """Raise what a task raised for the user to repair, without Ray's words around it."""
+    """Raise a task's error that the user can repair, without Ray's wrapping."""
     from ray.exceptions import RayError
 
     from embedder.pipeline import translate_ray_error
@@ -258,7 +239,7 @@ def _translate_ray_errors() -> Iterator[None]:
 
 
 def _first_of_each(rows: pa.Table, left_out: LeftOut) -> pa.Table:
-    """Leave out rows whose id an earlier one has, and count them."""
+    """Leave out, and count, rows whose id an earlier one has."""
     first = (
         rows.append_column("number", pa.array(range(rows.num_rows), pa.int64()))
         .group_by("item_id")

@@ -13,8 +13,8 @@ CONTENT_CHANGED = "content changed"  # size or time differ; the content may turn
 MODEL_CHANGED = "model changed"
 PREPROCESSING_CHANGED = "preprocessing changed"
 REJECTED_BEFORE = "rejected before"
-ROWS_DAMAGED = "rows damaged"  # they are not what the item's record tells
-STEP = "step"  # "step crop changed"; of several, one after the other
+ROWS_DAMAGED = "rows damaged"  # they differ from the item's record
+STEP = "step"  # "step crop changed"; several are listed one after another
 
 KNOWN = pa.schema(
     {
@@ -22,8 +22,8 @@ KNOWN = pa.schema(
         "size_bytes": pa.int64(),
         "modified": pa.string(),
         "attempts": pa.int32(),
-        "why": pa.string(),  # why the item is embedded again even if it looks the same; null: it is not
-        "known_version": pa.string(),  # content of its published rows, null where those are not whole
+        "why": pa.string(),  # why the item is embedded again even if it looks the same; else null
+        "known_version": pa.string(),  # content of its published rows, null if those are incomplete
         "known_vectors": pa.int32(),  # their number
     }
 )
@@ -33,14 +33,14 @@ FACTS = ("attempts", "known_version", "known_vectors")
 
 @dataclass(frozen=True)
 class Difference:
-    """One listing, sorted: items to embed, and the number of all others."""
+    """A sorted listing: items to embed, and the number of all others."""
 
     to_embed: pa.Table
     num_unchanged: int
 
     @property
     def reasons(self) -> dict[str, int]:
-        """Number of items to embed by the reason."""
+        """Number of items to embed, by reason."""
         counts = pc.value_counts(self.to_embed["reason"]).to_pylist()
         return {count["values"]: count["counts"] for count in sorted(counts, key=lambda count: -count["counts"])}
 
@@ -56,15 +56,10 @@ class Difference:
 
 
 def diff(listing: pa.Table, known: pa.Table) -> Difference:
-    """Sort a listing by comparing size and time of change with what the store knows.
+    """Sort a listing by comparing size and modification time with what the store or the run's journal knows (`KNOWN`).
 
-    Args:
-        listing: listed items.
-        known: the items of `KNOWN` that the store or the run's journal holds, each once.
-
-    Returns:
-        The items to embed, with columns `reason`, `attempts` (counted from 1 since the file last changed),
-        `known_version` and `known_vectors`.
+    Each known item occurs once. The items to embed get the columns `reason`, `attempts` (counted from 1 since the file
+    last changed), `known_version` and `known_vectors`.
     """
     place = positions(listing["item_id"], known["item_id"])
     reason = _reasons(listing, {name: take_or_null(known[name], place) for name in COMPARED})
@@ -84,7 +79,6 @@ def diff(listing: pa.Table, known: pa.Table) -> Difference:
 
 
 def _reasons(listing: pa.Table, of_known: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Reason why each item is embedded; null where it is not."""
     why = of_known["why"]
     same_size, same_time = (same_values(listing[name], of_known[name]) for name in ("size_bytes", "modified"))
     is_outdated = pc.is_in(why, value_set=pa.array([MODEL_CHANGED, PREPROCESSING_CHANGED]))
@@ -100,10 +94,5 @@ def same_values(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.ChunkedArra
 
 
 def find_gone(listing: pa.Table, held: pa.Table) -> pa.Table:
-    """Find items that the store holds, of whatever state, and that are not listed any more.
-
-    Args:
-        listing: listed items.
-        held: items with any columns beside `item_id`; these are kept.
-    """
+    """Find items that the store holds, in any state, and that are no longer listed; `held` keeps its columns."""
     return without_items(held, listing["item_id"])

@@ -1,4 +1,4 @@
-"""Forecast of a run: what it would do, and why, without doing it; no lock, no file written, no model loaded."""
+"""Forecast of a run: what it would do and why, without a lock, a written file or a loaded model."""
 
 import statistics
 from collections.abc import Iterable, Iterator
@@ -27,16 +27,16 @@ from embedder.store.tables.arrow_lookup import KnownIds
 from embedder.store.tables.tables import RecordTable
 from shards.schema import parse_json
 
-NUM_RUNS = 5  # whose medians make an estimate
+NUM_RUNS = 5  # the estimate is made of their medians
 
 
 class RunEstimate(BaseModel):
-    """Seconds that a run will take, and the measurements behind them."""
+    """Estimated seconds of a run, and the measurements behind them."""
 
     model_config = ConfigDict(frozen=True)
 
     wall_s: float | None
-    """None where no run of this model has been measured in this store."""
+    """None if no run of this model has been measured in this store."""
     items_per_s: float | None = None
     startup_s: float | None = None
     num_runs: int = 0
@@ -55,14 +55,14 @@ class RunEstimate(BaseModel):
 
 
 class EmbedReason(BaseModel):
-    """Reason for which items would be embedded, with their number."""
+    """Reason why items would be embedded, with their number."""
 
     model_config = ConfigDict(frozen=True)
 
     reason: str
     num_items: int
     size_bytes: int
-    """Of their files, where the listing tells."""
+    """Size of their files, if the listing knows it."""
 
 
 class ModelForecast(BaseModel):
@@ -90,33 +90,31 @@ class Forecast(BaseModel):
     held: str | None = None
     """What holds the store, so that a refresh would do nothing."""
     num_taken_over: int = 0
-    """Items that a rolled back publication holds: no model would see them."""
+    """Items in a rolled-back publication, which no model would process."""
     num_to_embed: int
-    """Within the limit."""
+    """Items to embed within the limit."""
     num_left: int
-    """Beyond it."""
+    """Items beyond it."""
     replaces_all: bool
-    """Another model or preprocessing: the old vectors are served until all new ones are there."""
+    """Another model or preprocessing: the old vectors are served until all new ones exist."""
     rewrite_bytes: int
-    """Part files of embeddings that hold replaced or retired items, which are written anew; at most."""
+    """Most bytes of embeddings' part files to rewrite, as they hold replaced or retired items."""
     estimate: RunEstimate
     retire_guard: Verdict
     models: dict[str, ModelForecast] = {}
-    """Of further models, by name; the counts above are of the main one."""
+    """Forecasts of further models, by name; the counts above are of the main one."""
     removed_models: tuple[str, ...] = ()
-    """Models that the configuration has no more, and that would leave the store."""
+    """Models that the configuration no longer has and that would leave the store."""
     left_out: tuple[str, ...] = ()
-    """What the sources hold beside items, in lines for a person."""
+    """What the sources hold besides items, in lines for a person."""
     damage: tuple[str, ...] = ()
-    """Models whose items tell of other vectors than the store has, in lines for a person."""
+    """Models whose items record other vectors than the store has, in lines for a person."""
 
 
 def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     """Compare the sources with the store as `embed` or `refresh` would.
 
-    Args:
-        config: the run; `model`, `store` and at least one source must be set.
-        options: kind of the run, limits, retries, overridden guards.
+    `config` must set `model`, `store` and at least one source.
 
     Raises:
         ConfigError, SourceError, StoreError: as `embedder.ingest.embed.refresh`.
@@ -212,7 +210,7 @@ def estimate_s(files: StoreFiles, model_fingerprint: str, num_items: int) -> Run
 
 
 def _reports(files: StoreFiles, paths: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Reports of runs that have one; what can't be read is left out: only an estimate is made of them."""
+    """Read the reports of runs; unreadable ones are left out, as they only serve an estimate."""
     for path in paths:
         with suppress(FileNotFoundError, ValueError):
             report = parse_json(files.read(path))

@@ -1,8 +1,8 @@
 """The main job, `embed` and `refresh`: list, compare, judge the listing, embed, judge the result, publish.
 
-Whatever is light comes first: a run without a change ends after the comparison, and has loaded nothing. The journal of
-an unfinished run is read before the one decision about the work. Once the engine has ended it is read again from the
-store (`embedder.ingest.run_result`), as the record of what was finished, by whichever process.
+Cheap steps come first: a run without changes ends after the comparison and has loaded nothing. The journal of an
+unfinished run is read before the only decision about the work. Once the engine has ended, it is read again from the
+store (`embedder.ingest.run_result`), as the record of what any process finished.
 """
 
 import logging
@@ -73,12 +73,12 @@ def embed(
         config: the run; `model`, `store` and at least one source must be set.
         show_progress: display of the progress.
         retry_rejects: embed again what was rejected before, changed or not.
-        repair: embed again what has other rows than its record tells, as `embedder store check` finds it.
+        repair: embed again items whose rows differ from their record, as `embedder store check` finds them.
         forced: names of guards that are overridden.
 
     Raises:
-        ConfigError: something needed is not set, the resources asked for do not exist, int8 doesn't help here, or no
-            cluster answers at the address that is given.
+        ConfigError: something needed is not set, the requested resources do not exist, int8 doesn't help here, or no
+            cluster answers at the given address.
         SourceError: a source can't be listed, or nothing is in it.
         StoreError: the store is locked, or of another model.
         RunFailedError: a signal came, or a guard refused what would have been published.
@@ -94,23 +94,23 @@ def refresh(
     show_progress: ShowProgress = no_progress,
     **keywords: Any,
 ) -> Report:
-    """Bring the store to what the sources hold, as `embedder refresh` does: new, changed, deleted; then the index.
+    """Bring the store up to date with the sources, as `embedder refresh` does: new, changed, deleted; then the index.
 
     Args:
         config: the run; `model`, `store` and at least one source must be set.
         options: limits, retries, overridden guards.
         show_progress: display of the progress.
-        keywords: fields of `IngestOptions`, over those of `options`: `limit=1000, max_hours=2`.
+        keywords: fields of `IngestOptions` that override `options`: `limit=1000, max_hours=2`.
 
     Raises:
-        ConfigError, SourceError, StoreError: as `embed`; another model is no mistake here.
+        ConfigError, SourceError, StoreError: as `embed`; another model is no error here.
         RunFailedError: a signal came, or a guard refused the listing or what would have been published.
     """
     return ingest(config, replace(options, **keywords, kind="refresh"), show_progress)
 
 
 def ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgress) -> Report:
-    """Do what `embed` or `refresh` promises, and report it to the operators."""
+    """Run `embed` or `refresh`, and report to the operators."""
     with observe_run(config.observing, options.kind, show_progress) as observer:
         check_forced(options.forced)
         config = config.model_copy(update={"ray_address": find_cluster(config.ray_address, config.engine)})
@@ -133,7 +133,7 @@ def _list(config: RunConfig, options: IngestOptions, observer: RunObserver) -> I
         inputs = open_inputs(config, options)
     if inputs.seen is None:
         require("embed", f"embedder {options.kind}")
-        check_int8(inputs.config.compute, inputs.model)  # before a store is made; a later run, once it has work to do
+        check_int8(inputs.config.compute, inputs.model)  # before a store is made; later runs check once they have work
     check_binding(inputs.files, inputs.info, may_change=options.may_change)
     check_models(inputs)
     return inputs
@@ -159,14 +159,9 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
 
 @dataclass(frozen=True)
 class _Session:
-    """Session of a run: where it is journaled, and what it embeds.
+    """Session of a run: its run, the items it embeds, and the run of each further model.
 
-    Attributes:
-        found: what there was to do, without what was taken over.
-        run: the run and its session.
-        held: items that publications hold which were rolled back from.
-        chosen: items to embed.
-        models: further models, with the run of each.
+    `found` is what there was to do, without what was taken over; `held` the items that rolled-back publications hold.
     """
 
     found: ListingComparison
@@ -177,7 +172,7 @@ class _Session:
 
 
 def _judge_listing(found: ListingComparison, observer: RunObserver) -> tuple[Verdict, ...]:
-    """Judge the listing; where a guard refuses it, report that, and raise."""
+    """Judge the listing; if a guard refuses it, report that, and raise."""
     inputs, options = found.inputs, found.inputs.options
     hold = judge_hold(inputs.files.address, found.current, options.forced)
     listed = judge_listing(found.work, inputs.config.max_retire_fraction, options)
@@ -189,14 +184,14 @@ def _judge_listing(found: ListingComparison, observer: RunObserver) -> tuple[Ver
 
 
 def _log_findings(found: ListingComparison) -> None:
-    """Log what becomes of models that are gone, and damage that costs nothing to see."""
+    """Log what becomes of removed models, and damage that is detected at no cost."""
     report_removed(found.removed, may_change=found.inputs.options.may_change)
     for line in found.damage:
         LOG.warning(line)
 
 
 def _check_ready(found: ListingComparison, served: StoreInfo, *, is_int8_checked: bool) -> None:
-    """Refuse what can't embed, and log what a user should know of the vectors that are about to be made."""
+    """Refuse what can't embed, and log what a user should know about the vectors to be made."""
     inputs = found.inputs
     require("embed", f"embedder {inputs.options.kind}")
     if (untrained := untrained_reason(inputs.model.folder)) is not None:
@@ -207,7 +202,7 @@ def _check_ready(found: ListingComparison, served: StoreInfo, *, is_int8_checked
 
 
 def _begin(found: ListingComparison, observer: RunObserver) -> _Session:
-    """Begin the run, or its next session; take over what rolled back publications hold, and choose what to embed."""
+    """Begin the run or its next session, take over items of rolled-back publications, and choose what to embed."""
     inputs, options = found.inputs, found.inputs.options
     run = start_run(inputs.files, inputs.info, _check_columns(inputs), inputs.views)
     observer.on_run(run)
@@ -215,7 +210,7 @@ def _begin(found: ListingComparison, observer: RunObserver) -> _Session:
     held = find_held(inputs.files, found.current, inputs.info, to_embed)
     if held.as_listed:
         run = _take_over(run, held.as_listed, to_embed, inputs.config.rows_per_part)
-        found = found.with_finished(finished_items(run))  # what could be copied is in the journal now
+        found = found.with_finished(finished_items(run))  # what could be copied is now in the journal
     num_purged = found.listing.num_rows - found.work.num_listed
     LOG.info(found.work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
     chosen = with_held_versions(found.work.difference.first(options.limit).to_embed, held)
@@ -228,7 +223,7 @@ def _begin(found: ListingComparison, observer: RunObserver) -> _Session:
 
 
 def _embed(session: _Session, observer: RunObserver) -> EngineOutcome:
-    """Embed what was chosen; what turned out to be as a rolled back publication had it, is taken over."""
+    """Embed the chosen items; take over those that turn out to be as a rolled-back publication had them."""
     inputs, run, chosen, models = session.found.inputs, session.run, session.chosen, session.models
     max_hours = inputs.options.max_hours
     stop_at_s = None if max_hours is None else observer.started_s + 3600 * max_hours
@@ -246,7 +241,7 @@ def _embed(session: _Session, observer: RunObserver) -> EngineOutcome:
 
 
 def _report_hold(address: str, current: Current | None, options: IngestOptions, observer: RunObserver) -> Report | None:
-    """Report on a run that does nothing, as a rollback holds the store; None where it may go on."""
+    """Report on a run that does nothing because a rollback holds the store; None if it may continue."""
     verdict = judge_hold(address, current, options.forced)
     if verdict is None or not verdict.blocks:
         return None
@@ -254,12 +249,9 @@ def _report_hold(address: str, current: Current | None, options: IngestOptions, 
 
 
 def _settle_dtype(inputs: Inputs, *, has_work: bool, is_int8_checked: bool) -> None:
-    """Refuse a dtype that doesn't help, or that the devices don't compute in; log what `auto` has become.
+    """Refuse a dtype that doesn't help or that the devices don't support; log what `auto` chose.
 
-    Args:
-        inputs: of the run, with its dtype.
-        has_work: whether the stages will compute.
-        is_int8_checked: whether int8 has been.
+    `has_work` says whether the stages will compute.
     """
     if not is_int8_checked:
         check_int8(inputs.config.compute, inputs.model)
@@ -275,7 +267,7 @@ def _settle_dtype(inputs: Inputs, *, has_work: bool, is_int8_checked: bool) -> N
 
 
 def _log_other_libraries(inputs: Inputs, served: StoreInfo, work: WorkPlan) -> None:
-    """Say, once for each change, that rows made with other versions of libraries stay beside those of this run."""
+    """Log, once per change, that rows made with other library versions stay next to those of this run."""
     others = other_libraries(served, inputs.info)
     if work.num_as_published and work.difference.to_embed.num_rows and others:
         address = inputs.files.address
@@ -286,7 +278,7 @@ def _log_other_libraries(inputs: Inputs, served: StoreInfo, work: WorkPlan) -> N
 
 
 def _settle(inputs: Inputs) -> StoreInfo:
-    """Bring a publication that was cut off to its end; give the model whose vectors the store serves."""
+    """Finish a publication that was interrupted; return the model whose vectors the store serves."""
     files, index = inputs.files, inputs.config.index
     bound = read_record(files, STORE_FILE, StoreInfo)
     if bound is not None:
@@ -297,7 +289,7 @@ def _settle(inputs: Inputs) -> StoreInfo:
 
 
 def _refuse_listing(verdicts: tuple[Verdict, ...], work: WorkPlan, observer: RunObserver) -> RunFailedError:
-    """Report a listing that a guard refuses, before a run is made; give the error."""
+    """Report a listing that a guard refuses, before a run is made; return the error."""
     reason = refusal(verdicts) or ""
     report = idle_report(
         observer.kind, observer.elapsed_s, reason, num_unchanged=work.num_as_published, verdicts=verdicts
@@ -307,7 +299,7 @@ def _refuse_listing(verdicts: tuple[Verdict, ...], work: WorkPlan, observer: Run
 
 
 def _end_idle(found: ListingComparison, wall_s: float) -> Report:
-    """End a run without a change; a store from before each publication made an index gets its first."""
+    """End a run without a change; a store from before publications made an index gets its first."""
     inputs, read_before = found.inputs, found.read_before
     left_out = log_left_out(inputs, read_before)
     number = make_first_index(inputs.files, inputs.config.index, inputs.config.ray_address)
@@ -317,13 +309,9 @@ def _end_idle(found: ListingComparison, wall_s: float) -> Report:
 
 
 def _take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, rows_per_part: int) -> Run:
-    """Copy what rolled back publications hold into the run's session; gives the run in its next one.
+    """Copy items of rolled-back publications into the run's session; return the run in its next session.
 
-    Args:
-        run: the run that the items belong to from now on.
-        held: records of the items.
-        listed: the items as they are listed now.
-        rows_per_part: rows that a part file has at least.
+    `listed` has the items as they are listed now; a part file has at least `rows_per_part` rows.
     """
     for each in held:
         num_items = each.records.num_rows
@@ -333,7 +321,7 @@ def _take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, 
 
 
 def _check_columns(inputs: Inputs) -> pa.Schema:
-    """Carried columns, which must be the table's; an empty listing has none and is left alone."""
+    """Return the carried columns, which must be the table's; an empty listing has none and is not checked."""
     carryover = carried_schema(inputs.listing.schema)
     if inputs.listing.num_rows:
         table, of_steps = RecordTable(inputs.files, "embeddings"), step_schema(inputs.info.step_columns)

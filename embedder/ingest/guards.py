@@ -1,13 +1,13 @@
 """Guards: verdicts on a listing before anything is embedded, and on a run's result before anything is committed.
 
-    hold       a rollback holds the store: asked first of all, and no failure: such a run ends well, and does nothing
+    hold       a rollback holds the store: asked first; not a failure: the run ends successfully and does nothing
     retire     too much of a source is gone: an unmounted disk must not empty the store
     rejects    too many items could not be embedded
     vectors    the new vectors are all alike, or lie on one line
     retrieval  captions find their own images far worse than in what is published
-    compare    another model finds images worse than the published one, in all or in a group; where [compare] asks
+    compare    another model finds images worse than the published one, in all or in a group; if [compare] asks
 
-A guard that fails names the figure, the limit and the cure; `--force NAME` overrides that one, which is recorded.
+A guard that fails names the figure, the limit and the cure; `--force NAME` overrides only that one, and is recorded.
 All that fail are named together (`refusal`).
 """
 
@@ -32,7 +32,7 @@ from embedder.store.publish.rejects import describe_reasons, rejects_in
 from embedder.store.tables.arrow_lookup import without_items
 
 GUARDS = ("hold", "retire", "rejects", "vectors", "retrieval", "compare")
-# One broken file among three new ones is no sign of a broken pipeline; in a first run all counts.
+# One broken file among three new ones does not mean a broken pipeline; in a first run every reject counts.
 MIN_ITEMS_JUDGED = 100
 COLLAPSED = (
     "the model gives nearly the same for everything: check its weights and the dtype with `embedder verify --model "
@@ -48,14 +48,14 @@ class Verdict(BaseModel):
     name: str
     passed: bool
     figure: float | None
-    """None where there was too little to judge."""
+    """None if there was too little to judge."""
     limit: float
     message: str
-    """One line; of a guard that failed, with the cure."""
+    """One line; if the guard failed, with the cure."""
     num_judged: int = 0
-    """Number of items, vectors or pairs that the figure is of."""
+    """Number of items, vectors or pairs behind the figure."""
     forced: bool = False
-    """It failed and was overridden."""
+    """Whether it failed and was overridden."""
 
     @property
     def blocks(self) -> bool:
@@ -64,13 +64,7 @@ class Verdict(BaseModel):
 
 
 def judge(result: RunResult, limits: RunLimits, forced: Collection[str] = ()) -> list[Verdict]:
-    """Judge rejects, vectors and retrieval of a run's result.
-
-    Args:
-        result: what would be published.
-        limits: `max_reject_fraction`, `min_rejects`, `min_vector_spread`, `min_vector_directions`,
-            `max_retrieval_drop` and `compare`.
-        forced: names of guards that are overridden.
+    """Judge rejects, vectors and retrieval of a run's result, before it is published.
 
     Raises:
         ConfigError: a forced guard does not exist.
@@ -93,20 +87,12 @@ def judge_listing(work: WorkPlan, max_retire_fraction: float, options: IngestOpt
 def judge_earlier(
     run: Run | None, work: WorkPlan, current: Current | None, limits: RunLimits, options: IngestOptions
 ) -> list[Verdict]:
-    """Judge the unfinished run that this one would go on with, where it has nothing left to do.
+    """Judge the unfinished run that this one would continue, if it has nothing left to do.
 
-    A listing is judged before anything is embedded. Where an earlier run was refused, though, what the other guards
-    will say is known by then, and need not wait for the next run.
+    A listing is judged before anything is embedded. If an earlier run was refused, the other guards' verdicts are
+    already known by then and need not wait for the next run.
 
-    Args:
-        run: the unfinished run; none where nothing is finished.
-        work: what is left to do.
-        current: what is published.
-        limits: of the guards.
-        options: overridden guards.
-
-    Returns:
-        Verdicts of all guards but `retire`; none where that run is not at its end.
+    Returns the verdicts of all guards except `retire`; none if there is no such run or it is not at its end.
     """
     if run is None or work.difference.to_embed.num_rows:
         return []
@@ -115,27 +101,21 @@ def judge_earlier(
 
 
 def refusal(verdicts: Sequence[Verdict], effect: str = "nothing is published") -> str | None:
-    """Message why nothing may be published: every guard that failed, and the options that override them all.
-
-    Returns:
-        One line; none where nothing keeps the run from publishing.
-    """
+    """Return a line on why nothing may be published, or None: all failed guards, and options to override them."""
     blocking = [verdict for verdict in verdicts if verdict.blocks]
     if not blocking:
         return None
     reasons = "; ".join(f"guard {verdict.name}: {verdict.message}" for verdict in blocking)
-    # Those forced this time are needed again; one name holds for all models.
+    # Those forced this time must be forced again; a name applies to all models.
     failed = dict.fromkeys(verdict.name for verdict in verdicts if not verdict.passed)
     options = " ".join(f"--force {name}" for name in failed)
     return f"{reasons}; {effect}: to publish it as it is, run the same command with {options}"
 
 
 def retrieval_record(verdicts: Iterable[Verdict], before: Current | None) -> dict[str, Any] | None:
-    """Figure that CURRENT.json keeps for the next comparison.
+    """Return the figure that CURRENT.json keeps for the next comparison.
 
-    Args:
-        verdicts: of all guards.
-        before: publication whose figure stays where there was too little to judge; none after a change of the model.
+    If there was too little to judge, the figure of `before` is kept; after a change of the model, `before` is None.
     """
     for verdict in verdicts:
         if verdict.name == "retrieval" and verdict.figure is not None:
@@ -160,7 +140,7 @@ def force(verdict: Verdict, forced: Collection[str]) -> Verdict:
 
 
 def judge_hold(address: str, current: Current | None, forced: Collection[str]) -> Verdict | None:
-    """Judge whether anything may be published at all; None where no rollback holds the store."""
+    """Judge whether anything may be published at all; None if no rollback holds the store."""
     if current is None or current.hold is None or not current.is_held:
         return None
     message = f"{describe_hold(address, current.hold)}, or once with --force hold"
@@ -168,13 +148,7 @@ def judge_hold(address: str, current: Current | None, forced: Collection[str]) -
 
 
 def judge_retire(num_published: Mapping[str, int], num_gone: Mapping[str, int], limit: float) -> Verdict:
-    """Judge a listing, before anything is embedded: in total, and each source alone.
-
-    Args:
-        num_published: published items by source.
-        num_gone: those of them that are not listed any more.
-        limit: `max_retire_fraction`.
-    """
+    """Judge a listing in total and per source; `num_gone` counts the published items that are no longer listed."""
     shares = {name: num_gone.get(name, 0) / num for name, num in num_published.items() if num}
     in_all, lost = sum(num_published.values()), sum(num_gone.values())
     worst = max(shares, key=lambda name: shares[name], default="")
@@ -192,14 +166,9 @@ def judge_retire(num_published: Mapping[str, int], num_gone: Mapping[str, int], 
 
 
 def are_too_many(result: RunResult, figure: float, limits: RunLimits) -> bool:
-    """Whether too many items failed for anything to be published.
+    """Whether too many items failed (the share `figure`) for anything to be published.
 
-    A few broken files stop no run, unless none at all are allowed, or a first run has nothing else to publish.
-
-    Args:
-        result: what would be published.
-        figure: share of its items that were rejected.
-        limits: `max_reject_fraction`, `min_rejects`.
+    A few broken files stop no run, unless none are allowed, or a first run has nothing else to publish.
     """
     limit, has_embedded = limits.max_reject_fraction, result.num_items > result.num_rejected
     if result.published is None and result.whole.num_rows and not has_embedded and limit < 1:
@@ -249,13 +218,7 @@ def judge_vectors(result: RunResult, limits: RunLimits) -> Verdict:
 
 
 def judge_tower(tower: str, vectors: Any, limits: RunLimits) -> Verdict:
-    """Judge a sample of one tower's vectors.
-
-    Args:
-        tower: `image` or `text`.
-        vectors: float32 (N, E).
-        limits: `min_vector_spread`, `min_vector_directions`.
-    """
+    """Judge a sample, float32 (N, E), of the vectors of one tower (`image` or `text`)."""
     num = len(vectors)
     limit = limits.min_vector_spread
     if num < MIN_VECTORS:
@@ -277,7 +240,7 @@ def judge_tower(tower: str, vectors: Any, limits: RunLimits) -> Verdict:
 def judge_retrieval(result: RunResult, max_drop: float) -> Verdict:
     """Judge R@10 of captions for their own images against the published figure.
 
-    A larger store is harder to find things in, so the comparison takes as many pairs as the published figure is of.
+    Finding things is harder in a larger store, so the comparison takes as many pairs as the published figure did.
     """
     pairs = sample_pairs(result)
     recall, before, num, passed = retrieval_figure(pairs), best_of(result.published), len(pairs), True

@@ -1,4 +1,4 @@
-"""Inputs of a run: its model, its store and its listing, all checked before anything is made."""
+"""Inputs of a run: its model, its store and its listing, all checked before anything is created."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -46,18 +46,18 @@ class Inputs:
     """Inputs of a run.
 
     Attributes:
-        config: the run's configuration, with the dtype that is computed in.
-        options: what is asked of the run beside it.
-        model: the main model's description; no weights.
+        config: the run's configuration, with its final dtype.
+        options: options besides the configuration.
+        model: description of the main model; no weights.
         plan: the cut into stages.
         info: model and preprocessing, as the store keeps them.
         files: the store.
         listing: all items of all sources.
         seen: what was published before the sources were listed.
-        left_out: what the sources hold beside items.
-        dtype: compute dtype, and why it is this one.
+        left_out: what the sources hold besides items.
+        dtype: compute dtype, and why it was chosen.
         models: further models, in the order that they run in.
-        asked_colour: whether the configuration says how numbers of pixels are read.
+        asked_colour: whether the configuration says how pixel values are read.
     """
 
     config: RunConfig
@@ -84,15 +84,12 @@ def open_inputs(
 ) -> Inputs:
     """Check the configuration, read the model's description, and list the sources.
 
-    Args:
-        config: the run; `model`, `store` and at least one source must be set.
-        options: options beside it; where items may leave, sources with nothing in them are left to the guards, if the
-            store has items.
-        find: finds the GPUs, by which a store that is new gets its dtype.
+    `config` must set `model`, `store` and at least one source. If items may leave and the store has some, empty sources
+    are left to the guards. `find` finds the GPUs that decide the dtype of a new store.
 
     Raises:
-        ConfigError: something needed is not set, or the resources asked for do not exist.
-        SourceError: a source can't be listed, or nothing is in any.
+        ConfigError: something needed is not set, or the requested resources do not exist.
+        SourceError: a source can't be listed, or all are empty.
         StoreError: the store can't be read.
     """
     model_uri, store_uri = config.required_model, config.required_store
@@ -120,7 +117,7 @@ def open_inputs(
 
 
 def _check_resources(compute: ComputeSettings, plan: ShardPlan) -> None:
-    """Refuse what this machine doesn't have before anything is listed, and before Ray takes its seconds to start."""
+    """Refuse missing resources of this machine before anything is listed, and before Ray's slow start."""
     num_cpus = hardware.num_cpus()
     if compute.engine == "local":
         none = Available(num_cpus)
@@ -130,14 +127,14 @@ def _check_resources(compute: ComputeSettings, plan: ShardPlan) -> None:
 
 
 def _with_colour(config: RunConfig, files: StoreFiles, seen: Current | None) -> RunConfig:
-    """Return the configuration with how numbers of pixels are read: of a store that exists, as it was made."""
+    """Return the configuration with how pixel values are read; for an existing store, as it was made."""
     bound = read_record(files, STORE_FILE, StoreInfo) if config.decode.colour == "auto" else None
     colour = config.decode.settled_colour if bound is None else served_info(bound, seen).colour
     return config.model_copy(update={"decode": config.decode.model_copy(update={"colour": colour})})
 
 
 def _settled_dtype(compute: ComputeSettings, files: StoreFiles, seen: Current | None) -> DtypeChoice | None:
-    """Compute dtype where the configuration names it, or a store that exists; None where the devices decide."""
+    """Return the compute dtype that the configuration or an existing store names; None if the devices decide."""
     bound = read_record(files, STORE_FILE, StoreInfo) if compute.dtype == "auto" else None
     if compute.dtype == "auto" and bound is None:
         return None
@@ -152,7 +149,7 @@ def _first_dtype(
     num_items: int,
     find: Callable[[ComputeSettings], Gpus],
 ) -> DtypeChoice:
-    """Compute dtype of a store that is new: that of the plan file, or by the devices of the engine that will run."""
+    """Return the compute dtype of a new store: that of the plan file, or by the devices of the engine that will run."""
 
     def gpus() -> Gpus:
         if compute.ray_address is None:
@@ -173,16 +170,16 @@ def _first_dtype(
 
 
 def with_former_columns(info: StoreInfo, files: StoreFiles, current: Current | None) -> StoreInfo:
-    """Add the columns that steps which are gone have left in the store's table: they stay, and are null in new rows."""
+    """Add the columns that removed steps have left in the store's table: they stay, and are null in new rows."""
     bound = read_record(files, STORE_FILE, StoreInfo) if current is not None else None
     former = served_info(bound, current).step_columns if bound is not None else {}
     return info.model_copy(update={"step_columns": former | info.step_columns})
 
 
 def list_again_if_published(inputs: Inputs) -> Inputs:
-    """Bring the inputs up to date under the store's lock: list again where another run has published since.
+    """Update the inputs under the store's lock: list again if another run has published since.
 
-    What that run found new would look as if it had gone, were it compared with the listing of before.
+    Compared with the earlier listing, what that run added would look deleted.
     """
     now = read_current(inputs.files)
     if now == inputs.seen:
@@ -194,10 +191,9 @@ def list_again_if_published(inputs: Inputs) -> Inputs:
 
 
 def unfinished_run(inputs: Inputs) -> tuple[Run | None, HashedRows]:
-    """Find the run that this one would go on with, and read its journal.
+    """Find the run that this one would continue, and read its journal.
 
-    Returns:
-        The run, none where it has finished nothing; and its finished items, by `finished_items`.
+    Returns the run, None if it has finished nothing; and its finished items, by `finished_items`.
     """
     info = resumable(inputs)
     if info is None:
@@ -208,12 +204,12 @@ def unfinished_run(inputs: Inputs) -> tuple[Run | None, HashedRows]:
 
 
 def resumable(inputs: Inputs) -> RunInfo | None:
-    """Record of the run that this one would go on with."""
+    """Return the record of the run that this one would continue."""
     return resumable_run(inputs.files, inputs.info, carried_schema(inputs.listing.schema), inputs.views)
 
 
 def _check_places(sources: Iterable[SourceConfig], files: StoreFiles) -> None:
-    """Refuse a store in a source's own folder; one below it is left out of the listing."""
+    """Refuse a store in a source's own folder; one in a subfolder is left out of the listing."""
     for source in sources:
         if is_same_place(files, source.path):
             address = files.address.rstrip("/") if "://" in files.address else os.path.normpath(files.address)
@@ -225,12 +221,9 @@ def _check_places(sources: Iterable[SourceConfig], files: StoreFiles) -> None:
 
 @contextmanager
 def supply_contents(inputs: Inputs, run: Run, chosen: pa.Table) -> Iterator[pa.Table]:
-    """Give the chosen items with contents that can be read while the engine runs.
+    """Yield the chosen items with contents that can be read while the engine runs.
 
-    Args:
-        inputs: of the run; where its items are given in the place of sources, so are their contents.
-        run: below whose folder these lie.
-        chosen: items to embed.
+    If items are given instead of sources, so are their contents, which are stored below the run's folder.
     """
     given = inputs.options.given
     if given is None:
@@ -264,14 +257,14 @@ def _list_items(
 
 
 class _KeptCaptions:
-    """Caption files that a store has a record of; they are read where the first is asked for."""
+    """Caption files that a store has a record of, read on first use."""
 
     def __init__(self, files: StoreFiles, current: Current | None) -> None:
         self._files, self._current = files, current
         self._was_embedded: dict[str, bool] | None = None
 
     def __call__(self, item_id: str) -> bool | None:
-        """Whether one is an item; False where its record says that it is none, None where there is no record."""
+        """Whether one is an item; False if its record says that it is none, None if there is no record."""
         if self._was_embedded is None:
             self._was_embedded = {} if self._current is None else self._read(self._current)
         return self._was_embedded.get(item_id)
@@ -288,20 +281,17 @@ class _KeptCaptions:
 def list_items(
     sources: SourceSettings, files: StoreFiles, *, may_be_empty: bool, captions: CaptionRules = ANY_CAPTION
 ) -> tuple[ListedItems, LeftOut]:
-    """List all items of all sources, and count what is left out; first of all, so that a wrong path makes no store.
+    """List all items of all sources, and count what is left out; done first, so that a wrong path creates no store.
 
-    Args:
-        sources: what is listed; files that the run writes for its operators are no items.
-        files: the store, which is no item either.
-        may_be_empty: whether there may be no item at all.
-        captions: rules for the caption files of folders.
+    The store, and files that the run writes for its operators, are not items. `captions` has the rules for caption
+    files.
 
     Raises:
-        SourceError: a source can't be listed, or nothing is in any and that may not be.
+        SourceError: a source can't be listed, or all are empty although they may not be.
     """
     own = (files.address, *(str(Path(name).expanduser().absolute()) for name in sources.written))
     left_out = LeftOut()
-    # A joined table is in memory anyway; of a repeated id no row is looked up in it, nor any server asked about it.
+    # A joined table is in memory anyway. Repeated ids are neither looked up in it nor requested from a server.
     is_unique = bool(sources.join) or sources.web.revalidate
     tables = list_sources(
         sources.source,

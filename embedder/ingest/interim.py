@@ -1,10 +1,10 @@
-"""Interim publications: every `publish_every_s`, what a run's models have finished so far is judged and made visible.
+"""Interim publications: every `publish_every_s`, what a run's models have finished is judged and made visible.
 
-Guards judge a batch by itself, as they would a run: too many rejects, collapsed vectors, or captions that find their
-images worse than in what was published before the run keep it back. The run goes on, and the batch is judged again
-with what is finished by the next time; so are, at the end, the run as a whole and what it lost. Nothing leaves the
-store before that: deleted items stay, and rows of a changed model wait for all of them. The batches of all models
-are one publication, which the guard of any of them keeps back.
+Guards judge a batch by itself, like a run: too many rejects, collapsed vectors, or captions that find their images
+worse than in the publication before the run keep it back. The run continues, and the batch is judged again next time
+with what is finished by then. The run as a whole, and what it lost, is judged at the end. Until then nothing leaves the
+store: deleted items stay, and rows of a changed model wait for all of them. The batches of all models form one
+publication, which a guard of any of them keeps back.
 """
 
 import logging
@@ -38,7 +38,7 @@ from embedder.store_index.keep_index import ensure_index, model_index_builder
 
 LOG = logging.getLogger(__name__)
 PAUSE_SHARE = 10.0
-"""Least pause after a publication, in units of the time that it took: on a large store the index takes minutes."""
+"""Least pause after a publication, relative to its duration: on a large store the index takes minutes."""
 
 
 @contextmanager
@@ -51,12 +51,8 @@ def interim_publications(
 ) -> Iterator[None]:
     """Publish what is finished from time to time while the block runs, in a thread of this process.
 
-    Args:
-        inputs: configuration, store and model; without `publish_every_s` nothing is done.
-        run: the run and its session.
-        chosen: items that the session embeds.
-        work: the decision about the listing; where all that is published is outdated, nothing is done.
-        models: further models, with the run of each; what is outdated of one waits for the end.
+    Does nothing without `publish_every_s`, or if `work` finds everything published outdated. `chosen` are the items
+    that the session embeds. Outdated rows of a further model wait for the end.
     """
     every_s = inputs.config.publish_every_s
     if every_s is None or work.outdated is not None or not chosen.num_rows:
@@ -72,20 +68,20 @@ def interim_publications(
         yield
     finally:
         ended.set()
-        thread.join()  # a publication that has begun comes to its end
+        thread.join()  # a publication that has begun is finished
     for failure in failures:
         raise failure
 
 
 def _repeat(publish: Callable[[], None], every_s: float, ended: threading.Event, failures: list[BaseException]) -> None:
-    """Publish again and again; what the store can't do now is told, and a bug is raised in the run's own thread."""
+    """Publish repeatedly; failures of the store are logged, and a bug is raised in the run's own thread."""
     pause_s = every_s
     while not ended.wait(pause_s):
         began_s = time.monotonic()
         try:
             publish()
         except LeaseLostError:
-            return  # the run ends by that
+            return  # this ends the run
         except (RunFailedError, OSError, *USER_MISTAKES) as error:
             LOG.warning(f"what is finished so far is not published yet: {error}")
         except BaseException as error:  # noqa: BLE001 - raised again when the run has ended
@@ -95,8 +91,6 @@ def _repeat(publish: Callable[[], None], every_s: float, ended: threading.Event,
 
 
 class _Publisher:
-    """Publisher of a session's finished work."""
-
     def __init__(
         self, inputs: Inputs, run: Run, chosen: pa.Table, models: Sequence[tuple[ModelPlan, ModelRun]]
     ) -> None:
@@ -114,7 +108,6 @@ class _Publisher:
         self._models = [_ModelPublisher(each, own, chosen) for each, own in models if each.work.outdated is None]
 
     def publish(self) -> None:
-        """Publish what is new, unless a guard refuses it."""
         batch = self._work.next()
         found = [(each, each.work.next(self._work.seen)) for each in self._models]
         models = [(each, own) for each, own in found if own.whole.num_rows]
@@ -148,7 +141,7 @@ class _Publisher:
 
 
 class _ModelPublisher:
-    """What a further model gives to the publications of a session."""
+    """A further model's share in the publications of a session."""
 
     def __init__(self, plan: ModelPlan, own: ModelRun, chosen: pa.Table) -> None:
         in_work = chosen.filter(pc.is_valid(chosen[of_model(REASON, plan.model.name)]))["item_id"]
@@ -156,7 +149,6 @@ class _ModelPublisher:
         self.work = UnpublishedWork(own.run, in_work)
 
     def judge(self, batch: InterimBatch, inputs: Inputs) -> tuple[Verdict, ...]:
-        """Judge a batch by itself."""
         run = self._own.run
         result = count_run(run, read_current(run.files), NO_IDS, batch=batch)
         return judge_model(
@@ -164,13 +156,12 @@ class _ModelPublisher:
         ).verdicts
 
     def to_publish(self, batch: InterimBatch, inputs: Inputs) -> InterimWork:
-        """Describe a batch's part of the publication."""
         run = self._own.run
         return InterimWork(run, batch, self._own.stamp, _intent(run, inputs, self._plan.model.info))
 
 
 def _intent(run: Run, inputs: Inputs, info: StoreInfo) -> PublishIntent:
-    """Intent of a model's part; the run as a whole is judged by the R@k of what was published before it."""
+    """Return the intent of a model's part; the run as a whole is judged by the R@k published before it."""
     current = read_current(run.files)
     retrieval = None if current is None else current.retrieval
     return PublishIntent(kind=inputs.options.kind, info=info, retrieval=retrieval)

@@ -1,4 +1,4 @@
-"""Facts about items that a store and the journal of its unfinished run already have."""
+"""What a store and the journal of its unfinished run already know about items."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -39,17 +39,13 @@ LEFT_OUT_FACTS = pa.schema([ITEMS.field(name) for name in ("item_id", "uri", "er
 NOTHING_FINISHED = FINISHED_ITEMS.empty_table()
 
 DAMAGED = "damaged"
-"""State, here alone, of an item whose published rows are not what its record tells."""
+"""State, used only here, of an item whose published rows differ from its record."""
 
 
 def published_items(files: StoreFiles, current: Current | None, *, repair: bool = False) -> HashedRows:
     """Read the published items, with the columns of `PUBLISHED`.
 
-    Args:
-        files: the store, or the view of a further model.
-        current: what is published of it.
-        repair: give the items whose rows are not what their records tell the state `DAMAGED`, which takes a look at
-            the keys of all rows.
+    With `repair`, items whose rows differ from their records get the state `DAMAGED`; that reads the keys of all rows.
     """
     if current is None:
         return HashedRows((), PUBLISHED)
@@ -64,7 +60,7 @@ def published_items(files: StoreFiles, current: Current | None, *, repair: bool 
 
 
 def _mark_damaged(items: HashedRows, rows: HashedRows) -> Iterator[pa.Table]:
-    """Published items part by part, those whose rows are damaged once each."""
+    """Yield published items part by part, each damaged one once."""
     num_parts = common_parts(items, rows)
     for number in range(num_parts):
         held = items.part(number, num_parts).select(PUBLISHED.names)
@@ -74,11 +70,9 @@ def _mark_damaged(items: HashedRows, rows: HashedRows) -> Iterator[pa.Table]:
 
 
 def _find_damaged(found: pa.Table, held: pa.Table) -> pa.Table:
-    """Items whose rows are damaged, as `PUBLISHED`, with the number of those rows and no content that is known.
+    """Return items with damaged rows as `PUBLISHED`, with the number of those rows and no known content.
 
-    Args:
-        found: of `embedder.store.tables.item_rows.compare`; what has rows and no record has no source either.
-        held: the items of the part.
+    `found` comes from `embedder.store.tables.item_rows.compare`; rows without a record have no source either.
     """
     place, constants = positions(found["item_id"], held["item_id"]), {"state": DAMAGED, "attempts": 1, "stale": False}
     columns: dict[str, pa.ChunkedArray | pa.Array] = {
@@ -91,13 +85,7 @@ def _find_damaged(found: pa.Table, held: pa.Table) -> pa.Table:
 
 
 def left_out_before(files: StoreFiles, current: Current | None, ids: pa.ChunkedArray) -> pa.Table:
-    """Read what is known of items that an earlier run read and left out: `LEFT_OUT_FACTS`.
-
-    Args:
-        files: the store.
-        current: what is published.
-        ids: of those that are listed (`embedder.ingest.work.WorkPlan`).
-    """
+    """Read what is known about listed items (`ids`) that an earlier run read and left out: `LEFT_OUT_FACTS`."""
     found = [LEFT_OUT_FACTS.empty_table()]
     if current is not None and len(ids):
         for items in RecordTable(files, "items", current.items).pieces([*LEFT_OUT_FACTS.names, "state"]):
@@ -114,17 +102,11 @@ def known_items(
     max_attempts: int = 5,
     outdated: str | None = None,
 ) -> pa.Table:
-    """Collect what the listing is compared with; the journal counts before the table.
+    """Collect what the listing is compared with, each item once, as `KNOWN`; the journal overrides the table.
 
-    Args:
-        published: of `published_items`; of all, or of one part.
-        finished: items that the run's earlier sessions finished (`embedder.store.journal.runs.finished_items`).
-        retry_rejects: embed again all that was rejected, or left out once it had been read.
-        max_attempts: number of attempts at what fails in passing.
-        outdated: reason to embed again all that is published; nothing of it can be kept.
-
-    Returns:
-        A table of `KNOWN`, each item once.
+    `published` may be one part. `finished` has items of the run's earlier sessions (`finished_items`). `retry_rejects`
+    embeds again all that was rejected, or read and left out; `max_attempts` limits attempts at temporary failures.
+    `outdated` is a reason to embed again everything published, of which nothing can be kept.
     """
     standing = _standing(published, is_outdated=outdated is not None)
     place = positions(finished["item_id"], published["item_id"])
@@ -141,7 +123,7 @@ def _select_known(items: pa.Table, why: pa.ChunkedArray, standing: Mapping[str, 
 
 
 def _standing(published: pa.Table, *, is_outdated: bool) -> dict[str, pa.ChunkedArray]:
-    """Columns `known_version` and `known_vectors`: published rows that may be kept."""
+    """Return the columns `known_version` and `known_vectors`: published rows that may be kept."""
     columns = {"known_version": whole_contents(published), "known_vectors": published["num_vectors"]}
     if is_outdated:
         return {name: pa.nulls(published.num_rows, column.type) for name, column in columns.items()}
@@ -149,18 +131,18 @@ def _standing(published: pa.Table, *, is_outdated: bool) -> dict[str, pa.Chunked
 
 
 def whole_contents(items: pa.Table) -> pa.ChunkedArray:
-    """Content that each item's rows are of, null where those are not all that it could have."""
+    """Return the content that each item's rows are of, null if the rows are incomplete."""
     is_whole = pc.or_(pc.equal(items["state"], "embedded"), pc.fill_null(items["stale"], False))
     return pc.if_else(is_whole, items["content_version"], pa.scalar(None, pa.string()))
 
 
 def _retries(items: pa.Table, *, max_attempts: int, retry_rejects: bool) -> pa.ChunkedArray:
-    """Reasons to embed items again though they look the same: `rejected before`, `rows damaged`, or null."""
+    """Return reasons to embed items again though they look the same: `rejected before`, `rows damaged`, or null."""
     again = pc.not_equal(items["state"], "embedded")
     if not retry_rejects:
         in_passing = pc.fill_null(items["transient"], False)
         may_work = pc.and_(in_passing, pc.less(items["attempts"], max_attempts))
-        if "error_type" in items.schema.names and not missing("formats"):  # installed since it was left out
+        if "error_type" in items.schema.names and not missing("formats"):  # since installed
             may_work = pc.or_(may_work, pc.fill_null(pc.equal(items["error_type"], MISSING_EXTRA), False))
         again = pc.and_(again, may_work)
     reasons = pc.if_else(again, pa.scalar(REJECTED_BEFORE), pa.scalar(None, pa.string()))

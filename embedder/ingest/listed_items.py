@@ -15,9 +15,7 @@ from embedder.store.publish.tombstones import PurgedIds, read_purged, without_ha
 class ListedItems:
     """Listed items, in memory or on disk.
 
-    Attributes:
-        rows: all that was listed; ids may stand twice.
-        purged: items that are left out.
+    `rows` is all that was listed, in which ids may repeat; `purged` the items that are left out.
     """
 
     rows: HashedRows
@@ -30,7 +28,7 @@ class ListedItems:
 
     @property
     def num_rows(self) -> int:
-        """Number of items, with those that were purged."""
+        """Number of items, including purged ones."""
         return self.rows.num_rows
 
     @property
@@ -39,11 +37,9 @@ class ListedItems:
         return self.rows.num_parts
 
     def part(self, number: int, num_parts: int) -> pa.Table:
-        """Read the items of a part; of several with one id the first is the item, the others are rejects.
+        """Read the items of a part, of `num_parts` by `embedder.storage.hashed_rows.common_parts`.
 
-        Args:
-            number: of the part.
-            num_parts: of `embedder.storage.hashed_rows.common_parts`.
+        Of several with the same id the first is the item; the others are rejects.
         """
         items = with_unique_ids(self.rows.part(number, num_parts))
         return items if self.purged is None else without_hashes(items, self.purged)[0]
@@ -53,18 +49,13 @@ class ListedItems:
         return (self.part(number, self.num_parts) for number in range(self.num_parts))
 
     def without_purged(self, files: StoreFiles) -> "ListedItems":
-        """Leave out the items that were purged of a store."""
+        """Leave out the items that were purged from a store."""
         known = read_purged(files)
         return replace(self, purged=known) if known.hashes else self
 
 
 def listed_items(tables: Iterable[pa.Table], schema: pa.Schema) -> ListedItems:
-    """Take the tables of a listing.
-
-    Args:
-        tables: of `embedder.sources.listing.list_sources`.
-        schema: their columns, where there is none.
-    """
+    """Collect the tables of a listing by `embedder.sources.listing.list_sources`; `schema` is for an empty one."""
     tables = iter(tables)
     first = next(tables, None)
     if first is None:

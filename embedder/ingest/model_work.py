@@ -1,7 +1,7 @@
-"""Work of further models in a run: what each of them needs, the union that passes the pipeline, and what came of it.
+"""Work of further models in a run: what each needs, the union that passes the pipeline, and the results.
 
-Each model has a plan of its own against its own published rows. An item that any of them needs is read once; in its row
-each model finds its own reason, attempts and known content (`embedder.steps.further_inputs.of_model`).
+Each model has its own plan against its own published rows. An item that any of them needs is read once; in its row each
+model finds its own reason, attempts and known content (`embedder.steps.further_inputs.of_model`).
 """
 
 import logging
@@ -42,14 +42,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """Decision about a listing for a further model.
-
-    Attributes:
-        model: the model.
-        files: view of its folder.
-        current: what is published of it.
-        work: what there is to do.
-    """
+    """Work of a further model on a listing, with the view of its folder and what is published of it."""
 
     model: FurtherModel
     files: StoreFiles
@@ -63,24 +56,17 @@ class ModelPlan:
 
     @property
     def num_to_embed(self) -> int:
-        """Items that it needs."""
+        """Number of items that it needs."""
         return int(self.work.difference.to_embed.num_rows)
 
     def describe(self) -> str:
-        """Summary in one line."""
+        """Summarise in one line."""
         return f"model {self.model.name}: {self.work.describe()}"
 
 
 @dataclass(frozen=True)
 class ModelResult:
-    """Result of a further model's part of a run.
-
-    Attributes:
-        plan: what was to be done.
-        run: the run in its view.
-        result: what its journal adds up to.
-        verdicts: of its guards.
-    """
+    """Result of a further model's part of a run: its plan, run, sum of the journal, and guards' verdicts."""
 
     plan: ModelPlan
     run: ModelRun
@@ -89,12 +75,12 @@ class ModelResult:
 
     @property
     def num_left(self) -> int:
-        """Items that it still needs."""
+        """Number of items that it still needs."""
         return int(self.plan.num_to_embed - self.result.num_here)
 
 
 def check_models(inputs: Inputs) -> None:
-    """Check that the store's tables of each model can take its rows, and write nothing.
+    """Check that the store's tables of each model can take its rows; nothing is written.
 
     Raises:
         StoreError: a table is of another model and nothing may be replaced, or has other columns.
@@ -130,18 +116,13 @@ def _plan_model(inputs: Inputs, model: FurtherModel, listing: ListedItems, run: 
 
 
 def removed_models(inputs: Inputs, current: Current | None) -> tuple[str, ...]:
-    """Names of published models that the configuration has no more; told in the log."""
+    """Return the names of published models that the configuration no longer has."""
     names = {model.name for model in inputs.models}
     return tuple(sorted(current.models.keys() - names)) if current is not None else ()
 
 
 def report_removed(removed: Sequence[str], *, may_change: bool) -> None:
-    """Log what becomes of models that the configuration has no more.
-
-    Args:
-        removed: their names.
-        may_change: whether they leave.
-    """
+    """Log what becomes of removed models; `may_change` says whether they leave."""
     for name in removed:
         what = (
             "it leaves what is published, and `embedder vacuum` deletes its files"
@@ -152,7 +133,7 @@ def report_removed(removed: Sequence[str], *, may_change: bool) -> None:
 
 
 def items_of_any_model(listing: ListedItems, main: pa.Table, plans: Sequence[ModelPlan], limit: int | None) -> pa.Table:
-    """Items that any model needs, with each model's own reason, attempts and known content."""
+    """Return items that any model needs, with each model's own reason, attempts and known content."""
     names = [plan.model.name for plan in plans]
     needed = [main, *(plan.work.difference.first(limit).to_embed for plan in plans)]
     hashed = [HashedRows([each], each.schema) for each in needed]
@@ -169,7 +150,6 @@ def items_of_any_model(listing: ListedItems, main: pa.Table, plans: Sequence[Mod
 
 
 def _union_part(listing: pa.Table, main: pa.Table, needed: Mapping[str, pa.Table]) -> pa.Table:
-    """Items of one part that any model needs."""
     parts = (main, *needed.values())
     wanted = pa.chunked_array([chunk for part in parts for chunk in part["item_id"].chunks], pa.string())
     union = listing.filter(pc.is_in(listing["item_id"], value_set=wanted.combine_chunks()))
@@ -185,13 +165,7 @@ def _union_part(listing: pa.Table, main: pa.Table, needed: Mapping[str, pa.Table
 
 
 def begin_models(inputs: Inputs, plans: Sequence[ModelPlan], run: Run) -> tuple[ModelRun, ...]:
-    """Bind each view to its model, and give the run in it.
-
-    Args:
-        inputs: whether another model may take a place.
-        plans: of the models.
-        run: the store's run and session.
-    """
+    """Bind each view to its model, and return the run in it."""
     found = []
     for plan in plans:
         bind_store(plan.files, plan.model.info, may_change=inputs.options.may_change)
@@ -213,7 +187,7 @@ def count_models(models: Sequence[tuple[ModelPlan, ModelRun]]) -> tuple[ModelRes
 
 
 def judge_model(result: ModelResult, limits: RunLimits, forced: Iterable[str]) -> ModelResult:
-    """Judge a model's part of a run: rejects, and of vectors all that the main model's are judged by."""
+    """Judge a model's part of a run: its rejects, and its vectors as the main model's are judged."""
     names = tuple(forced)
     check_forced(names)
     if result.plan.model.info.has_vectors:
@@ -225,7 +199,7 @@ def judge_model(result: ModelResult, limits: RunLimits, forced: Iterable[str]) -
 
 
 def works_of(results: Sequence[ModelResult], kind: Kind) -> list[ModelWork]:
-    """Parts of a publication, one for each model."""
+    """Return the parts of a publication, one for each model."""
     return [
         ModelWork(
             each.run.run,
@@ -247,7 +221,7 @@ def _retrieval(result: ModelResult) -> dict[str, Any] | None:
 
 
 def report_models(results: Sequence[ModelResult]) -> dict[str, ModelReport]:
-    """Report on each model's part, and log a line of it."""
+    """Report on each model's part, and log a line about it."""
     found = {}
     for each in results:
         result, name = each.result, each.plan.model.name

@@ -64,7 +64,7 @@ def end_run(
         RunFailedError: a signal came, a guard refused the publication, or another run took the store over.
     """
     run, inputs = outcome.job.run, found.inputs
-    run.files.confirm_lease()  # a process that took the store over goes on with this very run, and writes its report
+    run.files.confirm_lease()  # a process that took the store over continues this run, and writes its report
     ending = _judge_end(found, outcome, verdicts, models)
     report = _report(found, observer, outcome, ending)
     if report.published:
@@ -84,13 +84,8 @@ def end_run(
 class _Ending:
     """End of a run: what is finished, and whether it is published.
 
-    Attributes:
-        result: of the main model.
-        further: of the further models.
-        verdicts: of all guards.
-        own_verdicts: of those that judged the listing and the main model.
-        failure: why nothing is published and the run has failed.
-        kept: why what is finished waits for the next run.
+    `own_verdicts` are those on the listing and the main model. `failure` says why nothing is published and the run has
+    failed, `kept` why what is finished waits for the next run.
     """
 
     result: RunResult
@@ -107,7 +102,7 @@ def _judge_end(
     verdicts: tuple[Verdict, ...],
     models: Sequence[tuple[ModelPlan, ModelRun]],
 ) -> _Ending:
-    """Decide whether what is finished is published; guards judge it where the run came to its end."""
+    """Decide whether what is finished is published; guards judge it if the run came to its end."""
     work = found.work
     result = count_run(outcome.job.run, found.current, work.retired_ids, keeps_published=work.outdated is None)
     further, num_before = count_models(models), _num_published_before(result)
@@ -126,7 +121,6 @@ def _judge_end(
 
 
 def _report(found: ListingComparison, observer: RunObserver, outcome: EngineOutcome, ending: _Ending) -> Report:
-    """Report on the run, with its further models and the figures of the user's metrics."""
     inputs, work, result = found.inputs, found.work, ending.result
     inputs.left_out.num_json_without_caption = _num_json_without_caption(work.difference.to_embed, result)
     left_out = log_left_out(inputs, found.read_before, result)
@@ -152,7 +146,6 @@ def _report(found: ListingComparison, observer: RunObserver, outcome: EngineOutc
 
 
 def _write_timeline(outcome: EngineOutcome, result: RunResult, started_s: float) -> None:
-    """Write what the run's steps did when, where anything was measured."""
     if samples := outcome.operators.samples:
         timeline: Timeline | None = timeline_of(samples, started_s)
     else:
@@ -164,13 +157,7 @@ def _write_timeline(outcome: EngineOutcome, result: RunResult, started_s: float)
 
 
 def log_left_out(inputs: Inputs, read_before: pa.Table, result: RunResult | None = None) -> LeftOut:
-    """Log what is no item, and count it: by its name, or once it had been read, by this run or by an earlier one.
-
-    Args:
-        inputs: knows what the listing left out.
-        read_before: items that earlier runs left out.
-        result: of this run; none where there was nothing to do.
-    """
+    """Log and count what is no item, by its name or once read, in this run (`result`) or an earlier one."""
     left_out = inputs.left_out
     if result is not None:
         left_out = left_out.with_read(result.left_out)
@@ -183,18 +170,18 @@ def log_left_out(inputs: Inputs, read_before: pa.Table, result: RunResult | None
 
 
 def _has_named_kept(left_out: LeftOut, result: RunResult) -> bool:
-    """Whether the run that published last has named the captions that stay as items: once is enough."""
+    """Whether the last published run has named the captions that stay as items: once is enough."""
     if result.published is None:
         return True
     try:
         report = json.loads(result.run.files.read(run_file(result.published.run_id, REPORT_FILE)))
-    except (FileNotFoundError, ValueError):  # an operation published, or an earlier release
+    except (FileNotFoundError, ValueError):  # published by an operation, or by an older release
         return False
     return bool(report.get("num_kept_captions", 0) == left_out.num_kept_orphans)
 
 
 def _num_json_without_caption(to_embed: pa.Table, result: RunResult) -> int:
-    """Count the items that were embedded without a caption though there is a `.json` beside them."""
+    """Count the items embedded without a caption although there is a `.json` next to them."""
     is_json = pc.fill_null(pc.ends_with(to_embed["caption_uri"], ".json", ignore_case=True), False)
     ids = to_embed["item_id"].filter(is_json).combine_chunks()
     if not len(ids):
@@ -208,7 +195,6 @@ def _num_json_without_caption(to_embed: pa.Table, result: RunResult) -> int:
 
 
 def _num_published_before(result: RunResult) -> int:
-    """Count the items that interim publications of the run include."""
     names = interim_state(result.run.files, result.run.run_id).names
     return sum(entry.num_items for entry in result.entries if entry.name in names)
 
@@ -216,7 +202,7 @@ def _num_published_before(result: RunResult) -> int:
 def _describe_stop(
     outcome: EngineOutcome, result: RunResult, num_before: int, further: Sequence[ModelResult]
 ) -> str | None:
-    """Message why the run ended before its time; none where nobody asked it to stop."""
+    """Say why the run ended early; None if nobody asked it to stop."""
     if not outcome.stopped and (outcome.out_of_time or not result.run.stop_requested()):
         return None
     num_items = max([result.num_items, *(each.result.num_items for each in further)])
@@ -228,7 +214,7 @@ def _describe_stop(
 
 
 def _describe_kept(work: WorkPlan, result: RunResult, num_left: int, further: Sequence[ModelResult]) -> str | None:
-    """Message why what is finished waits for the next run; none where it does not."""
+    """Say why what is finished waits for the next run; None if it does not."""
     for each in further:
         if (outdated := each.plan.work.outdated) and each.num_left:
             return (

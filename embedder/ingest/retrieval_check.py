@@ -1,7 +1,7 @@
 """R@10 of captions for their own images, over a sample of the state that a run would publish.
 
-The sample is kept beside the run's records, so that the next run adds its own new pairs to it and takes out those that
-leave, instead of reading the published table.
+The sample is kept next to the run's records. The next run adds its own new pairs and removes those that leave, instead
+of reading the published table.
 """
 
 import math
@@ -57,13 +57,13 @@ class CaptionPairs:
 
 
 def best_of(current: Current | None) -> PublishedRetrieval | None:
-    """Read the published figure; none where there is none, or nothing is published."""
+    """Read the published figure; None if there is none, or nothing is published."""
     record = current.model_dump().get("retrieval") if current is not None else None
     return PublishedRetrieval.model_validate(record) if record else None
 
 
 def retrieval_figure(pairs: CaptionPairs) -> float | None:
-    """Compute R@10; none where there are too few pairs."""
+    """Compute R@10; None if there are too few pairs."""
     if len(pairs) < MIN_PAIRS:
         return None
     numbers = np.arange(len(pairs))
@@ -71,7 +71,7 @@ def retrieval_figure(pairs: CaptionPairs) -> float | None:
 
 
 def recall_margin(recall: float, num_pairs: int) -> float:
-    """Difference that chance alone may make to a recall of this many pairs."""
+    """Return the difference that chance may cause in a recall over this many pairs."""
     return STANDARD_ERRORS * math.sqrt(recall * (1 - recall) / max(num_pairs, 1))
 
 
@@ -79,9 +79,8 @@ def recall_margin(recall: float, num_pairs: int) -> float:
 class _Sample:
     """Pairs with the lowest hashes of item ids.
 
-    Attributes:
-        pairs: item id -> image and text vector, float32 (E,) each, in the order of the hashes.
-        bound: hash up to which the pairs are all that there are; none: to the end.
+    `pairs` maps item ids to image and text vectors, float32 (E,) each, in the order of the hashes. It is complete up to
+    the hash `bound`; None means to the end.
     """
 
     pairs: dict[str, tuple[Any, Any]]
@@ -107,7 +106,7 @@ def sample_pairs(result: RunResult) -> CaptionPairs:
 
 
 def forget_pairs(result: RunResult) -> None:
-    """Delete the sample of the publication that this one has replaced; where no vector changed, it is handed on."""
+    """Delete the sample of the publication that this one has replaced; if no vector changed, it is passed on."""
     files, own = result.run.files, run_file(result.run.run_id, PAIRS_FILE)
     for run_id in _run_ids(result):
         path = run_file(run_id, PAIRS_FILE)
@@ -118,7 +117,7 @@ def forget_pairs(result: RunResult) -> None:
 
 
 def _run_ids(result: RunResult) -> Iterator[str]:
-    """Runs whose sample would be of the published rows: the one that published them, and one that was compacted."""
+    """Yield the runs whose sample may be of the published rows: the publishing run, and one that was compacted."""
     files, run_id = result.run.files, None if result.published is None else result.published.run_id
     while run_id is not None:
         yield run_id
@@ -127,7 +126,7 @@ def _run_ids(result: RunResult) -> Iterator[str]:
 
 
 def _kept_sample(result: RunResult) -> _Sample | None:
-    """Sample of what is published; none where nobody kept it, or none of its rows stay."""
+    """Read the sample of what is published; None if there is none, or none of its rows stay."""
     if result.published is None or not result.keeps_published:
         return None
     for run_id in _run_ids(result):
@@ -136,13 +135,13 @@ def _kept_sample(result: RunResult) -> _Sample | None:
             bound = bytes.fromhex((rows.schema.metadata or {})[BOUND].decode()) or None
             vectors = zip(unpack_vectors(rows["image_embedding"]), unpack_vectors(rows["text_embedding"]), strict=True)
             return _Sample(dict(zip(rows["item_id"].to_pylist(), vectors, strict=True)), bound)
-        except (FileNotFoundError, KeyError, ValueError, pa.ArrowException):  # a damaged one is drawn anew
+        except (FileNotFoundError, KeyError, ValueError, pa.ArrowException):  # a damaged one is redrawn
             continue
     return None
 
 
 def _update_sample(kept: _Sample, result: RunResult) -> _Sample:
-    """Sample of what would be published, by that of what is."""
+    """Derive the sample of what would be published from that of what is."""
     sessions = sessions_of(result, list(kept.pairs))
     stay = {each: pair for each, pair in kept.pairs.items() if each in sessions and sessions[each] is None}
     new = _draw_sample(result, _new_pieces(result), kept.bound)
@@ -150,13 +149,7 @@ def _update_sample(kept: _Sample, result: RunResult) -> _Sample:
 
 
 def _draw_sample(result: RunResult, pieces: list[SampledPart], bound: bytes | None) -> _Sample:
-    """Draw a sample from part files.
-
-    Args:
-        result: says whose rows count.
-        pieces: the part files.
-        bound: highest hash that is drawn; none: any.
-    """
+    """Draw a sample from part files, up to the hash `bound` (None: any); `result` says whose rows count."""
     keys = lowest_keys((pair_ids(piece) for piece in pieces), SPARE * NUM_PAIRS, bound)
     if len(keys) == SPARE * NUM_PAIRS:
         bound = hash_of(next(reversed(keys)))
@@ -169,7 +162,7 @@ def _draw_sample(result: RunResult, pieces: list[SampledPart], bound: bytes | No
 
 
 def _lowest(sample: _Sample) -> _Sample:
-    """Sample of the pairs up to its bound, in the order of their hashes, and of no more than are worth keeping."""
+    """Return the pairs up to the bound, ordered by hash, and no more than are worth keeping."""
     bound = sample.bound
     order = sorted((each for each in sample.pairs if bound is None or hash_of(each) <= bound), key=hash_of)
     if len(order) > SPARE * NUM_PAIRS:
@@ -179,7 +172,6 @@ def _lowest(sample: _Sample) -> _Sample:
 
 
 def _keep(result: RunResult, sample: _Sample) -> None:
-    """Write the sample beside the run's records."""
     present = np.ones(len(sample.pairs), bool)
     columns = {"item_id": pa.array(sample.pairs, pa.string())}
     for place, name in enumerate(VECTOR_COLUMNS):
@@ -207,7 +199,7 @@ def pair_ids(piece: SampledPart) -> Iterator[str]:
 
 
 def sessions_of(result: RunResult, item_ids: list[str]) -> dict[str, str | None]:
-    """Session of the run whose rows of an item count, None where its published rows stay; not of retired items."""
+    """Return the session of the run whose rows of an item count, None if its published rows stay; no retired items."""
     wanted = pa.array(item_ids, pa.string())
     whole = whole_among(result.whole, wanted)
     new = whole.filter(pc.greater(whole["num_vectors"], 0))
@@ -217,7 +209,7 @@ def sessions_of(result: RunResult, item_ids: list[str]) -> dict[str, str | None]
 
 
 def _pairs_of(piece: SampledPart, counted: Mapping[str, str | None]) -> Iterator[tuple[str, Any, Any]]:
-    """Read the pairs of the items' sessions (None: of the published table) that a part file has."""
+    """Read the pairs of the items' sessions (None: of the published table) from a part file."""
     columns = ["item_id", "segment", "image_embedding", "text_embedding"]
     rows = piece.read(columns)
     has_both = pc.and_(pc.is_valid(rows["image_embedding"]), pc.is_valid(rows["text_embedding"]))

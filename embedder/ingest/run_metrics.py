@@ -1,7 +1,7 @@
-"""Figures of a run's metrics, of the rows of its part files that count, each once.
+"""Figures of a run's metrics, over the rows of its part files that count, each once.
 
-A kill can leave rows that are done again, an item may have changed between two sessions, and a row's item may have left
-the sources since: of a part with such rows, only the others are read.
+A kill can leave rows that are repeated, an item may have changed between two sessions, and an item may have left the
+sources since: from a part with such rows, only the others are read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,17 +33,13 @@ from embedder.store.schema import with_nulls
 from embedder.store.tables.arrow_tensors import unpack_vectors
 
 KS = (1, 5, 10)
-MAX_EARLIER = 1000  # publications that are looked at for one to compare with
-NUM_AHEAD = 16  # part files that are read at once, of a bucket
+MAX_EARLIER = 1000  # publications searched for one to compare with
+NUM_AHEAD = 16  # part files read from a bucket at once
 ROWS_AT_ONCE = 8192  # 16 MiB of vectors with 512 numbers
 
 
 def compute_metrics(result: RunResult, configs: Sequence[MetricConfig], schema: pa.Schema) -> dict[str, Figures]:
-    """Compute the metrics of all sessions of a run, and keep them beside its report.
-
-    Returns:
-        Figures by the metric's name.
-    """
+    """Compute the metrics of all sessions of a run by name, and keep them next to its report."""
     if not configs:
         return {}
     files, run_id, fingerprint = result.run.files, result.run.run_id, result.run.info.model_fingerprint
@@ -63,7 +59,7 @@ def compute_metrics(result: RunResult, configs: Sequence[MetricConfig], schema: 
 
 
 class _CountedRows:
-    """Rows of a run that count: those of whole items, in the session that finished them."""
+    """Rows of a run that count: those of complete items, in the session that finished them."""
 
     def __init__(self, result: RunResult, schema: pa.Schema) -> None:
         self._files, self._schema = result.run.files, schema
@@ -78,7 +74,6 @@ class _CountedRows:
         yield from [self._schema.empty_table()] if not self.numbers else chunks
 
     def read(self, number: int, columns: Sequence[str]) -> pa.Table:
-        """Read columns of the rows of a part file that count."""
         part, names = self._parts[number], list(dict.fromkeys([*columns, "item_id"]))
         schema = pa.schema([self._schema.field(name) for name in names])
         rows = with_nulls(self._files.read_table(f"{part.table}/{part.path}", names), schema).select(names)
@@ -97,7 +92,7 @@ class _CountedRows:
 
 
 def _recall(counted: _CountedRows, config: MetricConfig) -> Figures:
-    """R@k of captions for their own images, over the items with the lowest hashes of their ids."""
+    """Compute R@k of captions for their own images, over the items with the lowest hashes of their ids."""
     num = 0
 
     def ids_of(number: int) -> list[str]:
@@ -124,7 +119,7 @@ def _recall(counted: _CountedRows, config: MetricConfig) -> Figures:
 
 
 def _earlier(files: StoreFiles, run_id: str, fingerprint: str) -> Iterator[tuple[str, RunMetrics]]:
-    """Metrics of earlier publications by the same model, the newest first, each read when it is asked for."""
+    """Yield the metrics of earlier publications by the same model, newest first, each read on demand."""
     for record in islice(latest_publications(files), MAX_EARLIER):
         own_id = record.interim_of or record.run_id
         kept = read_record(files, run_file(own_id, METRICS_FILE), RunMetrics) if own_id != run_id else None
@@ -133,7 +128,7 @@ def _earlier(files: StoreFiles, run_id: str, fingerprint: str) -> Iterator[tuple
 
 
 def _drift(digest: str, state: State, earlier: Iterable[tuple[str, RunMetrics]]) -> Figures:
-    """Difference to the last publication that has vectors of this metric; empty where there is none."""
+    """Return the difference to the last publication with vectors of this metric; empty if there is none."""
     for run_id, kept in earlier:
         before = kept.states.get(digest)
         if before is not None and (found := drift_between(state, before)):

@@ -1,4 +1,4 @@
-"""Result of a run: what its journal adds up to, each item counted once, and what publishing it would leave."""
+"""Result of a run: the sum of its journal, each item counted once, and what publishing it would leave."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ class RunResult:
         whole: items with records and rows of their own: `embedder.store.journal.finished.WHOLE`.
         num_items: embedded or rejected.
         left_out: what turned out to be no item: `item_id`, `uri`, `error_type`, `error`.
-        num_rejected: of those, and `num_stale` of them keep published vectors.
-        num_equal: items whose content is as it was published.
+        num_rejected: rejected items, of which `num_stale` keep published vectors.
+        num_equal: items whose content is as published.
         num_vectors: new rows of embeddings.
-        num_reject_vectors: of those, rows of rejects: of a caption whose picture is broken, of what could be decoded.
+        num_reject_vectors: of those, rows of rejects: for a caption with a broken picture, what could be decoded.
         num_here: items that this session finished, and those that were copied for it.
-        taken_from: embedded items that were copied from another publication, by its run.
+        taken_from: number of embedded items that were copied from another publication, by its run.
     """
 
     run: Run
@@ -67,12 +67,8 @@ def count_run(
 ) -> RunResult:
     """Count what the sessions of a run finished, without the items that have left the sources since.
 
-    Args:
-        run: the run.
-        published: what is published now.
-        retired: ids that leave the store, and of items that the run finished before they went.
-        keeps_published: whether the published vectors of other items stay.
-        batch: only this part of its work counts; None: all.
+    `retired` has the ids that leave the store, including items that the run finished before they went. After a change
+    of the model, `keeps_published` is false. With `batch`, only that part of the work counts.
     """
     entries = run.entries() if batch is None else batch.entries
     finished = read_finished(run.files, entries, ["state", "stale"])
@@ -100,7 +96,7 @@ def count_run(
 
 
 class _Counts:
-    """Counts of records of whole items, of one part after the other."""
+    """Counts of records of complete items, added part by part."""
 
     def __init__(self, run: Run, num_files: int) -> None:
         self._run = run
@@ -109,7 +105,6 @@ class _Counts:
         self.num_embedded_of = np.zeros(num_files, np.int64)
 
     def add_all(self, records: HashedRows, whole: HashedRows) -> None:
-        """Count the records of whole items."""
         num_parts = common_parts(records, whole)
         for number in range(num_parts):
             facts = records.part(number, num_parts).select(["item_id", "session", "state", "stale", "file"])

@@ -1,4 +1,4 @@
-"""Times of runs on this machine: kept in the user's cache when a run ends, and looked up before the next one."""
+"""Times of runs on this machine: kept in the user's cache when a run ends, and read before the next one."""
 
 from embedder.executors.choose_engine import RunTimes
 from embedder.placement import hardware
@@ -6,18 +6,13 @@ from embedder.planning.cache import keep, read_kept
 from embedder.report.schema import Report
 
 MIN_ITEMS = 8
-"""Items of a run below which its rate says nothing; of its start it does."""
+"""Runs with fewer items say nothing about the rate, only about the start."""
 WEIGHT = 0.5
-"""Of the newest run in the means that are kept: another load of the machine is known after a few runs."""
+"""Weight of the newest run in the stored means: they adapt to another load of the machine after a few runs."""
 
 
 def measured_times(ray_address: str | None, fingerprint: str) -> dict[str, RunTimes]:
-    """Look up the times of earlier runs of a model on this machine, by engine.
-
-    Args:
-        ray_address: of the cluster of the run that is to come; None: this machine's.
-        fingerprint: of its model.
-    """
+    """Return the times of earlier runs of a model on this machine, by engine; none for a cluster (`ray_address`)."""
     if ray_address is not None:  # a cluster is another machine
         return {}
     found = {engine: read_kept(RunTimes, _key(engine, fingerprint)) for engine in ("local", "ray")}
@@ -25,14 +20,9 @@ def measured_times(ray_address: str | None, fingerprint: str) -> dict[str, RunTi
 
 
 def keep_times(ray_address: str | None, fingerprint: str, report: Report, num_here: int, publish_s: float) -> None:
-    """Keep the times of a run that has ended.
+    """Store the times of a run that has ended; not for a cluster (`ray_address`).
 
-    Args:
-        ray_address: of the run's cluster; None: this machine's.
-        fingerprint: of its model.
-        report: of the run.
-        num_here: items that its session embedded.
-        publish_s: seconds that its publication took.
+    `num_here` is the number of items that its session embedded, `publish_s` the seconds that its publication took.
     """
     if ray_address is not None or num_here < MIN_ITEMS or not report.items_per_s or report.models:
         return
@@ -43,7 +33,7 @@ def keep_times(ray_address: str | None, fingerprint: str, report: Report, num_he
 
 
 def _mean(before: RunTimes, new: RunTimes) -> RunTimes:
-    """Mean of starts and ends, and of the seconds of an item, where a run of few items says less of these."""
+    """Average starts, ends, and the seconds per item, for which a run of few items has less weight."""
     share = WEIGHT * min(1.0, new.num_items / before.num_items)
     item_s = (1 - share) / before.items_per_s + share / new.items_per_s
     startup_s, publish_s = (

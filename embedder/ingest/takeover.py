@@ -1,9 +1,8 @@
-"""Vectors that a rolled back publication still holds of items to embed: taken over, not computed again.
+"""Vectors of items to embed that a rolled-back publication still holds: taken over, not computed again.
 
-An item is taken over where model and preprocessing are those of the run and its record there has the size and time that
-are listed now, as a run without a change leaves it alone; or where its content proves to be the same when it is read.
-Its record and its rows are copied into part files of the run and journaled, so that from then on it counts as any other
-item that the run has finished. What can't be read any more is embedded.
+An item is taken over if model and preprocessing are the run's, and its record there has the size and time listed now,
+or its content proves equal when it is read. Record and rows are copied into part files of the run and journaled, so
+that the item counts like any other that the run has finished. What can no longer be read is embedded.
 """
 
 from collections.abc import Iterator
@@ -48,25 +47,24 @@ class RolledBackRecords:
 
 @dataclass(frozen=True)
 class RolledBackItems:
-    """Items to embed that publications hold which were rolled back from.
+    """Items to embed that rolled-back publications hold, each once.
 
-    Attributes:
-        as_listed: items whose size and time are those that are listed now; each once.
-        others: items whose content may be the same, each once; reading them shows it.
+    `as_listed` have the size and time that are listed now. `others` may have the same content, which reading them
+    shows.
     """
 
     as_listed: tuple[RolledBackRecords, ...] = ()
     others: tuple[RolledBackRecords, ...] = ()
 
     def leave_out(self, to_embed: pa.Table) -> pa.Table:
-        """Leave out the items that can be taken over as they are listed."""
+        """Leave out the items that can be taken over as listed."""
         for held in self.as_listed:
             to_embed = without_items(to_embed, held.records["item_id"])
         return to_embed
 
 
 def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_embed: pa.Table) -> RolledBackItems:
-    """Look for items in the publications that the last rollback left, the newest one first."""
+    """Look for items in the publications that the last rollback left, newest first."""
     as_listed: list[RolledBackRecords] = []
     others: list[RolledBackRecords] = []
     read: set[str] = set()
@@ -84,7 +82,7 @@ def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_em
 
 
 def with_held_versions(to_embed: pa.Table, held: RolledBackItems) -> pa.Table:
-    """Add the content that each item had in a publication that was rolled back from, and its number of vectors."""
+    """Add the content that each item had in a rolled-back publication, and its number of vectors."""
     if not held.others:
         return to_embed
     known = pa.concat_tables([each.records for each in held.others])
@@ -95,7 +93,7 @@ def with_held_versions(to_embed: pa.Table, held: RolledBackItems) -> pa.Table:
 
 
 def find_equal(run: Run, held: RolledBackItems) -> tuple[RolledBackRecords, ...]:
-    """Find items that the run's session has read, and whose content is that of a rolled back publication."""
+    """Find items that the run's session has read and whose content is that of a rolled-back publication."""
     if not held.others:
         return ()
     entries = [entry for entry in run.entries() if entry.name.startswith(run.session)]
@@ -117,13 +115,10 @@ def find_equal(run: Run, held: RolledBackItems) -> tuple[RolledBackRecords, ...]
 
 
 def take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, rows_per_part: int) -> None:
-    """Copy items into part files of the run; a kill leaves those that are whole.
+    """Copy items into part files of the run; a kill leaves the complete ones.
 
-    Args:
-        run: the run that they belong to from now on; no other task writes under its session.
-        held: the items.
-        listed: these and others, as they are listed now: their place and carried columns count.
-        rows_per_part: rows that a part file has at least, where there are that many.
+    No other task may write under the session of `run`. Places and carried columns come from `listed`, the items as they
+    are listed now. A part file has at least `rows_per_part` rows, if there are that many.
     """
     carryover = carried_schema(listed.schema)
     names = {"item_id": "item_id", "uri": "uri"} | {name: CARRIED + name for name in carryover.names}
@@ -140,7 +135,7 @@ def take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, r
 
 
 def _left_behind(files: StoreFiles, current: Current | None, info: StoreInfo) -> list[Published]:
-    """List readable publications of the run's model that the last rollback left, the newest first."""
+    """List readable publications of the run's model that the last rollback left, newest first."""
     hold = current.hold if current is not None else None
     versions: list[Published] = []
     run_id = hold.from_run if hold is not None else None
@@ -173,7 +168,6 @@ def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: 
 
 
 def _each_once(found: list[RolledBackRecords], ids: pa.ChunkedArray) -> tuple[RolledBackRecords, ...]:
-    """Keep the first record of each item."""
     kept: list[RolledBackRecords] = []
     for each in found:
         here = each.of(pc.is_valid(positions(each.records["item_id"], ids)))
@@ -184,7 +178,7 @@ def _each_once(found: list[RolledBackRecords], ids: pa.ChunkedArray) -> tuple[Ro
 
 
 def _as_listed(records: pa.Table, listed: pa.Table) -> pa.Table:
-    """Bring records up to what the listing says of their items now."""
+    """Update records to what the listing says about their items now."""
     place = positions(records["item_id"], listed["item_id"])
     for name in LISTED:
         column = ITEMS.field(name)

@@ -1,4 +1,4 @@
-"""Work of a run: decisions about a listing, what is published and what an unfinished run has finished, by parts."""
+"""Work of a run, decided by parts: the listing against what is published and what an unfinished run has finished."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -23,17 +23,17 @@ NO_ITEMS = pa.schema([PUBLISHED.field("item_id"), PUBLISHED.field("source")]).em
 
 
 class GivenItems(Protocol):
-    """Items of a run in the place of sources (`embedder.ingest.dataset`)."""
+    """Items of a run that replace sources (`embedder.ingest.dataset`)."""
 
     @property
     def source(self) -> str:
-        """Name that stands in the column `source` of its items."""
+        """Value of the column `source` of its items."""
 
     def list_items(self, sources: SourceSettings, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
         """List all of them, and count what is left out."""
 
     def supply(self, chosen: pa.Table, run: Run) -> pa.Table:
-        """Put the contents of items that are to be embedded where decode finds them."""
+        """Put the contents of items to embed where decode finds them."""
 
     def discard(self, run: Run) -> None:
         """Delete these contents."""
@@ -41,17 +41,17 @@ class GivenItems(Protocol):
 
 @dataclass(frozen=True)
 class IngestOptions:
-    """Options of a run beside its configuration.
+    """Options of a run besides its configuration.
 
     Attributes:
         kind: `refresh` retires what is gone and may change the model; `embed` only adds.
         retry_rejects: embed again what was rejected before, changed or not.
-        repair: embed again what has other rows than its record tells, as `embedder store check` finds it.
+        repair: embed again items whose rows differ from their record, as `embedder store check` finds them.
         only: embed only these items, and retire none.
         limit: the most items to embed in this run.
         max_hours: hours after which no further items are begun.
         forced: names of guards that are overridden.
-        given: gives the items in the place of sources; of the store's others none is retired.
+        given: gives the items instead of sources; none of the store's other items is retired.
     """
 
     kind: Kind = "embed"
@@ -70,7 +70,7 @@ class IngestOptions:
 
     @property
     def may_change(self) -> bool:
-        """Whether another model may take the place of the store's, for which all its items must be listed."""
+        """Whether another model may replace the store's, for which all its items must be listed."""
         return self.may_retire and self.given is None
 
 
@@ -82,13 +82,13 @@ class WorkPlan:
         difference: the listing, sorted.
         retired: published items that are gone: `item_id`, `source`.
         retired_ids: ids of those, and of items that the unfinished run had finished before they went.
-        outdated: why nothing of what is published can stay: the model or the preprocessing changed.
-        num_as_published: listed items that are as they are published, whatever an unfinished run has finished.
+        outdated: why nothing that is published can stay: the model or the preprocessing changed.
+        num_as_published: listed items that are as published, whatever an unfinished run has finished.
         is_nothing: whether the store is as the listing wants it.
-        num_listed: listed items, without those that were purged.
+        num_listed: listed items, without purged ones.
         num_published: published items of each source.
         left_out_ids: listed items that an earlier run read and left out, as they are no items.
-        num_vectors: rows that the published items have by their records.
+        num_vectors: rows of the published items, by their records.
     """
 
     difference: Difference
@@ -103,7 +103,7 @@ class WorkPlan:
     num_vectors: int = 0
 
     def describe(self) -> str:
-        """Summary in one line."""
+        """Summarise in one line."""
         parts = [f"{num:,} {reason}" for reason, num in self.difference.reasons.items()]
         if self.retired.num_rows:
             parts.append(f"{self.retired.num_rows:,} gone")
@@ -120,16 +120,11 @@ def plan_work(
 ) -> WorkPlan:
     """Compare a listing with what is published and with what an unfinished run has finished.
 
-    What is published alone says whether there is anything to do: an item that the unfinished run finished, and that is
-    again as it was published, needs nothing.
+    Only what is published decides whether there is anything to do: an item that the unfinished run finished, and that
+    is again as published, needs nothing.
 
-    Args:
-        max_attempts: at an item whose failure may pass.
-        options: limits, retries, and whether items may leave.
-        listing: all items of all sources.
-        published: of `embedder.ingest.known_items.published_items`.
-        finished: of `embedder.store.journal.runs.finished_items`, or no rows.
-        outdated: of `outdated_by`.
+    `max_attempts` limits attempts at an item with a temporary failure. `published` comes from `published_items`,
+    `finished` from `finished_items` (or has no rows), `outdated` from `outdated_by`.
     """
     known = partial(known_items, retry_rejects=options.retry_rejects, max_attempts=max_attempts, outdated=outdated)
     num_parts = common_parts(listing, published, finished)
@@ -144,27 +139,17 @@ def plan_work(
 
 
 class _Sum:
-    """Sum of what the comparisons of all parts found."""
-
     def __init__(self) -> None:
         self._to_embed, self._num_unchanged = RowsInOrder(), 0
         self.retired, self.finished_and_gone, self.left_out = [NO_ITEMS], [NO_ITEMS.select([0])], [NO_ITEMS.select([0])]
         self.num_listed, self.num_vectors, self.num_published = 0, 0, Counter[str]()
 
     def add(self, difference: Difference) -> None:
-        """Add the difference of a part."""
         self._to_embed.add(difference.to_embed)
         self._num_unchanged += difference.num_unchanged
 
     def add_items(self, listed: pa.Table, held: pa.Table, own: pa.Table, options: IngestOptions) -> None:
-        """Add what leaves, and counts.
-
-        Args:
-            listed: items of a part.
-            held: published ones.
-            own: those that the unfinished run has finished.
-            options: whether items may leave.
-        """
+        """Add what leaves, and counts, of a part: listed items, published ones, those the unfinished run finished."""
         if options.may_retire:
             self.retired.append(find_gone(listed, _of_given(held, options)).select(NO_ITEMS.column_names))
             self.finished_and_gone.append(find_gone(listed, _of_given(own, options)).select(["item_id"]))
@@ -176,7 +161,7 @@ class _Sum:
         self.num_published.update(count_by_source(held))
 
     def difference(self) -> Difference:
-        """Difference of the whole, in the order of the listing."""
+        """Return the difference of the whole, in the order of the listing."""
         return Difference(self._to_embed.table(), self._num_unchanged)
 
     def decide(self, after: "_Sum", outdated: str | None) -> WorkPlan:
@@ -198,7 +183,7 @@ class _Sum:
 
 
 def _of_given(items: pa.Table, options: IngestOptions) -> pa.Table:
-    """Items that may leave: of items that are given in the place of sources, those of the same name."""
+    """Return the items that may leave; with given items, those of the same name."""
     if options.given is None:
         return items
     source = options.given.source
@@ -208,7 +193,6 @@ def _of_given(items: pa.Table, options: IngestOptions) -> pa.Table:
 
 
 def _difference(options: IngestOptions, listing: pa.Table, known: pa.Table) -> Difference:
-    """Sort a listing, and leave out items that are not asked for."""
     difference = diff(listing, known)
     if options.only is None:
         return difference
@@ -217,7 +201,7 @@ def _difference(options: IngestOptions, listing: pa.Table, known: pa.Table) -> D
 
 
 def outdated_by(served: StoreInfo, info: StoreInfo) -> str | None:
-    """Reason why what is published can't stand beside new vectors; none where it can."""
+    """Return why what is published can't stay next to new vectors; None if it can."""
     reasons = {"model_fingerprint": MODEL_CHANGED, "preprocess_fingerprint": PREPROCESSING_CHANGED}
     names = differing(served, info)
     if names == ["steps"]:

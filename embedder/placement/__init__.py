@@ -1,1 +1,1 @@
-"""What runs where: the fleet, its GPUs, resources of each stage and their nodes."""
+"""What runs where: the fleet, its GPUs, the resources of each stage, and their nodes."""

@@ -13,7 +13,7 @@ WRITE_CPUS = 0.1  # writing waits for the disk, not for the CPU
 
 @dataclass(frozen=True)
 class StageResources:
-    """Resources that one replica of a stage reserves, and the bounds of their number."""
+    """Resources that one replica of a stage reserves, and the bounds on the number of replicas."""
 
     min_replicas: int
     max_replicas: int
@@ -21,15 +21,15 @@ class StageResources:
     num_gpus: float
     num_threads: int
     device: str
-    """Of torch: cpu or cuda; Ray shows a replica only the GPU that it reserved."""
+    """Torch device, cpu or cuda; Ray shows a replica only the GPU that it reserved."""
     device_types: frozenset[str] = frozenset()
-    """Types of devices, one of which its nodes must have, as the plan says; none takes any."""
+    """Types of devices, one of which its nodes must have, as the plan says; empty accepts any."""
     weight_bytes: int = 0
-    """Main memory that a replica needs at least; 0 where it is not known."""
+    """Main memory that a replica needs at least; 0 if unknown."""
     node_ids: tuple[str, ...] = ()
-    """On a cluster: Ray's id of the node of each of the replicas that start first; before they are placed, a wish."""
+    """On a cluster: Ray's node id of each replica that starts first; before placement, a preference."""
     node_threads: tuple[tuple[str, int], ...] = ()
-    """On a cluster, where the configuration leaves threads out: those of a replica, by the id of its node."""
+    """On a cluster, if the configuration leaves threads out: threads of a replica, by the id of its node."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Allocation:
 
     @property
     def max_gpus(self) -> int:
-        """GPUs that all actors take when the stages have grown as far as they may."""
+        """GPUs that all actors take when the stages have grown to their limits."""
         return devices_needed((stage.num_gpus, stage.max_replicas) for stage in self.stages)
 
 
@@ -78,12 +78,12 @@ def replica_requests(allocation: Allocation) -> list[ReplicaRequest]:
 
 
 def task_request(allocation: Allocation) -> ReplicaRequest:
-    """Return the largest task, which has to find room beside the replicas."""
+    """Return the largest task, which has to find room next to the replicas."""
     return ReplicaRequest("a decode or write task", 1, allocation.task_cpus)
 
 
 def place_replicas(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfReplicas | None:
-    """Find a node for each replica: with room for a task on every node, else on one; None if there is none."""
+    """Find a node for each replica: with room for a task on every node, else on one; None if impossible."""
     requests, cpus = replica_requests(allocation), allocation.task_cpus
     with_room = [replace(node, num_cpus=node.num_cpus - min(cpus, node.num_cpus / 2)) for node in nodes]
     if any(node.num_cpus >= cpus for node in nodes):
@@ -95,7 +95,7 @@ def place_replicas(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfRepl
 
 
 def _as_wished(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfReplicas | None:
-    """Give each replica the node that `StageResources.node_ids` names; none where these are not there or too small."""
+    """Give each replica the node that `StageResources.node_ids` names; None if one is missing or too small."""
     numbers = {node.node_id: number for number, node in enumerate(nodes)}
     wished = [[numbers.get(node_id, -1) for node_id in stage.node_ids] for stage in allocation.stages]
     has_all = all(len(each) == stage.min_replicas for each, stage in zip(wished, allocation.stages, strict=True))
@@ -111,13 +111,10 @@ def _as_wished(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfReplicas
 def pin_replicas(
     requests: Sequence[StageConfig], allocation: Allocation, nodes: Sequence[Node], found: NodesOfReplicas
 ) -> Allocation:
-    """Note the node of each replica, and its threads there where the configuration leaves them out.
+    """Record the node of each replica, and its threads there if the configuration leaves them out.
 
-    Args:
-        requests: of the configuration, one for each stage, or none.
-        allocation: the replicas.
-        nodes: the nodes; their CPUs are shared among the replicas' threads.
-        found: by stage and replica, the number of its node.
+    `requests` has the configuration of each stage, or nothing. The CPUs of `nodes` are shared among the replicas'
+    threads; `found` has the number of each replica's node, by stage and replica.
     """
     threads = tuple(sorted(threads_by_node(nodes, found).items()))
     return replace(

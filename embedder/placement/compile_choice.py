@@ -1,8 +1,8 @@
-"""Whether a stage's layers are compiled: where the configuration says so, or the run is long enough. Pure.
+"""Whether a stage's layers are compiled: if the configuration says so, or the run is long enough. Pure.
 
 Compiled, a ViT-L/14 with its captions computes in 0.81 of the time on an H200; its layers compile in 6.5 s, and those
-of the text tower, in both forms, in 4.5 s. What an earlier run has left in a node's cache isn't known here, so that a
-short run that `auto` leaves alone may still gain by `compile = true`.
+of the text tower, in both forms, in 4.5 s. What an earlier run has left in a node's cache isn't known here, so a short
+run that `auto` does not compile may still gain from `compile = true`.
 """
 
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from embedder.placement.device_settings import USUAL_GPU, gpu_type
 from shards.plan import PlannedStage
 
 GAIN = 1.2
-"""Rate of compiled layers over that of eager ones."""
+"""Rate of compiled layers relative to eager ones."""
 COMPILE_S = 6.0
 """Seconds to compile a layer in one form."""
 VISION_FORMS, TEXT_FORMS = 1, 2
@@ -29,12 +29,7 @@ def is_compiled(
 ) -> bool:
     """Decide whether a stage compiles its layers; those in int8 are never compiled, and on CPUs only if asked for.
 
-    Args:
-        compute: its `compile` and dtype.
-        stage: its layers, and their operations or seconds.
-        resources: device and replicas.
-        num_items: items that are to be embedded; None where nobody knows.
-        gpus: names of the GPUs' types; of several, the fastest counts.
+    `num_items` is the number of items to embed, if known. Of several GPU types (`gpus`), the fastest counts.
     """
     if compute.settled_dtype == "int8" or compute.compile is False:
         return False
@@ -48,24 +43,15 @@ def is_compiled(
 
 
 def estimated_s(stage: PlannedStage, dtype: str, gpus: Collection[str]) -> float:
-    """Estimate the seconds of a replica for an image with its caption by their operations; 0 in a dtype without rates.
+    """Estimate a replica's seconds for an image with its caption, by operations; 0 in a dtype without rates.
 
-    Args:
-        stage: its operations.
-        dtype: compute dtype.
-        gpus: names of the GPUs' types; without any, one that is usual.
+    Without any GPU types (`gpus`), a usual one is assumed.
     """
     rate = max(gpu_type(name).flops.get(dtype, 0.0) for name in gpus or (USUAL_GPU,))
     return (stage.flops_per_image + stage.flops_per_caption) / rate if rate else 0.0
 
 
 def repays(compute_s: float, *, has_vision: bool, has_text: bool) -> bool:
-    """Whether compiling takes less time than it saves.
-
-    Args:
-        compute_s: seconds that a replica computes in all, with eager layers.
-        has_vision: whether it has layers of the vision tower.
-        has_text: whether it has layers of the text tower.
-    """
+    """Whether compiling takes less time than it saves; `compute_s` is a replica's total with eager layers."""
     num_forms = VISION_FORMS * has_vision + TEXT_FORMS * has_text
     return compute_s * (1 - 1 / GAIN) > num_forms * COMPILE_S

@@ -1,7 +1,7 @@
-"""Compute dtype of a run whose configuration says `auto`. Pure: what there is in, the dtype and why out.
+"""Compute dtype of a run whose configuration says `auto`. Pure.
 
-bfloat16 on GPUs that compute in it natively, float16 on older ones, float32 on CPUs, where the same bits come out on
-every machine. A run has one dtype: of GPUs of several kinds all must compute in it.
+bfloat16 on GPUs that support it natively, float16 on older ones, float32 on CPUs, where every machine gives the same
+bits. A run has one dtype, which all its GPUs must support.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,11 +20,9 @@ FIRST_WITH_BF16 = (8, 0)
 
 @dataclass(frozen=True)
 class Gpu:
-    """GPU, as far as it is known.
+    """GPU, as far as it is known: its type's name by driver or Ray, and its compute capability.
 
-    Attributes:
-        name: of its type, by its driver or by Ray.
-        capability: compute capability; None where nobody has asked its driver, and its name must do.
+    The capability is None if its driver was not asked, so that only the name is known.
     """
 
     name: str
@@ -32,7 +30,7 @@ class Gpu:
 
     @property
     def computes_bf16(self) -> bool:
-        """Whether it computes in bfloat16 natively; assumed of a type that nothing is known of."""
+        """Whether it computes in bfloat16 natively; assumed for unknown types."""
         if self.capability is not None:
             return self.capability >= FIRST_WITH_BF16
         return self.name not in OLDER_GPUS
@@ -52,13 +50,10 @@ UNKNOWN_GPU = Gpu("GPU")
 
 @dataclass(frozen=True)
 class DtypeChoice:
-    """Compute dtype, and the reason for it.
+    """Compute dtype, never `auto`, and the reason for it, for the log.
 
-    Attributes:
-        dtype: never `auto`.
-        reason: why this one, for the log.
-        store: address of the store that it was read from; None elsewhere.
-        was_asked: whether the configuration names it.
+    `store` is the address of the store that it was read from, if any; `was_asked` says whether the configuration names
+    it.
     """
 
     dtype: ComputeDtype
@@ -75,7 +70,7 @@ class DtypeChoice:
 
 
 Gpus = Sequence[Gpu] | None
-"""GPUs that stages may compute on; None where nobody can say whether there are any."""
+"""GPUs that stages may compute on; None if it is unknown whether there are any."""
 
 
 def choose_dtype(
@@ -87,11 +82,8 @@ def choose_dtype(
 ) -> DtypeChoice:
     """Follow the configuration; for `auto`, the store, else the plan file, else the devices.
 
-    Args:
-        compute: dtype, plan file and devices that are asked for.
-        gpus: finds the GPUs that there are; called only where they decide.
-        recorded: address of a store that exists, and the dtype that it records.
-        planned: dtype of the plan file.
+    `gpus` is called only if they decide. `recorded` has the address of an existing store and the dtype that it records,
+    `planned` the dtype of the plan file.
 
     Raises:
         StoreError: the store records a dtype that this release doesn't know.
@@ -107,11 +99,7 @@ def choose_dtype(
 
 
 def choose_by_gpus(gpus: Gpus) -> DtypeChoice:
-    """Choose by the GPUs that stages may compute on.
-
-    Args:
-        gpus: none of them means that stages compute on CPUs.
-    """
+    """Choose by the GPUs that stages may compute on; an empty tuple means that they compute on CPUs."""
     if gpus is None:
         return DtypeChoice(
             "float32", "it is not known which GPUs there are; --dtype bfloat16 is for those from A100 on"
@@ -130,20 +118,20 @@ def choose_by_gpus(gpus: Gpus) -> DtypeChoice:
 
 
 def gpus_of_fleet(devices: Iterable[DeviceType]) -> tuple[Gpu, ...]:
-    """GPUs among devices of the planner's table, as `A100:80GB`."""
+    """Return the GPUs among devices of the planner's table, such as `A100:80GB`."""
     return tuple(Gpu(each.name.partition(":")[0]) for each in devices if each.kind == "gpu")
 
 
 def gpus_of_nodes(nodes: Iterable[Node]) -> tuple[Gpu, ...]:
-    """GPUs of Ray's nodes; one for each node that has any."""
+    """Return the GPUs of Ray's nodes; one for each node that has any."""
     return tuple(Gpu(node.gpu_type or UNKNOWN_GPU.name) for node in nodes if node.num_gpus)
 
 
 def check_dtype(choice: DtypeChoice, gpus: Gpus) -> None:
-    """Refuse to go on in the dtype of a store on devices that don't compute in it; a dtype that is asked for is taken.
+    """Refuse to continue in a store's dtype on devices that don't support it; a dtype that is asked for is accepted.
 
     Raises:
-        ConfigError: they don't; the message names the dtype that they compute in.
+        ConfigError: they don't; the message names the dtype that they support.
     """
     if choice.store is None or gpus is None:
         return

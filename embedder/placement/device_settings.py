@@ -1,6 +1,6 @@
-"""Sizes of batches and blocks, and calls at once, by the kind of device: all that caches, launches and links decide.
+"""Sizes of batches and blocks, and concurrent calls, by kind of device: all that caches, launches and links decide.
 
-Why each is what it is, is in `docs/decisions.md`.
+The reasons for the values are in `docs/decisions.md`.
 """
 
 import re
@@ -18,7 +18,7 @@ from shards.planning.problem import ROWS_PER_BATCH
 
 CAPTION_TOKENS = 16
 USUAL_GPU = "A100"
-"""Stands for GPUs that the table does not have."""
+"""Assumed for GPUs that the table does not have."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class DeviceSettings:
     """Sizes for one kind of device.
 
     Attributes:
-        batch_sizes: rows that a stage computes together where `batch_size` is "auto": the first one by default, the
+        batch_sizes: rows that a stage computes together if `batch_size` is "auto": the first one by default, the
             others by trial.
-        block_bytes: of the widest hand-over of a block.
-        max_block_bytes: the same where the fastest stage's call would be over sooner than `min_call_s`.
-        min_call_s: shorter calls cost Ray, and the driver, a good part of what they compute.
-        max_items: of a block.
-        min_blocks: of a run: fewer would leave cores without something to decode, and stages without input, at its
+        block_bytes: size of a block at its widest hand-over.
+        max_block_bytes: the same if the fastest stage's call would be shorter than `min_call_s`.
+        min_call_s: for shorter calls, Ray and the driver cost a good part of what they compute.
+        max_items: most items of a block.
+        min_blocks: least blocks of a run: with fewer, cores would have nothing to decode and stages no input, at its
             start and end.
-        max_file_bytes: of a block's files; with more, as of videos, a few keep a task busy for minutes.
-        object_store_bytes: most of Ray's shared memory, of a Ray that the run starts.
-        batches_in_flight: that it is to hold; on a GPU, also what many cores decode while a stage loads.
-        calls_at_once: calls that a replica has in work; None: Ray's own.
+        max_file_bytes: most bytes of a block's files; with more, as of videos, a few keep a task busy for minutes.
+        object_store_bytes: most shared memory of a Ray that the run starts.
+        batches_in_flight: batches that it is to hold; on a GPU, also what many cores decode while a stage loads.
+        calls_at_once: concurrent calls of a replica; None means Ray's default.
     """
 
     batch_sizes: tuple[int, ...]
@@ -79,7 +79,7 @@ GPU_SETTINGS = DeviceSettings(
 
 
 def settings_of(devices: Iterable[str]) -> DeviceSettings:
-    """Choose the sizes of a run by the torch devices of its stages: a GPU's where any of them is on one."""
+    """Choose the sizes of a run by the torch devices of its stages: a GPU's if any of them is on one."""
     return GPU_SETTINGS if "cuda" in devices else CPU_SETTINGS
 
 
@@ -89,7 +89,7 @@ def settings_of_fleet(fleet: Fleet) -> DeviceSettings:
 
 
 def settings_of_costs(costs: ModelCosts) -> DeviceSettings:
-    """Choose the sizes of a run on the device that costs are of."""
+    """Choose the sizes of a run on the device that the costs are for."""
     return settings_of([] if costs.device.lower().startswith("cpu") else ["cuda"])
 
 
@@ -104,7 +104,7 @@ def rows_per_batch(batch_size: int | Literal["auto"], settings: DeviceSettings =
 
 
 def group_costs(config: ModelConfig, gpus: Iterable[str]) -> tuple[tuple[str, GroupCosts], ...]:
-    """Find what decides on groups of rows of similar length on GPUs, by side; the same in all stages of a run."""
+    """Return the costs by which rows of similar length are grouped on GPUs, by side; equal in all stages."""
     flops = min((gpu_type(name).flops["float16"] for name in gpus), default=DEVICES[USUAL_GPU].flops["float16"])
     return tuple(
         (side, gpu_groups(tower.flops(CAPTION_TOKENS).layer / tower.tokens_in(CAPTION_TOKENS), flops))

@@ -1,4 +1,4 @@
-"""Fleet of a run: CPUs and GPUs by node, its share of them, and the replicas that use it. Pure: numbers in and out."""
+"""Fleet of a run: CPUs and GPUs by node, the run's share of them, and the replicas that use it. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -8,22 +8,19 @@ from embedder.config import ClusterConfig
 from embedder.placement.placement import Node
 
 TOLERANCE = 1e-6  # sums of fractions
-# Of a replica on CPUs: each product of matrices is shared among threads, and the parts get too small. Not measured on
-# machines of more than two cores.
+# Of a replica on CPUs: threads share each matrix product, and with more of them the parts get too small. Not measured
+# on machines with more than two cores.
 MAX_THREADS = 8
-PROCESS_BYTES = 1 << 30  # of a stage's process beside its weights: torch and its libraries take 0.8 GiB
+PROCESS_BYTES = 1 << 30  # of a stage's process besides its weights: torch and its libraries take 0.8 GiB
 MEMORY_SHARE = 0.5  # of a node, for stages; the rest is for decoding, blocks and the system
 
 
 @dataclass(frozen=True)
 class Available:
-    """CPUs and GPUs that a run may take of a machine or cluster.
+    """CPUs and GPUs that a run may take from a machine or cluster.
 
-    Attributes:
-        num_cpus: CPUs together.
-        num_gpus: GPUs together.
-        nodes: nodes, where they are known.
-        can_grow: whether nodes up to these sums come when they are asked for.
+    `num_cpus` and `num_gpus` are totals; `nodes` may be unknown. With `can_grow`, nodes up to these totals come on
+    request.
     """
 
     num_cpus: float
@@ -33,7 +30,7 @@ class Available:
 
     @property
     def max_node_cpus(self) -> float:
-        """CPUs of the largest node, which are the most that one process may use."""
+        """CPUs of the largest node, the most that one process may use."""
         return max((node.num_cpus for node in self.nodes), default=self.num_cpus)
 
     @property
@@ -45,10 +42,7 @@ class Available:
 def share_of(available: Available, cluster: ClusterConfig, *, is_cluster: bool) -> Available:
     """Return the part of a machine or cluster that a run may take; each node gives the same part of its CPUs.
 
-    Args:
-        available: all that there is.
-        cluster: share and bounds.
-        is_cluster: whether more nodes may come; bounds above what there is then say how many.
+    With `is_cluster` more nodes may come; bounds above what there is then say how many.
     """
     num_cpus, num_gpus = available.num_cpus * cluster.share, available.num_gpus * cluster.share
     most_cpus = num_cpus if cluster.max_cpus is None else cluster.max_cpus
@@ -62,12 +56,10 @@ def share_of(available: Available, cluster: ClusterConfig, *, is_cluster: bool) 
 
 
 def cpu_nodes(available: Available, num_stages: int, weight_bytes: int) -> list[str]:
-    """Return the node of each replica of a stage, so that all CPUs are used: one on a node, several on a large one.
+    """Return a node for each replica of a stage, so that all CPUs are used: one on a node, several on a large one.
 
-    A node with a replica of each stage keeps its blocks. On a cluster that is yet to grow, there is one replica.
-
-    Returns:
-        Ray's ids of nodes, or empty strings where nodes are not known.
+    A node with a replica of each stage keeps its blocks. A cluster that is yet to grow gets one replica. The nodes are
+    Ray's ids, or empty strings if unknown.
     """
     nodes = [node for node in available.nodes if node.num_cpus]
     if available.can_grow or not nodes:
@@ -84,11 +76,7 @@ def _replicas_on(node: Node, num_stages: int, weight_bytes: int) -> int:
 
 
 def threads_by_node(nodes: Sequence[Node], placed: Sequence[Sequence[int]]) -> dict[str, int]:
-    """Share the CPUs of each node among the replicas that lie there.
-
-    Returns:
-        Threads of a replica, by Ray's id of its node.
-    """
+    """Share the CPUs of each node among its replicas; returns the threads of a replica, by Ray's node id."""
     numbers = [number for replicas in placed for number in replicas]
     return {
         nodes[number].node_id: max(1, int(nodes[number].num_cpus // numbers.count(number))) for number in set(numbers)

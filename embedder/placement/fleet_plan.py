@@ -1,4 +1,4 @@
-"""Plan of a run that brings none, for the GPUs that are there: cuts, shares and replicas. Pure."""
+"""Plan for a run that brings none, for the available GPUs: cuts, shares and replicas. Pure."""
 
 import logging
 
@@ -14,13 +14,13 @@ from shards.planning.devices import MAX_TYPES, DeviceType, device_of_ray_type
 from shards.planning.problem import BOUNDLESS, make_problem
 
 LOG = logging.getLogger(__name__)
-UNKNOWN = "A10"  # stands for GPUs whose type Ray doesn't know; among equal ones the relative costs alone count
+UNKNOWN = "A10"  # for GPUs whose type Ray doesn't know; among equal ones only relative costs count
 
 
 def plan_for_fleet(compute: ComputeSettings, model: Model, plan: ShardPlan, available: Available) -> ShardPlan:
     """Cut the model for the GPUs of a fleet by estimated costs, and place its stages on all of them.
 
-    A single GPU, CPUs, a plan file and stages with settings of their own keep the plan that there is.
+    With a single GPU, only CPUs, a plan file, or stages with their own settings, the given plan is kept.
     """
     if compute.plan is not None or compute.stage or compute.device == "cpu" or available.num_devices < 2:
         return plan
@@ -43,7 +43,7 @@ def plan_for_fleet(compute: ComputeSettings, model: Model, plan: ShardPlan, avai
 
 
 def gpus_by_type(available: Available, dtype: Dtype) -> tuple[tuple[int, DeviceType], ...]:
-    """Count the GPUs of each type that computes in a dtype, up to the run's share of all; the most frequent types."""
+    """Count the GPUs of the most frequent types that support a dtype, up to the run's share."""
     numbers: dict[str | None, int] = {}
     for node in available.nodes:
         if node.num_gpus:
@@ -60,7 +60,7 @@ def gpus_by_type(available: Available, dtype: Dtype) -> tuple[tuple[int, DeviceT
 
 
 def _device(name: str | None) -> DeviceType:
-    """Table's entry of a type; of one that it lacks, that of UNKNOWN without a bound of memory."""
+    """Return the table's entry of a type; for an unknown one, that of UNKNOWN without a memory limit."""
     try:
         return device_of_ray_type(name or "")
     except ModelError:

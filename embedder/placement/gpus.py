@@ -1,10 +1,10 @@
-"""Shares of GPUs that Ray can place in any order. Pure: numbers in, numbers out.
+"""Shares of GPUs that Ray can place in any order. Pure.
 
-Ray counts GPUs as numbers and places them as devices: a part of a device lies on one device, on that with the least
-room left that suffices, in the order in which processes come up, which is not known beforehand. So 0.66 + 0.66 + 0.66
-add up to 2 and need 3 devices, and what fits in one order may not in another. Shares of this module fit in every order.
+Ray counts GPUs as numbers but places them as devices: a part lies on one device, the one with the least sufficient
+room, in the order in which processes start, which is unknown in advance. So 0.66 + 0.66 + 0.66 add up to 2 but need 3
+devices, and what fits in one order may not in another. The shares of this module fit in every order.
 
-Source: Ray 2.60 `src/ray/common/scheduling/resource_instance_set.cc`, `TryAllocate`; seen with logical GPUs, too.
+Source: Ray 2.60 `src/ray/common/scheduling/resource_instance_set.cc`, `TryAllocate`; also observed with logical GPUs.
 """
 
 import math
@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-UNITS = 10_000  # parts of one device in which Ray counts, rounding
+UNITS = 10_000  # per device: Ray counts and rounds in these
 MAX_PARTS = 100  # processes on one device
 MAX_STATES = 5_000  # of a search over orders; a larger one is replaced by an upper bound
 
 Request = tuple[float, int]
 """GPUs of one replica, and the number of replicas."""
 _State = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Parts that are still to be placed, by size; room on devices in use, in units; the number of these devices."""
+"""Parts still to be placed, by size; room on devices in use, in units; the number of these devices."""
 
 
 def part_of_device(num_parts: int) -> float:
@@ -28,23 +28,18 @@ def part_of_device(num_parts: int) -> float:
 
 
 def whole_units(num_gpus: float) -> float:
-    """Round GPUs down to Ray's units; a rounding error of a float does not count."""
+    """Round GPUs down to Ray's units, ignoring a float's rounding error."""
     return math.floor(num_gpus * UNITS + 1e-3) / UNITS
 
 
 def share_gpus(num_devices: int, reserved: Sequence[Request], num_replicas: Sequence[int]) -> list[float]:
-    """Return the GPUs of each replica of several stages, as large and as even as all of them can be placed.
+    """Return the GPUs of a replica of each stage, as large and even as possible such that all can be placed.
 
-    All get a device each where there are enough. Else as few as possible share one, and stages take devices of their
+    Each replica gets a device if there are enough. Else as few as possible share one, and stages take devices of their
     own, the first ones first, as long as devices would be idle otherwise.
 
-    Args:
-        num_devices: GPUs of the machine or cluster.
-        reserved: requests of other stages.
-        num_replicas: replicas of each stage that is to get a share, the heaviest stage first.
-
-    Returns:
-        1.0, or 1/k of a device, by stage; zeros where no device has room for them beside what is reserved.
+    `reserved` has the requests of other stages, `num_replicas` the replicas of each stage to serve, heaviest first.
+    Returns 1.0, or 1/k of a device, by stage; zeros if no device has room for them next to what is reserved.
     """
 
     def fit(shares: Sequence[float]) -> bool:
@@ -71,7 +66,7 @@ def devices_needed(requests: Iterable[Request]) -> int:
 
 
 def _devices_shared(sizes: dict[int, int]) -> int:
-    """Devices that parts take, by their size in units and number."""
+    """Return the devices that parts take, given the number of parts of each size in units."""
     if len(sizes) == 1:
         ((size, number),) = sizes.items()
         return math.ceil(number / (UNITS // size))
@@ -80,7 +75,7 @@ def _devices_shared(sizes: dict[int, int]) -> int:
 
 
 def _devices_of_even_parts(sizes: dict[int, int]) -> int | None:
-    """Devices of parts 1/k whose k divide one another, as 1/2, 1/4, 1/8: these fit in any order; none for others."""
+    """Return the devices for parts 1/k whose k divide one another (1/2, 1/4), which fit in any order; else None."""
     if any(UNITS // (UNITS // size) != size for size in sizes):
         return None
     parts = {UNITS // size: number for size, number in sizes.items()}
@@ -92,7 +87,7 @@ def _devices_of_even_parts(sizes: dict[int, int]) -> int | None:
 
 
 def _devices_in_worst_order(sizes: dict[int, int]) -> int | None:
-    """The most devices over all orders, found by going through them; none where there are too many."""
+    """Return the most devices over all orders, by trying them; None if there are too many."""
     start: _State = (tuple(sizes.values()), (), 0)
     seen, waiting, most = {start}, [start], 0
     while waiting:
@@ -112,7 +107,7 @@ def _devices_in_worst_order(sizes: dict[int, int]) -> int | None:
 
 
 def _place(size: int, room: tuple[int, ...], num_devices: int) -> tuple[tuple[int, ...], int]:
-    """Room on the devices, and their number, once Ray has placed a part where the least room suffices."""
+    """Return the room on the devices, and their number, once Ray has placed a part where the least room suffices."""
     tightest = min((each for each in room if each >= size), default=None)
     if tightest is None:
         return tuple(sorted((*room, UNITS - size))), num_devices + 1
@@ -122,6 +117,6 @@ def _place(size: int, room: tuple[int, ...], num_devices: int) -> tuple[tuple[in
 
 
 def _most_devices(sizes: dict[int, int]) -> int:
-    """A bound from above: a device is begun for a part only when each of those in use is too full for it."""
+    """Return an upper bound: a new device is used for a part only when each of those in use is too full for it."""
     units = sum(size * number for size, number in sizes.items())
     return min(sum(sizes.values()), max((units - size) // (UNITS - size + 1) + 1 for size in sizes))

@@ -1,7 +1,7 @@
 """CPUs, GPUs, memory and processes of this machine, as the operating system reports them; read when a run starts.
 
-Linux has everything that is asked here. Another system may lack a feature: each has a fallback, `FEATURES` says what is
-lost, and `embedder doctor` prints it.
+Linux has everything that is used here. For features that another system lacks there are fallbacks; `FEATURES` says what
+is lost, and `embedder doctor` prints it.
 """
 
 import ctypes
@@ -22,18 +22,18 @@ BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 def num_cpus() -> int:
-    """Count the CPUs that this process may use: those it is pinned to, or fewer by a container's quota."""
+    """Count the CPUs that this process may use: those it is pinned to, or fewer under a container's quota."""
     return max(1, int(cpu_limit()))
 
 
 def cpu_limit() -> float:
-    """Return the CPU seconds that this process's group may spend in a second; a container's quota may be below one."""
+    """Return the CPU seconds that this process's group may use per second; a container's quota may be below one."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(float(usable), *_cpu_quotas(), float("inf"))
 
 
 def _cpu_quotas() -> list[float]:
-    """Quotas of this process's control groups and of those around them, in CPUs; both versions of Linux's groups."""
+    """Return the quotas of this process's control groups (version 1 and 2) and their parents, in CPUs."""
     try:
         groups = [line.split(":", 2) for line in OWN_CGROUPS.read_text().splitlines()]
     except OSError:
@@ -43,14 +43,14 @@ def _cpu_quotas() -> list[float]:
         if "cpu" in controllers.split(",") or not controllers:
             top = CGROUPS / controllers
             own = top / path.lstrip("/")
-            # In a container the path may be the host's, and its own group is at the top.
+            # In a container the path may be the host's, and its own group is the root.
             quotas = [_cpu_quota(folder) for folder in (own, *own.parents) if folder.is_relative_to(top)]
             found += [quota for quota in quotas if quota is not None]
     return found
 
 
 def _cpu_quota(group: Path) -> float | None:
-    """Quota of one control group; None where it has none."""
+    """Return the quota of one control group; None if it has none."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             quota, period = " ".join((group / name).read_text() for name in names).split()
@@ -61,7 +61,7 @@ def _cpu_quota(group: Path) -> float | None:
 
 
 def has_bf16() -> bool:
-    """Whether the CPU has instructions for products of bfloat16 matrices; without them float32 is faster."""
+    """Whether the CPU has instructions for bfloat16 matrix products; without them float32 is faster."""
     try:
         return has_bf16_instructions(CPU_INFO.read_text(encoding="utf-8"))
     except OSError:
@@ -69,7 +69,7 @@ def has_bf16() -> bool:
 
 
 def has_bf16_instructions(cpu_info: str) -> bool:
-    """Look for them in Linux's description of the processor: AVX512-BF16 or AMX of x86, BF16 of ARM. Pure."""
+    """Look for them in Linux's description of the processor: AVX512-BF16 or AMX on x86, BF16 on ARM. Pure."""
     lines = (line.partition(":") for line in cpu_info.splitlines())
     return any(name.strip() in ("flags", "Features") and BF16_FLAGS & set(flags.split()) for name, _, flags in lines)
 
@@ -84,9 +84,9 @@ def num_gpus() -> int:
 
 
 def gpus() -> tuple[tuple[str, tuple[int, int] | None], ...]:
-    """List name and compute capability of the driver's GPUs, without torch; of one that doesn't tell it, None.
+    """List name and compute capability (None if unknown) of the driver's GPUs, without torch.
 
-    CUDA_VISIBLE_DEVICES may hide some of them, but it counts in another order.
+    GPUs hidden by CUDA_VISIBLE_DEVICES are included, as it counts in another order.
     """
     driver, number = _driver()
     return tuple(_gpu(driver, index) for index in range(number)) if driver is not None else ()
@@ -107,7 +107,6 @@ def _gpu(driver: ctypes.CDLL, index: int) -> tuple[str, tuple[int, int] | None]:
 
 
 def _driver() -> tuple[ctypes.CDLL | None, int]:
-    """Library of NVIDIA's driver, and its number of GPUs."""
     try:
         driver = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -141,13 +140,7 @@ def pss_bytes(processes: Iterable[psutil.Process]) -> int:
 
 @dataclass(frozen=True)
 class Feature:
-    """Feature of the operating system that has a fallback.
-
-    Attributes:
-        name: of the feature.
-        is_there: looks for it.
-        loss: what the fallback lacks.
-    """
+    """Feature of the operating system that has a fallback; `loss` says what the fallback lacks."""
 
     name: str
     is_there: Callable[[], bool]
@@ -155,7 +148,7 @@ class Feature:
 
 
 def _limits_memory() -> bool:
-    """Whether a process may limit its own address space, tried in a process of its own."""
+    """Whether a process may limit its own address space, tried in a child process."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 35, 1 << 35))"
     return not subprocess.run([sys.executable, "-S", "-c", limit], capture_output=True, check=False).returncode
 
@@ -190,5 +183,5 @@ FEATURES = (
 
 
 def missing_features() -> dict[str, str]:
-    """Features that this system lacks, and what is lost without each."""
+    """Return the features that this system lacks, and what is lost without each."""
     return {feature.name: feature.loss for feature in FEATURES if not feature.is_there()}

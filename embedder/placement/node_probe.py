@@ -1,4 +1,4 @@
-"""Facts about one node of a cluster that need nothing of this package there: imports the standard library alone.
+"""Facts about one node of a cluster; imports only the standard library.
 
 Sent to nodes by value (`embedder.placement.preflight`), so that one without this package, or with another version of
 it, answers too.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypedDict
 
 PACKAGES = ("embedder", "shards", "index")
-# Vectors depend on these, or messages between processes do.
+# Vectors, or messages between processes, depend on these.
 LIBRARIES = ("av", "deltalake", "numpy", "obstore", "pillow", "pyarrow", "pydantic", "timm", "torch", "transformers")
 SHARED_MEMORY = "/dev/shm"
 
@@ -24,10 +24,10 @@ class NodeFacts(TypedDict):
 
     Attributes:
         python: version, major and minor.
-        code: digest of this project's packages; None where one is missing.
-        libraries: public versions of `LIBRARIES`; None where one is missing.
-        disk_free, disk_total: bytes of the disk where Ray spills; 0 where there is no such folder.
-        shared_free, shared_total: bytes of shared memory; 0 where there is none.
+        code: digest of this project's packages; None if one is missing.
+        libraries: public versions of `LIBRARIES`; None if one is missing.
+        disk_free, disk_total: bytes of the disk where Ray spills; 0 if there is no such folder.
+        shared_free, shared_total: bytes of shared memory; 0 if there is none.
         object_store: bytes of the node's object store.
     """
 
@@ -42,12 +42,7 @@ class NodeFacts(TypedDict):
 
 
 def node_facts(spill_folder: str, object_store: int = 0) -> NodeFacts:
-    """Collect the facts about the node that this runs on.
-
-    Args:
-        spill_folder: where Ray spills objects on it.
-        object_store: bytes of its object store.
-    """
+    """Collect the facts about the node that this runs on, where Ray spills objects to `spill_folder`."""
     disk_total, disk_free = _space(spill_folder)
     shared_total, shared_free = _space(SHARED_MEMORY)
     return NodeFacts(
@@ -63,7 +58,7 @@ def node_facts(spill_folder: str, object_store: int = 0) -> NodeFacts:
 
 
 def code_digest() -> str | None:
-    """Return a digest of the Python files of this project's packages; None where one of them is missing."""
+    """Return a digest of the Python files of this project's packages; None if one of them is missing."""
     digest = hashlib.sha256()
     for package in PACKAGES:
         folder = package_folder(package)
@@ -75,7 +70,7 @@ def code_digest() -> str | None:
 
 
 def package_folder(package: str) -> Path | None:
-    """Find the folder of a package without importing it; None where it is missing."""
+    """Find the folder of a package without importing it; None if it is missing."""
     with suppress(ImportError, ValueError):
         spec = find_spec(package)
         if spec is not None and spec.submodule_search_locations:
@@ -92,7 +87,7 @@ def _version(library: str) -> str | None:
 
 
 def _space(folder: str) -> tuple[int, int]:
-    """Return total and free bytes of the disk of a folder; zeros where there is no such folder."""
+    """Return total and free bytes of a folder's disk; zeros if there is no such folder."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:

@@ -1,11 +1,12 @@
 """Placement of replicas on the nodes of a cluster. Pure: nodes and requests in, a node for each replica out.
 
-A process lies on one node, and its part of a GPU on one device there, so sums over a cluster say too much: two nodes of
-one CPU have no room for a process of two. A run may choose the node of a replica, but not the device: on the node Ray
-does (`embedder.placement.gpus`). So replicas fit on a node if they find devices in whichever order they come up.
+A process lies on one node, and its part of a GPU on one device there, so sums over a cluster promise too much: two
+nodes of one CPU have no room for a process of two. A run may choose the node of a replica, but the device on it is
+Ray's choice (`embedder.placement.gpus`). So replicas fit on a node only if they find devices in whichever order they
+start.
 
-A few greedy passes place what most fleets are asked for, in milliseconds on hundreds of nodes. What they leave is
-searched completely, up to MAX_STEPS; within it, whatever can be placed is placed.
+A few greedy passes place what most fleets are asked for, in milliseconds on hundreds of nodes. What they can't place is
+searched exhaustively, up to MAX_STEPS; within that, whatever can be placed is placed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,27 +17,20 @@ from math import ceil
 from embedder.placement.gpus import UNITS, devices_needed, part_of_device
 from embedder.quantities import plural
 
-MAX_STEPS = 30_000  # sets of replicas that a search tries on a node: some tenths of a second
-MAX_SEARCHED = 200  # nodes that are searched completely; on more of them the greedy passes have to do
+MAX_STEPS = 30_000  # sets of replicas that a search tries on a node: a few tenths of a second
+MAX_SEARCHED = 200  # nodes that are searched exhaustively; for more, the greedy passes must do
 Counts = tuple[int, ...]
 """Replicas of each request."""
 NodesOfReplicas = tuple[tuple[int, ...], ...]
-"""By request and replica: the number of its node in the list of nodes."""
+"""By request and replica: the index of its node in the list of nodes."""
 
 
 @dataclass(frozen=True)
 class Node:
     """What replicas may take of one node: all that it has, or what is free now.
 
-    Attributes:
-        name: shown in messages.
-        num_cpus: CPUs, in fractions too.
-        num_gpus: whole GPUs.
-        device_type: value of the label that names the type of its devices, else `gpu_type`.
-        memory_bytes: main memory.
-        labels: pairs of key and value.
-        node_id: Ray's.
-        gpu_type: as Ray calls it: L4, A100.
+    `num_cpus` may be fractional; `num_gpus` are whole. `device_type` is the value of the label that names the type of
+    its devices, else `gpu_type`, Ray's name (L4, A100). `labels` are pairs of key and value; `node_id` is Ray's.
     """
 
     name: str
@@ -49,23 +43,16 @@ class Node:
     gpu_type: str | None = None
 
     def __str__(self) -> str:
-        """Name the node and its size."""
         gpus = f", {self.num_gpus} x {self.device_type or 'GPU'}" if self.num_gpus else ""
         return f"{self.name} ({self.num_cpus:g} CPU{gpus})"
 
 
 @dataclass(frozen=True)
 class ReplicaRequest:
-    """Replicas that ask for the same, each on one node.
+    """Replicas with the same needs, each on one node; CPUs, GPUs and main memory are those of each.
 
-    Attributes:
-        name: of the stage or task, shown in messages.
-        count: replicas.
-        num_cpus: CPUs of each.
-        num_gpus: of each: whole GPUs, or 1/k of one.
-        device_types: types of its node's devices, one of which it must have; none takes any.
-        labels: pairs of key and value that its node must have.
-        memory_bytes: main memory of each.
+    `num_gpus` is whole, or 1/k of one. The node must have one of `device_types` (empty accepts any) and all `labels`,
+    pairs of key and value. `name`, a stage or task, is for messages.
     """
 
     name: str
@@ -77,7 +64,6 @@ class ReplicaRequest:
     memory_bytes: int = 0
 
     def __str__(self) -> str:
-        """Name the request and what a replica takes."""
         gpus = f" and {self.num_gpus:g} {self.type_names or 'GPU'}" if self.num_gpus else ""
         memory = f" and {self.memory_bytes / 2**30:.3g} GiB" if self.memory_bytes else ""
         labels = "".join(f", {key}={value}" for key, value in sorted(self.labels))
@@ -89,7 +75,7 @@ class ReplicaRequest:
         return " or ".join(sorted(self.device_types))
 
     def may_use(self, node: Node) -> bool:
-        """Say whether the node's labels and type of devices are those asked for."""
+        """Whether the node has the labels and the type of devices asked for."""
         return self.labels <= node.labels and (not self.device_types or node.device_type in self.device_types)
 
 
@@ -98,8 +84,8 @@ class Placed:
     """Answer of `place`.
 
     Attributes:
-        nodes: where each replica goes; none if no placement was found.
-        is_proven: whether there is none, where none was found: the search was complete.
+        nodes: where each replica goes; None if no placement was found.
+        is_proven: if none was found, whether the search was exhaustive, so that there is none.
     """
 
     nodes: NodesOfReplicas | None
@@ -107,17 +93,15 @@ class Placed:
 
 
 def units(amount: float) -> int:
-    """Return an amount of CPUs or GPUs in Ray's units, rounded as Ray does."""
+    """Convert CPUs or GPUs to Ray's units, rounded as Ray does."""
     return round(amount * UNITS)
 
 
 def place(nodes: Sequence[Node], requests: Sequence[ReplicaRequest], max_steps: int = MAX_STEPS) -> Placed:
     """Find a node for each replica so that all of them run at once.
 
-    Args:
-        nodes: what may be taken of each node.
-        requests: replicas; a task that needs room on one particular node is a request for its label.
-        max_steps: bound of the search; 0 leaves it at the greedy passes.
+    A task that needs room on one particular node is a request for its label. `max_steps` limits the search; with 0
+    there are only greedy passes.
     """
     fleet = _Fleet(nodes, requests)
     counts = tuple(request.count for request in requests)
@@ -134,7 +118,7 @@ def place(nodes: Sequence[Node], requests: Sequence[ReplicaRequest], max_steps: 
 
 
 def fits(node: Node, requests: Sequence[ReplicaRequest], counts: Counts) -> bool:
-    """Say whether so many replicas of each request fit on the node together, its GPUs in whichever order."""
+    """Whether so many replicas of each request fit on the node together, with its GPUs taken in any order."""
     present = [(request, count) for request, count in zip(requests, counts, strict=True) if count]
     return (
         all(request.may_use(node) for request, _ in present)
@@ -146,7 +130,7 @@ def fits(node: Node, requests: Sequence[ReplicaRequest], counts: Counts) -> bool
 
 @dataclass
 class _Fleet:
-    """Nodes by kind, and which sets of replicas fit on each; equal nodes are counted, not told apart."""
+    """Nodes by kind, and which sets of replicas fit on each; equal nodes are counted, not distinguished."""
 
     nodes: Sequence[Node]
     requests: Sequence[ReplicaRequest]
@@ -167,7 +151,7 @@ class _Fleet:
         return known
 
     def is_possible(self, counts: Counts) -> bool:
-        """Rule out by sums what no placement can hold: each request alone, and all together."""
+        """Rule out by sums what no placement can hold: each request by itself, and all together."""
         for index, count in enumerate(counts):
             room = 0
             for kind in self.kind_of:
@@ -185,7 +169,7 @@ class _Fleet:
         )
 
     def _most_alone(self, kind: int, index: int, count: int) -> int:
-        """Most replicas of a request that fit on an empty node, up to a count; by halving."""
+        """Return the most replicas of a request that fit on an empty node, up to `count`; by bisection."""
         low, high = 0, count
         while low < high:
             middle = (low + high + 1) // 2
@@ -194,7 +178,7 @@ class _Fleet:
         return low
 
     def orders(self) -> list[list[int]]:
-        """Orders in which greedy passes place the requests: what has few nodes first, what is large first."""
+        """Return orders in which greedy passes place the requests: those with few nodes first, large ones first."""
         choice = [sum(request.may_use(node) for node in self.nodes) for request in self.requests]
 
         def size(index: int) -> tuple[float, int, float]:
@@ -205,7 +189,7 @@ class _Fleet:
         return [sorted(numbers, key=lambda index: (choice[index], size(index))), sorted(numbers, key=size)]
 
     def greedy(self, order: Sequence[int], *, is_spread: bool) -> NodesOfReplicas | None:
-        """Place one replica after the other on the emptiest, or the fullest, node that has room for it."""
+        """Place the replicas one by one on the emptiest, or the fullest, node that has room."""
         empty: Counts = (0,) * len(self.requests)
         waiting: dict[tuple[int, Counts], list[int]] = {}
         for number in reversed(range(len(self.nodes))):
@@ -234,7 +218,6 @@ class _Fleet:
         return tuple(map(tuple, found))
 
     def _is_wasted(self, kind: int, index: int) -> bool:
-        """A node with GPUs for a replica that needs none."""
         return self.kinds[kind].num_gpus > 0 and not self.requests[index].num_gpus
 
     def _load(self, kind: int, counts: Counts) -> float:
@@ -243,7 +226,7 @@ class _Fleet:
         return max(cpus, sum(request.num_gpus * count for request, count in pairs) / (node.num_gpus or 1))
 
     def search(self, counts: Counts, max_steps: int) -> NodesOfReplicas | None:
-        """Fill one node after the other in all ways that leave it no room for more of what is left."""
+        """Fill the nodes one by one in all ways that leave no room for more of the remaining replicas."""
         order = sorted(range(len(self.nodes)), key=lambda number: self.kind_of[number])
         last_of_kind = {self.kind_of[number]: position for position, number in enumerate(order)}
         failed: set[tuple[int, Counts]] = set()
@@ -278,7 +261,7 @@ class _Fleet:
         )
 
     def _fullest(self, kind: int, left: Counts, max_steps: int) -> Iterator[Counts]:
-        """Sets of replicas that fit on a node, and to which none of the rest can be added."""
+        """Yield sets of replicas that fit on a node, and to which none of the rest can be added."""
 
         def extend(index: int, taken: Counts) -> Iterator[Counts]:
             if self.num_steps > max_steps:
@@ -323,7 +306,7 @@ def explain_refusal(nodes: Sequence[Node], requests: Sequence[ReplicaRequest]) -
 
 
 def _first_refused(nodes: Sequence[Node], requests: Sequence[ReplicaRequest]) -> tuple[ReplicaRequest, int]:
-    """The first request that can't be placed with those before it, and how many of its replicas can."""
+    """Return the first request that can't be placed with those before it, and how many of its replicas can."""
     for index, request in enumerate(requests):
         if place(nodes, requests[: index + 1]).nodes is not None:
             continue
@@ -339,7 +322,7 @@ def _first_refused(nodes: Sequence[Node], requests: Sequence[ReplicaRequest]) ->
 def _lacking(
     node: Node, request: ReplicaRequest, held: Sequence[ReplicaRequest], counts: Counts
 ) -> tuple[tuple[int, float], str]:
-    """How far a node is from holding one more replica, to compare by, and in words."""
+    """Return how far a node is from holding one more replica, as a sort key and in words."""
     pairs = [(each, count) for each, count in zip(held, counts, strict=bool(counts)) if count]
     if not request.labels <= node.labels:
         return (3, 0.0), f"lacks the label {', '.join('='.join(each) for each in sorted(request.labels - node.labels))}"
@@ -368,7 +351,7 @@ def _lacking(
 def _nearest_request(
     nodes: Sequence[Node], before: Sequence[ReplicaRequest], refused: ReplicaRequest, num_placed: int
 ) -> str:
-    """What could be placed instead: fewer replicas, else a smaller part of a GPU, else fewer CPUs."""
+    """Say what could be placed instead: fewer replicas, else a smaller part of a GPU, else fewer CPUs."""
     if num_placed:
         return f"{num_placed} of its {plural(refused.count, 'replica')} can be placed"
     rest = before[:-1]

@@ -2,7 +2,7 @@
 
 Each node is asked by a task that reserves nothing, so that full nodes answer too. The store is checked by tokens: each
 node must see this machine's, writes its own, and reads that of another node. All tokens lie in the run's folder and are
-deleted at the end. Nothing is asked on one machine.
+deleted at the end. On a single machine nothing is checked.
 """
 
 import logging
@@ -29,11 +29,11 @@ from embedder.store.files import StoreFiles
 
 LOG = logging.getLogger(__name__)
 
-ANSWER_S = 60.0  # of a node that starts a process and fetches this package first, and may be busy with other jobs
-VISIBLE_S = 3.0  # in which a file that another node wrote must be seen; network file systems remember listings
+ANSWER_S = 60.0  # for a node, which first starts a process and fetches this package, and may be busy with other jobs
+VISIBLE_S = 3.0  # in which a node must see another's file; network file systems cache listings
 FULL = 0.95  # of a disk: Ray spills nothing beyond it (`local_fs_capacity_threshold`)
 MIB = 1 << 20
-LEAST_FREE = 2048 * MIB  # on a disk that is full by its share: the logs of Ray's processes need some, too
+LEAST_FREE = 2048 * MIB  # on a disk above that share: Ray's logs need space, too
 SPILL_CURE = f"free space: Ray spills nothing to a disk that is {FULL:.0%} full; or start it with another --temp-dir"
 LEAST_SHARED = 75 * MIB  # Ray's smallest object store
 
@@ -53,11 +53,7 @@ class Problem(NamedTuple):
 class Access:
     """Places that a run's nodes must reach.
 
-    Attributes:
-        files: the store.
-        folder: of the store, for the tokens.
-        model: folder or URI.
-        uris: an item of each source.
+    The tokens lie in `folder` of the store; `model` is a folder or URI; `uris` has an item of each source.
     """
 
     files: StoreFiles
@@ -69,17 +65,12 @@ class Access:
 def check_cluster(
     address: str, nodes: Sequence[Node], access: Access | None, *, ship: bool, attach_again: Callable[[], None]
 ) -> None:
-    """Check all nodes, and send this package to them where one needs it.
+    """Check all nodes that may work; if one needs this package, reattach this process so that it is sent to them.
 
-    Args:
-        address: of the cluster, for messages.
-        nodes: those that may work.
-        access: what a run reads and writes; none checks code and libraries alone.
-        ship: whether the package may be sent.
-        attach_again: attaches this process anew, with the package.
+    `access` is what a run reads and writes; None checks only code and libraries. `ship` allows sending the package.
 
     Raises:
-        ConfigError: a node can't take part; a table of all that is wrong has been logged.
+        ConfigError: a node can't take part; a table of all problems has been logged.
     """
     here = node_probe.node_facts("/")
     facts, problems = _ask_facts(nodes)
@@ -97,7 +88,7 @@ def check_cluster(
         attach_again()
         facts |= _ask_facts(other_code)[0]
         other_code = [node for node in other_code if facts[node]["code"] != here["code"]]
-    if other_code:  # Ray puts the folder that the command runs in before what is sent
+    if other_code:  # Ray puts the command's working folder before what is sent
         cure = "bring it up to date there, also in the folder that this command runs in; or cluster.ship_package = true"
         problems += [Problem(node.name, "package", _code_of(facts[node]), cure) for node in other_code]
         able = [node for node in able if node not in other_code]
@@ -108,13 +99,7 @@ def check_cluster(
 
 
 def code_problems(name: str, facts: NodeFacts, wanted: Mapping[str, str | None]) -> list[Problem]:
-    """Compare Python and the libraries of a node with those that all nodes are to have; they can't be sent. Pure.
-
-    Args:
-        name: of the node.
-        facts: of the node.
-        wanted: versions by name, of `wanted_versions`.
-    """
+    """Compare Python and the libraries of a node, which can't be sent, with those of `wanted_versions`. Pure."""
     found = {"Python": facts["python"], **facts["libraries"]}
     return [
         Problem(name, each, found[each] or "missing", _install(each, version))
@@ -124,7 +109,7 @@ def code_problems(name: str, facts: NodeFacts, wanted: Mapping[str, str | None])
 
 
 def wanted_versions(here: NodeFacts, nodes: Iterable[NodeFacts]) -> dict[str, str | None]:
-    """Return the versions of this machine; of what it lacks, as a head may lack torch, those of the first node."""
+    """Return the versions of this machine; for what it lacks, as a head may lack torch, those of the first node."""
     libraries = [each["libraries"] for each in (here, *nodes)]
     wanted = {name: next((each[name] for each in libraries if each[name]), None) for name in here["libraries"]}
     return {"Python": here["python"], **wanted}
@@ -135,7 +120,7 @@ def space_problems(name: str, facts: NodeFacts) -> list[Problem]:
     problems = []
     if _is_full(facts) and not _has_room(facts):
         problems.append(Problem(name, "disk for spilling", _disk_space(facts), SPILL_CURE))
-    # Where shared memory is smaller than the object store, Ray has put that on a disk.
+    # If shared memory is smaller than the object store, Ray has put the latter on a disk.
     is_used = facts["shared_total"] >= facts["object_store"]
     if is_used and facts["shared_free"] < min(LEAST_SHARED, facts["object_store"]):
         found = f"{facts['shared_free'] // MIB:,} of {facts['shared_total'] // MIB:,} MiB free"
@@ -145,7 +130,7 @@ def space_problems(name: str, facts: NodeFacts) -> list[Problem]:
 
 
 def spill_warning(name: str, facts: NodeFacts) -> str | None:
-    """Word what a run risks on a node whose disk is full by its share, with much space left; None elsewhere. Pure."""
+    """Describe the risk on a node whose disk is full by its share but has much space left; else None. Pure."""
     if not (_is_full(facts) and _has_room(facts)):
         return None
     found = f"node {name}, disk for spilling: {_disk_space(facts)}; a run that has to spill there ends"
@@ -157,7 +142,7 @@ def _is_full(facts: NodeFacts) -> bool:
 
 
 def _has_room(facts: NodeFacts) -> bool:
-    """Whether all of the object store would fit on the disk: only Ray's threshold keeps it from being spilled."""
+    """Whether all of the object store would fit on the disk, so that only Ray's threshold prevents spilling."""
     return facts["disk_free"] >= max(facts["object_store"], LEAST_FREE)
 
 
@@ -166,15 +151,10 @@ def _disk_space(facts: NodeFacts) -> str:
 
 
 def access_problems(access: Access, nodes: Sequence[Node]) -> list[Problem]:
-    """Let nodes reach the store, the sources and the model, and return what they can't.
-
-    Args:
-        access: what they must reach.
-        nodes: those that have this package, or were sent it.
-    """
+    """Let nodes that have this package reach the store, the sources and the model; return what they can't reach."""
     tokens = {node: f"{access.folder}/{node.node_id}" for node in nodes}
     mine = f"{access.folder}/driver"
-    access = replace(access, uris=tuple(uri for uri in access.uris if not _unreadable(uri)))  # others are rejects
+    access = replace(access, uris=tuple(uri for uri in access.uris if not _unreadable(uri)))  # others are rejected
     access.files.write(mine, b"driver")
     try:
         model = model_files(access.model)
@@ -192,13 +172,10 @@ def access_problems(access: Access, nodes: Sequence[Node]) -> list[Problem]:
 
 
 def visit(access: Access, token_here: str, token: str, model: Mapping[str, int]) -> list[tuple[str, str, str]]:
-    """Task on a node: reach everything, and write a token; gives what is wrong, how, and the cure.
+    """As a task on a node, reach everything and write a token; returns what is wrong, how, and the cure.
 
-    Args:
-        access: what is to be reached.
-        token_here: written by the driver; a node that doesn't see it has another store, and writes nothing there.
-        token: path of this node's own.
-        model: names and sizes of the model's files on the driver's machine.
+    A node that doesn't see `token_here`, the driver's token, has another store, and writes nothing there. `token` is
+    the path of its own. `model` has names and sizes of the model's files on the driver's machine.
     """
     problems = read_token(access.files, token_here)
     if not problems:
@@ -218,7 +195,7 @@ def visit(access: Access, token_here: str, token: str, model: Mapping[str, int])
 
 
 def _unreadable(uri: str) -> str | None:
-    """Open the file of an item, and return why that fails; the web is not asked."""
+    """Open the file of an item, and return why that fails; the web is not accessed."""
     path, _ = split_uri(uri)
     if is_web(path):
         return None
@@ -230,7 +207,7 @@ def _unreadable(uri: str) -> str | None:
 
 
 def read_token(files: StoreFiles, token: str) -> list[tuple[str, str, str]]:
-    """Task on a node: look for a token that another one wrote; gives the problem if it isn't seen in time."""
+    """As a task on a node, look for a token that another node wrote; returns the problem if it isn't seen in time."""
     deadline_s = time.monotonic() + VISIBLE_S
     try:
         while not files.exists(token):
@@ -244,7 +221,7 @@ def read_token(files: StoreFiles, token: str) -> list[tuple[str, str, str]]:
 
 
 def model_files(uri: str) -> dict[str, int]:
-    """Return names and sizes of the files of a local model folder; of another one, its configuration's alone.
+    """Return names and sizes of the files of a local model folder; for a remote one, only of its configuration.
 
     Raises:
         ModelError: there is no such model.
@@ -255,7 +232,7 @@ def model_files(uri: str) -> dict[str, int]:
 
 
 def refusal(address: str, problems: Sequence[Problem], num_nodes: int) -> ConfigError:
-    """Log the table of what is wrong where, and return the error in one line."""
+    """Log the table of problems, and return the error in one line."""
     rows = [Problem("node", "what", "found", "cure"), *problems]
     *widths, _ = (max(len(cell) for cell in column) for column in zip(*rows, strict=True))
     for row in rows:
@@ -284,7 +261,6 @@ def _code_of(facts: NodeFacts) -> str:
 
 
 def _ask_facts(nodes: Sequence[Node]) -> tuple[dict[Node, NodeFacts], list[Problem]]:
-    """Ask nodes that may lack this package."""
     import ray
     from ray import cloudpickle
 
@@ -305,10 +281,9 @@ def _spilling(entry: Mapping[str, Any]) -> tuple[str, int]:
 def _ask(
     function: Callable[..., Answer], arguments: Mapping[Node, Iterable[Any]]
 ) -> tuple[dict[Node, Answer], list[Problem]]:
-    """Call a function on nodes, all at once.
+    """Call a function on nodes, all at once; return the answers, and a problem for each node that gave none.
 
-    Returns:
-        The answers, and a problem for each node that gave none; one that has left meanwhile gives neither.
+    A node that has left meanwhile gives neither.
     """
     import ray
     from ray.exceptions import RayError
@@ -335,7 +310,6 @@ def _ask(
 
 
 def _delete(access: Access) -> None:
-    """Delete all tokens."""
     with suppress(*USER_MISTAKES, StoreUnavailableError, OSError):
         for info in list(access.files.list(access.folder)):
             access.files.delete(info.path)

@@ -1,7 +1,7 @@
-"""Allocation of CPUs, GPUs and CPU priority, and refusal of runs that could not start. Pure: numbers in and out.
+"""Allocation of CPUs, GPUs and CPU priority, and refusal of runs that could not start. Pure.
 
-Ray starts actors first, and they hold what they asked for: a decode or write task that finds no CPU left waits
-forever, and so does the run. So all minimum requests together must fit before the first actor starts.
+Ray starts actors first, and they keep what they asked for: a decode or write task that finds no CPU left waits forever,
+and so does the run. So all minimum requests together must fit before the first actor starts.
 """
 
 import math
@@ -20,33 +20,33 @@ from embedder.servables.packing import ActorGroup
 from shards.plan import PlannedStage
 from shards.planning.devices import RAY_NAMES
 
-# So cheap a task would run a dozen times at once where parts come in a burst, each in a process of its own.
+# Write tasks are so cheap that a dozen would run at once when parts come in a burst, each in its own process.
 CPUS_PER_WRITER = 4
-# A stage is busy whenever it has input, whatever it asked Ray for. On a small machine the requests only have to add up;
+# A stage is busy whenever it has input, whatever it asked Ray for. On a small machine the requests only need to fit;
 # on a large one each stage gets a whole core.
 STAGE_SHARE_OF_CPUS = 1 / 8
 MODELS_SHARE_OF_CPUS = 1 / 4
-"""Most of all CPUs that actors of further models reserve: like stages, they are busy whenever they have input."""
+"""Largest share of all CPUs that actors of further models reserve; like stages, they are busy if they have input."""
 OBJECT_STORE_BYTES = 1 << 30  # Ray's shared memory; more of it would only hide a slow stage
 MIN_OBJECT_STORE_BYTES = 512 << 20
-RAY_CPU_UNIT = 1e-4  # Ray counts in these, and rounds
+RAY_CPU_UNIT = 1e-4  # Ray counts and rounds in these
 
-# With equal shares of the cores the heaviest stage waits for cores while the others, done with their blocks, wait for
-# it, and a core idles. The kernel gives a process a quarter more for each step of niceness less (Linux
+# With equal shares of the cores the heaviest stage waits for cores, then the others, done with their blocks, wait for
+# it, and a core idles. The kernel gives a process a quarter more per step of lower niceness (Linux
 # `sched_prio_to_weight`).
 NICENESS_STEP = math.log(1.25)
 NICENESS_LEAD = 3  # times the even share: blocks queue behind the heaviest stage, and no other stage runs dry
-MAX_NICENESS = 4  # steps; Ray's workers have 15 of the 19 that there are
+MAX_NICENESS = 4  # steps; Ray's workers already have 15 of the 19
 
 
 def allocate(compute: ComputeSettings, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
-    """Fill in what the configuration leaves out, refuse what could not run, and lower what could not grow.
+    """Fill in what the configuration leaves out, refuse what could not run, and lower limits that could not be reached.
 
     Raises:
         ConfigError: the requests don't fit; the message says what to change.
     """
     allocation = request_resources(compute, available, planned)
-    check_cpus(allocation, available.num_cpus)  # or Ray would wait for ever
+    check_cpus(allocation, available.num_cpus)  # or Ray would wait forever
     check_gpus(allocation, available)
     check_nodes(allocation, available)
     return growing_within(fill_gpus(compute, allocation, available, planned), available)
@@ -55,7 +55,7 @@ def allocate(compute: ComputeSettings, available: Available, planned: Sequence[P
 def request_resources(
     compute: ComputeSettings, available: Available, planned: Sequence[PlannedStage] = ()
 ) -> Allocation:
-    """Fill in what the configuration leaves out, without a check that it fits."""
+    """Fill in what the configuration leaves out, without checking that it fits."""
     requests = compute.stage or (StageConfig(),) * (len(planned) or compute.num_stages)
     requests = tuple(request.model_copy(update={"device": request.device or compute.device}) for request in requests)
     if planned:
@@ -86,7 +86,7 @@ def request_resources(
 def _with_needs(
     stages: Sequence[StageResources], planned: Sequence[PlannedStage], available: Available
 ) -> tuple[StageResources, ...]:
-    """Add the types of devices and the memory that the plan's stages need of their nodes."""
+    """Add the types of devices and the memory that the plan's stages need on their nodes."""
     has_memory = all(node.memory_bytes for node in available.nodes)
     return tuple(
         replace(
@@ -122,7 +122,7 @@ def beside_models(available: Available, actors: Sequence[ActorGroup]) -> Availab
 
 
 def model_cpus(available: Available, actors: Sequence[ActorGroup]) -> list[float]:
-    """CPUs that each actor of further models reserves: what it asks for, within a part of those that there are."""
+    """Return the CPUs that each actor of further models reserves: what it asks for, within a share of all CPUs."""
     wanted = sum(actor.num_cpus * actor.replicas for actor in actors)
     scale = min(1.0, available.num_cpus * MODELS_SHARE_OF_CPUS / wanted) if wanted else 1.0
     cpus = (actor.num_cpus * scale for actor in actors)
@@ -135,7 +135,7 @@ def decode_cpus(asked: float | None, available: Available) -> float:
 
 
 def _as_planned(request: StageConfig, stage: PlannedStage) -> StageConfig:
-    """The plan's replicas, GPUs and threads where the configuration leaves them out."""
+    """Use the plan's replicas, GPUs and threads where the configuration leaves them out."""
     plan: dict[str, object] = {"num_threads": stage.num_threads}
     if request.device == "auto" or (request.device == "cuda" and stage.num_gpus):
         plan["num_gpus"] = stage.num_gpus
@@ -146,7 +146,7 @@ def _as_planned(request: StageConfig, stage: PlannedStage) -> StageConfig:
 
 
 def types_on_nodes(device: str | None, available: Available) -> frozenset[str]:
-    """Return the types of nodes that a plan's device names, as A100-80G by `A100:80GB`; none where no node is of it."""
+    """Return the types of nodes for a plan's device, as A100-80G for `A100:80GB`; none if no node is of it."""
     types = {node.device_type for node in available.nodes if node.device_type}
     if device is None:
         return frozenset()
@@ -157,12 +157,12 @@ def types_on_nodes(device: str | None, available: Available) -> frozenset[str]:
 
 
 def replicas_of(request: StageConfig) -> Replicas:
-    """Return the bounds of a stage's replicas; one replica where nothing is known of the fleet."""
+    """Return the bounds on a stage's replicas; one replica if nothing is known about the fleet."""
     return Replicas() if request.replicas == "auto" else request.replicas
 
 
 def _gpus(requests: Sequence[StageConfig], available: Available, planned: Sequence[PlannedStage]) -> list[float]:
-    """GPUs of a replica of each stage: as asked for, none on the CPU, else a share of what is left of them."""
+    """Return the GPUs of a replica of each stage: as asked for, none on the CPU, else a share of the remaining ones."""
     given = {
         index: whole_units(request.num_gpus or 0.0)
         for index, request in enumerate(requests)
@@ -184,7 +184,7 @@ def _stage(
 ) -> StageResources:
     num_cpus, replicas = request.num_cpus, replicas_of(request)
     if num_cpus is None:
-        # Grown as far as they may, the stages leave half of the CPUs to decoding, and on a node of the smallest kind.
+        # Grown to their limits, the stages leave half of the CPUs to decoding, even on a node of the smallest kind.
         node_cpus = min((node.num_cpus for node in available.nodes if node.num_cpus), default=available.num_cpus)
         num_cpus = min(1.0, node_cpus * STAGE_SHARE_OF_CPUS, available.num_cpus / 2 / num_replicas)
         num_cpus = int(num_cpus / RAY_CPU_UNIT) * RAY_CPU_UNIT
@@ -199,20 +199,17 @@ def _stage(
 
 
 def _threads(available: Available, num_shares: int) -> int:
-    """Torch threads of a replica: its share of all CPUs, and no more than its node can have."""
+    """Return the torch threads of a replica: its share of all CPUs, and no more than its node can have."""
     return max(1, int(min(available.num_cpus // num_shares, available.max_node_cpus)))
 
 
 def fill_gpus(
     compute: ComputeSettings, allocation: Allocation, available: Available, planned: Sequence[PlannedStage]
 ) -> Allocation:
-    """Add replicas on the GPUs that are left, where their number is left to the run; always to the slowest stage.
+    """Add replicas on the remaining GPUs, if their number is left to the run; always to the slowest stage.
 
-    Args:
-        compute: what is asked for; a stage with numbers of its own keeps them.
-        allocation: one replica of each such stage.
-        available: the fleet.
-        planned: the plan's stages; those that the plan placed keep its numbers.
+    Stages with their own numbers, by the configuration or by the plan, keep them. `allocation` has one replica of each
+    other stage.
     """
     work = [_work(stage) for stage in planned] or [1.0] * len(allocation.stages)
     may_grow = [
@@ -251,8 +248,8 @@ def _sum_of_gpus(allocation: Allocation) -> float:
 def growing_within(allocation: Allocation, available: Available) -> Allocation:
     """Lower `max_replicas` until all stages can have grown, and the largest task still finds its CPUs.
 
-    Ray lets a stage grow into CPUs that no task holds at that moment, and what a replica holds it keeps. So the same
-    configuration can serve a cluster and a laptop. The stage with the most replicas gives one up first.
+    Ray lets a stage grow into CPUs that no task holds at that moment, and a replica keeps what it holds. Lowering lets
+    the same configuration serve a cluster and a laptop. The stage with the most replicas gives one up first.
     """
     stages = list(allocation.stages)
     while lacking := _lacking(replace(allocation, stages=tuple(stages)), available):
@@ -269,7 +266,7 @@ def growing_within(allocation: Allocation, available: Available) -> Allocation:
 
 
 def _lacking(allocation: Allocation, available: Available) -> Literal["num_cpus", "num_gpus", "node"] | None:
-    """What does not suffice for all replicas that there may be; none where everything does."""
+    """Return what does not suffice for all possible replicas; None if everything does."""
     on_nodes = len(available.nodes) > 1 and not available.can_grow
     if allocation.max_gpus > available.num_devices and not on_nodes:
         return "num_gpus"
@@ -283,7 +280,7 @@ def _lacking(allocation: Allocation, available: Available) -> Literal["num_cpus"
 
 
 def describe_limits(requests: Sequence[StageConfig], allocation: Allocation) -> str | None:
-    """List in a line the stages that can't grow as far as the configuration says; none where all can."""
+    """List in a line the stages that can't grow as far as the configuration says; None if all can."""
     pairs = list(zip(requests, allocation.stages, strict=False))
     lowered = [
         f"stage {index} to {plural(stage.max_replicas, 'replica')} instead of {replicas_of(request).max}"
@@ -296,7 +293,7 @@ def describe_limits(requests: Sequence[StageConfig], allocation: Allocation) -> 
 
 
 def describe_devices(allocation: Allocation, available: Available) -> str | None:
-    """List in a line the device of each stage; none where there are only CPUs."""
+    """List in a line the device of each stage; None if there are only CPUs."""
     if not available.num_devices:
         return None
     stages = [
@@ -320,7 +317,7 @@ def check_gpus(allocation: Allocation, available: Available) -> None:
                 'computes on a GPU that it reserves through Ray; write device = "cpu" or "auto", lower num_gpus of '
                 'other stages, or run with engine = "ray" where Ray sees GPUs'
             )
-    # On several nodes the run chooses the node of each replica (`check_nodes`); on one, Ray alone chooses the device.
+    # On several nodes the run chooses the node of each replica (`check_nodes`); on one, only Ray chooses the device.
     needed = math.ceil(_sum_of_gpus(allocation) - TOLERANCE) if len(available.nodes) > 1 else allocation.min_gpus
     if needed > num_devices:
         actors = " + ".join(f"{stage.min_replicas} x {stage.num_gpus:g}" for stage in allocation.stages)
@@ -348,10 +345,10 @@ def check_cpus(allocation: Allocation, num_cpus: float) -> None:
 
 
 def check_nodes(allocation: Allocation, available: Available) -> None:
-    """Refuse actors and tasks that the nodes of a cluster can't hold, though their sums may suffice.
+    """Refuse actors and tasks that the nodes of a cluster can't hold, even if their sums suffice.
 
     Raises:
-        ConfigError: there is no placement; the message names the request and the node that comes nearest.
+        ConfigError: there is no placement; the message names the request and the nearest node.
     """
     if len(available.nodes) < 2 or available.can_grow:
         return  # the sums are exact, or nodes that are large enough may come
@@ -364,7 +361,7 @@ def check_nodes(allocation: Allocation, available: Available) -> None:
 
 
 def object_store_bytes(bytes_per_row: int, rows_in_flight: int, most_bytes: int = OBJECT_STORE_BYTES) -> int:
-    """Return the shared memory for blocks between the steps; Ray fills what it gets, so it gets what the run needs."""
+    """Return the shared memory for blocks between the steps; only what the run needs, as Ray fills what it gets."""
     needed = rows_in_flight * bytes_per_row
     return max(MIN_OBJECT_STORE_BYTES, min(most_bytes, needed))
 
@@ -377,5 +374,5 @@ def niceness_by_work(stages: Sequence[PlannedStage]) -> tuple[int, ...]:
 
 
 def _work(stage: PlannedStage) -> float:
-    """Work on an item for one process: measured seconds, else operations."""
+    """Return the work on an item for one process: measured seconds, else operations."""
     return (stage.seconds_per_item or stage.flops_per_image + stage.flops_per_caption) / stage.num_replicas

@@ -1,4 +1,4 @@
-"""Exact R@k of a store's texts over its own images, each item its own only right answer."""
+"""Exact R@k of a store's texts over its own images; the only right answer to a text is its own item."""
 
 from dataclasses import dataclass
 
@@ -23,12 +23,9 @@ class Recall:
 
 
 def caption_recall(rows: pa.Table, name: str = "caption", among: Mask | None = None) -> Recall:
-    """R@k with the items' own captions as queries.
+    """Compute R@k with the items' own captions as queries, over all `rows`, each of which must have an image.
 
-    Args:
-        rows: rows of an embeddings table that have an image.
-        name: of these queries in reports.
-        among: bool (rows,), the rows whose captions are queries, over all images; by default all that have one.
+    `among` (bool (rows,)) selects the rows whose captions are queries; None means all that have a caption.
     """
     is_query = pc.is_valid(rows["text_embedding"]).to_numpy()
     if among is not None:
@@ -37,13 +34,9 @@ def caption_recall(rows: pa.Table, name: str = "caption", among: Mask | None = N
 
 
 def text_recall(rows: pa.Table, name: str, queries: Floats, is_query: Mask) -> Recall:
-    """R@k with other texts as queries.
+    """Compute R@k with other texts as queries over `rows`, each of which must have an image.
 
-    Args:
-        rows: rows of an embeddings table that have an image.
-        name: of these queries in reports.
-        queries: float32 (Q, E), the texts' vectors.
-        is_query: bool (rows,), with Q rows true: the items of the texts.
+    `queries` is float32 (Q, E). `is_query` is bool (rows,) with Q rows true: the items that the texts belong to.
     """
     numbers = np.arange(rows.num_rows)
     found = retrieval_at(queries, numbers[is_query], unpack_vectors(rows["image_embedding"]), numbers, KS)

@@ -1,8 +1,8 @@
-"""Check of SQL conditions that strangers send: columns, constants and known functions, by DuckDB's own syntax tree.
+"""Check of SQL conditions from untrusted users, on DuckDB's own syntax tree: only columns, constants, known functions.
 
-What is not known to be harmless is refused, so that a later DuckDB brings no new way out. All that is left takes time
-in proportion to the condition and the rows, and notices an interrupt at the next 2,048 rows. No function of the clock
-is left: answers are remembered.
+Whatever is not known to be harmless is refused, so a new DuckDB version opens no new hole. What is allowed takes time
+proportional to the condition and the rows, and notices an interrupt within 2,048 rows. Functions of the clock are
+refused because answers are cached.
 """
 
 import atexit
@@ -22,20 +22,20 @@ from embedder.store.journal.part_writer import VECTOR_COLUMNS
 if TYPE_CHECKING:
     import duckdb
 
-MAX_NESTING = 30  # brackets inside one another; DuckDB takes 0.2 s to find a mistake inside them, 2 s inside 250
-MAX_WORDS = 3  # of SQL that are columns of one condition; 7 ways to quote them are tried
-MAX_LISTED, MAX_TYPE_CHARACTERS = 40, 60  # columns of a message, and characters of each type
+MAX_NESTING = 30  # nested brackets; DuckDB takes 0.2 s to find a mistake inside 30 of them, 2 s inside 250
+MAX_WORDS = 3  # SQL keywords used as columns in one condition; 7 ways to quote them are tried
+MAX_LISTED, MAX_TYPE_CHARACTERS = 40, 60  # columns in a message, and characters of each type
 PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 WORD = re.compile(rb"[A-Za-z_]+")
 MODEL_COLUMN = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)\.(?:([A-Za-z_][A-Za-z0-9_]*)|"((?:[^"]|"")+)")')
 
 
 def quoted_columns(where: str, columns: Collection[str]) -> str:
-    """Condition with columns in double quotes that are named like words of SQL: `group = 'a'` as `"group" = 'a'`.
+    """Put columns named like SQL keywords in double quotes: `group = 'a'` becomes `"group" = 'a'`.
 
-    So are columns of other models, which SQL would take for a table's: `labels.top = 'cat'` as `"labels.top" = 'cat'`.
-    It comes back as it is where it can be parsed, or where not exactly one choice of words of SQL, each quoted wherever
-    it stands, lets it be parsed. Literals, comments and quoted names stay as they are.
+    Columns of other models, which SQL would read as a table's, are quoted too: `"labels.top" = 'cat'`. Literals,
+    comments and quoted names stay as they are. The condition is returned unchanged if it parses as it is, or unless
+    exactly one choice of keywords to quote makes it parse.
     """
     where = _with_model_columns(where, columns)
     words = column_words(where, columns)
@@ -48,7 +48,7 @@ def quoted_columns(where: str, columns: Collection[str]) -> str:
 
 
 def _with_model_columns(where: str, columns: Collection[str]) -> str:
-    """Condition with NAME.COLUMN in double quotes; where a column has the name NAME, COLUMN is a field of that."""
+    """Put NAME.COLUMN in double quotes, except where NAME is itself a column, of which COLUMN is a field."""
     known = {column.lower(): column for column in columns}
     if not is_text(where) or not any("." in name for name in known):
         return where
@@ -69,7 +69,7 @@ def _with_model_columns(where: str, columns: Collection[str]) -> str:
 
 
 def nesting(where: str) -> int:
-    """Most brackets that stand open at one place of a condition, those of literals and comments left out."""
+    """Return the greatest depth of open brackets in a condition, ignoring literals and comments."""
     import duckdb
 
     content, level, most = where.encode(), 0, 0
@@ -82,7 +82,7 @@ def nesting(where: str) -> int:
 
 
 def column_words(where: str, columns: Collection[str]) -> dict[str, list[tuple[int, int]]]:
-    """Words of SQL in a condition that name a column, too: in lower case, with the bytes where each begins and ends."""
+    """Find SQL keywords in a condition that are also columns: lower-case word to its (start, end) byte offsets."""
     names = {column.lower() for column in columns} & _reserved_words()
     if not names or not is_text(where):
         return {}
@@ -98,14 +98,14 @@ def column_words(where: str, columns: Collection[str]) -> dict[str, list[tuple[i
 
 
 def words_hint(where: str, columns: Collection[str]) -> str:
-    """Second half of a message about a condition that can't be parsed: how its columns are written; may be empty."""
+    """Return the hint, possibly empty, that ends a message about an unparsable condition: how to write its columns."""
     words = column_words(where, columns)
     names = ", ".join(f'"{word}"' for word in words)
     return f"; a column with the name of a word of SQL stands in double quotes: {names}" if words else ""
 
 
 def list_columns(where: str, columns: Mapping[str, str]) -> str:
-    """Columns as they are written in conditions, with their types, and an example for one that holds lists."""
+    """List columns as conditions write them, with types, and an example for a column that holds lists."""
     shown = [f"{_format_name(name)} {printable(kind, MAX_TYPE_CHARACTERS)}" for name, kind in columns.items()]
     more = f" and {len(shown) - MAX_LISTED:,} more" if len(shown) > MAX_LISTED else ""
     lists = [name for name, kind in columns.items() if kind.endswith("]") and not kind.startswith("STRUCT")]
@@ -117,7 +117,7 @@ def list_columns(where: str, columns: Mapping[str, str]) -> str:
 
 
 def unknown_column(name: str, where: str, columns: Mapping[str, str]) -> str:
-    """Message about a column that is not there."""
+    """Return the error message about an unknown column."""
     near = difflib.get_close_matches(name.lower(), [column.lower() for column in columns], n=2)
     if name in VECTOR_COLUMNS:
         cure = "vectors are no part of a condition."
@@ -131,13 +131,13 @@ def unknown_column(name: str, where: str, columns: Mapping[str, str]) -> str:
 
 
 def _is_value(name: str, where: str) -> bool:
-    """Whether a name stands where a value does, behind a comparison: `category = toys`, `category IN (toys)`."""
+    """Whether a name stands where a value belongs, after a comparison: `category = toys`, `category IN (toys)`."""
     behind = rf"(?:=|<>|!=|[<>]=?|\bLIKE\b|\bIN\s*\((?:[^()]*,)?)\s*\"?{re.escape(name)}\b"
     return re.search(behind, where, re.IGNORECASE) is not None
 
 
 def _format_name(name: str) -> str:
-    """Name of a column as conditions have it; of another model's, both parts."""
+    """Write a column's name as a condition needs it; a further model's with both parts."""
     model, dot, column = name.rpartition(".")
     of_model = dot and PLAIN_NAME.fullmatch(model) and PLAIN_NAME.fullmatch(column)
     is_plain = of_model or (PLAIN_NAME.fullmatch(name) and name.lower() not in _reserved_words())
@@ -145,7 +145,6 @@ def _format_name(name: str) -> str:
 
 
 def _value(kind: str) -> str:
-    """Value to look for in a list of a type."""
     return "'cat'" if kind.startswith("VARCHAR") else "true" if kind.startswith("BOOL") else "1"
 
 
@@ -168,7 +167,6 @@ def _can_be_parsed(where: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _reserved_words() -> frozenset[str]:
-    """Words that DuckDB takes for no name of a column."""
     import duckdb
 
     query = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')"
@@ -219,7 +217,7 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     "TYPE": ("TYPE",),
 }
 _NAMES = {"SUBQUERY": "a subquery", "WINDOW": "a window", "LAMBDA": "a lambda", "PARAMETER": "a parameter"}
-# Parts of a tree that are no expressions: literals, arguments, branches of CASE, and an ORDER BY, which must be empty.
+# Parts of a tree that are not expressions: literals, arguments, branches of CASE, and an ORDER BY, which must be empty.
 _PLAIN_KEYS = (
     {"kind", "text"},
     {"name", "expression"},
@@ -234,18 +232,13 @@ _TOO_MANY: Node = {"class": "TOO_MANY"}
 
 
 def check_condition(where: str, columns: Mapping[str, str]) -> str:
-    """Refuse a condition that does more than compare columns of the table.
+    """Refuse a condition that does more than compare the given columns (types by name).
 
-    Args:
-        where: a SQL expression.
-        columns: types of the columns that it may read, by their names.
-
-    Returns:
-        The condition as it is to be evaluated, with columns that are named like words of SQL in double quotes.
+    Returns the condition to evaluate, with columns named like SQL keywords in double quotes.
 
     Raises:
-        ConfigError: it is too long or nested too deeply, no single expression, or has anything but these columns,
-            constants and functions that are known here.
+        ConfigError: it is too long, too deeply nested, not a single expression, or uses anything but these columns,
+            constants and known functions.
     """
     if not is_text(where):
         raise ConfigError(f"where {readable(where)[:200]!r}: it is no UTF-8 text; {EXAMPLE}")
@@ -259,7 +252,7 @@ def check_condition(where: str, columns: Mapping[str, str]) -> str:
 
 @lru_cache(maxsize=1024)
 def _check_condition(where: str, columns: tuple[tuple[str, str], ...]) -> tuple[str, str | None]:
-    """Condition with its columns quoted, and its problem in words; None where there is none."""
+    """Return the condition with its columns quoted, and its problem in words, or None."""
     if nesting(where) > MAX_NESTING:
         return where, f"it has brackets inside more than {MAX_NESTING} others; leave some out"
     types = dict(columns)
@@ -300,7 +293,7 @@ def _problem_of(node: Node, where: str, columns: Mapping[str, str]) -> str | Non
 
 
 def _problem_of_type(node: Node) -> str | None:
-    """Problem of a type: only DECIMAL(10, 2) has parts, as a type of values that hold others can be of any size."""
+    """Return what is wrong with a type; only DECIMAL(10, 2) may have parts, as nested types can be of any size."""
     is_simple = all(child.get("class") == "CONSTANT" for child in node["children"])
     if node["type_name"].lower() in TYPES and is_simple and not node["schema"] and not node["catalog"]:
         return None
@@ -322,7 +315,7 @@ def _problem_of_function(node: Node) -> str | None:
         return f"{name} is no aggregate here"
     if name in LIKE | LIKE_ESCAPE:
         text = arguments[1]["expression"].get("literal", {}).get("text")
-        # DuckDB then tries each place of a text for each `%`: three of them take minutes, and no interrupt is noticed.
+        # DuckDB then tries each position of a text for each `%`: three take minutes, and no interrupt is noticed.
         is_slow = text is not None and "%" in text[1:-1] and ("_" in text or name in LIKE_ESCAPE)
         if text is None or is_slow:
             return "the pattern of LIKE has to be a text; one with _ or ESCAPE has a % at its ends only"
@@ -330,7 +323,7 @@ def _problem_of_function(node: Node) -> str | None:
 
 
 def _nodes(tree: Node, most: int) -> Iterator[Node]:
-    """Dictionaries of a tree, until so many are no constants; without recursion, as strangers choose the depth."""
+    """Yield up to `most` nodes that are not constants; without recursion, as untrusted users choose the depth."""
     waiting: list[Any] = [tree]
     while waiting and most > 0:
         part = waiting.pop()
@@ -346,7 +339,6 @@ def _nodes(tree: Node, most: int) -> Iterator[Node]:
 
 
 def _without_places(tree: Any) -> Any:
-    """Copy of a small tree without the positions in the text."""
     if isinstance(tree, dict):
         return {key: _without_places(value) for key, value in tree.items() if not key.startswith("query_location")}
     return [_without_places(each) for each in tree] if isinstance(tree, list) else tree
@@ -360,7 +352,7 @@ def _bare_statements() -> Any:
 
 
 def _parse(where: str) -> Node:
-    """Parse a statement of nothing but the condition; the line breaks end a comment, which would hide a parenthesis."""
+    """Parse a statement that is only the condition; the line breaks end a comment that would hide a parenthesis."""
     with _TURN:
         found = _connection().execute("SELECT json_serialize_sql(?)", [f"SELECT 1 WHERE (\n{where}\n)"]).fetchall()
     tree: Node = json.loads(found[0][0])
@@ -371,5 +363,5 @@ def _parse(where: str) -> Node:
 def _connection() -> "duckdb.DuckDBPyConnection":
     import duckdb
 
-    atexit.register(_connection.cache_clear)  # else its library complains of what is left at the end
+    atexit.register(_connection.cache_clear)  # else its library complains about leftovers at exit
     return duckdb.connect(":memory:", config={"threads": "1", "memory_limit": "256MB", "lock_configuration": "true"})

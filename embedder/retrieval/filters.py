@@ -1,8 +1,8 @@
-"""SQL conditions over a table's rows, evaluated by DuckDB, which can read those rows and nothing else.
+"""SQL conditions over a table's rows, evaluated by a DuckDB that can read those rows and nothing else.
 
-DuckDB scans the Arrow columns where they stand. On a million rows and one thread, `price < 0.0001` took 3 ms,
-`price < 0.1` 9 ms (a tenth of the rows to name), `category = 'c3'` 5 ms where the column names its few values once,
-as here, and 15 ms where it does not; a table of DuckDB's own, which holds all columns twice, took 2, 9 and 17 ms.
+DuckDB scans the Arrow columns in place. On a million rows and one thread, `price < 0.0001` took 3 ms, `price < 0.1`
+(a tenth of the rows) 9 ms, and `category = 'c3'` 5 ms with a dictionary-encoded column, as here, or 15 ms without.
+A table of DuckDB's own, which would hold all columns twice, took 2, 9 and 17 ms.
 """
 
 import re
@@ -34,13 +34,13 @@ from index.vectors import Among, Mask, Rows
 if TYPE_CHECKING:
     import duckdb
 
-ID, MODIFIED, SIZE = "item_id", "__modified", "__size_bytes"  # the last two of the items table, beside each row
+ID, MODIFIED, SIZE = "item_id", "__modified", "__size_bytes"  # the last two come from the items table
 
 OF_IDS = {
     "folder": "rtrim(parse_dirpath(item_id, 'forward_slash'), '/')",
     "file_name": "parse_filename(item_id, false, 'forward_slash')",
 }
-"""Columns made of ids: that of a file is its path below the folder of its source."""
+"""Columns computed from ids: a file's id is its path below its source's folder."""
 SUFFIX = r"nullif(lower(regexp_extract({}, '\.([A-Za-z0-9]{{1,5}})$', 1, 's')), '')"
 PLACE = rf"""CASE WHEN ends_with(uri, item_id) OR regexp_matches(uri, '({uris.CELL}|{uris.ROW})$') THEN item_id
     WHEN regexp_matches(uri, '{uris.MEMBER}$') THEN regexp_extract(uri, '{uris.MEMBER}$', 1)
@@ -50,23 +50,18 @@ OF_ITEMS = {
     "file_date": f"TRY_CAST(split_part({MODIFIED}, '|', 1) AS TIMESTAMPTZ)",
     "file_size": f"CAST({SIZE} AS BIGINT)",
 }
-"""Columns made of the items table."""
+"""Columns computed from the items table."""
 
 
 def file_columns(names: list[str]) -> dict[str, str]:
-    """SQL of the columns of files beside those of a table; a name that it has itself stays its own."""
+    """Return the SQL of the computed file columns; a table's own column of the same name wins."""
     taken = {name.lower() for name in names}
     file_type = {"file_type": SUFFIX.format(PLACE if "uri" in taken else ID)}
     return {name: sql for name, sql in (OF_IDS | file_type | OF_ITEMS).items() if ID in taken and name not in taken}
 
 
 def with_items(rows: pa.Table, items: pa.Table) -> pa.Table:
-    """Rows with the time and the size of each one's file.
-
-    Args:
-        rows: of the embeddings table.
-        items: `item_id`, `modified` and `size_bytes` of each item.
-    """
+    """Add each file's time and size to the rows; `items` has `item_id`, `modified` and `size_bytes` of each item."""
     places = pc.index_in(rows[ID], value_set=items[ID].combine_chunks())
     for name, column in ((MODIFIED, "modified"), (SIZE, "size_bytes")):
         rows = rows.append_column(name, pc.take(items[column], places))
@@ -74,13 +69,13 @@ def with_items(rows: pa.Table, items: pa.Table) -> pa.Table:
 
 
 ROW = "__row_number"
-STORED = "__rows"  # the Arrow columns; conditions read a view of them that has the computed ones, too
+STORED = "__rows"  # the Arrow columns; conditions read a view of them that adds the computed ones
 DEADLINE_S = 30.0
 REPEAT_S = 0.05
 MAX_REMEMBERED_BYTES, MIN_REMEMBERED = 64 << 20, 8
-# Row numbers take eight bytes each, a mask one for each row of the table: where fewer pass, they are kept as numbers.
+# Row numbers take eight bytes each, a mask one per row of the table: few passing rows are kept as numbers.
 FEW_SHARE = 8
-# A text column counts as one of few values where each stands so often, among so many rows.
+# A text column has few values if each occurs this often, and the table has this many rows.
 MIN_REPEATS, SAMPLE_ROWS = 8, 65_536
 # A condition may not read files, change settings, fetch code, or use up the machine.
 SETTINGS: dict[str, str | bool | int | float | list[str]] = {
@@ -97,20 +92,15 @@ SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 
 
 class RowFilter:
-    """Filter of rows by a condition; safe for several threads, one at a time."""
+    """Filter of rows by a condition; safe for several threads, which take turns."""
 
     def __init__(self, rows: pa.Table, items: Callable[[], pa.Table] | None = None) -> None:
-        """Register the rows.
-
-        Args:
-            rows: of the table.
-            items: reads the items table, for the first condition on the time or the size of files.
-        """
+        """Register a table's rows; `items` reads the items table, for the first condition on a file's time or size."""
         import duckdb
 
         self._num_rows: int = rows.num_rows
         self._connection = duckdb.connect(":memory:", config=SETTINGS)
-        # First, as DuckDB renames the later of two columns with one name.
+        # First, as DuckDB renames the second of two columns with the same name.
         self._rows = _with_values_once(rows).add_column(0, ROW, pa.array(np.arange(rows.num_rows)))
         self._computed, self._items = file_columns(rows.column_names), items
         self._show(self._rows, f"*, NULL::VARCHAR AS {MODIFIED}, NULL::BIGINT AS {SIZE}")
@@ -121,30 +111,23 @@ class RowFilter:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Types of the columns that a condition can read, by their names, as SQL has them."""
+        """SQL types of the columns that a condition can read, by name."""
         return {name: kind for name, kind in self._types.items() if name not in VECTOR_COLUMNS}
 
     @property
     def computed(self) -> list[str]:
-        """Columns beside those of the table (`file_columns`)."""
+        """Names of the columns that are not in the table (`file_columns`)."""
         return list(self._computed)
 
     def read(self, names: Collection[str]) -> pa.Table:
-        """Some columns of all rows, in their order; the computed ones, too.
-
-        Args:
-            names: of `columns`.
-        """
+        """Read some of `columns`, computed ones included, for all rows in their order."""
         listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
         with self._turn:
             self._read_items(listed)
             return self._connection.sql(f"SELECT {listed} FROM {TABLE} ORDER BY {ROW}").to_arrow_table()
 
     def matching(self, where: str) -> Mask:
-        """Mask of the rows that fulfil a condition; where it is NULL they do not.
-
-        Returns:
-            bool (rows,).
+        """Return a mask, bool (rows,), of the rows that fulfil a condition; rows where it is NULL do not.
 
         Raises:
             ConfigError: it is no expression, names an unknown column, is not boolean, or can't be evaluated.
@@ -157,7 +140,7 @@ class RowFilter:
         return mask
 
     def passing(self, where: str) -> Among:
-        """Rows that fulfil a condition, as numbers where they are few: then nothing is made for each row of the table.
+        """Return the rows that fulfil a condition; as numbers if few, so that nothing is allocated per table row.
 
         Raises:
             ConfigError: it is no expression, names an unknown column, is not boolean, or can't be evaluated.
@@ -171,19 +154,17 @@ class RowFilter:
             return self._match(where, quoted_columns(where, self.columns), DEADLINE_S)
 
     def has_mask(self, where: str) -> bool:
-        """Whether a condition was evaluated, and is remembered."""
+        """Whether the result of a condition is cached."""
         return isinstance(self._remembered.get(where), np.ndarray)
 
     def remember(self, where: str, timeout_s: float, hidden: Collection[str] = ()) -> None:
-        """Evaluate a stranger's condition for the searches that follow: what each costs is known before they begin.
+        """Evaluate an untrusted condition in advance, so that the cost of the following searches is known.
 
-        Args:
-            where: a condition, which may read columns and call harmless functions, and nothing else.
-            timeout_s: seconds in which it has to be evaluated.
-            hidden: columns that it may not read.
+        It may read columns, except `hidden` ones, and call harmless functions.
 
         Raises:
-            ConfigError: it does more than that, can't be evaluated, or takes too long; the next time at once.
+            ConfigError: it does more than that, can't be evaluated, or takes longer than `timeout_s`; repeats fail at
+                once.
         """
         visible = {name: kind for name, kind in self.columns.items() if name not in hidden}
         checked = check_condition(where, visible)
@@ -198,13 +179,12 @@ class RowFilter:
             raise ConfigError(known)
 
     def _read_items(self, text: str) -> None:
-        """Read the items table where a text names a column that is made of it, once."""
+        """Read the items table, once, if the text names a column computed from it."""
         if self._items is not None and any(name in text.lower() for name in OF_ITEMS):
             self._show(with_items(self._rows, self._items()), "*")
             self._items = None
 
     def _show(self, rows: pa.Table, stored: str) -> None:
-        """Have conditions read these rows, and the computed columns beside them."""
         more = "".join(f", {sql} AS {name}" for name, sql in self._computed.items())
         self._connection.execute(f"DROP VIEW IF EXISTS {TABLE}")
         self._connection.unregister(STORED)
@@ -223,7 +203,7 @@ class RowFilter:
         return passing
 
     def _match(self, where: str, quoted: str, timeout_s: float) -> Among:
-        """Evaluate a condition, of which messages show the text that was given, and not the one with quoted columns."""
+        """Evaluate the condition `quoted`; error messages show `where`, the text as it was given."""
         import duckdb
 
         self._read_items(quoted)
@@ -242,7 +222,7 @@ class RowFilter:
 
     @contextmanager
     def _interrupted_after(self, timeout_s: float) -> Iterator[None]:
-        """Interrupt the connection after some time, again and again: an interrupt between two statements is lost."""
+        """Interrupt the connection after some time, repeatedly, as an interrupt between two statements is lost."""
         ended = threading.Event()
 
         def watch() -> None:
@@ -287,7 +267,7 @@ class RowFilter:
 
 
 def _with_values_once(rows: pa.Table) -> pa.Table:
-    """Dictionary-encode text columns of few values, so that a condition is evaluated on these and not on every row."""
+    """Dictionary-encode text columns with few values, so that a condition is evaluated per value, not per row."""
     for position, column in enumerate(rows.columns):
         if pa.types.is_string(column.type):
             sample = column.slice(0, SAMPLE_ROWS)
@@ -297,9 +277,9 @@ def _with_values_once(rows: pa.Table) -> pa.Table:
 
 
 def _check_expression(where: str) -> None:
-    """Refuse text that is no expression: it must parse as it stands, and in parentheses.
+    """Refuse text that is not an expression: it must parse both as it is and in parentheses.
 
-    The first refuses `true) UNION SELECT (...`, the second `true, false`, `x AS y` and whatever follows an expression.
+    The first refuses `true) UNION SELECT (...`; the second `true, false`, `x AS y` and anything after an expression.
     """
     import duckdb
 

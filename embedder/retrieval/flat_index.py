@@ -1,7 +1,7 @@
 """Exact search over the vectors of a table, with the interface of `index.search.Index`.
 
-Why not an in-memory FAISS index: it would hold a second copy of the vectors, needs a manifest with made-up figures, and
-of equal scores at the k-th place it takes any, where this takes the first rows.
+An in-memory FAISS index would hold a second copy of the vectors and need a manifest with made-up figures. Of equal
+scores at the k-th place it takes any; this takes the first rows.
 """
 
 from typing import Any
@@ -12,44 +12,32 @@ import pyarrow as pa
 from embedder.store.tables.arrow_tensors import unpack_vectors
 from index.vectors import Among, Floats, Mask, Neighbours, Rows, check_vectors
 
-QUERIES_AT_ONCE = 32  # of 300,000 vectors they make a block of scores of 40 MB
+QUERIES_AT_ONCE = 32  # with 300,000 vectors, a 40 MB block of scores
 
 
 class ExactIndex:
     """Vectors in memory, searched exactly; fast enough for some hundred thousand.
 
-    Attributes:
-        ids: `item_id` and `segment` of each vector.
-        is_live: bool (rows,), all true: a table holds no masked row.
+    `ids` has `item_id` and `segment` of each vector. `is_live`, bool (rows,), is all true: a table has no masked rows.
     """
 
     def __init__(self, rows: pa.Table, column: str = "image_embedding") -> None:
-        """Keep the vectors of a table.
-
-        Args:
-            rows: `item_id`, `segment` and the vectors, none of which is null.
-            column: of the vectors.
-        """
+        """Keep the vectors in `column` of `rows`, none of them null, with `item_id` and `segment`."""
         self.ids = rows.select(["item_id", "segment"])
         self.is_live: Mask = np.ones(rows.num_rows, np.bool_)
         self._vectors: Floats = unpack_vectors(rows[column])
 
     def __len__(self) -> int:
-        """Count the vectors."""
         return len(self._vectors)
 
     def vectors(self, rows: Rows) -> Floats:
-        """Vectors of some rows, float32 (n, E)."""
+        """Return the vectors of some rows, float32 (n, E)."""
         return self._vectors[rows]
 
     def search(self, queries: Floats, k: int = 10, *, among: Among | None = None, profile: str = "text") -> Neighbours:
-        """Find the k nearest vectors of each query.
+        """Find the k nearest vectors of each query (float32 (Q, E), unit norm), among all rows unless `among` is given.
 
-        Args:
-            queries: float32 (Q, E) of unit norm.
-            k: at least 1.
-            among: the rows allowed, as a mask or as numbers; all of them by default.
-            profile: kind of the queries; makes no difference here.
+        `profile`, the kind of the queries, makes no difference here.
 
         Returns:
             (Q, min(k, rows allowed)) scores and rows, best first; equal scores are ordered by row.
@@ -76,7 +64,7 @@ class ExactIndex:
 
 
 def largest(values: np.ndarray[Any, np.dtype[Any]], k: int) -> Rows:
-    """Positions of the k largest values, largest first; equal ones in their order."""
+    """Return the positions of the k largest values, largest first; equal ones in their order."""
     k = min(k, len(values))
     if k == 0:
         return np.empty(0, np.int64)

@@ -1,4 +1,4 @@
-"""A hit of a search: what was found, its file, its image."""
+"""A search hit: what was found, its file, its image."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 IMAGE_PX = 512
 THUMBNAIL = ResizeSpec(image_size=160, mode="pad", interpolation="lanczos", reduced_decode=True)
 PIECE_BYTES = 4 << 20
-MAX_NAMED = 3  # other times or duplicates that a line names
+MAX_NAMED = 3  # other times or duplicates named in a line
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -50,26 +50,26 @@ class Duplicate(NamedTuple):
 
 @dataclass(frozen=True)
 class Hit:
-    """One image or video that was found, or one segment of a video.
+    """An image, a video, or a segment of a video that was found.
 
     Attributes:
         score: cosine with the query, in [-1, 1].
-        item_id: of the item.
-        segment: number of the video's segment; 0 of an image.
+        item_id: id of the item.
+        segment: number of the video's segment; 0 for an image.
         modality: image or video.
         uri: address of the file, table cell or tar member.
-        start_s: start of the segment, in seconds; None of an image.
+        start_s: start of the segment, in seconds; None for an image.
         end_s: its end.
-        caption: of the item, if it has one.
-        carryover: values of the columns that were carried over, by name.
-        segments: of a video, its other segments, best first; empty where each is a hit of its own.
-        duplicates: the hits that were folded under this one, best first.
-        rank_score: in hybrid search, the fused ranks that order the hits, 1/61 + 1/61 at most.
-        words_rank: in hybrid search, the rank among the captions that hold the query's words, from 1; None where it
-            holds none of them.
-        vector_rank: in hybrid search, the rank by vectors, from 1; None where it was found by its words alone.
-        probability: that the image fits the text, where the model defines one, as SigLIP does; else None, and of other
-            queries than texts.
+        caption: caption of the item, if it has one.
+        carryover: values of the carried columns, by name.
+        segments: other segments of the video, best first; empty if each segment is a hit of its own.
+        duplicates: hits that were folded under this one, best first.
+        rank_score: in hybrid search, the fused score that orders the hits, at most 1/61 + 1/61.
+        words_rank: in hybrid search, the rank from 1 among captions that contain the query's words; None if it
+            contains none of them.
+        vector_rank: in hybrid search, the rank by vectors, from 1; None if found only by its words.
+        probability: that the image fits the text, for text queries of a model that defines one, as SigLIP does; else
+            None.
     """
 
     score: float
@@ -89,24 +89,24 @@ class Hit:
     vector_rank: int | None = None
 
     files: ClassVar["EmbeddedFiles | None"] = None
-    """Of the snapshot that answered, where it is known: which files are those that were embedded; no field of a hit."""
+    """Files of the snapshot that answered, if known, to tell whether a file has changed; not a field of a hit."""
 
     @property
     def embedded(self) -> EmbeddedFile | None:
-        """What the item's file has to be to be opened; None where any will do."""
+        """What the item's file must be to be opened; None if any file will do."""
         return None if self.files is None else self.files.of(self.item_id, self.uri, self.modality)
 
     @property
     def middle_s(self) -> float | None:
-        """Middle of a video's segment, in seconds from its start; None of an image."""
+        """Middle of a video's segment, in seconds from its start; None for an image."""
         return None if self.start_s is None or self.end_s is None else (self.start_s + self.end_s) / 2
 
     def __str__(self) -> str:
-        """One line: score, modality, item and caption, control characters as escapes."""
+        """Return one line: score, modality, item and caption, with control characters escaped."""
         return printable(f"{self.score:.3f}  {self.modality:6} {self.item_id}  {self.caption or ''}")
 
     def read(self) -> bytes:
-        """Fetch the content of the item's file; of a video, all of it.
+        """Fetch the content of the item's file; for a video, the whole file.
 
         Raises:
             embedder.sources.fetch.FetchError: the file is gone, can't be read, or has changed since it was embedded.
@@ -115,10 +115,7 @@ class Hit:
             return b"".join(self.pieces(fetcher))
 
     def pieces(self, fetcher: Fetcher) -> Iterator[bytes]:
-        """Content of the item's file, some MiB at a time; of a video, all of it.
-
-        Args:
-            fetcher: that keeps open what several hits are read from.
+        """Yield the content of the item's whole file, some MiB at a time; `fetcher` keeps files that hits share open.
 
         Raises:
             embedder.sources.fetch.FetchError: the file is gone, can't be read, has changed since it was embedded, or
@@ -129,7 +126,7 @@ class Hit:
             yield from _pieces(open_item(self.uri, max_bytes=max_bytes, embedded=embedded), self.uri)
             return
         with fetcher.fetch(self.uri, max_bytes=max_bytes, embedded=embedded) as fetched:
-            if isinstance(fetched.content, Path):  # which the cell names
+            if isinstance(fetched.content, Path):  # named by the cell
                 yield from _pieces(open_ranges(str(fetched.content)), self.uri, embedded)
             elif fetched.content is not None:
                 check_kind(fetched.content[:HEAD_BYTES], self.uri, embedded)
@@ -141,7 +138,7 @@ class Hit:
         """Fetch and decode the image, or the frame in the middle of the segment, in the sandbox.
 
         Args:
-            size_px: side of the square that the whole image is fitted into, on white.
+            size_px: side of the white square that the whole image is fitted into.
 
         Raises:
             embedder.sources.fetch.FetchError: the file is gone or can't be read.
@@ -176,7 +173,7 @@ def describe(hit: Hit) -> list[str]:
 
 
 def describe_more(hit: Hit) -> str:
-    """Describe a video's other segments and the hits folded under this one, the best few of each."""
+    """Describe the best few of a video's other segments and of the hits folded under this one."""
     times = [f"{each.start_s:.1f} s" for each in hit.segments if each.start_s is not None]
     items = [each.item_id for each in hit.duplicates]
     parts = [("also at", times), ("like it:", items)]
@@ -189,7 +186,7 @@ def _first(values: list[str]) -> str:
 
 
 def decode_hits(hits: Iterable[Hit], resize: ResizeSpec) -> Iterator[Pixels | FetchError | DecodeError]:
-    """Pixels of each hit, or the error."""
+    """Yield the pixels of each hit, or the error."""
     hits = list(hits)
     with SandboxedDecoder() as decoder, Fetcher() as fetcher:
         max_bytes = decoder.limits.max_file_bytes

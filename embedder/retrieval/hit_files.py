@@ -1,4 +1,4 @@
-"""Hits as an Arrow table and as files: a table in CSV, Parquet or JSON lines, and copies of what was found."""
+"""Hits as an Arrow table and as files: CSV, Parquet or JSON lines, and copies of the files that were found."""
 
 import base64
 import csv
@@ -50,7 +50,7 @@ HIT = pa.schema(
         "duplicates": DUPLICATES,
     }
 )
-PREFIX = "carryover."  # of a carried column that has the name of another
+PREFIX = "carryover."  # for a carried column whose name is taken
 
 
 def hit_table(
@@ -58,14 +58,9 @@ def hit_table(
 ) -> pa.Table:
     """Make the table of the hits of some queries.
 
-    Args:
-        answers: hits of each query.
-        types: of the columns that were carried over, by name, as far as they are known.
-        queries: name of each query; the columns `query_number`, from 0, and `query` then stand before the others.
-
-    Returns:
-        The columns of `HIT`, and one for each column that was carried over: of the store's type where it is known,
-        else of the type of its values, or the values as JSON where these have none in common.
+    With `queries`, the name of each query, the columns `query_number`, from 0, and `query` come first. The columns of
+    `HIT` and one for each carried column follow; its type is the one in `types`, else that of its values, else JSON
+    text.
     """
     rows = [(number, rank, hit) for number, hits in enumerate(answers) for rank, hit in enumerate(hits, 1)]
     fields, names_of_queries = ([*HIT], []) if queries is None else ([*QUERY, *HIT], list(map(readable, queries)))
@@ -100,14 +95,14 @@ def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array:
 
 LISTING = "hits.csv"
 HEAD_BYTES = 64  # enough for the suffix
-MAX_NAME_BYTES = 120  # of a file's name, where file systems take 255
+MAX_NAME_BYTES = 120  # of a file name; file systems allow 255
 MAX_SUFFIX_CHARACTERS = 8
 RANK_DIGITS = 3
 
 _PARTS = re.compile(r"[/\\]")
 _RESERVED = frozenset('<>:"|?*')  # on some systems
 _FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-"""First characters by which spreadsheets tell a formula, the wide ones of Asian keyboards included."""
+"""First characters that make a spreadsheet read a formula, with the wide forms of Asian keyboards."""
 _FTYP_SUFFIXES = (".mp4", ".m4v", ".mov", ".qt", ".3gp", ".3g2")
 _STILL_SUFFIXES = (".heic", ".heif", ".heics", ".heifs", ".hif", ".cr3")
 
@@ -115,10 +110,7 @@ _STILL_SUFFIXES = (".heic", ".heif", ".heics", ".heifs", ".hif", ".cr3")
 class CopiedFiles(NamedTuple):
     """Copies of the files of hits.
 
-    Attributes:
-        folder: that holds them.
-        num_files: number of copies; several hits may be of one file.
-        problems: a line for each item that could not be copied.
+    Several hits may share one of the `num_files` copies. `problems` has a line for each item that could not be copied.
     """
 
     folder: Path
@@ -127,7 +119,7 @@ class CopiedFiles(NamedTuple):
 
 
 def save_table(path: Path, table: pa.Table) -> None:
-    """Write a table in the format that the suffix names; an older file is replaced when the new one is written.
+    """Write a table in the format that the suffix names; replaces an existing file once the new one is complete.
 
     Raises:
         ConfigError: the suffix names no format, the folder is missing, or the file can't be written.
@@ -141,17 +133,12 @@ def save_table(path: Path, table: pa.Table) -> None:
 
 
 def copy_files(folder: Path, answers: Sequence[Sequence[Hit]], table: pa.Table) -> CopiedFiles:
-    """Copy the files of hits into a new folder, beside a table of the hits that names them.
+    """Copy the files of hits into a new or empty folder, with `table` (a row per hit) completed by their names.
 
-    The folder appears when all is copied. An item's file is copied once, under the name of its first hit.
-
-    Args:
-        folder: to make; an empty one may be there.
-        answers: hits of each query.
-        table: of them, a row for each.
+    The folder appears once everything is copied. An item's file is copied once, under the name of its first hit.
 
     Raises:
-        ConfigError: it holds something already, its parent is missing, or it can't be written.
+        ConfigError: the folder is not empty, its parent is missing, or it can't be written.
     """
     check_copy_folder(folder)
     copied: dict[str, str] = {}
@@ -179,7 +166,7 @@ def check_copy_folder(folder: Path) -> None:
     """Check that a folder can be made, or is empty.
 
     Raises:
-        ConfigError: it holds something already, is a file, or its parent is missing.
+        ConfigError: it is not empty, is a file, or its parent is missing.
     """
     check_parent_folder(folder, "copies")
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
@@ -190,7 +177,7 @@ def check_copy_folder(folder: Path) -> None:
 
 @contextmanager
 def _whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which becomes the folder of that name when the block succeeds; else it is removed."""
+    """Yield a temporary folder to fill, which is renamed to `folder` if the block succeeds, else removed."""
     stage = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(4)}.tmp"
     stage.mkdir()
     try:
@@ -201,11 +188,7 @@ def _whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def _copy(hit: Hit, fetcher: Fetcher, folder: Path, prefix: str) -> str:
-    """Copy the file of a hit; returns the name of the copy.
-
-    Raises:
-        ItemError: the file can't be read, or not whole.
-    """
+    """Copy the file of a hit and return the name of the copy; raises ItemError if the file can't be read completely."""
     pieces = hit.pieces(fetcher)
     first = next(pieces, b"")
     path = folder / file_name(hit.item_id, first[:HEAD_BYTES], prefix)
@@ -220,12 +203,10 @@ def _copy(hit: Hit, fetcher: Fetcher, folder: Path, prefix: str) -> str:
 
 
 def file_name(item_id: str, head: bytes, prefix: str) -> str:
-    """Name of the copy of an item's file: the last part of its id, as every file system takes it.
+    """Return a name for the copy of an item's file that every file system accepts, from the last part of its id.
 
-    Args:
-        item_id: anything.
-        head: first bytes of the file; if they are of another format than the id's suffix, theirs is the suffix.
-        prefix: tells it from all others.
+    `head`, the first bytes of the file, decides the suffix if the format differs from the id's. `prefix` makes it
+    unique.
     """
     name = "".join(
         character if character.isprintable() and character not in _RESERVED else "_"
@@ -236,7 +217,7 @@ def file_name(item_id: str, head: bytes, prefix: str) -> str:
     stem = stem if own else name
     known = _suffixes(head)
     is_other_kind = own.lower() not in known and not (".tif" in known and own.lower() in MEDIA_SUFFIXES)
-    if known and is_other_kind:  # camera raws are TIFFs by their content
+    if known and is_other_kind:  # the content of camera raws is TIFF
         stem, own = stem if own.lower() in MEDIA_SUFFIXES else f"{stem}{own}", known[0]
     room = MAX_NAME_BYTES - len((prefix + own).encode())
     stem = stem.encode()[:room].decode(errors="ignore").strip(". ")
@@ -244,7 +225,7 @@ def file_name(item_id: str, head: bytes, prefix: str) -> str:
 
 
 def _suffixes(head: bytes) -> tuple[str, ...]:
-    """Suffixes of files that begin so, the usual one first; none for what is not known."""
+    """Return the suffixes of the format that begins with `head`, the usual one first; empty if unknown."""
     for each in IMAGE_FORMATS:
         if each.signatures and head.startswith(each.signatures):
             return each.suffixes
@@ -259,17 +240,17 @@ def _suffixes(head: bytes) -> tuple[str, ...]:
 
 
 def _without_secrets(table: pa.Table) -> pa.Table:
-    """Table without the signatures of addresses of the web: files go on to others."""
+    """Remove signatures from web addresses, as the files are passed on to others."""
     place = table.column_names.index("uri")
     return table.set_column(place, "uri", pa.array(map(shown_uri, table["uri"].to_pylist()), pa.string()))
 
 
 def _write_listing(path: Path, table: pa.Table, copied: dict[str, str], problems: dict[str, str]) -> None:
-    """Write the table of hits, with the name of each one's copy, or why there is none."""
+    """Write the table of hits, with the name of each copy, or why there is none."""
     ids = table["item_id"].to_pylist()
     for name, values in (("problem", problems), ("file", copied)):
         while name in table.column_names:
-            name += "_"  # noqa: PLW2901  # a carried column has the name
+            name += "_"  # noqa: PLW2901  # a carried column has this name
         table = table.add_column(0, name, pa.array([values.get(each) for each in ids], pa.string()))
     with path.open("xb") as file:
         _write_csv(table, file)
@@ -302,7 +283,7 @@ TABLE_FORMATS: dict[str, Callable[[pa.Table, BinaryIO], None]] = {
     ".parquet": _write_parquet,
     ".jsonl": _write_json_lines,
 }
-"""Formats of tables by the suffix that names them."""
+"""Table formats by file suffix."""
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
@@ -311,7 +292,7 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _cell(value: Any) -> Any:
-    """Value of a CSV file: a number as it is, a text that is no formula."""
+    """Convert a value for a CSV file: numbers as they are, text so that it is not a formula."""
     value = _plain(value)
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
@@ -319,12 +300,12 @@ def _cell(value: Any) -> Any:
 
 
 def _no_formula(text: str) -> str:
-    """Text with an apostrophe before it where a spreadsheet would compute it, or run what it names."""
+    """Put an apostrophe before a text that a spreadsheet would evaluate or run."""
     return f"'{text}" if _FORMULA.match(text) else text
 
 
 def _plain(value: Any) -> Any:
-    """Value as JSON has it: bytes in Base64, times in ISO 8601, numbers that are none as null."""
+    """Convert a value to JSON: bytes to Base64, times to ISO 8601, NaN and infinity to null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):

@@ -1,4 +1,4 @@
-"""Hits of a search and of several, as tables, contact sheets, copies and HTML; and the method that finds them."""
+"""Hits of one or several searches, as tables, contact sheets, copies and HTML; and the shared method `search`."""
 
 import base64
 import html
@@ -23,20 +23,19 @@ if TYPE_CHECKING:
     from embedder.retrieval.hit_files import CopiedFiles
     from embedder.retrieval.queries import Images, Query
 
-MAX_TEXT_CHARACTERS = 500  # of a line under an image
+MAX_TEXT_CHARACTERS = 500  # in a line under an image
 
 
 class Hits(list[Hit]):
     """Hits, best first.
 
     Attributes:
-        query: name of the query: the text or path searched with; empty for a vector.
-        note: reason where there are none.
-        parts: what was searched with, and what the search stays away from.
-        warnings: lines that say why the hits may not be what the query asks for, as where the model knows none of its
-            words.
+        query: the text or path searched with; empty for a vector.
+        note: why there are no hits.
+        parts: what was searched with, and what the search avoided.
+        warnings: lines on why the hits may not fit the query, for example if the model knows none of its words.
         version: snapshot that answered: the run that published it, and its index.
-        carried: names and types of the columns that were carried over; None where they are not known.
+        carried: names and types of the carried columns; None if unknown.
     """
 
     def __init__(self, hits: Iterable[Hit] = (), *, query: str = "", note: str = "") -> None:
@@ -47,17 +46,17 @@ class Hits(list[Hit]):
         self.carried: pa.Schema | None = None
 
     def to_arrow(self) -> "pa.Table":
-        """Hits as an Arrow table: `rank` from 1, the fields of `Hit`, and a column for each one carried over.
+        """Return the hits as an Arrow table: `rank` from 1, the fields of `Hit`, and a column for each carried one.
 
-        A carried column with the name of a field is called `carryover.NAME`. Where the types of the carried columns
-        aren't known, as from a query service, they are those of the values.
+        A carried column with the name of a field is called `carryover.NAME`. If the types of the carried columns are
+        unknown, as from a query service, they are inferred from the values.
         """
         from embedder.retrieval.hit_files import hit_table
 
         return hit_table([self], carried_types([self]))
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Hits as a data frame, with the columns of `to_arrow`.
+        """Return the hits as a data frame, with the columns of `to_arrow`.
 
         Raises:
             InstallationError: pandas is not installed.
@@ -66,15 +65,15 @@ class Hits(list[Hit]):
         return self.to_arrow().to_pandas()
 
     def thumbnails(self) -> list[Pixels | None]:
-        """Image of each hit, or the frame in the middle of its segment; uint8 (160, 160, 3), None where it is gone."""
+        """Return the image of each hit, or the middle frame of its segment; uint8 (160, 160, 3), None if it is gone."""
         return [None if isinstance(pixels, Exception) else pixels for pixels in decode_hits(self, THUMBNAIL)]
 
     def save_sheet(self, path: str | Path, title: str = "") -> None:
-        """Write a contact sheet: images with score, caption and time, behind the image that was searched with.
+        """Write a contact sheet: the image that was searched with, then each hit with score, caption and time.
 
         Args:
-            path: file to write, in the format that its suffix names: .png, .jpg, .webp or .pdf.
-            title: above the images.
+            path: file to write; its suffix selects the format: .png, .jpg, .webp or .pdf.
+            title: text above the images.
 
         Raises:
             ConfigError: the suffix names another format, the folder is missing, or there are too many hits.
@@ -84,8 +83,8 @@ class Hits(list[Hit]):
     def save(self, path: str | Path) -> None:
         """Write the hits as a table, in the format that the suffix names: .csv, .parquet or .jsonl.
 
-        The columns are those of `to_arrow`. In a CSV file a text that a spreadsheet would take for a formula begins
-        with an apostrophe.
+        The columns are those of `to_arrow`. In a CSV file, an apostrophe precedes text that a spreadsheet would take
+        for a formula.
 
         Raises:
             ConfigError: the suffix names another format, or the folder is missing.
@@ -95,12 +94,12 @@ class Hits(list[Hit]):
         save_table(Path(path), self.to_arrow())
 
     def copy_files(self, folder: str | Path) -> "CopiedFiles":
-        """Copy the file of each hit into a new folder, as `001-name.jpg` by rank, beside `hits.csv`, which names them.
+        """Copy the file of each hit into a new folder, as `001-name.jpg` by rank, next to `hits.csv`, which names them.
 
-        A video is copied whole, once. From a query service come its videos, and images as it makes them.
+        A video is copied whole, and once. A query service gives whole videos, and images in the sizes that it makes.
 
         Raises:
-            ConfigError: the folder holds something already, its parent is missing, or it can't be written.
+            ConfigError: the folder is not empty, its parent is missing, or it can't be written.
         """
         from embedder.retrieval.hit_files import copy_files
 
@@ -126,13 +125,13 @@ class Answers(list[Hits]):
     """Hits of several queries, in their order."""
 
     def to_arrow(self) -> "pa.Table":
-        """Hits of all queries as one Arrow table: `Hits.to_arrow` behind `query_number`, from 0, and `query`."""
+        """Return the hits of all queries as one Arrow table: `query_number` from 0, `query`, then `Hits.to_arrow`."""
         from embedder.retrieval.hit_files import hit_table
 
         return hit_table(self, carried_types(self), [hits.query for hits in self])
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Hits of all queries as one data frame, with the columns of `to_arrow`.
+        """Return the hits of all queries as one data frame, with the columns of `to_arrow`.
 
         Raises:
             InstallationError: pandas is not installed.
@@ -161,7 +160,7 @@ class Answers(list[Hits]):
 
 
 def carried_types(answers: "Iterable[Hits]") -> "dict[str, pa.DataType]":
-    """Types of the columns that were carried over, by name, where they are known."""
+    """Return the types of the carried columns that are known, by name."""
     return {field.name: field.type for hits in answers for field in hits.carried or ()}
 
 
@@ -179,7 +178,7 @@ def _save_sheet(path: str | Path, titled: Sequence[tuple[Hits, str]]) -> None:
 
 
 def _query_pixels(image: Path | bytes) -> Pixels | None:
-    """Image that was searched with, uint8 (160, 160, 3); None where it is gone since."""
+    """Return the image that was searched with, uint8 (160, 160, 3); None if it is gone."""
     with SandboxedDecoder() as decoder:
         try:
             return decoder.image(image, THUMBNAIL)
@@ -202,7 +201,7 @@ H = TypeVar("H", bound=Hits)
 
 
 class Searchable(ABC, Generic[H]):
-    """What is searched: a store, or the service that has it open."""
+    """What can be searched: a store, or the service that has it open."""
 
     @overload
     def search(self, query: str, options: SearchOptions | int = ..., **keywords: Any) -> H: ...
@@ -227,33 +226,33 @@ class Searchable(ABC, Generic[H]):
         not_image: "Images | None" = None,
         **keywords: Any,
     ) -> H | Answers:
-        """Find the images and videos nearest to a text, an image or a vector, or to a text and an image together.
+        """Find the images and videos nearest to a text, an image, a vector, or a text and an image together.
 
-        What a search stays away from makes hits like it come later, and is none itself.
+        Negative examples move similar hits down and are never hits themselves.
 
         Args:
-            query: a text; an image as a `Path`, the bytes of a file, an image of Pillow or an array uint8 (H, W, 3); or
-                a vector float32 (E,) from `encode_text` or `encode_image`. Several of one kind, as a list or as vectors
+            query: a text; an image as a `Path`, the bytes of a file, a Pillow image or an array uint8 (H, W, 3); or a
+                vector float32 (E,) from `encode_text` or `encode_image`. Several of one kind, as a list or as vectors
                 float32 (Q, E), are searched at once.
-            options: see `SearchOptions`; a number alone is `k`.
-            image: an image to search with instead, or together with a text; several as a list, which go with one text
-                or with as many. Here a `str` is a path, too.
-            not_text: a text to stay away from, or several as a list.
-            not_image: an image to stay away from, or several as a list.
-            keywords: fields of `SearchOptions`, over those of `options`: `k=5, where="price < 10"`.
+            options: see `SearchOptions`; a number is `k`.
+            image: an image to search with instead of or together with a text; a list of several goes with one text, or
+                with as many texts. Here a `str` is a path, too.
+            not_text: a text to avoid, or a list of several.
+            not_image: an image to avoid, or a list of several.
+            keywords: fields of `SearchOptions` that override `options`: `k=5, where="price < 10"`.
 
         Returns:
-            Hits, best first; of several queries, a list of them. A notebook shows them as images. `Hits.warnings` says
-            where the model knows no word of a text. `Hit.uri` is an image's address at the service where that keeps
-            the items' own to itself.
+            Hits, best first; for several queries, a list of them. A notebook shows them as images. `Hits.warnings` says
+            if the model knows no word of a text. `Hit.uri` is the address of an image at the service if that hides the
+            items' own addresses.
 
         Raises:
             ConfigError: an option can't be fulfilled, a query is empty, an image can't be read, or the parts of a query
                 can't be combined.
-            ArgumentTypeError: a query or an option is of a type that is not taken.
-            index.RetrievalError: k is below 1, a vector is none of this model, or the index is damaged.
+            ArgumentTypeError: a query or an option is of an unsupported type.
+            index.RetrievalError: k is below 1, a vector is not of this model, or the index is damaged.
             TypeError: there is no option of that name.
-            StoreError: the service can't be reached, or has not what was asked for.
+            StoreError: the service can't be reached, or does not have what was asked for.
         """
         queries, options = read_search(query, image, options, keywords, not_text=not_text, not_image=not_image)
         answers = self._answer(queries, options)
@@ -263,4 +262,4 @@ class Searchable(ABC, Generic[H]):
 
     @abstractmethod
     def _answer(self, queries: QueryBatch, options: SearchOptions) -> list[H]:
-        """Hits of each query."""
+        """Return the hits of each query."""

@@ -1,4 +1,4 @@
-"""HTTP client of a query service: kept connections, requests that are repeated, errors as those of a local store."""
+"""HTTP client of a query service: keeps connections, retries requests, raises the errors of a local store."""
 
 import json
 import re
@@ -19,20 +19,19 @@ from index.errors import RetrievalError
 from shards.schema import parse_json
 
 MAX_TRIES = 6
-FIRST_WAIT_S, MAX_WAIT_S = 0.1, 5.0  # between two tries, doubled each time; 3.1 s in all
+FIRST_WAIT_S, MAX_WAIT_S = 0.1, 5.0  # between two attempts, doubled each time; 3.1 s in all
 PIECE_BYTES = 16 << 20  # of a large content
 OF_BYTES = re.compile(r"bytes \d+-\d+/(\d{1,18})", re.ASCII)
 BUSY = (429, 503)
-OF_RETRIEVAL = re.compile(r"\.(k|vector)\b")  # parts of a request whose mistakes raise a RetrievalError in a store
-NOT_REPEATED = (gaierror, ssl.SSLCertVerificationError)  # another try would find the same
+OF_RETRIEVAL = re.compile(r"\.(k|vector)\b")  # parts of a request whose errors are RetrievalErrors in a store
+NOT_REPEATED = (gaierror, ssl.SSLCertVerificationError)  # a retry would fail in the same way
 
 
 class HttpClient:
-    """Client of one service; safe for threads. All requests only read, so any of them may be repeated.
+    """Client of one service; safe for threads. All requests only read, so any of them may be retried.
 
-    Attributes:
-        url: address of the service, without a slash at its end.
-        service: what is asked, and `example` an address of one, for messages.
+    `url` has no trailing slash. `service` says what is asked, and `example` gives such an address; both are for
+    messages.
     """
 
     service, example = "a query service", "http://127.0.0.1:8765"
@@ -41,7 +40,7 @@ class HttpClient:
         try:
             address = urlsplit(url)
             host, port = (address.hostname or "").encode("idna").decode(), address.port
-        except ValueError:  # of the port, of an IPv6 address, or of a name that DNS can't have
+        except ValueError:  # invalid port, IPv6 address or DNS name
             host = ""
         if not host or address.scheme not in SCHEMES:
             raise ConfigError(f"{url}: it is no address of {self.service}; give one as {self.example}")
@@ -55,24 +54,24 @@ class HttpClient:
         self._connections = Connections()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the address alone; a copy opens connections of its own."""
+        """Pickle only the address; a copy opens its own connections."""
         return HttpClient, (self.url, self._token, self._timeout_s)
 
     def get(self, path: str, **query: Any) -> Any:
-        """Ask for JSON; arguments that are None are left out."""
+        """Request JSON; arguments that are None are left out."""
         given = urlencode({name: value for name, value in query.items() if value is not None})
         return self._json("GET", path + (f"?{given}" if given else ""))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Send JSON and get JSON."""
+        """Send JSON and return the JSON answer."""
         return self._json("POST", path, json.dumps(body).encode())
 
     def read(self, path: str) -> bytes:
-        """Ask for bytes, as of an image."""
+        """Request bytes, for example an image."""
         return self._request("GET", path, None).data
 
     def pieces(self, path: str) -> Iterator[bytes]:
-        """Ask for bytes by ranges, one after another, as of a video; each is repeated as a request is.
+        """Request bytes, for example a video, range by range; each request is retried.
 
         Raises:
             StoreError: the content changes meanwhile, or as `read`.
@@ -107,10 +106,10 @@ class HttpClient:
     def _request(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None = None
     ) -> Response:
-        """Ask until there is an answer, a few times at most.
+        """Ask until there is an answer, a limited number of times.
 
         Raises:
-            ConfigError, RetrievalError, StoreError: as of a local store; or the service can't be reached.
+            ConfigError, RetrievalError, StoreError: as a local store does, or the service can't be reached.
         """
         stop_s = time.monotonic() + self._timeout_s
         for tries in count(1):
@@ -146,7 +145,6 @@ class HttpClient:
             return response
 
     def _failure(self, answer: Response) -> Exception:
-        """Error that a local store would raise."""
         error = _read_error(answer)
         if error is None:
             return StoreError(
@@ -164,7 +162,7 @@ class HttpClient:
 
 
 def _read_error(answer: Response) -> dict[str, Any] | None:
-    """Error as the service tells it; None of an answer by another program."""
+    """Read the service's error; None if another program answered."""
     try:
         found = parse_json(answer.data)["error"]
     except (ValueError, TypeError, KeyError):
@@ -173,5 +171,5 @@ def _read_error(answer: Response) -> dict[str, Any] | None:
 
 
 def _is_temporary(answer: Response) -> bool:
-    """Whether to ask again: the service is busy, or a balancer has lost the replica that it had asked."""
+    """Whether to retry: the service is busy, or a load balancer has lost the replica that it asked."""
     return answer.status in BUSY or (answer.status >= 500 and _read_error(answer) is None)

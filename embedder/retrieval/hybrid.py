@@ -1,17 +1,13 @@
-"""Hybrid ranking by vectors and caption words, by reciprocal rank fusion.
+"""Hybrid ranking: vectors and BM25 over caption words, joined by reciprocal rank fusion.
 
-Source: Cormack, Clarke and Büttcher, *Reciprocal rank fusion outperforms Condorcet and individual rank learning
-methods*, SIGIR 2009; the constant 60 is theirs.
+Sources: Cormack, Clarke and Büttcher, *Reciprocal rank fusion outperforms Condorcet and individual rank learning
+methods*, SIGIR 2009 (the constant 60); Robertson and others' BM25 with Lucene's idf, which is never negative; MaxScore
+(Turtle and Flood, 1995): terms that can't lift a caption among the best are looked up only for captions that other
+terms lifted. Captions are scored block by block, so memory doesn't grow with their number; the ranking is exact.
 
-BM25 over the words of captions, from the word index of a publication, or one that this machine keeps.
-
-Source: Robertson and others' BM25 with Lucene's idf, which is never negative; terms that can't lift a caption among the
-best are looked up only for captions that others lifted (Turtle and Flood's MaxScore, 1995). The captions are scored in
-their order, block by block, so that memory doesn't grow with them; the ranking is exact.
-
-What a publication lacks (one of an older release, or of a further model) is built into the cache beside the copies of
-vector indexes. A folder is whole or not there, so several processes may build at once; a damaged one is built anew.
-Purging drops them with the other copies, as they hold the words of captions.
+The word index is the published one. If a publication lacks it (an older release, or a further model), it is built into
+the cache next to the copies of vector indexes. A cached folder is complete or absent, so several processes may build at
+once; a damaged one is rebuilt. Purging deletes them with the other copies, as they contain the words of captions.
 """
 
 import hashlib
@@ -46,19 +42,14 @@ if TYPE_CHECKING:
     from index.search import Index
 
 K1, B = 1.5, 0.75
-DOCS_AT_ONCE = 1 << 17  # what is computed of them fits into the cache of a core
-SHARE_SORTED = 3  # captions are sorted rather than marked where there are so many times fewer of them
-SHARE_SCANNED = 8  # postings looked up one by one where there are this many times more of them than captions asked for
+DOCS_AT_ONCE = 1 << 17  # their arrays fit into the cache of a core
+SHARE_SORTED = 3  # captions are sorted, not marked, if there are this many times fewer of them
+SHARE_SCANNED = 8  # postings are looked up one by one if they outnumber the wanted captions this many times
 
 
 @dataclass(frozen=True)
 class _Term:
-    """Term of a query.
-
-    Attributes:
-        number: its hash.
-        weight: its idf, times how often the query has it; no caption gets more of it.
-    """
+    """Term of a query: its hash, and idf times its count in the query, the most that it adds to a score."""
 
     number: int
     weight: float
@@ -70,15 +61,12 @@ class CaptionWords:
     def __init__(self, index: WordIndex) -> None:
         self._index = index
         self._analyser = Analyser(index.manifest.analyser)
-        self._lock, self._known = Lock(), dict[int, int]()  # captions with a term; its lists have been checked
+        self._lock, self._known = Lock(), dict[int, int]()  # number of captions with a term whose lists were checked
 
     def ranking(self, text: str, depth: int, among: Mask | None = None) -> Rows:
-        """Rows whose captions fit a text best, best first, equal ones by row; only those that hold one of its terms.
+        """Return up to `depth` rows whose captions share a term with the text, best first, equal ones by row.
 
-        Args:
-            text: the query.
-            depth: most rows.
-            among: bool (rows of the table,), the rows allowed; by default all.
+        `among`, bool (rows of the table,), selects the rows allowed; None means all.
 
         Raises:
             RetrievalError: a list of the index was altered.
@@ -95,12 +83,12 @@ class CaptionWords:
         return best.rows
 
     def is_same(self, text: str, caption: str) -> bool:
-        """Whether a caption is the text, but for case, punctuation and forms of characters."""
+        """Whether a caption equals the text, ignoring case, punctuation and Unicode forms."""
         terms = self._analyser.query_terms(text)
         return bool(terms) and terms == self._analyser.query_terms(caption)
 
     def _terms(self, text: str) -> list[_Term]:
-        """Terms of a query that captions hold, the rarest first."""
+        """Return the terms of a query that occur in captions, rarest first."""
         found = []
         num_captions = self._index.manifest.num_captions
         for term, times in Counter(self._analyser.query_terms(text)).items():
@@ -111,7 +99,7 @@ class CaptionWords:
         return [term for _, term in sorted(found, key=lambda each: (-each[1].weight, each[0], each[1].number))]
 
     def _num_with(self, number: int) -> int:
-        """Number of captions with a term, those that are gone left out."""
+        """Count the captions with a term, without deleted ones."""
         with self._lock:
             if number in self._known:
                 return self._known[number]
@@ -146,9 +134,9 @@ class CaptionWords:
         among: Mask | None,
         best: "_Best",
     ) -> None:
-        """Score the captions of a part from `start` to `stop`, and take the best of them."""
+        """Score the captions of a part from `start` to `stop`, and add the best of them to `best`."""
         lists = [_list(part, term.number, start, stop) for term in terms]
-        left = np.cumsum([term.weight for term in terms][::-1])[::-1]  # most that the terms from each on give together
+        left = np.cumsum([term.weight for term in terms][::-1])[::-1]  # sums of each term and those after it
         num_needed = sum(1 for each in left if each >= best.least)
         needed = [docs for docs, _ in lists[:num_needed] if len(docs)]
         if not needed:
@@ -175,12 +163,7 @@ class CaptionWords:
 
 
 class _Best:
-    """Best rows so far.
-
-    Attributes:
-        rows: best first, equal ones by row.
-        least: score that another one has to reach.
-    """
+    """Best rows so far, best first, equal ones by row; `least` is the score that another row must reach."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
@@ -189,7 +172,6 @@ class _Best:
         self.least = 0.0
 
     def add(self, scores: Numbers, rows: Numbers) -> None:
-        """Take those that are among the best."""
         kept = scores >= self.least
         scores, rows = np.concatenate([self._scores, scores[kept]]), np.concatenate([self.rows, rows[kept]])
         if len(scores) > self._depth:
@@ -202,7 +184,7 @@ class _Best:
 
 
 def _list(part: WordPart, number: int, start: int, stop: int) -> tuple[Numbers, Numbers]:
-    """Captions of a part from `start` to `stop` that hold a term, and how often each does."""
+    """Return the captions of a part from `start` to `stop` that contain a term, and the term's count in each."""
     first, last = part.span(number)
     docs = part.docs[first:last]
     low, high = np.searchsorted(docs, np.array([start, stop], docs.dtype))
@@ -210,7 +192,7 @@ def _list(part: WordPart, number: int, start: int, stop: int) -> tuple[Numbers, 
 
 
 def _union(lists: Sequence[Numbers], start: int, stop: int) -> Numbers:
-    """Captions that are in any of some lists, rising."""
+    """Return the captions that are in any of the lists, in rising order."""
     if len(lists) == 1:
         return lists[0]
     if sum(map(len, lists)) * SHARE_SORTED < stop - start:
@@ -222,7 +204,7 @@ def _union(lists: Sequence[Numbers], start: int, stop: int) -> Numbers:
 
 
 def _counts_of(docs: Numbers, own: Numbers, counts: Numbers, start: int, stop: int) -> Numbers:
-    """How often captions hold a term; float64 (captions,)."""
+    """Return how often captions contain a term; float64 (captions,)."""
     if len(own) == 0 or len(docs) == 0:
         return np.zeros(len(docs))
     if len(docs) * SHARE_SCANNED < len(own):
@@ -236,21 +218,21 @@ def _counts_of(docs: Numbers, own: Numbers, counts: Numbers, start: int, stop: i
 
 
 def open_words(files: StoreFiles, table: RecordTable) -> CaptionWords:
-    """Open the words of one version's captions: the published index, else one of the cache, else build it there.
+    """Open the word index of one version's captions: published, cached, or newly built into the cache.
 
     Raises:
         RetrievalError: the published index is damaged.
     """
     if not files.model and keep_words.has_words(files, table.version):
         return CaptionWords(keep_words.open_words(files, table.version))
-    # A hash of the content: no two part files of a store have one name.
+    # A hash of the content: no two part files of a store have the same name.
     content = [UNICODE, RULES, table.files.address, table.paths()]
     folder = cache_folder(COPIES_FOLDER) / f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]}"
     return CaptionWords(_open_cached(folder) or _build(folder, table))
 
 
 def _open_cached(folder: Path) -> WordIndex | None:
-    """Index of a folder; None where it isn't there or is damaged."""
+    """Open the index in a folder; None if it is missing or damaged."""
     try:
         if not folder.is_dir():
             return None
@@ -268,20 +250,20 @@ def _build(folder: Path, table: RecordTable) -> WordIndex:
         drop_copies(MAX_KEPT_COPIES)
         return open_word_index(folder)
     except (RetrievalError, OSError):
-        pass  # another process kept the same one meanwhile, or nothing can be written here
+        pass  # another process has stored the same index, or nothing can be written here
     if (found := _open_cached(folder)) is not None:
         return found
     with tempfile.TemporaryDirectory(prefix="embedder-words-") as name:
         build_words(table, Path(name), Analyser())
-        return open_word_index(Path(name))  # stays open without its names
+        return open_word_index(Path(name))  # stays open after its files are unlinked
 
 
 RRF_K = 60
 MOST = 2 / (RRF_K + 1)
-EXACT_DEPTH = 20  # first captions by words that may be the query itself
+EXACT_DEPTH = 20  # best captions by words that are checked for being the query itself
 
 Captions = Callable[[Rows], Sequence[str | None]]
-"""Captions of some rows of the table."""
+"""Function from rows of the table to their captions."""
 
 
 class HybridRanker:
@@ -290,13 +272,10 @@ class HybridRanker:
     def __init__(
         self, words: CaptionWords, vectors: "Index | ExactIndex", vector_rows: RowNumbers, captions: Captions
     ) -> None:
-        """Join the two numberings of rows.
+        """Join two numberings of rows: that of the table, which `words` uses, and that of `vectors`.
 
-        Args:
-            words: numbers rows as the table does.
-            vectors: has another order, and lacks rows without an image.
-            vector_rows: row of the vector for each row of the table, -1 where it has none.
-            captions: of the table.
+        `vectors` has another order and lacks rows without an image; `vector_rows` has the vector of each row of the
+        table, or -1.
         """
         self._words, self._vectors, self._vector_rows, self._captions = words, vectors, vector_rows, captions
         self._has_vector: Mask = vector_rows >= 0
@@ -310,15 +289,10 @@ class HybridRanker:
         among: Among | None,
         min_score: float | None,
     ) -> list[Ranking]:
-        """Fuse the ranking of each query by vectors with its ranking by words.
+        """Fuse the ranking of each of Q queries by vectors with its ranking by words, which has at most `depth` rows.
 
-        Args:
-            rankings: by vectors, Q of them.
-            queries: float32 (Q, E).
-            texts: the same Q queries.
-            depth: length of the ranking by words.
-            among: the rows of vectors that are allowed; by default all that are live.
-            min_score: the least cosine of either ranking's rows.
+        `queries` is float32 (Q, E), `texts` the same queries. `among` selects rows of vectors; None means all live
+        ones. `min_score` is the least cosine of a row of either ranking.
         """
         allowed = self._allowed_rows(among)
         found = [self._words.ranking(text, depth, allowed) for text in texts]
@@ -328,12 +302,11 @@ class HybridRanker:
         ]
 
     def _num_exact(self, text: str, rows: Rows) -> int:
-        """Number of the first captions that are the query itself, but for case and punctuation."""
+        """Count the leading captions that equal the query, ignoring case and punctuation."""
         captions = self._captions(rows[:EXACT_DEPTH]) if len(rows) else []
         return sum(1 for _ in takewhile(lambda caption: self._words.is_same(text, caption or ""), captions))
 
     def _allowed_rows(self, among: Among | None) -> Mask:
-        """Mask of the rows of the table that are allowed."""
         if among is None:
             return self._has_vector
         allowed = self._has_vector.copy()
@@ -349,8 +322,8 @@ class HybridRanker:
         if min_score is not None:
             by_words, scores = by_words[scores >= min_score], scores[scores >= min_score]
             exact = exact[np.isin(exact, by_words)]
-        rows, sums = reciprocal_rank_fusion([by_words, ranking.rows])  # equal sums are ordered by words
-        sums = np.where(np.isin(rows, exact), MOST, sums)  # a caption that is the query counts as first in both
+        rows, sums = reciprocal_rank_fusion([by_words, ranking.rows])  # ties are ordered by words
+        sums = np.where(np.isin(rows, exact), MOST, sums)  # a caption equal to the query counts as first in both
         order = np.argsort(-sums, kind="stable")
         rows, sums = rows[order], sums[order]
         known = dict(zip(by_words.tolist(), scores.tolist(), strict=True))
@@ -366,20 +339,16 @@ class HybridRanker:
 
 
 def _ranks(rows: Rows, ranked: Rows) -> Rows:
-    """Rank of each row in a ranking, from 1; 0 where it isn't in it."""
+    """Return the rank of each row in a ranking, from 1; 0 if it isn't in it."""
     ranks = {row: rank for rank, row in enumerate(ranked.tolist(), start=1)}
     return np.array([ranks.get(row, 0) for row in rows.tolist()], np.int64)
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Rows]) -> tuple[Rows, Doubles]:
-    """Order all rows of some rankings by the sum of 1 / (60 + rank) over the rankings that have them.
+    """Order all rows of some rankings by the sum of 1 / (60 + rank) over the rankings that have them, best first.
 
-    Args:
-        rankings: rows, best first; each row at most once in one ranking.
-
-    Returns:
-        The rows, best first, and their sums. Equal sums are ordered as the first ranking has them, those that it lacks
-        after it, by row.
+    A row may occur once per ranking. Ties are ordered as in the first ranking; rows that it lacks follow, by row.
+    Returns the rows and their sums.
     """
     rows, positions = np.unique(np.concatenate([np.empty(0, np.int64), *rankings]), return_inverse=True)
     sums = np.zeros(len(rows))

@@ -1,4 +1,4 @@
-"""Columns of a publication's other models beside the rows of one: NAME.COLUMN, null where a model has no such row."""
+"""Columns of a publication's other models next to the rows of one: NAME.COLUMN, null if a model has no such row."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,18 +20,12 @@ from embedder.store.tables.tables import RecordTable
 from index.vectors import Rows
 
 KEY = ["item_id", "segment"]
-TAKEN = "models."  # before NAME.COLUMN where the rows have a column of that name
+TAKEN = "models."  # before NAME.COLUMN if the rows have a column of that name
 
 
 @dataclass(frozen=True)
 class JoinedColumn:
-    """Column of a model beside the rows of another one.
-
-    Attributes:
-        shown: its name there.
-        model: that has it; empty for the main one.
-        name: its name in that model's table.
-    """
+    """Column `name` of a model (empty for the main one), called `shown` next to the rows of another model."""
 
     shown: str
     model: str
@@ -40,12 +34,9 @@ class JoinedColumn:
 
 @dataclass(frozen=True)
 class BesideRows:
-    """Columns of a model, found for the rows of another one.
+    """Columns of a model, matched to the rows of another one.
 
-    Attributes:
-        columns: of the model.
-        rows: that have them.
-        places: row of `rows` for each row of the other model; -1: none.
+    `places` has the row of `rows` for each row of the other model, or -1 for none.
     """
 
     columns: list[JoinedColumn]
@@ -53,7 +44,7 @@ class BesideRows:
     places: Rows
 
     def append_to(self, rows: pa.Table, start: int, end: int) -> pa.Table:
-        """Append the columns to a piece of the other model's rows."""
+        """Append the columns to a slice of the other model's rows."""
         places = self.places[start:end]
         is_there = places >= 0
         found = self.rows.take(places[is_there])
@@ -68,22 +59,16 @@ class BesideRows:
 class ModelColumns:
     """Columns that the models of a publication give to the rows of one of them; safe for several threads.
 
-    The columns that were carried over stand in the main model's table, under their own names.
+    Carried columns are in the main model's table, under their own names.
     """
 
     def __init__(self, files: StoreFiles, publication: Current, model: str) -> None:
-        """Name the rows' model; tables are opened when they are needed.
-
-        Args:
-            files: the store.
-            publication: of it.
-            model: whose rows the columns stand beside; empty for the main one.
-        """
+        """Choose the model whose rows get the columns (empty for the main one); tables are opened on demand."""
         self._models, self._model = versions_of(files.main, publication), model
 
     @property
     def is_alone(self) -> bool:
-        """Whether the publication has one model, whose columns are all that there are."""
+        """Whether the publication has only one model."""
         return len(self._models) == 1
 
     @locked_cached_property
@@ -93,7 +78,7 @@ class ModelColumns:
 
     @locked_cached_property
     def own(self) -> list[str]:
-        """Columns of the rows' own table that keep their names: of a further model, without its outputs."""
+        """Columns of the rows' own table that keep their names; a further model's outputs are not among them."""
         names = _names(self.tables[self._model])
         if not self._model:
             return names
@@ -102,7 +87,7 @@ class ModelColumns:
 
     @locked_cached_property
     def joined(self) -> dict[str, JoinedColumn]:
-        """Columns of the models, by their names beside the rows: carried ones, other models' vectors, outputs."""
+        """Columns of the models, by their names next to the rows: carried ones, other models' vectors, outputs."""
         found: dict[str, JoinedColumn] = {}
         if self._model:
             carried = [name for name in _names(self.tables[""]) if name not in EMBEDDINGS.names]
@@ -117,7 +102,7 @@ class ModelColumns:
         return found
 
     def _other_columns(self, model: str, own: Current) -> Iterator[str]:
-        """Vectors of a model that is not the rows' own, and outputs of a further one."""
+        """Yield the vectors of a model that is not the rows' own, and the outputs of a further one."""
         names = _names(self.tables[model])
         if model != self._model and own.has_vectors is not False:
             yield from (name for name in VECTOR_COLUMNS if name in names)
@@ -125,7 +110,7 @@ class ModelColumns:
             yield from (name for name in own.outputs if name in names)
 
     def pieces(self, columns: Collection[str]) -> Iterator[pa.Table]:
-        """Read the rows with columns of their own and of the other models, some hundred thousand at a time."""
+        """Read the rows with columns of their own and of the other models, some hundred thousand rows at a time."""
         table = self.tables[self._model]
         if self.is_alone:
             yield from table.pieces(list(columns))
@@ -134,7 +119,7 @@ class ModelColumns:
         beside = self._join_models([self.joined[name] for name in wanted if name in self.joined])
         own = list(dict.fromkeys([*(name for name in wanted if name in self.own), *(KEY if beside else ())]))
         start = 0
-        for rows in chain(table.pieces(own), [table.read(own, [])]):  # empty ones have the columns, too
+        for rows in chain(table.pieces(own), [table.read(own, [])]):  # the empty table has the columns, too
             end = start + rows.num_rows
             for other in beside:
                 rows = other.append_to(rows, start, end)  # noqa: PLW2901
@@ -142,7 +127,7 @@ class ModelColumns:
             start = end
 
     def _join_models(self, columns: Sequence[JoinedColumn]) -> list[BesideRows]:
-        """Columns of each other model, and where the rows have theirs."""
+        """Match the columns of each other model to the rows."""
         by_model: dict[str, list[JoinedColumn]] = {}
         for column in columns:
             by_model.setdefault(column.model, []).append(column)
@@ -154,18 +139,14 @@ class ModelColumns:
         return found
 
     def read(self, columns: Collection[str] | None = None) -> pa.Table:
-        """Read the rows with their own columns and those of the other models.
-
-        Args:
-            columns: some of them; by default all. Those that no model has are left out.
-        """
+        """Read the rows with their own columns and the other models'; columns that no model has are left out."""
         if self.is_alone:
             return self.tables[self._model].read(None if columns is None else list(columns))
         return pa.concat_tables(self.pieces([*self.own, *self.joined] if columns is None else columns))
 
 
 def _gather(table: RecordTable, columns: list[str]) -> pa.Table:
-    """Columns of a table, in memory or mapped."""
+    """Read columns of a table, into memory or memory-mapped."""
     empty = table.read(columns, [])
     return in_memory_or_mapped(table.pieces(columns), empty.schema)
 
@@ -175,11 +156,11 @@ def _names(table: RecordTable) -> list[str]:
 
 
 def match_keys(wanted: pa.Table, known: pa.Table) -> Rows:
-    """Row of `known` for each wanted (item_id, segment), else -1; int64 (wanted rows,).
+    """Return the row of `known` for each wanted (item_id, segment), else -1; int64 (wanted rows,).
 
-    Many are matched in parts by the hash of the item ids, each in memory by itself.
+    Large tables are matched in parts by the hash of the item ids, each in memory.
     """
-    if wanted.select(KEY).equals(known.select(KEY)):  # as a fresh index of images alone has it
+    if wanted.select(KEY).equals(known.select(KEY)):  # as in a fresh index of only images
         return np.arange(known.num_rows)
     sides = [
         HashedRows((pa.Table.from_batches([batch]) for batch in each.select(KEY).to_batches()), each.select(KEY).schema)
@@ -198,12 +179,12 @@ def match_keys(wanted: pa.Table, known: pa.Table) -> Rows:
 
 
 def _match(wanted: pa.Table, known: pa.Table) -> Rows:
-    """Row of `known` for each wanted key, in memory."""
+    """Return the row of `known` for each wanted key, in memory."""
     if known.num_rows == 0:
         return np.full(wanted.num_rows, -1, np.int64)
     known_keys, wanted_keys = _keys(known, known["item_id"]), _keys(wanted, known["item_id"])
     known_order, wanted_order = np.argsort(known_keys, kind="stable"), np.argsort(wanted_keys, kind="stable")
-    # Both in order, so that neighbours are looked for near each other: ten times faster than at random.
+    # Both sorted, so that neighbouring keys are looked up near each other: ten times faster than in random order.
     positions = np.searchsorted(known_keys[known_order], wanted_keys[wanted_order])
     nearest = np.empty(wanted.num_rows, np.int64)
     nearest[wanted_order] = known_order[np.minimum(positions, known.num_rows - 1)]
@@ -212,7 +193,7 @@ def _match(wanted: pa.Table, known: pa.Table) -> Rows:
 
 
 def _keys(table: pa.Table, names: pa.ChunkedArray) -> Rows:
-    """Keys of item and segment as one number; negative for an item that is not among the names."""
+    """Return item and segment as one number; negative for an item that is not among the names."""
     item = pc.fill_null(pc.index_in(table["item_id"], value_set=names), -1).to_numpy().astype(np.int64)
     keys: Rows = (item << 32) | table["segment"].to_numpy().astype(np.int64)
     return keys

@@ -1,10 +1,9 @@
 """Paired differences of a retrieval metric between two models, by group of queries, in plain NumPy.
 
-Both models answer the same queries, so each query gives one difference, and the mean of these has an interval by the
-bootstrap over queries: of R@k, whose differences are -1, 0 and 1, its distribution itself, of other metrics that of
-resamples. Its percentiles are moved outwards for few queries, as percentiles of a small sample are too narrow. Several
-groups are several chances to be fooled: of G comparisons each one has the level 1 - alpha / G (Bonferroni), so that
-all of them hold together with the confidence that is asked for.
+Both models answer the same queries, so each query gives one difference. The mean of these gets a bootstrap interval
+over queries: for R@k, whose differences are -1, 0 and 1, from the exact distribution; for other metrics from resamples.
+Percentiles of a small sample are too narrow, so for few queries they are moved outwards. Of G comparisons each has the
+level 1 - alpha / G (Bonferroni), so that all of them hold together with the requested confidence.
 
 Sources: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13; T. Hesterberg, What Teachers
 Should Know About the Bootstrap, The American Statistician 69 (2015), the expanded percentile interval; T. Sakai,
@@ -29,7 +28,7 @@ EVERYTHING = "(all)"
 SEED = 1
 NUM_RESAMPLES = 20_000
 MAX_DRAWS = 1 << 20  # held at once
-MIN_QUERIES = 10  # of fewer, no interval is told
+MIN_QUERIES = 10  # fewer get no interval
 POWER = 0.8
 MAX_NAMED = 3
 ROUNDING = 1e-9  # 0.2 - 0.18 is a little more than 0.02
@@ -39,12 +38,12 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Rule of a verdict on differences.
+    """Rule for a verdict on differences.
 
     Attributes:
         max_drop: loss that is allowed in any group.
-        confidence: share of cases in which all intervals together hold what is true.
-        prove: whether it must be shown that no group lost more; else it is refused where it is shown that one did.
+        confidence: probability that all intervals together hold the true values.
+        prove: whether it must be shown that no group lost more; else only a proven larger loss fails.
     """
 
     max_drop: float = 0.02
@@ -56,15 +55,9 @@ class Thresholds:
 class PairedDifference:
     """Difference of a metric between two models over the same queries.
 
-    Attributes:
-        name: of the group.
-        num_queries: number of them.
-        before: mean of the first model.
-        after: mean of the second.
-        low: lower end of the interval of `difference`.
-        high: its upper end.
-        power: probability that a true loss of `max_drop` would be called one.
-        detectable: loss that would be called one with a probability of 0.8.
+    `before` and `after` are the means of the two models; `low` and `high` the ends of the interval of `difference`.
+    `power` is the probability that a true loss of `max_drop` would be detected; `detectable` the loss detected with
+    probability 0.8.
     """
 
     name: str
@@ -78,7 +71,7 @@ class PairedDifference:
 
     @property
     def difference(self) -> float:
-        """Second model less the first."""
+        """Mean of the second model minus that of the first."""
         return self.after - self.before
 
     @property
@@ -88,7 +81,7 @@ class PairedDifference:
 
     @property
     def is_small(self) -> bool:
-        """Whether it has too few queries for an interval."""
+        """Whether there are too few queries for an interval."""
         return self.num_queries < MIN_QUERIES
 
     def fails(self, limits: Thresholds) -> bool:
@@ -100,14 +93,10 @@ class PairedDifference:
 def paired_differences(
     before: Floats, after: Floats, groups: Mapping[str, Ints], limits: Thresholds, num_resamples: int = NUM_RESAMPLES
 ) -> list[PairedDifference]:
-    """Compare two models over all queries, and in each group; the groups in the order given, behind all queries.
+    """Compare two models over all queries, then in each group, in the order given.
 
-    Args:
-        before: float64 (Q,), the metric of each query by the first model; Q is at least 1.
-        after: float64 (Q,), by the second.
-        groups: numbers of the queries of each group; a query may be in several, a group without one is left out.
-        limits: confidence, and the loss whose power is told.
-        num_resamples: of each interval.
+    `before` and `after`, float64 (Q,) with Q at least 1, are the metric of each query by either model. `groups` has the
+    numbers of each group's queries; a query may be in several, and empty groups are left out.
     """
     named = {EVERYTHING: np.arange(len(before)), **{name: own for name, own in groups.items() if len(own)}}
     return [
@@ -126,13 +115,8 @@ def paired_difference(
 ) -> PairedDifference:
     """Compare two models over one group of queries.
 
-    Args:
-        before: float64 (Q,), by the first model; Q is at least 1.
-        after: float64 (Q,), by the second.
-        limits: confidence, and the loss whose power is told.
-        name: of the group.
-        num_comparisons: comparisons that should hold together.
-        num_resamples: of the interval.
+    `before` and `after`, float64 (Q,) with Q at least 1, are the metric of each query by either model.
+    `num_comparisons` is the number of comparisons that should hold together.
     """
     differences = np.asarray(after, np.float64) - before
     level, num = (1 - limits.confidence) / num_comparisons, len(differences)
@@ -152,37 +136,33 @@ def paired_difference(
 
 
 def power_of(loss: float, variance: float, num_queries: int, level: float) -> float:
-    """Probability that a true loss is called one.
+    """Return the probability that a true loss is detected.
 
-    A loss adds to the variance of the differences, at most as much as if it were queries that go from 1 to 0.
+    A loss adds to the variance of the differences, at most as if it consisted of queries that go from 1 to 0.
     """
     error = math.sqrt((variance + loss) / num_queries)
     return _NORMAL.cdf(loss / error - _NORMAL.inv_cdf(1 - level / 2)) if error else level / 2
 
 
 def detectable_loss(variance: float, num_queries: int, level: float) -> float:
-    """Loss that is called one with the probability `POWER`: where `power_of` has that value; at most 1."""
+    """Return the loss, at most 1, that is detected with the probability `POWER`: the inverse of `power_of`."""
     squared = (_NORMAL.inv_cdf(1 - level / 2) + _NORMAL.inv_cdf(POWER)) ** 2 / num_queries
     return min(1.0, (squared + math.sqrt(squared**2 + 4 * squared * variance)) / 2)
 
 
 def interval(differences: Floats, level: float, num_resamples: int = NUM_RESAMPLES) -> tuple[float, float]:
-    """Bootstrap interval of a mean of paired differences.
+    """Return the bootstrap interval of a mean of paired differences, float64 (Q,), each in [-1, 1].
 
-    Where all differences are one value, resampling would give an interval of no width: then it is as wide as what
-    chance may hide from so many queries. Of fewer than `MIN_QUERIES` it is everything.
-
-    Args:
-        differences: float64 (Q,), each in [-1, 1].
-        level: probability that the truth is outside.
-        num_resamples: B.
+    `level` is the probability that the truth is outside. If all differences are equal, resampling would give a zero
+    width: the interval is then as wide as what chance may hide from so many queries. For fewer than `MIN_QUERIES` it is
+    [-1, 1].
     """
     num, centre = len(differences), float(np.mean(differences))
     if num < MIN_QUERIES:
         return -1.0, 1.0
     values, counts = np.unique(differences, return_counts=True)
     if len(values) == 1:
-        reach = 1 - (level / 2) ** (1 / num)  # the share of other values that none of `num` shows
+        reach = 1 - (level / 2) ** (1 / num)  # the share of other values that may be absent from `num` queries
         return max(-1.0, centre - reach), min(1.0, centre + reach)
     outside = _NORMAL.cdf(-math.sqrt(num / (num - 1)) * student_quantile(1 - level / 2, num - 1))
     if set(values.tolist()) <= {-1.0, 0.0, 1.0}:
@@ -194,24 +174,20 @@ def interval(differences: Floats, level: float, num_resamples: int = NUM_RESAMPL
 
 
 def _percentiles_of_hits(differences: Floats, outside: float) -> tuple[float, float]:
-    """Both percentiles of the mean of a resample of -1, 0 and 1.
+    """Return the percentiles with probability `outside` below and above, of the mean of a resample of -1, 0 and 1.
 
-    The sum of Q draws has the distribution of one draw, convolved with itself: a power of its Fourier transform.
-
-    Args:
-        differences: float64 (Q,).
-        outside: probability below the first, and above the second.
+    The sum of Q draws has the distribution of one draw convolved with itself: a power of its Fourier transform.
     """
     num = len(differences)
     one = np.array([(differences == value).mean() for value in (-1, 0, 1)])
-    sums = np.fft.irfft(np.fft.rfft(one, 2 * num + 1) ** num, 2 * num + 1)  # of -Q to Q
+    sums = np.fft.irfft(np.fft.rfft(one, 2 * num + 1) ** num, 2 * num + 1)  # from -Q to Q
     low = int(np.searchsorted(np.cumsum(sums), outside))
     high = 2 * num - int(np.searchsorted(np.cumsum(sums[::-1]), outside))
     return low / num - 1, high / num - 1
 
 
 def _resampled_means(differences: Floats, values: Floats, counts: Ints, num_resamples: int) -> Floats:
-    """Means of B resamples, (B,): by how often each value is drawn where there are few values."""
+    """Return the means of B resamples, (B,); few different values are drawn by their counts."""
     rng, num = np.random.default_rng(SEED), len(differences)
     if 4 * len(values) < num:
         drawn = rng.multinomial(num, counts / num, num_resamples)
@@ -225,11 +201,9 @@ def _resampled_means(differences: Floats, values: Floats, counts: Ints, num_resa
 
 
 def student_quantile(probability: float, freedom: int) -> float:
-    """Quantile of Student's t, to about 1 % from nine degrees of freedom on at the levels that are used here.
+    """Return a quantile of Student's t, to about 1 % from nine degrees of freedom on at the levels used here.
 
-    Args:
-        probability: above 0.5, below 1.
-        freedom: degrees of freedom.
+    `probability` is above 0.5 and below 1.
 
     Source: M. Abramowitz, I. Stegun, Handbook of Mathematical Functions (1964), 26.7.5.
     """
@@ -245,12 +219,12 @@ def student_quantile(probability: float, freedom: int) -> float:
 
 
 def failures(differences: list[PairedDifference], limits: Thresholds) -> list[PairedDifference]:
-    """Groups that break the rule, the worst first."""
+    """Return the groups that break the rule, worst first."""
     return sorted((each for each in differences if each.fails(limits)), key=lambda each: each.difference)
 
 
 def describe_failures(differences: list[PairedDifference], limits: Thresholds, metric: str) -> str:
-    """Describe the groups that break the rule in one line; empty where none does."""
+    """Describe the groups that break the rule in one line; empty if none does."""
     found = failures(differences, limits)
     if not found:
         return ""
@@ -268,11 +242,9 @@ def describe_failures(differences: list[PairedDifference], limits: Thresholds, m
 
 
 def members_of(names: list[Any] | NDArray[Any], queries: Ints) -> dict[str, Ints]:
-    """Queries of each group, the largest group first.
+    """Return the queries of each group, largest group first.
 
-    Args:
-        names: R names of groups, one for each right answer.
-        queries: int64 (R,), the query of each.
+    `names` has R group names, one for each right answer; `queries`, int64 (R,), the query of each.
     """
     if not len(names):
         return {}

@@ -1,4 +1,4 @@
-"""Queries of a search: texts, images, both together, or vectors, one or several at once; and its options."""
+"""Queries of a search (texts, images, both together, or vectors; one or several at once) and its options."""
 
 import operator
 import os
@@ -26,19 +26,19 @@ Kind = Literal["text", "image", "vector"]
 VECTOR_RULE = "a vector is an array of floats, (E,) or several (Q, E)"
 QUERIES = f"a text, an image ({EXPECTED}), a vector float32 (E,), or a list of one of these kinds"
 HYBRID_RULE = "hybrid search ranks by words", "search with a text"
-"""Rule of `SearchOptions.hybrid`, and what to do where it is broken."""
+"""Rule of `SearchOptions.hybrid`, and what to do if it is broken."""
 
 
 class Option(NamedTuple):
-    """What a field of `SearchOptions` may be, wherever it is given: in Python, in a command, in a request.
+    """What a field of `SearchOptions` accepts wherever it is given: in Python, in a command, in a request.
 
     Attributes:
-        kind: class that its values are brought to.
-        expected: its values, for people.
-        description: of the field.
-        bounds: of numbers, by the names that Pydantic has: `ge`, `gt`, `le`.
-        broken: line about a value out of bounds.
-        error: that is raised with it.
+        kind: class that values are converted to.
+        expected: accepted values, in words.
+        description: description of the field.
+        bounds: bounds of numbers, under Pydantic's names: `ge`, `gt`, `le`.
+        broken: message about a value out of bounds.
+        error: exception raised with it.
     """
 
     kind: type[bool | float | int | str]
@@ -50,7 +50,7 @@ class Option(NamedTuple):
 
 
 KINDS: dict[type, Any] = {int: Integral, float: Real, str: str, bool: bool | np.bool_}
-"""Classes of values by the one that they are brought to: numbers of NumPy become Python's, which JSON takes."""
+"""Accepted classes by the class that values are converted to: NumPy numbers become Python's, which JSON accepts."""
 SHARE, SHARE_BROKEN = (("ge", 0), ("le", 1)), "{} is {}; give a number from 0 to 1, as 0.5"
 OPTIONS = {
     "k": Option(
@@ -100,15 +100,15 @@ class SearchOptions:
     """Options of `Store.search`, for one query or a batch of them.
 
     Attributes:
-        k: hits of each query, where that many exist.
-        where: SQL condition over the columns of `Store.to_arrow()` but the vectors, as `"price < 10"`; only rows that
-            fulfil it are found, and k of them wherever k exist.
+        k: hits of each query, if that many exist.
+        where: SQL condition over the columns of `Store.to_arrow()` except the vectors, such as `"price < 10"`; only
+            rows that fulfil it are found, and k of them if k exist.
         group: one hit for each video, its best segment, with the others in `Hit.segments`; else a hit for each segment.
-        fold: cosine, as 0.98, from which on a hit is folded under a better one; None folds nothing.
+        fold: cosine, such as 0.98, from which on a hit is folded under a better one; None folds nothing.
         hybrid: fuse the ranking by vectors with the one by the words of captions; for texts only.
         min_score: least cosine of a hit with its query.
-        text_weight: of a query of a text and an image, the share of the text; the rest is the image's.
-        not_weight: of all examples that a search stays away from, together; that of what is searched for is 1.
+        text_weight: share of the text in a query of a text and an image; the rest is the image's.
+        not_weight: weight of all negative examples together; that of what is searched for is 1.
     """
 
     k: int = 10
@@ -121,7 +121,7 @@ class SearchOptions:
     not_weight: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse options out of range, and of other types.
+        """Refuse options that are out of range or of another type.
 
         Raises:
             RetrievalError: k is below 1.
@@ -148,7 +148,7 @@ DEFAULT_OPTIONS = SearchOptions()
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts and images that a search stays away from."""
+    """Texts and images that a search avoids."""
 
     texts: tuple[str, ...] = ()
     images: tuple[Path | bytes, ...] = ()
@@ -163,14 +163,7 @@ NO_EXAMPLES = Examples()
 
 
 class QueryParts(NamedTuple):
-    """One query: its name for people, and what it consists of.
-
-    Attributes:
-        name: empty for a vector.
-        text: that is searched with; None where there is none.
-        image: path or content of the image that is searched with; None where there is none.
-        away: what the search stays away from.
-    """
+    """One query: its name for people (empty for a vector), its text and image if any, and the examples to avoid."""
 
     name: str = ""
     text: str | None = None
@@ -180,14 +173,10 @@ class QueryParts(NamedTuple):
 
 @dataclass(frozen=True)
 class QueryBatch:
-    """Queries of one kind.
+    """Queries of one kind: Q texts, paths and file contents, or vectors float32 (Q, E).
 
-    Attributes:
-        kind: of all of them.
-        values: Q texts, paths and file contents, or vectors float32 (Q, E).
-        is_single: whether one was given, not a list.
-        images: of texts, Q images that are searched with together with them; None for texts alone.
-        away: what all queries stay away from.
+    `is_single` says whether one was given, not a list. `images` are Q images that are searched with together with the
+    texts, if any. `away` is what all queries avoid.
     """
 
     kind: Kind
@@ -227,19 +216,14 @@ def read_search(
     not_text: str | Sequence[str] | None = None,
     not_image: "Images | None" = None,
 ) -> tuple[QueryBatch, SearchOptions]:
-    """Bring the queries and options of a search, given in any form, into one.
+    """Convert the queries and options of a search from any accepted form.
 
-    Args:
-        query: texts, images or vectors, one or several; a `str` is a text.
-        image: images, one or several; a `str` is a path.
-        options: of the search; a number alone is `k`.
-        keywords: fields of `SearchOptions`, over those of `options`.
-        not_text: texts to stay away from, one or several.
-        not_image: images to stay away from, one or several.
+    In `query` a `str` is a text, in `image` a path; each may be one or several. `keywords` override `options`, of which
+    a number is `k`.
 
     Raises:
         ConfigError: an option is out of range or doesn't suit the queries, there is no query, texts and images can't be
-            paired, or an image can't be one.
+            paired, or an image is invalid.
         RetrievalError: k is below 1, or an array is neither vectors nor an image.
         ArgumentTypeError: a query or an option is of another type, or queries of several kinds are in one list.
         TypeError: there is no option of that name.
@@ -252,7 +236,7 @@ def read_search(
 
 
 def read_options(options: SearchOptions | int, keywords: dict[str, Any]) -> SearchOptions:
-    """Return options with the fields in `keywords` over theirs; a number alone is `k`.
+    """Return options overridden by `keywords`; a number is `k`.
 
     Raises:
         ArgumentTypeError: the options are neither, or one of them is of another type.
@@ -264,13 +248,13 @@ def read_options(options: SearchOptions | int, keywords: dict[str, Any]) -> Sear
 
 
 def read_queries(query: "Query | None", image: "Images | None") -> QueryBatch:
-    """Bring queries of any form into one; a text and an image are searched with together.
+    """Convert queries from any accepted form; a text and an image are searched with together.
 
     One text goes with each of several images, and one image with each of several texts.
 
     Raises:
-        ConfigError: nothing was given, an image together with something else than texts, other numbers of texts than of
-            images, or an image can't be one.
+        ConfigError: nothing was given, an image comes with something other than texts, the numbers of texts and images
+            differ, or an image is invalid.
         RetrievalError: an array is neither vectors nor an image.
         ArgumentTypeError: a query is of another type, or a list has queries of several kinds.
     """
@@ -314,12 +298,7 @@ def _join_queries(texts: QueryBatch, images: QueryBatch) -> QueryBatch:
 
 
 def _examples(texts: str | Sequence[str] | None, images: "Images | None") -> Examples:
-    """Examples of any form.
-
-    Raises:
-        ConfigError: an example is an empty text, or an image can't be one.
-        ArgumentTypeError: it is of another type.
-    """
+    """Convert examples from any accepted form; raises the errors of `read_queries`."""
     given = [] if texts is None else texts
     listed = [given] if isinstance(given, str) else _to_list(given, "not_text", "a text, or a list of texts")
     for text in listed:
@@ -338,14 +317,14 @@ def _image_name(image: Path | bytes, number: int | None = None) -> str:
 
 
 def _is_one_image(value: Any) -> bool:
-    """Whether this is one image, of any form; arrays of four dimensions are several."""
+    """Whether this is one image of any form; an array of four dimensions is several."""
     if is_array(value):
         return np.ndim(value) != 4
     return isinstance(value, str | os.PathLike | bytes | bytearray | memoryview) or is_pillow_image(value)
 
 
 def _is_pixels(array: Any) -> bool:
-    """Whether an array is meant as pixels: bytes of two dimensions or more; all others are meant as vectors."""
+    """Whether an array is meant as pixels: uint8 with at least two dimensions; all others are meant as vectors."""
     array = np.asarray(array)
     return bool(array.dtype == np.uint8 and array.ndim >= 2)
 
@@ -368,7 +347,7 @@ def _of_array(array: np.ndarray[Any, Any]) -> QueryBatch:
 
 
 def _of_list(queries: list[Any]) -> QueryBatch:
-    """Queries of a list, which are all of one kind; of numbers, one vector."""
+    """Convert a list of queries of one kind; a list of numbers is one vector."""
     kinds = {_kind(each) for each in queries} or {"text"}
     if kinds == {"text"}:
         return QueryBatch("text", queries, False)
@@ -381,7 +360,7 @@ def _of_list(queries: list[Any]) -> QueryBatch:
 
 
 def _kind(query: Any) -> Kind | None:
-    """Kind of one query of a list; None of what is no query."""
+    """Return the kind of one query of a list; None for what is not a query."""
     if isinstance(query, str):
         return "text"
     if is_array(query):

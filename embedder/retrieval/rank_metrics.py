@@ -17,43 +17,31 @@ BLOCK_ROWS = 1024
 def retrieval_at(
     queries: Floats, query_concepts: Ints, candidates: Floats, candidate_concepts: Ints, ks: Sequence[int] = (1, 5, 10)
 ) -> dict[int, float]:
-    """Compute R@k: the share of queries with a candidate of their concept among the best k.
+    """Compute R@k, by k: the share of queries with a candidate of their concept among the best k; NaN without queries.
 
-    Args:
-        queries: float32 (Q, E), unit rows.
-        query_concepts: int64 (Q,).
-        candidates: float32 (N, E), unit rows.
-        candidate_concepts: int64 (N,).
-        ks: ranks to report.
-
-    Returns:
-        R@k by k; NaN where there are no queries.
+    `queries` (Q, E) and `candidates` (N, E) are float32 with unit rows; their concepts are int64 (Q,) and (N,).
     """
     ranks = best_ranks(queries, query_concepts, candidates, candidate_concepts)
     return {k: recall_at(ranks, k) for k in ks}
 
 
 def recall_at(ranks: Ints, k: int) -> float:
-    """Compute R@k: the share of queries whose answer is among the best k; NaN where there are no queries.
+    """Compute R@k: the share of queries whose answer is among the best k; NaN if there are no queries.
 
-    Args:
-        ranks: int64 (Q,), number of wrong answers ranked before the right one.
-        k: at least 1.
+    `ranks`, int64 (Q,), is the number of wrong answers ranked before the right one.
     """
     return float((ranks < k).mean()) if len(ranks) else float("nan")
 
 
 def reciprocal_ranks(ranks: Ints) -> NDArray[np.float64]:
-    """Compute 1 for an answer ranked first, 1/2 for the second; float64 (Q,), whose mean is the MRR."""
+    """Return 1 for an answer ranked first, 1/2 for the second; float64 (Q,), whose mean is the MRR."""
     return 1 / (ranks.astype(np.float64) + 1)
 
 
 def score_ranks(ranks: Ints, metric: str) -> NDArray[np.float64]:
-    """Compute a metric of each query from the rank of its one right answer; float64 (Q,) in [0, 1].
+    """Compute a metric, `R@k`, `MRR` or `nDCG@k`, of each query from its right answer's rank; float64 (Q,) in [0, 1].
 
-    Args:
-        ranks: int64 (Q,), number of wrong answers ranked before the right one.
-        metric: `R@k`, `MRR`, or `nDCG@k`, for any k.
+    `ranks`, int64 (Q,), is the number of wrong answers ranked before the right one.
 
     Raises:
         ValueError: there is no such metric.
@@ -69,18 +57,10 @@ def score_ranks(ranks: Ints, metric: str) -> NDArray[np.float64]:
 
 
 def best_ranks(queries: Floats, query_concepts: Ints, candidates: Floats, candidate_concepts: Ints) -> Ints:
-    """Count, for each query, the candidates of other concepts that score at least as high as its own best one.
+    """Count, per query, the candidates of other concepts that score at least as high as its own best; int64 (Q,).
 
     Ties count against the model: equal vectors find nothing. A query whose concept no candidate has gets rank N.
-
-    Args:
-        queries: float32 (Q, E), unit rows.
-        query_concepts: int64 (Q,).
-        candidates: float32 (N, E), unit rows.
-        candidate_concepts: int64 (N,).
-
-    Returns:
-        int64 (Q,).
+    `queries` (Q, E) and `candidates` (N, E) are float32 with unit rows; their concepts are int64 (Q,) and (N,).
     """
     parts = [np.empty(0, np.int64)]
     for start in range(0, len(queries), BLOCK_ROWS):

@@ -12,13 +12,13 @@ from index.vectors import Floats, Rows
 
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 RowNumbers = np.ndarray[Any, np.dtype[np.int32]] | Rows
-"""Row in one numbering for each row of another one, -1 where there is none; in 4 bytes each where they fit."""
+"""For each row in one numbering, its row in another, or -1; 4 bytes each if they fit."""
 Scored = tuple[Rows, Floats]
 """Rows of the index and their cosines, best first."""
 
 
 def row_numbers(num_rows: int, num_numbered: int) -> RowNumbers:
-    """Make room for the numbers of some rows, none of them known yet."""
+    """Allocate row numbers, all still unset."""
     if num_numbered <= np.iinfo(np.int32).max:
         return np.full(num_rows, -1, np.int32)
     return np.full(num_rows, -1, np.int64)
@@ -31,10 +31,10 @@ class Ranking:
     Attributes:
         rows: int64 (n,).
         scores: float32 (n,), cosines with the query.
-        is_whole: no deeper search finds more.
-        rank_scores: float64 (n,), the order of hybrid search; None where the cosines give the order.
-        words_ranks: int64 (n,), rank by words, from 1; 0 where a row is not in it.
-        vector_ranks: int64 (n,), rank by vectors in the same way.
+        is_whole: whether no deeper search finds more.
+        rank_scores: float64 (n,), the order of hybrid search; None if the cosines give the order.
+        words_ranks: int64 (n,), rank by words, from 1; 0 if a row is not in it.
+        vector_ranks: int64 (n,), rank by vectors, likewise.
     """
 
     rows: Rows
@@ -45,7 +45,7 @@ class Ranking:
     vector_ranks: Rows | None = None
 
     def take(self, positions: Rows) -> "Ranking":
-        """Rows at some positions, in their order."""
+        """Return the rows at some positions, in that order."""
         return Ranking(
             self.rows[positions],
             self.scores[positions],
@@ -58,12 +58,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class ArrangedRanking:
-    """A ranking that is grouped and folded.
-
-    Attributes:
-        hits: one row for each hit.
-        duplicates: for each hit, the rows folded under it; empty where nothing is to be folded.
-    """
+    """A ranking that is grouped and folded: a row per hit, and the rows folded under it (empty without folding)."""
 
     hits: Ranking
     duplicates: list[Ranking]
@@ -79,12 +74,8 @@ def deepen(
 ) -> list[ArrangedRanking]:
     """Search deeper, twice as deep each time, until each query has k hits or there is nothing more to find.
 
-    Args:
-        rank: gives the rankings of some queries at a depth.
-        arrange: groups and folds a ranking, which leaves fewer hits than rows.
-        num_queries: Q.
-        k: hits wanted of each query.
-        depth: of the first search.
+    `rank` gives the rankings of some queries at a depth; `arrange` groups and folds one, which leaves fewer hits than
+    rows.
     """
     arranged: dict[int, ArrangedRanking] = {}
     pending = list(range(num_queries))
@@ -97,7 +88,7 @@ def deepen(
     return [arranged[query] for query in range(num_queries)]
 
 
-ROUNDING = 1e-6  # difference of the same cosine from a search and from the vector
+ROUNDING = 1e-6  # difference between a cosine from a search and the same one from the vector
 # Rounding error of products of float32 vectors of unit norm; equal vectors should reach a cosine of 1.
 TOLERANCE = 1e-6
 
@@ -106,23 +97,19 @@ class ItemRows:
     """Rows of each video."""
 
     def __init__(self, ids: pa.Table) -> None:
-        """Number the items; those with one row, as images have, are not looked up.
-
-        Args:
-            ids: `item_id` and `segment` of each row.
-        """
+        """Number the items from the `item_id` and `segment` of each row; those with one row need no lookup."""
         videos = pc.unique(ids["item_id"].filter(pc.greater(ids["segment"], 0)))
         self.has_groups = len(videos) > 0
         if self.has_groups:
             numbers = pc.fill_null(pc.index_in(ids["item_id"], value_set=videos), -1).to_numpy().astype(np.int64)
-            # An image's number is its own.
+            # Each image has a number of its own.
             self._items: Rows = np.where(numbers < 0, len(videos) + np.arange(len(numbers)), numbers)
             self._by_video: Rows = np.flatnonzero(numbers >= 0)
             self._by_video = self._by_video[np.argsort(numbers[self._by_video], kind="stable")]
             self._starts: Rows = np.searchsorted(numbers[self._by_video], np.arange(len(videos) + 1))
 
     def first_of_each(self, rows: Rows) -> Rows:
-        """Positions in `rows` where an item comes up for the first time."""
+        """Return the positions in `rows` where an item occurs for the first time."""
         if not self.has_groups:
             return np.arange(len(rows))
         _, first = np.unique(self._items[rows], return_index=True)
@@ -130,7 +117,7 @@ class ItemRows:
         return positions
 
     def others(self, row: int) -> Rows:
-        """Other rows of the video that a row belongs to; none for an image."""
+        """Return the other rows of the video that a row belongs to; none for an image."""
         if not self.has_groups or self._items[row] >= len(self._starts) - 1:
             return np.empty(0, np.int64)
         start, stop = self._starts[self._items[row] :][:2]
@@ -156,13 +143,8 @@ def best_segments(hits: Ranking, segments: list[Scored]) -> tuple[Ranking, list[
 def fold(vectors: Floats, least_cosine: float, k: int) -> tuple[Rows, list[Rows]]:
     """Keep the first k vectors that are not near a better kept one, and list the duplicates of each.
 
-    Args:
-        vectors: float32 (n, E), best first; an index that rounds gives norms of about 1.
-        least_cosine: from which on two vectors are near-duplicates.
-        k: most vectors to keep.
-
-    Returns:
-        Positions kept, and for each the positions of its duplicates. A vector near several belongs to the best.
+    `vectors`, float32 (n, E), are best first; a quantised index gives norms of only about 1. Returns the positions
+    kept, and for each the positions of its duplicates. A vector near several belongs to the best.
     """
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     directions = vectors / np.maximum(norms, np.finfo(np.float32).tiny)

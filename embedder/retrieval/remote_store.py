@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from embedder.media.given_inputs import GivenImage
 
-SIZES_PX = (160, 320, 640, 1280)  # of the images that a service makes
-NUM_FETCHING = 4  # images of one answer at the same time
+SIZES_PX = (160, 320, 640, 1280)  # image sizes that a service offers
+NUM_FETCHING = 4  # images of one answer fetched at the same time
 
 
 class RemoteHit(Hit):
     """Hit whose image is fetched from the service that found it.
 
-    Its connection is no field of it, so that it is compared, printed and written like any hit.
+    Its connection is not a field, so that it is compared, printed and written like any hit.
     """
 
     client: HttpClient
@@ -43,7 +43,7 @@ class RemoteHit(Hit):
         """Fetch the image as the service makes it, or the frame in the middle of the segment.
 
         Args:
-            size_px: of its longer side, at least, where the service makes any that large.
+            size_px: least length of its longer side, if the service makes any that large.
 
         Raises:
             embedder.sources.fetch.FetchError: the image is gone, or can't be fetched.
@@ -60,7 +60,7 @@ class RemoteHit(Hit):
             raise FetchError("NoContent", str(error)) from None
 
     def read(self) -> bytes:
-        """Fetch the content of the video's file; of an image, its largest size at the service.
+        """Fetch the content of the video's file; for an image, the largest size that the service makes.
 
         Raises:
             embedder.sources.fetch.FetchError: the file is gone or can't be fetched.
@@ -74,10 +74,7 @@ class RemoteHit(Hit):
             raise FetchError("NoContent", str(error)) from None
 
     def pieces(self, fetcher: Fetcher) -> Iterator[bytes]:
-        """Content of the video's file, some MiB at a time; of an image, its largest size at the service.
-
-        Args:
-            fetcher: not needed.
+        """Yield the video's file, some MiB at a time; for an image, its largest size. `fetcher` is unused.
 
         Raises:
             embedder.sources.fetch.FetchError: the file is gone, can't be fetched, or changes meanwhile.
@@ -95,7 +92,7 @@ class RemoteHit(Hit):
         """Fetch the image, or the frame in the middle of the segment.
 
         Args:
-            size_px: side of the square that the whole image is fitted into, on white.
+            size_px: side of the white square that the whole image is fitted into.
 
         Raises:
             embedder.sources.fetch.FetchError: the image is gone, or can't be fetched.
@@ -112,9 +109,9 @@ class RemoteHits(Hits):
     """Hits of a query service, best first.
 
     Attributes:
-        cursor: of the hits that follow (`RemoteStore.more`); None where there are none.
+        cursor: position of the hits that follow (`RemoteStore.more`); None if there are none.
         asked: the query, as it was sent.
-        options: of the search.
+        options: options of the search.
     """
 
     def __init__(self, hits: Iterable[RemoteHit] = (), *, query: str = "", note: str = "") -> None:
@@ -124,7 +121,7 @@ class RemoteHits(Hits):
         self.options = SearchOptions()
 
     def thumbnails(self) -> list[Pixels | None]:
-        """Image of each hit, or the frame in the middle of its segment; uint8 (160, 160, 3), None where it is gone."""
+        """Return the image of each hit, or the middle frame of its segment; uint8 (160, 160, 3), None if it is gone."""
         with ThreadPoolExecutor(NUM_FETCHING) as threads, SandboxedDecoder() as decoder:
             return [
                 None if content is None else _decode_content(decoder, content)
@@ -150,13 +147,7 @@ OF_HIT = {field.name for field in fields(Hit)}
 
 
 def read_hits(client: HttpClient, answer: Mapping[str, Any], version: str) -> RemoteHits:
-    """Read the hits of one query.
-
-    Args:
-        client: that images are fetched with.
-        answer: hits, cursor, note and warnings, as the service gives them.
-        version: snapshot that answered.
-    """
+    """Read the hits of one query from the service's answer; `version` is the snapshot that answered."""
     hits = RemoteHits((_read_hit(client, each) for each in answer["hits"]), note=answer.get("note") or "")
     hits.version, hits.cursor, hits.warnings = version, answer.get("cursor"), list(answer.get("warnings") or ())
     return hits
@@ -174,7 +165,7 @@ def _read_hit(client: HttpClient, found: Mapping[str, Any]) -> RemoteHit:
 
 
 MAX_QUERIES = 64  # of one request
-MAX_IMAGE_CHARACTERS = 8 << 20  # of one request's images in Base64; one alone may be larger
+MAX_IMAGE_CHARACTERS = 8 << 20  # of one request's images in Base64; a single image may be larger
 TIMEOUT_S = 30.0
 
 
@@ -186,17 +177,17 @@ def connect(
     version: str | None = None,
     model: str | None = None,
 ) -> "RemoteStore":
-    """Connect to a query service; nothing is asked of it before the first search.
+    """Connect to a query service; no request is sent before the first search.
 
     Args:
-        url: its address, as http://127.0.0.1:8765.
-        token: that it asks for, where it was started with `--token-file`.
-        timeout_s: after which a request fails; until then it is repeated where the service is busy or restarts.
+        url: its address, such as http://127.0.0.1:8765.
+        token: the token, if it was started with `--token-file`.
+        timeout_s: after which a request fails; until then it is retried while the service is busy or restarts.
         version: run id of an earlier publication to search, as in `open_store`.
         model: name of a further model of its store, whose vectors are searched.
 
     Raises:
-        ConfigError: it is no address, or the token can't be one.
+        ConfigError: the address or the token is invalid.
     """
     check_argument("embedder.connect: url", url, str, "the address of a query service, as http://127.0.0.1:8765")
     return RemoteStore(HttpClient(url, token, timeout_s), version, model)
@@ -205,13 +196,13 @@ def connect(
 class RemoteStore(Searchable[RemoteHits]):
     """Store behind a query service, with the search methods of `Store`; safe for threads.
 
-    Each call is answered by one publication, the newest one unless `version` was given. Mistakes raise what they raise
-    in `Store`; `StoreError` is raised, too, where the service can't be reached.
+    Each call is answered by one publication, the newest unless `version` was given. It raises the errors of `Store`,
+    and `StoreError` if the service can't be reached.
     """
 
     def __init__(self, client: HttpClient, version: str | None = None, model: str | None = None) -> None:
         self._client, self._version = client, version
-        self._model = {} if model is None else {"model": model}  # an earlier service doesn't know it
+        self._model = {} if model is None else {"model": model}  # an older service doesn't know it
 
     def search_item(
         self, item_id: str, options: SearchOptions | int = DEFAULT_OPTIONS, *, segment: int = 0, **keywords: Any
@@ -219,10 +210,10 @@ class RemoteStore(Searchable[RemoteHits]):
         """Find the images and videos that look like one of the store's.
 
         Args:
-            item_id: of the item.
-            options: see `SearchOptions`; a number alone is `k`.
-            segment: of a video, which of its segments.
-            keywords: fields of `SearchOptions`, over those of `options`.
+            item_id: id of the item.
+            options: see `SearchOptions`; a number is `k`.
+            segment: number of a video's segment.
+            keywords: fields of `SearchOptions` that override `options`.
 
         Raises:
             StoreError: the store has no such item, or as `search`.
@@ -235,7 +226,7 @@ class RemoteStore(Searchable[RemoteHits]):
         """Find the hits that follow those of an earlier search, on the publication that answered it; none at the end.
 
         Raises:
-            StoreError: that publication can't be opened any more, or as `search`.
+            StoreError: that publication can no longer be opened, or as `search`.
         """
         if hits.cursor is None:
             following = RemoteHits(query=hits.query)
@@ -246,7 +237,7 @@ class RemoteStore(Searchable[RemoteHits]):
         return following
 
     def pages(self, hits: RemoteHits) -> Iterator[RemoteHits]:
-        """Hits of an earlier search, then those that follow, `k` at a time."""
+        """Yield the hits of an earlier search, then those that follow, `k` at a time."""
         while hits:
             yield hits
             hits = self.more(hits)
@@ -256,16 +247,16 @@ class RemoteStore(Searchable[RemoteHits]):
         return self._encode("texts", text_list(texts))
 
     def encode_image(self, images: "Sequence[GivenImage]") -> Floats:
-        """Encode images with the store's model, of any form that `search` takes; float32 (Q, E), L2-normalised."""
+        """Encode images with the store's model, in any form that `search` accepts; float32 (Q, E), L2-normalised."""
         return self._encode("images", [{"image": _base64(image)} for image in image_list(images)])
 
     def item(self, item_id: str, *, segment: int = 0, neighbours: int = 12) -> dict[str, Any]:
-        """Row of an item, its segments, its provenance, and its neighbours as `Hits`.
+        """Return the row of an item, its segments, its provenance, and its neighbours as `Hits`.
 
         Args:
-            item_id: of the item.
-            segment: of a video, which one the neighbours are of.
-            neighbours: how many of them.
+            item_id: id of the item.
+            segment: number of the video's segment whose neighbours are returned.
+            neighbours: number of neighbours.
 
         Raises:
             StoreError: the store has no such item.
@@ -281,12 +272,12 @@ class RemoteStore(Searchable[RemoteHits]):
 
         Args:
             where: condition that they fulfil, as in `SearchOptions`.
-            sort: `newest`, `oldest`, `name`, `embedded` (those first that were embedded last) or `random`.
-            seed: of the order at random.
+            sort: `newest`, `oldest`, `name`, `embedded` (most recently embedded first) or `random`.
+            seed: seed of the random order.
             k: items at a time.
 
         Raises:
-            ConfigError: the condition or the order is none.
+            ConfigError: the condition or the order is invalid.
         """
         start, version = 0, self._version
         while start is not None:
@@ -298,7 +289,7 @@ class RemoteStore(Searchable[RemoteHits]):
             start, version = found["next"], version or found["version"].partition("/")[0]
 
     def rejects(self) -> list[dict[str, Any]]:
-        """List the items that could not be embedded, or not whole, with the reason."""
+        """List the items that could not be embedded, or only in part, with the reason."""
         listed: list[dict[str, Any]] = []
         while True:
             found = self._client.get("/rejects", start=len(listed), version=self._version)
@@ -307,35 +298,35 @@ class RemoteStore(Searchable[RemoteHits]):
                 return listed
 
     def duplicates(self, where: str | None = None, *, fold: float = 0.95, k: int = 50) -> list[RemoteHits]:
-        """Group items that look nearly the same, the largest group first, in each the oldest file first.
+        """Group items that look nearly the same: largest group first, and in each group the oldest file first.
 
         Args:
             where: condition that they fulfil, as in `SearchOptions`.
-            fold: cosine from which on two are taken for the same.
-            k: groups at most.
+            fold: cosine from which on two items count as the same.
+            k: maximum number of groups.
 
         Raises:
-            ConfigError: the condition is none, or more items fulfil it than can be compared.
+            ConfigError: the condition is invalid, or too many items fulfil it to be compared.
         """
         found = self._client.get("/duplicates", where=where, fold=fold, k=k, version=self._version)
         return [read_hits(self._client, {"hits": group}, found["version"]) for group in found["groups"]]
 
     def facets(self, where: str | None = None) -> dict[str, Any]:
-        """Columns that conditions can name, with the counts or the range of their values.
+        """Return the columns that conditions can name, with the counts or the range of their values.
 
         Args:
-            where: condition that the rows counted fulfil, as in `SearchOptions`.
+            where: condition that the counted rows fulfil, as in `SearchOptions`.
         """
         found: dict[str, Any] = self._client.get("/facets", where=where, version=self._version)
         return found
 
     def status(self) -> dict[str, Any]:
-        """Publication, model, index and limits of the service."""
+        """Return publication, model, index and limits of the service."""
         found: dict[str, Any] = self._client.get("/status")
         return found
 
     def versions(self) -> list[dict[str, Any]]:
-        """Publications that the service can search (`version` of `connect`)."""
+        """List the publications that the service can search (`version` of `connect`)."""
         found: list[dict[str, Any]] = self._client.get("/versions")["versions"]
         return found
 
@@ -345,7 +336,7 @@ class RemoteStore(Searchable[RemoteHits]):
         return str(self.status()["version"])
 
     def close(self) -> None:
-        """Close the connections; the next call opens one again."""
+        """Close the connections; the next call opens new ones."""
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -355,13 +346,13 @@ class RemoteStore(Searchable[RemoteHits]):
         self.close()
 
     def _answer(self, queries: QueryBatch, options: SearchOptions) -> list[RemoteHits]:
-        """Hits of each query; images are sent, those of Pillow and arrays as PNG."""
+        """Return the hits of each query; Pillow images and arrays are sent as PNG."""
         return list(self._search(_as_json(queries), options))
 
     def _search(
         self, queries: list[dict[str, Any]], options: SearchOptions, cursor: str | None = None
     ) -> Iterator[RemoteHits]:
-        """Hits of each query, all of one publication."""
+        """Yield the hits of each query, all of one publication."""
         version = self._version
         for some in _requests(queries):
             asked = {"queries": some, **_of_options(options), "cursor": cursor, "version": version, **self._model}
@@ -381,7 +372,7 @@ class RemoteStore(Searchable[RemoteHits]):
 
 def _of_options(options: SearchOptions) -> dict[str, Any]:
     given = asdict(options)
-    # An earlier service doesn't know them, and needn't where they are as ever.
+    # An older service doesn't know them, and need not if they have their defaults.
     usual = [name for name in ("text_weight", "not_weight") if given[name] == getattr(DEFAULT_OPTIONS, name)]
     return {name: value for name, value in given.items() if name not in usual}
 
@@ -401,11 +392,7 @@ def _as_json(queries: QueryBatch) -> list[dict[str, Any]]:
 
 
 def _base64(image: Path | bytes) -> str:
-    """Content of an image, as JSON holds it.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
+    """Encode the content of an image for JSON; raises ConfigError if there is no such file."""
     if isinstance(image, bytes):
         return base64.b64encode(image).decode()
     try:
@@ -419,7 +406,6 @@ def _image_characters(query: dict[str, Any]) -> int:
 
 
 def _requests(queries: Iterable[Any]) -> Iterator[list[Any]]:
-    """Queries of one request after another."""
     some: list[Any] = []
     num_characters = 0
     for query in queries:

@@ -1,16 +1,15 @@
-"""Search over a snapshot of a store: through its index, or exactly where it has none.
+"""Search over a snapshot of a store: through its index, or exactly if it has none.
 
-Vectors of queries with several parts: a text and an image together, and examples to stay away from.
+The vector of a query with several parts p (a text and an image) and negative examples n is
 
     q = sum of weight_p p / s(p)  -  not_weight * mean of n / s(n),  of unit norm
 
-over the parts p that are searched with and the examples n. s(v) is the standard deviation of the cosines of v with
-vectors of the store. In a model whose texts and images lie apart (the modality gap), cosines with an image may differ
-several times as much as those with a text, and in a plain sum the image alone would decide the order. Divided by their
-deviations, parts of equal weight move the ranking equally.
+where s(v) is the standard deviation of the cosines of v with vectors of the store. In a model with a modality gap,
+cosines with an image may vary several times as much as those with a text, and in a plain sum only the image would
+decide the order. Divided by their deviations, parts of equal weight move the ranking equally.
 
-Source: Rocchio 1971, "Relevance feedback in information retrieval", for the mean of the examples and its sign; Liang et
-al. 2022, "Mind the gap: understanding the modality gap in multi-modal contrastive learning".
+Sources: Rocchio 1971, "Relevance feedback in information retrieval", for the mean of the examples and its sign; Liang
+et al. 2022, "Mind the gap: understanding the modality gap in multi-modal contrastive learning".
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,7 @@ from embedder.retrieval.snapshot import RowMetadata, Snapshot
 from embedder.store.layout import SEARCHED_NAMES
 from index.vectors import Among, Floats, Mask, Profile, Rows, check_vectors, count_among, is_among
 
-# Grouping and folding leave fewer hits than rows, so they begin with more.
+# Grouping and folding leave fewer hits than rows, so they start with more rows.
 SPARE_DEPTH = 4
 # Below this rank a row adds little to a fused sum: 1/160, against 1/61 of the first.
 HYBRID_DEPTH = 100
@@ -53,18 +52,17 @@ class Searcher:
 
         Args:
             queries: float32 (Q, E), L2-normalised, of the store's model.
-            options: of all queries.
-            texts: the Q queries in words; hybrid search needs them.
+            options: options of all queries.
+            texts: the Q queries in words; required for hybrid search.
             profile: whether the queries are vectors of texts or of images; the index is tuned for either.
-            away: for each query, float32 (N, E), the examples that it stays away from: none of them is a hit; None for
-                no examples.
+            away: for each query, float32 (N, E), its negative examples, which are never hits; None for no examples.
 
         Returns:
-            Hits for each query, best first; where there are none, `Hits.note` has the reason.
+            Hits for each query, best first; if there are none, `Hits.note` has the reason.
 
         Raises:
-            ConfigError: the condition in `options.where` is no condition over the table's columns.
-            RetrievalError: a vector is not one of the model, or the index is damaged or of another model.
+            ConfigError: `options.where` is not a condition over the table's columns.
+            RetrievalError: a vector is not of the model, or the index is damaged or of another model.
         """
         among = self.snapshot.filter_rows(options.where)
         num_rows = len(self.snapshot.vectors) if among is None else count_among(among)
@@ -73,7 +71,7 @@ class Searcher:
         apart = [None] * len(queries) if away is None else away
 
         def rank(which: list[int], depth: int) -> list[Ranking]:
-            """Rankings of some queries, by vectors and, in hybrid search, by words."""
+            """Rank some queries by vectors and, in hybrid search, by words."""
             found = self.snapshot.vectors.search(queries[which], depth, among=among, profile=profile)
             rankings = [
                 _ranking(*each, is_whole=depth >= num_rows, min_score=options.min_score)
@@ -91,16 +89,13 @@ class Searcher:
         return [self._describe(*each, options, among) for each in zip(queries, arranged, apart, strict=True)]
 
     def combine(self, wanted: Sequence[tuple[float, Floats]], away: Floats | None, options: SearchOptions) -> Floats:
-        """Combine the parts of Q queries into vectors to search with, float32 (Q, E).
+        """Combine the parts of Q queries into vectors to search with, float32 (Q, E), by the vectors of the store.
 
-        Args:
-            wanted: weight and vectors (Q, E) of each part that is searched with.
-            away: (N, E), examples that all queries stay away from; None for none.
-            options: of the search.
+        `wanted` has weight and vectors (Q, E) of each part; `away` (N, E) the negative examples of all queries, if any.
 
         Raises:
             ConfigError: the parts of a query cancel each other out.
-            RetrievalError: a vector is not one of the model.
+            RetrievalError: a vector is not of the model.
         """
         sample = self.snapshot.sample
         if len(sample):
@@ -109,13 +104,11 @@ class Searcher:
         return combine(wanted, away, options.not_weight, sample)
 
     def _depth(self, options: SearchOptions) -> int:
-        """Depth of the first search."""
         leaves_fewer = options.fold is not None or (options.group and self.snapshot.items.has_groups)
         depth = options.k * (SPARE_DEPTH if leaves_fewer else 1)
         return max(depth, HYBRID_DEPTH) if options.hybrid else depth
 
     def _arrange(self, ranking: Ranking, options: SearchOptions) -> ArrangedRanking:
-        """Group videos, and fold near-duplicates under the best of them."""
         if options.group:
             ranking = ranking.take(self.snapshot.items.first_of_each(ranking.rows))
         if options.fold is None:
@@ -124,7 +117,6 @@ class Searcher:
         return ArrangedRanking(ranking.take(positions), [ranking.take(each) for each in duplicates])
 
     def _without(self, away: Floats | None, ranking: Ranking) -> Ranking:
-        """Leave out the examples that a query stays away from."""
         if away is None:
             return ranking
         return ranking.take(np.flatnonzero(is_apart(self.snapshot.vectors.vectors(ranking.rows), away)))
@@ -132,7 +124,6 @@ class Searcher:
     def _describe(
         self, query: Floats, arranged: ArrangedRanking, away: Floats | None, options: SearchOptions, among: Among | None
     ) -> Hits:
-        """Build the first k hits, with their metadata."""
         snapshot = self.snapshot
         hits = arranged.hits.take(np.arange(min(options.k, len(arranged.hits.rows))))
         if len(hits.rows) == 0 and away is not None:
@@ -144,13 +135,12 @@ class Searcher:
         segments = [self._segments(query, int(row), away, options, among) for row in hits.rows]
         hits, segments = best_segments(hits, segments)
         found = describe_hits(snapshot.metadata, snapshot.metadata_rows, hits, segments, arranged.duplicates)
-        # A segment that an approximate search missed may lift its video; fused ranks stay as they are.
+        # A segment that an approximate search missed may lift its video; fused ranks stay unchanged.
         return Hits(found if options.hybrid else sorted(found, key=lambda hit: -hit.score))
 
     def _segments(
         self, query: Floats, row: int, away: Floats | None, options: SearchOptions, among: Among | None
     ) -> Scored:
-        """Other segments of a hit's video that are allowed."""
         rows = self.snapshot.items.others(row) if options.group else NO_ROWS[0]
         rows = rows[is_among(self.snapshot.vectors.is_live if among is None else among, rows)]
         rows = rows if away is None else rows[is_apart(self.snapshot.vectors.vectors(rows), away)]
@@ -172,7 +162,7 @@ class Searcher:
 
 
 def _ranking(rows: Rows, scores: Floats, *, is_whole: bool, min_score: float | None) -> Ranking:
-    """Rows that were found, with at least a score; whole, too, where some are below it."""
+    """Make a ranking of the rows found with at least `min_score`; it is whole if some are below that."""
     is_found = rows >= 0
     kept = is_found if min_score is None else is_found & (scores >= min_score)
     return Ranking(rows[kept], scores[kept], is_whole or not kept[is_found].all())
@@ -187,12 +177,8 @@ def describe_hits(
 ) -> list[Hit]:
     """Build the hits of one query.
 
-    Args:
-        metadata: columns of the table.
-        metadata_rows: its row for each row of the index.
-        hits: one row for each hit.
-        segments: for each hit, the other segments of its video.
-        duplicates: for each hit, the rows folded under it; may be empty where nothing was to be folded.
+    `metadata_rows` maps rows of the index to rows of `metadata`. `hits` has a row for each hit, `segments` the other
+    segments of its video, `duplicates` the rows folded under it (may be empty without folding).
     """
     folded = [(each.rows, each.scores) for each in duplicates] or [NO_ROWS] * len(segments)
     wanted = np.concatenate([hits.rows, *(rows for rows, _ in [*segments, *folded])])
@@ -220,28 +206,22 @@ def describe_hits(
 
 
 def _with_scores(described: Iterator[dict[str, Any]], scored: Scored) -> Iterator[tuple[dict[str, Any], float]]:
-    """Next descriptions, one for each score."""
+    """Take the next descriptions, one for each score."""
     for score in scored[1].tolist():
         yield next(described), score
 
 
 EXAMPLE_COSINE = 0.995
-"""From which on a vector counts as the example itself: one computed in bfloat16 is off by less than 0.001."""
-MIN_SPREAD = 1e-6  # of vectors that are all the same, or a single one
-MIN_NORM = 1e-3  # of a sum, as a share of its terms' norms; what is left below it is rounding
+"""Cosine from which on a vector counts as the example itself: one computed in bfloat16 is off by less than 0.001."""
+MIN_SPREAD = 1e-6  # less: all vectors are equal, or there is only one
+MIN_NORM = 1e-3  # of a sum, as a share of its terms' norms; anything below is rounding
 
 
 def combine(wanted: Sequence[tuple[float, Floats]], away: Floats | None, not_weight: float, sample: Floats) -> Floats:
-    """Combine the parts of Q queries.
+    """Combine the parts of Q queries into vectors, float32 (Q, E), of unit norm.
 
-    Args:
-        wanted: weight and vectors (Q, E) of each part that is searched with.
-        away: (N, E), examples that all queries stay away from; None for none.
-        not_weight: of all examples together.
-        sample: (S, E), vectors of the store.
-
-    Returns:
-        float32 (Q, E), of unit norm.
+    `wanted` has weight and vectors (Q, E) of each part, `away` (N, E) the negative examples of all queries, if any;
+    `not_weight` is that of all examples together. `sample` (S, E) are vectors of the store.
 
     Raises:
         ConfigError: the parts of a query cancel each other out.
@@ -260,26 +240,19 @@ def combine(wanted: Sequence[tuple[float, Floats]], away: Floats | None, not_wei
 
 
 def cosine_deviation(vectors: Floats, sample: Floats) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Compute the standard deviation of each vector's cosines with a sample of the store, float64 (n,).
+    """Return the standard deviation of each vector's (n, E) cosines with a sample (S, E) of the store, float64 (n,).
 
-    Args:
-        vectors: (n, E).
-        sample: (S, E); of fewer than two all deviations are 1.
+    With fewer than two sample vectors, all deviations are 1.
     """
     if len(sample) < 2:
         return np.ones(len(vectors))
-    # One by one, as a product of matrices gives other last bits to a vector in a batch than to it alone.
+    # One by one: in a matrix product, the last bits of a vector's result depend on the batch.
     found = np.array([(sample @ vector).std(dtype=np.float64) for vector in vectors])
     return np.where(found < MIN_SPREAD, 1.0, found)
 
 
 def is_apart(vectors: Floats, away: Floats) -> Mask:
-    """Whether each vector is another than all examples; bool (n,).
-
-    Args:
-        vectors: (n, E); an index that rounds gives norms of about 1.
-        away: (N, E), of unit norm.
-    """
+    """Whether each vector (n, E), of norm about 1, differs from all examples (N, E), of unit norm; bool (n,)."""
     norms = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     apart: Mask = ((vectors / norms) @ away.T < EXAMPLE_COSINE).all(axis=1)
     return apart

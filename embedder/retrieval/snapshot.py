@@ -1,4 +1,4 @@
-"""Data of one publication for searches: each part is read when it is first needed, and kept for the next query."""
+"""Data of one publication for searches: each part is read on first use and kept for the next queries."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
@@ -30,22 +30,22 @@ from index.vectors import Among, Floats, Mask, Rows
 if TYPE_CHECKING:
     from index.search import Index
 
-SAMPLE_ROWS = 1000  # of vectors, from which the deviation of scores is known to a few per cent
-OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, beside carryover
+SAMPLE_ROWS = 1000  # of vectors, enough to know the deviation of scores to a few per cent
+OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, besides carryover
 
-HAS_PICTURE = "has_picture"  # column of conditions: whether a row has the vector of an image or of a video's segment
-ITEM_FILE = ("item_id", "source", "size_bytes", "modified", "stale")  # what tells an item's file
+HAS_PICTURE = "has_picture"  # column for conditions: whether a row has the vector of an image or a video segment
+ITEM_FILE = ("item_id", "source", "size_bytes", "modified", "stale")  # what identifies an item's file
 
 
 class IdRows:
-    """Rows of an item, found by its id: by binary search in the order of the ids, 8 bytes for each row."""
+    """Rows of an item by its id, through binary search in sorted ids; 8 bytes per row."""
 
     def __init__(self, ids: pa.ChunkedArray) -> None:
-        self._ids = ids  # where they lie, which may be on disk
+        self._ids = ids  # in place, possibly on disk
         self._order: Rows = pc.sort_indices(ids).to_numpy().astype(np.int64)
 
     def rows(self, item_id: str) -> Rows:
-        """Rows of one item, in their order; none where there is no such item."""
+        """Return the rows of one item, in their order; empty if there is no such item."""
 
         def id_at(position: int) -> str:
             value: str = self._ids[int(self._order[position])].as_py()
@@ -57,16 +57,16 @@ class IdRows:
         return rows
 
     def values(self) -> Iterator[str]:
-        """All ids, one for each row, a thousand of them in memory at once."""
+        """Yield the id of each row, a thousand of them in memory at once."""
         for start in range(0, len(self._ids), 1000):
             yield from self._ids.slice(start, 1000).to_pylist()
 
 
 class RowMetadata:
-    """Columns of one version of the embeddings table but the vectors: read once, then taken by row number.
+    """All columns of one version of the embeddings table except the vectors: read once, then taken by row number.
 
-    Those that other models of the publication give stand beside them. Large ones lie in a temporary file that is mapped
-    into memory: the kernel gives up pages that no search looks at.
+    Columns of other models of the publication are added. Large columns lie in a memory-mapped temporary file, so that
+    the kernel can drop pages that no search uses.
     """
 
     def __init__(
@@ -76,13 +76,10 @@ class RowMetadata:
         has_picture: Callable[[], Mask] | None = None,
         files: "EmbeddedFiles | None" = None,
     ) -> None:
-        """Read them.
+        """Read the table.
 
-        Args:
-            table: the version.
-            models: columns of the other models; None where there are none.
-            has_picture: gives bool (rows,), the column `HAS_PICTURE` of conditions; None: they have no such column.
-            files: of the items, whose times and sizes conditions read; None where none does.
+        `models` gives the columns of the other models, if any; `has_picture` the column `HAS_PICTURE` of conditions,
+        bool (rows,), if there is one; `files` the times and sizes of the items' files, if conditions read them.
         """
         self._has_picture = has_picture
         self._items = None if files is None else files.read
@@ -100,18 +97,14 @@ class RowMetadata:
 
     @property
     def rows(self) -> pa.Table:
-        """All of them."""
+        """All rows."""
         return self._gathered.table
 
     def rows_of(self, ids: pa.Table, is_live: Mask) -> Rows:
-        """Row of each vector; -1 for a vector that is no longer live.
-
-        Args:
-            ids: `item_id` and `segment` of each vector.
-            is_live: bool (vectors,), false where a vector is masked.
+        """Return the row of each vector by its `item_id` and `segment`; -1 if `is_live`, bool (vectors,), is false.
 
         Raises:
-            RetrievalError: a live vector is of an item that the table lacks.
+            RetrievalError: the table lacks the item of a live vector.
         """
         found = match_keys(ids, self.rows)
         if (found[is_live] < 0).any():
@@ -122,11 +115,11 @@ class RowMetadata:
         return found
 
     def take(self, rows: Rows) -> pa.Table:
-        """Rows by their numbers, in their order; of a table in pieces this looks at those pieces alone."""
+        """Return rows by number, in that order; of a table in pieces, only the pieces concerned are read."""
         return self._gathered.take(rows)
 
     def describe(self, rows: Rows) -> list[dict[str, Any]]:
-        """Fields of hits for some rows, in their order; columns carried over stand under `carryover`."""
+        """Return the fields of hits for some rows, in their order; carried columns are under `carryover`."""
         carried = self.carried.names
         taken = self.take(rows).select([*OWN, *carried]).to_pylist()
         return [
@@ -134,12 +127,12 @@ class RowMetadata:
         ]
 
     def captions(self, rows: Rows) -> list[str | None]:
-        """Captions of some rows, in their order."""
+        """Return the captions of some rows, in their order."""
         return self.take(rows)["caption"].to_pylist()  # type: ignore[no-any-return]
 
     @locked_cached_property
     def carried(self) -> pa.Schema:
-        """Names and types of the columns that were carried over."""
+        """Names and types of the carried columns."""
         return pa.schema([field for field in self.rows.schema if field.name not in EMBEDDINGS.names])
 
     @locked_cached_property
@@ -149,9 +142,9 @@ class RowMetadata:
 
     @locked_cached_property
     def filter(self) -> RowFilter:
-        """Filter over the rows, and over what the items table says of their files.
+        """Filter over the rows and over the items table's columns about their files.
 
-        A column of the table that is named `HAS_PICTURE` is what conditions read.
+        For conditions, `HAS_PICTURE` hides a column of the table with that name.
         """
         rows = self.rows
         if self._has_picture is not None and HAS_PICTURE not in rows.column_names:
@@ -160,13 +153,13 @@ class RowMetadata:
 
 
 class EmbeddedFiles:
-    """What one version of the items table says of the files of its items; read when it is first needed."""
+    """What one version of the items table says about the files of its items; read on first use."""
 
     def __init__(self, files: StoreFiles, version: int) -> None:
         self._files, self._version = files, version
 
     def read(self) -> pa.Table:
-        """Columns `ITEM_FILE` of all items."""
+        """Read the columns `ITEM_FILE` of all items."""
         return self._items[0].table
 
     def load(self) -> None:
@@ -177,7 +170,7 @@ class EmbeddedFiles:
         return EmbeddedFiles, (self._files, self._version)
 
     def of(self, item_id: str, uri: str, modality: str) -> EmbeddedFile | None:
-        """What the local file of an item has to be; None of the web and of object stores."""
+        """Return what the local file of an item must be; None on the web and in object stores."""
         gathered, ids = self._items
         found = gathered.take(ids.rows(item_id)[:1]).to_pylist()
         item = found[0] if found else dict.fromkeys(ITEM_FILE) | {"item_id": item_id}
@@ -185,7 +178,7 @@ class EmbeddedFiles:
 
     @locked_cached_property
     def _items(self) -> tuple[GatheredRows, IdRows]:
-        """All items, on disk where they are many, and the rows of each id."""
+        """All items, on disk if there are many, and the rows of each id."""
         table = RecordTable(self._files, "items", self._version)
         schema = pa.schema([ITEMS.field(name) for name in ITEM_FILE])
         pieces = (with_nulls(piece, schema).select(ITEM_FILE) for piece in table.pieces(list(ITEM_FILE)))
@@ -199,19 +192,16 @@ class Snapshot:
     def __init__(
         self, files: StoreFiles, current: Current, info: StoreInfo, models: ModelColumns | None = None
     ) -> None:
-        """Name what is read.
+        """Choose what is read; nothing is read yet.
 
-        Args:
-            files: the store, or the view of a further model.
-            current: the publication, or that model's part of it.
-            info: model of the vectors.
-            models: columns of the publication's other models; None where there are none.
+        For a further model, `files` is its view and `current` its part of the publication. `models` gives the columns
+        of the other models, None if there are none.
         """
         self.files, self.current, self.info, self._models = files, current, info, models
 
     @locked_cached_property
     def vectors(self) -> "Index | ExactIndex":
-        """Published index, or the table's vectors where there is none."""
+        """Published index, or the table's vectors if there is none."""
         if self.current.index is None:
             column = f"{self.info.searched}_embedding"
             rows = self._table.read(["item_id", "segment", column])
@@ -220,7 +210,7 @@ class Snapshot:
 
     @locked_cached_property
     def embedded_files(self) -> EmbeddedFiles:
-        """What the files of the items have to be."""
+        """What the items' files must be."""
         return EmbeddedFiles(self.files, self.current.items)
 
     @locked_cached_property
@@ -230,7 +220,7 @@ class Snapshot:
 
     @locked_cached_property
     def sample(self) -> Floats:
-        """Vectors of up to a thousand rows, evenly from the first to the last; float32 (S, E)."""
+        """Vectors of up to a thousand evenly spaced rows; float32 (S, E)."""
         live = np.flatnonzero(self.vectors.is_live)
         if len(live) == 0:
             return np.empty((0, 0), np.float32)
@@ -239,14 +229,14 @@ class Snapshot:
 
     @locked_cached_property
     def metadata(self) -> RowMetadata:
-        """Table without its vectors, and the columns of other models."""
+        """Table without its vectors, with the columns of other models."""
         return RowMetadata(self._table, self._models, self._has_picture, self.embedded_files)
 
     @locked_cached_property
     def is_found(self) -> Mask:
-        """Rows of the metadata that a search can find, as they have a vector of the kind that is searched.
+        """Mask of the metadata rows that a search can find, which have a vector of the kind that is searched.
 
-        A caption whose picture is broken has none where pictures are searched.
+        Where pictures are searched, a caption whose picture is broken has none.
         """
         found: Mask = np.zeros(self.metadata.rows.num_rows, np.bool_)
         found[self.metadata_rows[self.vectors.is_live]] = True
@@ -255,19 +245,19 @@ class Snapshot:
     def _has_picture(self) -> Mask:
         if self.info.searched == "image":
             return self.is_found
-        shows: Mask = pc.not_equal(self.metadata.rows["modality"], "text").to_numpy()  # of its images it has no vectors
+        shows: Mask = pc.not_equal(self.metadata.rows["modality"], "text").to_numpy()  # they have no vectors of images
         return shows
 
     @locked_cached_property
     def metadata_rows(self) -> RowNumbers:
-        """Row of the metadata that describes each vector; -1 for one that is no longer live."""
+        """Metadata row of each vector; -1 for one that is no longer live."""
         rows = row_numbers(len(self.vectors.is_live), self.metadata.rows.num_rows)
         rows[:] = self.metadata.rows_of(self.vectors.ids, self.vectors.is_live)
         return rows
 
     @locked_cached_property
     def _is_in_order(self) -> bool:
-        """Whether the catalogue has the vectors' rows in their order: looking up a million takes a millisecond."""
+        """Whether the catalogue has the vectors' rows in their order; then looking up a million takes a millisecond."""
         num_rows = self.metadata.rows.num_rows
         return len(self.metadata_rows) == num_rows and bool((self.metadata_rows == np.arange(num_rows)).all())
 
@@ -278,7 +268,7 @@ class Snapshot:
         return HybridRanker(words, self.vectors, self.vector_rows, self.metadata.captions)
 
     def filter_rows(self, where: str | None) -> Among | None:
-        """Vectors that fulfil a condition: a mask, or row numbers where they are few; None for all that are live."""
+        """Return the vectors that fulfil a condition: a mask, or row numbers if few; None for all live ones."""
         if where is None:
             return None
         passing = self.metadata.filter.passing(where)
@@ -293,7 +283,7 @@ class Snapshot:
 
     @locked_cached_property
     def vector_rows(self) -> RowNumbers:
-        """Row of the vector of each row of the metadata; -1 where it has none that can be found."""
+        """Vector of each metadata row; -1 if it has none that can be found."""
         live = np.flatnonzero(self.vectors.is_live)
         rows = row_numbers(self.metadata.rows.num_rows, len(self.vectors.is_live))
         rows[self.metadata_rows[live]] = live
@@ -302,8 +292,7 @@ class Snapshot:
     def prepare(self, like: "Snapshot | None" = None) -> None:
         """Load all that every search needs; else the first search does.
 
-        Args:
-            like: a snapshot whose searches this one takes over; optional parts are loaded if it has them.
+        `like` is a snapshot that this one replaces; optional parts are loaded if it has them.
         """
         _ = self.metadata_rows, self.items
         if like is not None and "sample" in vars(like):

@@ -54,15 +54,15 @@ def open_store(
     Args:
         uri: folder or address of the store.
         model: name of a further model (`Store.models`), whose vectors are searched; or a model folder to encode queries
-            with, where the store's own has moved; its fingerprint must be the store's.
+            with, if the store's own has moved; its fingerprint must be the store's.
         version: run id of an earlier publication (`embedder history`), which may have had another model.
-        servables: your own sections [[model]], by whose code further models encode queries: a store is data.
-        allow_store_code: run code that the store names, too. Whoever can write into it can then do here all that
-            you can.
+        servables: your own [[model]] sections, whose code encodes queries of further models: a store is only data.
+        allow_store_code: also run code that the store names. Anyone who can write to the store can then do here
+            whatever you can.
 
     Raises:
-        StoreError: there is no store, nothing is published yet, its format is unknown, that version can't be read any
-            more, or it has no model of that name.
+        StoreError: there is no store, nothing is published yet, its format is unknown, that version can no longer be
+            read, or it has no model of that name.
     """
     check_argument("embedder.open_store: uri", uri, (str, Path), "the folder or address of a store")
     return Store(StoreFiles(uri), model, version, code=CodeSources.of(servables, allow_store_code))
@@ -72,9 +72,9 @@ class Store(Searchable[Hits]):
     """One published snapshot of a store; for a later one open it again, or follow it (`embedder.follow_store`).
 
     Attributes:
-        files: the store's; of a further model, the view of its folder.
+        files: files of the store; for a further model, the view of its folder.
         publication: versions of all models.
-        current: of the model that is searched.
+        current: version of the model that is searched.
         info: description of that model.
     """
 
@@ -89,11 +89,11 @@ class Store(Searchable[Hits]):
         """Read what is published; see `open_store`.
 
         Args:
-            files: the store.
-            model: name of a further model, or model folder.
+            files: files of the store.
+            model: name of a further model, or a model folder.
             version: run id of an earlier publication.
-            publication: instead of that, one that was read before.
-            code: places that code of further models is taken from.
+            publication: a publication that was read before, instead of `version`.
+            code: where code of further models is taken from.
         """
         self._code = code
         self.publication = read_published(files.main) if publication is None else publication
@@ -104,7 +104,7 @@ class Store(Searchable[Hits]):
         self.files, self.current = find_model(files, self.publication, name)
         is_earlier = publication is not None or isinstance(self.publication, Published)
         if is_earlier and self.current.index is not None and not has_version(self.files, self.current.index):
-            self.current = self.current.model_copy(update={"index": None})  # vacuumed: its vectors are still there
+            self.current = self.current.model_copy(update={"index": None})  # vacuumed; its vectors still exist
         self.info = served_info(read_store_info(self.files), self.current)
 
     @property
@@ -121,7 +121,7 @@ class Store(Searchable[Hits]):
         """Open another model of the same publication.
 
         Args:
-            name: one of `models`; `main` for the main one.
+            name: one of `models`, or `main` for the main one.
 
         Raises:
             StoreError: the publication has no such model.
@@ -134,14 +134,14 @@ class Store(Searchable[Hits]):
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the embeddings table, or some of its columns.
 
-        Columns of other models follow as NAME.COLUMN, null where a model has no such row. Vectors without a name before
-        them are those of the model that is searched.
+        Columns of other models follow as NAME.COLUMN, null if a model has no such row. Vectors without such a prefix
+        are those of the model that is searched.
         """
         return self._columns.read(columns)
 
     @property
     def columns(self) -> list[str]:
-        """Columns of `to_arrow`, those of other models among them."""
+        """Columns of `to_arrow`, including those of other models."""
         return [*self._columns.own, *self._columns.joined]
 
     @locked_cached_property
@@ -153,7 +153,7 @@ class Store(Searchable[Hits]):
         return RecordTable(self.files, "items", self.current.items).read()
 
     def rejects(self) -> pa.Table:
-        """Read the items that could not be embedded, or not whole, with the reason."""
+        """Read the items that could not be embedded, or only in part, with the reason."""
         items = self.items()
         return items.filter(pc.equal(items["state"], "rejected"))
 
@@ -162,7 +162,7 @@ class Store(Searchable[Hits]):
         return self.encoder.encode_text(texts)
 
     def encode_image(self, images: "Sequence[GivenImage]") -> Floats:
-        """Encode images with the store's model: paths, file contents, images of Pillow, arrays uint8 (H, W, 3).
+        """Encode images with the store's model: paths, file contents, Pillow images, arrays uint8 (H, W, 3).
 
         Returns:
             float32 (Q, E), L2-normalised.
@@ -170,7 +170,6 @@ class Store(Searchable[Hits]):
         return self.encoder.encode_image(images)
 
     def _answer(self, queries: QueryBatch, options: SearchOptions) -> list[Hits]:
-        """Hits of each query, described."""
         vectors, away = self._combine(queries, options) if queries.is_combined else (self._vectors(queries), None)
         answers = self.searcher.search_batch(
             vectors,
@@ -192,7 +191,7 @@ class Store(Searchable[Hits]):
         return answers
 
     def _vectors(self, queries: QueryBatch) -> Floats:
-        """Vectors of queries, float32 (Q, E); the model is run once, and not loaded for vectors."""
+        """Return the vectors of queries, float32 (Q, E); the model runs once, and is not loaded for vectors."""
         if queries.kind == "text":
             return self.encode_text(queries.values)
         if queries.kind == "image":
@@ -201,7 +200,7 @@ class Store(Searchable[Hits]):
         return vectors
 
     def _combine(self, queries: QueryBatch, options: SearchOptions) -> tuple[Floats, Floats | None]:
-        """Vectors of queries with several parts, float32 (Q, E), and of the examples to stay away from, (N, E)."""
+        """Return the vectors of queries with several parts, float32 (Q, E), and of the negative examples, (N, E)."""
         wanted = [(1.0, self._vectors(queries))]
         if queries.images is not None:
             once = list(dict.fromkeys(queries.images))  # one image may go with many texts
@@ -216,7 +215,7 @@ class Store(Searchable[Hits]):
 
     @property
     def version(self) -> str:
-        """Name of the snapshot: the run that published it, its model where that is a further one, and its index."""
+        """Name of the snapshot: the run that published it, its model if it is a further one, and its index."""
         index = "exact" if self.current.index is None else f"index {self.current.index}"
         return f"{self.publication.run_id}/{f'{self.model} ' if self.model else ''}{index}"
 
@@ -224,14 +223,14 @@ class Store(Searchable[Hits]):
         """Load all that searches need, so that none waits for it, or misses files that a vacuum deleted.
 
         Args:
-            before: a store whose queries this one takes over: the parts that it has loaded are loaded here too, and its
-                model is shared where it is the same.
+            before: a store that this one replaces: the parts that it has loaded are loaded here too, and its model is
+                shared if it is the same.
         """
         self.searcher.snapshot.prepare(before.searcher.snapshot if before is not None else None)
         if before is None or "encoder" not in vars(before):
             return
         if not differing(before.info, self.info):
-            vars(self)["encoder"] = before.encoder  # as if it had been made here
+            vars(self)["encoder"] = before.encoder  # as if it had been created here
         else:
             self.encoder.load_like(before.encoder)
 
@@ -247,12 +246,12 @@ class Store(Searchable[Hits]):
 
     @locked_cached_property
     def encoder(self) -> AnyQueryEncoder:
-        """Encoder with the store's model: its query towers, or the model folder and torch where it has none.
+        """Encoder with the store's model: its query towers, or the model folder and torch if it has none.
 
-        Of a further model without towers, the servable encodes what it takes.
+        For a further model without towers, the servable encodes what it accepts.
 
         Raises:
-            StoreError: the model folder now holds another model, or the store names code that nobody allowed.
+            StoreError: the model folder now holds another model, or the store names code that is not allowed.
             ServableError: a further model's file is missing, or of another framework.
         """
         if self.model:
@@ -264,8 +263,8 @@ class Store(Searchable[Hits]):
         return self._query_towers() or self._torch_encoder()
 
     def _query_towers(self) -> BaseQueryEncoder | None:
-        """Encoder of the store's query towers; None where there are none that can be used, with a line in the log."""
-        if self.model and not has_towers(self.files, self.info):  # of other kinds than towers there are none
+        """Return the encoder of the store's query towers; None, with a log line, if there are none that can be used."""
+        if self.model and not has_towers(self.files, self.info):  # only towers have query encoders in the store
             return None
         if find_spec("onnxruntime") is None:
             LOG.info(f"store {self.files.address}: onnxruntime isn't installed, so torch encodes queries")
@@ -299,7 +298,7 @@ class Store(Searchable[Hits]):
 
 
 def _name_and_folder(publication: Current, model: str | None) -> tuple[str, str | None]:
-    """Tell the name of a model from a model folder; what can only be a name is one, known or not."""
+    """Distinguish a model's name from a model folder; what can only be a name is one, known or not."""
     if model is None:
         return "", None
     is_name = model == MAIN or model in publication.models or (is_model_name(model) and not Path(model).exists())

@@ -1,8 +1,8 @@
 """Store that follows what is published, for services that run for weeks.
 
-A thread of its own polls and opens, so that no query waits while an index of gigabytes is read. The new publication is
-opened beside the old one (both stand in memory meanwhile) and takes its place in one assignment: a query that began on
-the old one ends on it.
+A separate thread polls and opens, so that no query waits while an index of gigabytes is read. The new publication is
+opened next to the old one (both in memory meanwhile) and replaces it in one assignment: a query that began on the old
+one ends on it.
 """
 
 import weakref
@@ -21,7 +21,7 @@ from embedder.store.store_info import read_published
 if TYPE_CHECKING:
     from embedder.servables.base import Servable
 
-MAX_DOUBLINGS = 5  # a failed opening is tried again after 2, 4, ... 32 times the usual wait: it may be large
+MAX_DOUBLINGS = 5  # a failed opening is retried after 2, 4, ... 32 times the usual wait: it may be large
 
 OnError = Callable[[Exception], object]
 OnChange = Callable[[Store], object]
@@ -42,11 +42,11 @@ def follow_store(
     Args:
         uri: folder or address of the store.
         every_s: seconds between two polls; each reads one file of a kilobyte.
-        model: as in `open_store`; a publication of another model, or without one of that name, is not served then.
+        model: as in `open_store`; a publication of another model, or without one of that name, is then not served.
         on_error: called on the polling thread with the error of a publication that can't be opened, once for each.
         on_change: called there with each later publication, once it is served.
         servables: as in `open_store`.
-        allow_store_code: as in `open_store`; of every later publication, too.
+        allow_store_code: as in `open_store`, for every later publication too.
 
     Raises:
         StoreError: there is no store, nothing is published yet, or its format is unknown.
@@ -60,12 +60,12 @@ def follow_store(
 class FollowingStore:
     """Newest publication that can be opened; has the methods of `Store`, each call on one publication.
 
-    Close it, or use it in a `with` block. Several calls that belong together go to one `snapshot`: a vector from
+    Close it, or use it in a `with` block. Make calls that belong together on one `snapshot`: a vector from
     `encode_text` must not meet a publication of another model.
 
     Attributes:
         snapshot: the publication that is served now.
-        last_error: reason why a newer one is not, if there is one.
+        last_error: why a newer one is not served, if there is one.
     """
 
     def __init__(
@@ -90,11 +90,10 @@ class FollowingStore:
         self._thread.start()
 
     def search(self, *arguments: Any, **options: Any) -> Any:
-        """Search the publication that is served now, as `Store.search`; the hits' `version` names it."""
+        """Search the publication that is served now, like `Store.search`; the hits' `version` names it."""
         return self.snapshot.search(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
-        """Attribute of the publication that is served now."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.snapshot, name)
@@ -104,7 +103,7 @@ class FollowingStore:
         with self._looking:
             try:
                 newer = self._open_newer()
-            except Exception as error:  # noqa: BLE001  # any error of the new one leaves the old one served
+            except Exception as error:  # noqa: BLE001  # after any error of the new one, the old one is still served
                 is_known = self.last_error is not None and str(self.last_error) == str(error)
                 self.last_error = error
                 self._num_failures += 1
@@ -125,7 +124,7 @@ class FollowingStore:
         return self._every_s * (1 << min(self._num_failures, MAX_DOUBLINGS))
 
     def close(self) -> None:
-        """Stop following; the open snapshot stays usable. Waits for a poll that is under way."""
+        """Stop following, after a running poll has ended; the open snapshot stays usable."""
         self._closed.set()
         self._thread.join()
 
@@ -138,7 +137,7 @@ class FollowingStore:
     def _open_newer(self) -> Store | None:
         current = read_current(self._files) or read_published(self._files)  # which raises the reason
         held = current.model_copy(update={"hold": self.snapshot.publication.hold})
-        if held == self.snapshot.publication:  # a hold that was released changes no row
+        if held == self.snapshot.publication:  # releasing a hold changes no row
             return None
         newer = Store(self._files, self._model, code=self._code)
         newer.prepare(self.snapshot)
@@ -153,4 +152,4 @@ def _poll(following: "weakref.ref[FollowingStore]", closed: Event, wait_s: float
             return
         store.look()
         wait_s = store.wait_s
-        del store  # while it waits, the thread must not be what keeps the store alive
+        del store  # while it waits, the thread must not keep the store alive
