@@ -18,15 +18,10 @@ OnSample = Callable[["Sample"], None]
 
 
 class Executor(ABC):
-    """Executor of one run, ready within a `with` block.
-
-    Attributes:
-        available: CPUs and GPUs that the run may take; known within the block.
-        on_cluster: whether nodes may come and go.
-    """
+    """Executor of one run, ready within a `with` block, where `available`, the CPUs and GPUs it may take, is known."""
 
     available: Available
-    on_cluster = False
+    on_cluster = False  # whether nodes may come and go
 
     @abstractmethod
     def __enter__(self) -> Self:
@@ -44,14 +39,8 @@ class Executor(ABC):
 
     @abstractmethod
     def run(self, listing: list[pa.Table], job: Job, stop: StopRequest, on_sample: OnSample) -> None:
-        """Run a job over a listing.
+        """Run a job over a listing; signals and the end of the run's time set `stop`, which each step asks.
 
-        Args:
-            listing: items to embed.
-            job: what each step gets.
-            stop: asked by each step; set by signals and by the time that a run may take.
-            on_sample: given a sample of the operators from time to time, on Ray.
-
-        Raises:
-            EmbedderError: a step failed in a way that is no item's fault.
+        `on_sample` gets a sample of the operators from time to time, on Ray. Raises `EmbedderError` if a step failed in
+        a way that is no item's fault.
         """

@@ -1,9 +1,7 @@
 """Number of items in a block: what a decode task takes and then passes from stage to stage as a whole. Pure.
 
-Each call of a step costs Ray some 10 to 20 ms of CPU, whatever is in it: with 64 items per call, a small model spends a
-third of its time on that. Blocks of a large model take seconds; smaller ones fill and drain the stages sooner. If the
-plan knows seconds, and the fastest stage's call would be over sooner than the scheduling loop can follow, a block may
-have twice the bytes.
+Each call of a step costs Ray some 10 to 20 ms of CPU: with 64 items per call, a third of a small model's time. Smaller
+blocks of a large model fill and drain the stages sooner.
 """
 
 import math

@@ -57,10 +57,8 @@ def wait_for_capacity(
 ) -> Allocation:
     """Wait until all replicas that start with the run have nodes, and record these; the claim is then held.
 
-    `requests` has the configuration of each stage, or nothing; `available` is the run's share of the cluster.
-
-    Raises:
-        RunFailedError: there is no room after `cluster.wait_s`.
+    `requests` has the configuration of each stage, or nothing; `available` is the run's share of the cluster. Raises
+    `RunFailedError` if there is no room after `cluster.wait_s`.
     """
     wait, asked = _Wait(settings.wait_s, allocation), False
     try:

@@ -64,11 +64,9 @@ def choose_engine(
     """Follow the configuration; for `auto`, take the faster engine, including Ray's start.
 
     In one process all cores encode but only one decodes: many cores would wait for it, while Ray's tasks decode on all.
-    Stages compute on GPUs only through Ray, which assigns them.
-
-    Each item counts as one image with a caption. CPUs and GPUs are those of this machine; `gpus` are the names of their
-    types, of which the slowest counts. `measured` has the times of earlier runs of this model here, by engine, which
-    override estimates.
+    Stages compute on GPUs only through Ray, which assigns them. Each item counts as one image with a caption. CPUs and
+    GPUs are those of this machine; `gpus` are the names of their types, of which the slowest counts. `measured` has the
+    times of earlier runs of this model here, by engine, which override estimates.
     """
     on_gpus = num_gpus if "auto" in compute.devices else 0
     if (settled := _required_engine(compute, plan, on_gpus)) is not None:

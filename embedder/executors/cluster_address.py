@@ -24,10 +24,8 @@ FRAME_BYTES, FRAME_TYPE, SETTINGS = 9, 3, 4
 def find_cluster(configured: str | None, engine: str) -> str | None:
     """Return the address of the cluster to use, once something answers there; None for this machine.
 
-    The engine `local` ignores the environment and waits for no answer.
-
-    Raises:
-        ConfigError: the address is malformed, or no Ray answers there.
+    The engine `local` ignores the environment and waits for no answer. Raises `ConfigError` if the address is
+    malformed, or no Ray answers there.
     """
     address = resolve_address(configured, {} if engine == "local" else os.environ)
     if address is not None and engine != "local":
@@ -38,10 +36,8 @@ def find_cluster(configured: str | None, engine: str) -> str | None:
 def resolve_address(configured: str | None, environ: Mapping[str, str]) -> str | None:
     """Return HOST:PORT, or None for a Ray started on this machine.
 
-    `configured` (HOST:PORT, `auto` or `local`) overrides RAY_ADDRESS in `environ`.
-
-    Raises:
-        ConfigError: the address has another form, or `auto` finds no cluster.
+    `configured` (HOST:PORT, `auto` or `local`) overrides RAY_ADDRESS in `environ`. Raises `ConfigError` if the address
+    has another form, or `auto` finds no cluster.
     """
     key, address = "ray_address", configured
     if address in (None, "auto") and environ.get(RAY_ADDRESS):
@@ -66,11 +62,7 @@ def resolve_address(configured: str | None, environ: Mapping[str, str]) -> str |
 
 
 def check_answer(address: str) -> None:
-    """Refuse an address where no Ray answers.
-
-    Raises:
-        ConfigError: none does.
-    """
+    """Refuse an address where no Ray answers, with a `ConfigError`."""
     if problem := find_problem(address):
         raise ConfigError(f"ray_address {address}: {problem}; check the address, and that the cluster's head runs")
 
@@ -101,8 +93,7 @@ def find_problem(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
 def _of_node_here() -> str:
     """Return the address of the cluster that this machine is a node of.
 
-    Raises:
-        ConfigError: it belongs to none, or to several.
+    Raises `ConfigError` if it belongs to none, or to several.
     """
     addresses: set[str] = set()
     for process in psutil.process_iter():

@@ -1,10 +1,8 @@
 """Rows of any Ray dataset as items: what a run lists of each, and the files with the pictures of those it embeds.
 
-A dataset is computed twice. The first pass gives the listing: ids, hashes, captions and carried columns, some hundred
-bytes a row. Once the run has decided which items it embeds, the second pass writes their pictures into Parquet files
-below the run's folder, as cells that decode reads; they are deleted when the run ends. So a run has only its listing in
-memory, and only what it embeds on disk, while journal, resumption and comparison are those of any source. Pictures
-given as addresses need no second pass.
+A dataset is computed twice: the first pass gives the listing, some hundred bytes a row; the second writes only the
+pictures to embed into Parquet files below the run's folder, deleted when the run ends. So journal, resumption and
+comparison are those of any source. Pictures given as addresses need no second pass.
 """
 
 import secrets
@@ -44,14 +42,9 @@ PLACED = pa.schema({"item_id": pa.string(), "modified": pa.string(), "cell": pa.
 class DatasetColumns:
     """Columns of a dataset, and their use; plain values, for tasks.
 
-    Attributes:
-        id: ids of the items; None: a hash of the content, or the address.
-        image: encoded bytes, uint8 arrays (H, W, 3), addresses, or structs with `bytes` or `path`.
-        caption: captions.
-        uri: addresses that hits show instead of the dataset's own.
-        carryover: columns that are carried.
-        name: name of the dataset, for the addresses of items that have none.
-        folder: base of relative addresses.
+    Without `id` an item's id is a hash of the content, or the address. `image` has encoded bytes, uint8 arrays (H, W,
+    3), addresses, or structs with `bytes` or `path`; `uri` the addresses that hits show instead. `name` is used in the
+    addresses of items that have none; `folder` is the base of relative ones.
     """
 
     id: str | None
@@ -65,10 +58,8 @@ class DatasetColumns:
     def check(self, columns: dict[str, Any]) -> None:
         """Check that a dataset has the named columns, with supported types.
 
-        `columns` has Arrow types by name; any other value means that a type is unknown before the rows are read.
-
-        Raises:
-            SourceError: one is missing, or of another type.
+        `columns` has Arrow types by name; any other value means that a type is unknown before the rows are read. Raises
+        `SourceError` if one is missing, or of another type.
         """
         for key in ("id", "image", "caption", "uri"):
             name = getattr(self, key)
@@ -105,8 +96,7 @@ class _Item(NamedTuple):
 def items_in(table: pa.Table, columns: DatasetColumns) -> Iterator[_Item]:
     """Yield the items of a block; what is wrong with one is said in its row.
 
-    Raises:
-        SourceError: a column is missing or of a wrong type.
+    Raises `SourceError` if a column is missing or of a wrong type.
     """
     columns.check({field.name: field.type for field in table.schema})
     images = _cells(table, columns.image)
@@ -269,8 +259,7 @@ def _stream(dataset: "Dataset", function: Any) -> Iterator[pa.Table]:
 def carried_types(tables: Sequence[pa.Table]) -> pa.Schema:
     """Return the types of a listing's carried columns, under their own names; a column without values is of strings.
 
-    Raises:
-        SourceError: blocks have different ones.
+    Raises `SourceError` if blocks have different ones.
     """
     found: dict[str, pa.DataType] = {}
     for table in tables:

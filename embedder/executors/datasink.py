@@ -77,8 +77,7 @@ class PartSink(Datasink["WrittenPart | None"]):  # type: ignore[misc]  # Ray shi
     def write(self, blocks: Iterable[Block], ctx: WriteTask) -> WrittenPart | None:
         """Write one part, unless an earlier attempt of the task, whose answer was lost, has done so.
 
-        Raises:
-            RunFailedError: the task has killed several processes.
+        Raises `RunFailedError` if the task has killed several processes.
         """
         tables = drop_empty_blocks(blocks)
         if not tables:
@@ -94,8 +93,7 @@ class PartSink(Datasink["WrittenPart | None"]):  # type: ignore[misc]  # Ray shi
     def on_write_complete(self, write_result: "WriteResult[WrittenPart | None]") -> None:
         """Compare what the tasks returned with the journal that this process reads.
 
-        Raises:
-            RunFailedError: they differ.
+        Raises `RunFailedError` if they differ.
         """
         written = [part for part in write_result.write_returns if part is not None]
         check_journal(written, entry_names(self.files, self.stamp.run_id, self.stamp.session), str(self.files))
@@ -113,8 +111,7 @@ class PartSink(Datasink["WrittenPart | None"]):  # type: ignore[misc]  # Ray shi
 def check_journal(written: Iterable[WrittenPart], journal: set[str], store: str) -> None:
     """Check that a session's write tasks returned what its journal, read by the publishing process, holds. Pure.
 
-    Raises:
-        RunFailedError: they differ.
+    Raises `RunFailedError` if they differ.
     """
     by_name = {part.entry: part.node for part in written}
     if missing := sorted(by_name.keys() - journal):

@@ -51,8 +51,7 @@ class HeadWatch:
     def watching(self) -> Iterator[None]:
         """Watch while the block runs.
 
-        Raises:
-            HeadLostError: the head is lost; only in the main thread, in another one that is only logged.
+        Raises `HeadLostError` if the head is lost; only in the main thread, in another one that is only logged.
         """
         before = signal.signal(SIGNAL, self._interrupt) if self._interrupts else None
         self._thread.start()
@@ -70,8 +69,7 @@ class HeadWatch:
     def answers(self) -> bool:
         """Return whether the head answers; if it is silent now, wait until it answers again or is lost.
 
-        Raises:
-            HeadLostError: the head is lost, in the main thread.
+        Raises `HeadLostError` if the head is lost, in the main thread.
         """
         if find_problem(self._address) is None:
             return True

@@ -151,13 +151,7 @@ def delay_signals(doing: str) -> Iterator[None]:
 
 
 def hand_on(number: int, frame: FrameType | None, handler: Handler | int | None) -> None:
-    """Handle a signal as an earlier handler would have.
-
-    Args:
-        number: the signal.
-        frame: where it interrupted Python.
-        handler: the earlier handler, as `signal.getsignal` gives it.
-    """
+    """Handle a signal as the earlier `handler`, as `signal.getsignal` gives it, would have."""
     if callable(handler):
         handler(number, frame)
     elif handler != signal.SIG_IGN:

@@ -117,9 +117,8 @@ def plan_job(
 ) -> Job:
     """Decide the run, for what is `available` on the machine or cluster.
 
-    Raises:
-        ConfigError: the requested resources do not exist.
-        StepError, ServableError: a step of the user's can't be run.
+    Raises `ConfigError` if the requested resources do not exist; `StepError` or `ServableError` if a step of the user's
+    can't be run.
     """
     stamp = _stamp(rows, run, carryover, may_load=compute.ray_address is None)
     models = [each.model for each in further]
@@ -191,9 +190,8 @@ def stage_specs(
 def make_plan(compute: ComputeSettings, model: Model) -> ShardPlan:
     """Read the pinned plan, whose dtype is used if the configuration leaves it open, or make one by operations.
 
-    Raises:
-        ConfigError: the plan file is missing, or made for other weights.
-        shards.ModelError: it is no plan, or not one for this model.
+    Raises `ConfigError` if the plan file is missing, or made for other weights; `shards.ModelError` if it is no plan,
+    or not one for this model.
     """
     if compute.plan is None:
         return plan_shards(
@@ -218,10 +216,7 @@ def check_int8(compute: ComputeSettings, model: Model) -> None:
     """Refuse int8 if it makes the model no faster or no smaller, as measured on this machine's device.
 
     On a cluster (`ray_address`) the stages' device isn't here, and nothing is refused; `embedder verify --dtype int8`
-    on one of its nodes measures there.
-
-    Raises:
-        ConfigError: it doesn't help; the message has the figures.
+    on one of its nodes measures there. Raises `ConfigError` if it doesn't help; the message has the figures.
     """
     if compute.settled_dtype != "int8" or compute.ray_address is not None:
         return

@@ -48,11 +48,8 @@ def ray_session(
     `object_store_bytes` of shared memory for what waits between the steps. A dataset that finishes nothing for
     `no_progress_timeout_s` ends with an error. `access` is what the nodes must reach; `ship_package` allows sending
     this package to nodes that lack it. `before_exit` is called with the reason if the head is lost and no error can
-    reach the caller.
-
-    Raises:
-        ConfigError: no cluster answers at the address, or a node of it can't take part.
-        HeadLostError: its head went away during the block.
+    reach the caller. Raises `ConfigError` if no cluster answers at the address, or a node of it can't take part;
+    `HeadLostError` if its head went away during the block.
     """
     _set_environment(address)
     import ray
@@ -142,10 +139,8 @@ def start_ray(
 
     Without an address, Ray starts here with `object_store_bytes` of shared memory for what waits between the steps;
     None for `num_cpus` takes those that this process may use, for `num_gpus` those that the driver finds. `modules` are
-    folders of packages to send to the nodes of a cluster.
-
-    Raises:
-        ConfigError: no cluster answers at the address, it wants another token or version, or this is no node of it.
+    folders of packages to send to the nodes of a cluster. Raises `ConfigError` if no cluster answers at the address, it
+    wants another token or version, or this is no node of it.
     """
     _set_environment(address)
     import ray

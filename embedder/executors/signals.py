@@ -81,12 +81,10 @@ def stop_on_signals(
     spread: Callable[[], None] = lambda: None,
     can_break: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Turn the first signal into a request; the second one goes to the earlier handler.
+    """Turn the first signal into a request; the second one, or any if `can_break` says so, goes to the earlier handler.
 
-    A thread logs `notice`, what is waited for, before the block ends, as the interrupted main thread may hold the locks
-    of a display; then it calls `spread`, which forwards the request. `note` sets the request and must do nothing else,
-    as the main thread may be interrupted anywhere. If `can_break` says so, the signal goes to the earlier handler at
-    once.
+    A thread logs `notice`, as the interrupted main thread may hold a display's locks, then calls `spread`, which
+    forwards the request. `note` only sets the request, as the main thread may be interrupted anywhere.
     """
     if threading.current_thread() is not threading.main_thread():  # Python handles signals only there
         yield

@@ -156,8 +156,7 @@ class DatasetItems:
     def list_items(self, sources: SourceSettings, *, may_be_empty: bool) -> tuple[pa.Table, LeftOut]:
         """Compute the dataset, and list its rows ordered by id; `sources` has the joins and limits for the web.
 
-        Raises:
-            SourceError: it can't be listed, or has no row although it must.
+        Raises `SourceError` if it can't be listed, or has no row although it must.
         """
         left_out = LeftOut()
         with _translate_ray_errors():

@@ -114,10 +114,8 @@ class Forecast(BaseModel):
 def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     """Compare the sources with the store as `embed` or `refresh` would.
 
-    `config` must set `model`, `store` and at least one source.
-
-    Raises:
-        ConfigError, SourceError, StoreError: as `embedder.ingest.embed.refresh`.
+    `config` must set `model`, `store` and at least one source. Raises `ConfigError` or `SourceError` or `StoreError` as
+    `embedder.ingest.embed.refresh`.
     """
     check_forced(options.forced)
     inputs = open_inputs(config, options, lambda compute: None)  # the dtype changes no forecast

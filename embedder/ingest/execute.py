@@ -66,14 +66,8 @@ def execute(
 ) -> EngineOutcome:
     """Run the job on the engine that suits it; with nothing to embed, only describe it.
 
-    Args:
-        inputs: settings, model and cut.
-        run: where the work is journaled.
-        to_embed: listed items.
-        show_progress: display of the progress.
-        stop_at_s: Unix time at which no further items are begun.
-        before_exit: called with the reason where the process is ended and no error reaches the caller any more.
-        further: further models, in their order, with the run of each.
+    No item is begun after `stop_at_s` (Unix time). `before_exit` is called with the reason where the process is ended
+    and no error reaches the caller any more. `further` has the further models, in their order, with the run of each.
     """
     choice = _choose(inputs, to_embed.num_rows)
     with _make_executor(choice.engine, inputs, run, to_embed, before_exit) as executor:
@@ -153,14 +147,7 @@ def _listener(operators: OperatorHistory, fleet: FleetWatch) -> OnSample:
 
 
 def access_of(ray_address: str | None, model_uri: str, run: Run, to_embed: pa.Table) -> "Access | None":
-    """Return what the nodes of a cluster must reach: store, model, and some items; None on one machine.
-
-    Args:
-        ray_address: of the cluster; None on one machine.
-        model_uri: of the main model.
-        run: tokens lie in its folder.
-        to_embed: listed items.
-    """
+    """Return what the nodes of a cluster must reach: store, main model, and some items; None on one machine."""
     if ray_address is None or not to_embed.num_rows:
         return None
     from embedder.placement.preflight import Access

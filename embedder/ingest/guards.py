@@ -66,8 +66,7 @@ class Verdict(BaseModel):
 def judge(result: RunResult, limits: RunLimits, forced: Collection[str] = ()) -> list[Verdict]:
     """Judge rejects, vectors and retrieval of a run's result, before it is published.
 
-    Raises:
-        ConfigError: a forced guard does not exist.
+    Raises `ConfigError` if a forced guard does not exist.
     """
     check_forced(forced)
     verdicts = [judge_rejects(result, limits), judge_vectors(result, limits)]
@@ -90,9 +89,8 @@ def judge_earlier(
     """Judge the unfinished run that this one would continue, if it has nothing left to do.
 
     A listing is judged before anything is embedded. If an earlier run was refused, the other guards' verdicts are
-    already known by then and need not wait for the next run.
-
-    Returns the verdicts of all guards except `retire`; none if there is no such run or it is not at its end.
+    already known by then and need not wait for the next run. Returns the verdicts of all guards except `retire`; none
+    if there is no such run or it is not at its end.
     """
     if run is None or work.difference.to_embed.num_rows:
         return []
@@ -124,11 +122,7 @@ def retrieval_record(verdicts: Iterable[Verdict], before: Current | None) -> dic
 
 
 def check_forced(forced: Collection[str]) -> None:
-    """Refuse names of guards that do not exist.
-
-    Raises:
-        ConfigError: there is no such guard.
-    """
+    """Refuse names of guards that do not exist, with a `ConfigError`."""
     unknown = sorted(set(forced) - set(GUARDS))
     if unknown:
         raise ConfigError(f"--force {unknown[0]}: there is no such guard; the guards are {', '.join(GUARDS)}")

@@ -43,21 +43,11 @@ CAPTION_FILE = r"\.(txt|json)$"
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a run.
+    """Inputs of a run: configuration with its final dtype, main model without weights, and listing of all sources.
 
-    Attributes:
-        config: the run's configuration, with its final dtype.
-        options: options besides the configuration.
-        model: description of the main model; no weights.
-        plan: the cut into stages.
-        info: model and preprocessing, as the store keeps them.
-        files: the store.
-        listing: all items of all sources.
-        seen: what was published before the sources were listed.
-        left_out: what the sources hold besides items.
-        dtype: compute dtype, and why it was chosen.
-        models: further models, in the order that they run in.
-        asked_colour: whether the configuration says how pixel values are read.
+    `plan` is the cut into stages, `info` the model and preprocessing as the store keeps them, `seen` what was published
+    before the sources were listed, and `left_out` what the sources hold besides items. `models` are the further models,
+    in the order that they run in; `asked_colour` says whether the configuration sets how pixel values are read.
     """
 
     config: RunConfig
@@ -85,12 +75,9 @@ def open_inputs(
     """Check the configuration, read the model's description, and list the sources.
 
     `config` must set `model`, `store` and at least one source. If items may leave and the store has some, empty sources
-    are left to the guards. `find` finds the GPUs that decide the dtype of a new store.
-
-    Raises:
-        ConfigError: something needed is not set, or the requested resources do not exist.
-        SourceError: a source can't be listed, or all are empty.
-        StoreError: the store can't be read.
+    are left to the guards. `find` finds the GPUs that decide the dtype of a new store. Raises `ConfigError` if
+    something needed is not set, or the requested resources do not exist; `SourceError` if a source can't be listed, or
+    all are empty; `StoreError` if the store can't be read.
     """
     model_uri, store_uri = config.required_model, config.required_store
     if not config.source and options.given is None:
@@ -284,10 +271,7 @@ def list_items(
     """List all items of all sources, and count what is left out; done first, so that a wrong path creates no store.
 
     The store, and files that the run writes for its operators, are not items. `captions` has the rules for caption
-    files.
-
-    Raises:
-        SourceError: a source can't be listed, or all are empty although they may not be.
+    files. Raises `SourceError` if a source can't be listed, or all are empty although they may not be.
     """
     own = (files.address, *(str(Path(name).expanduser().absolute()) for name in sources.written))
     left_out = LeftOut()

@@ -1,10 +1,8 @@
 """Interim publications: every `publish_every_s`, what a run's models have finished is judged and made visible.
 
-Guards judge a batch by itself, like a run: too many rejects, collapsed vectors, or captions that find their images
-worse than in the publication before the run keep it back. The run continues, and the batch is judged again next time
-with what is finished by then. The run as a whole, and what it lost, is judged at the end. Until then nothing leaves the
-store: deleted items stay, and rows of a changed model wait for all of them. The batches of all models form one
-publication, which a guard of any of them keeps back.
+Guards judge a batch by itself, like a run. A batch that is kept back is judged again next time, with what is finished
+by then. Until the run ends nothing leaves the store: deleted items stay, and rows of a changed model wait for all of
+them. The batches of all models form one publication, which a guard of any of them keeps back.
 """
 
 import logging

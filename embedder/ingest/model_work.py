@@ -82,8 +82,7 @@ class ModelResult:
 def check_models(inputs: Inputs) -> None:
     """Check that the store's tables of each model can take its rows; nothing is written.
 
-    Raises:
-        StoreError: a table is of another model and nothing may be replaced, or has other columns.
+    Raises `StoreError` if a table is of another model and nothing may be replaced, or has other columns.
     """
     for model in inputs.models:
         view = model.files(inputs.files)

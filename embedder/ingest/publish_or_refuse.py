@@ -60,8 +60,7 @@ def end_run(
 ) -> Report:
     """Publish, keep, or refuse; the report is saved either way.
 
-    Raises:
-        RunFailedError: a signal came, a guard refused the publication, or another run took the store over.
+    Raises `RunFailedError` if a signal came, a guard refused the publication, or another run took the store over.
     """
     run, inputs = outcome.job.run, found.inputs
     run.files.confirm_lease()  # a process that took the store over continues this run, and writes its report

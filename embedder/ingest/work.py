@@ -43,15 +43,10 @@ class GivenItems(Protocol):
 class IngestOptions:
     """Options of a run besides its configuration.
 
-    Attributes:
-        kind: `refresh` retires what is gone and may change the model; `embed` only adds.
-        retry_rejects: embed again what was rejected before, changed or not.
-        repair: embed again items whose rows differ from their record, as `embedder store check` finds them.
-        only: embed only these items, and retire none.
-        limit: the most items to embed in this run.
-        max_hours: hours after which no further items are begun.
-        forced: names of guards that are overridden.
-        given: gives the items instead of sources; none of the store's other items is retired.
+    `refresh` retires what is gone and may change the model; `embed` only adds. `retry_rejects` embeds again what was
+    rejected, changed or not; `repair` items whose rows differ from their record, as `embedder store check` finds them.
+    `only` embeds these items and retires none. After `max_hours` no further items are begun. `given` gives the items
+    instead of sources, and retires none of the store's others.
     """
 
     kind: Kind = "embed"
@@ -76,19 +71,13 @@ class IngestOptions:
 
 @dataclass(frozen=True)
 class WorkPlan:
-    """Decision about a listing.
+    """Decision about a listing, which is sorted in `difference`.
 
-    Attributes:
-        difference: the listing, sorted.
-        retired: published items that are gone: `item_id`, `source`.
-        retired_ids: ids of those, and of items that the unfinished run had finished before they went.
-        outdated: why nothing that is published can stay: the model or the preprocessing changed.
-        num_as_published: listed items that are as published, whatever an unfinished run has finished.
-        is_nothing: whether the store is as the listing wants it.
-        num_listed: listed items, without purged ones.
-        num_published: published items of each source.
-        left_out_ids: listed items that an earlier run read and left out, as they are no items.
-        num_vectors: rows of the published items, by their records.
+    `retired` has `item_id` and `source` of published items that are gone; `retired_ids` also those that the unfinished
+    run had finished before they went. `outdated` is why nothing published can stay: the model or preprocessing changed.
+    `num_as_published` ignores what an unfinished run has finished; `num_listed` is without purged items;
+    `num_published` is by source. `left_out_ids` are listed items that an earlier run read and left out, as they are no
+    items. `num_vectors` counts rows of the published items, by their records.
     """
 
     difference: Difference
@@ -121,10 +110,7 @@ def plan_work(
     """Compare a listing with what is published and with what an unfinished run has finished.
 
     Only what is published decides whether there is anything to do: an item that the unfinished run finished, and that
-    is again as published, needs nothing.
-
-    `max_attempts` limits attempts at an item with a temporary failure. `published` comes from `published_items`,
-    `finished` from `finished_items` (or has no rows), `outdated` from `outdated_by`.
+    is again as published, needs nothing. `finished` has no rows if there is no such run.
     """
     known = partial(known_items, retry_rejects=options.retry_rejects, max_attempts=max_attempts, outdated=outdated)
     num_parts = common_parts(listing, published, finished)

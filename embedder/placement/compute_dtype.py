@@ -83,10 +83,8 @@ def choose_dtype(
     """Follow the configuration; for `auto`, the store, else the plan file, else the devices.
 
     `gpus` is called only if they decide. `recorded` has the address of an existing store and the dtype that it records,
-    `planned` the dtype of the plan file.
-
-    Raises:
-        StoreError: the store records a dtype that this release doesn't know.
+    `planned` the dtype of the plan file. Raises `StoreError` if the store records a dtype that this release doesn't
+    know.
     """
     if compute.dtype != "auto":
         return DtypeChoice(compute.dtype, "as configured", was_asked=True)
@@ -130,8 +128,7 @@ def gpus_of_nodes(nodes: Iterable[Node]) -> tuple[Gpu, ...]:
 def check_dtype(choice: DtypeChoice, gpus: Gpus) -> None:
     """Refuse to continue in a store's dtype on devices that don't support it; a dtype that is asked for is accepted.
 
-    Raises:
-        ConfigError: they don't; the message names the dtype that they support.
+    Raises `ConfigError` if they don't; the message names the dtype that they support.
     """
     if choice.store is None or gpus is None:
         return

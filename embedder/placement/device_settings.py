@@ -25,19 +25,12 @@ USUAL_GPU = "A100"
 class DeviceSettings:
     """Sizes for one kind of device.
 
-    Attributes:
-        batch_sizes: rows that a stage computes together if `batch_size` is "auto": the first one by default, the
-            others by trial.
-        block_bytes: size of a block at its widest hand-over.
-        max_block_bytes: the same if the fastest stage's call would be shorter than `min_call_s`.
-        min_call_s: for shorter calls, Ray and the driver cost a good part of what they compute.
-        max_items: most items of a block.
-        min_blocks: least blocks of a run: with fewer, cores would have nothing to decode and stages no input, at its
-            start and end.
-        max_file_bytes: most bytes of a block's files; with more, as of videos, a few keep a task busy for minutes.
-        object_store_bytes: most shared memory of a Ray that the run starts.
-        batches_in_flight: batches that it is to hold; on a GPU, also what many cores decode while a stage loads.
-        calls_at_once: concurrent calls of a replica; None means Ray's default.
+    With `batch_size` "auto" a stage computes the first of `batch_sizes` together, or others by trial. A block has at
+    most `block_bytes` at its widest hand-over, or `max_block_bytes` if the fastest stage's call would be shorter than
+    `min_call_s`, when Ray and the driver cost a good part of it. With fewer than `min_blocks`, cores and stages would
+    idle at a run's start and end; with more than `max_file_bytes` of files, as of videos, a few blocks keep a task busy
+    for minutes. Shared memory, at most `object_store_bytes`, is to hold `batches_in_flight`, on a GPU also what many
+    cores decode while a stage loads. `calls_at_once` of None means Ray's default.
     """
 
     batch_sizes: tuple[int, ...]

@@ -36,10 +36,9 @@ def share_gpus(num_devices: int, reserved: Sequence[Request], num_replicas: Sequ
     """Return the GPUs of a replica of each stage, as large and even as possible such that all can be placed.
 
     Each replica gets a device if there are enough. Else as few as possible share one, and stages take devices of their
-    own, the first ones first, as long as devices would be idle otherwise.
-
-    `reserved` has the requests of other stages, `num_replicas` the replicas of each stage to serve, heaviest first.
-    Returns 1.0, or 1/k of a device, by stage; zeros if no device has room for them next to what is reserved.
+    own, the first ones first, as long as devices would be idle otherwise. `reserved` has the requests of other stages,
+    `num_replicas` the replicas of each stage to serve, heaviest first. Returns 1.0, or 1/k of a device, by stage; zeros
+    if no device has room for them next to what is reserved.
     """
 
     def fit(shares: Sequence[float]) -> bool:

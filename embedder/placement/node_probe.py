@@ -20,15 +20,10 @@ SHARED_MEMORY = "/dev/shm"
 
 
 class NodeFacts(TypedDict):
-    """Facts about a node.
+    """Facts about a node: Python's major and minor version, digest of this project's code, libraries, and bytes.
 
-    Attributes:
-        python: version, major and minor.
-        code: digest of this project's packages; None if one is missing.
-        libraries: public versions of `LIBRARIES`; None if one is missing.
-        disk_free, disk_total: bytes of the disk where Ray spills; 0 if there is no such folder.
-        shared_free, shared_total: bytes of shared memory; 0 if there is none.
-        object_store: bytes of the node's object store.
+    Code and libraries (`LIBRARIES`, public versions) are None if one is missing. `disk_*` is the disk where Ray spills;
+    `disk_*` and `shared_*` are 0 if there is none.
     """
 
     python: str

@@ -1,12 +1,8 @@
 """Placement of replicas on the nodes of a cluster. Pure: nodes and requests in, a node for each replica out.
 
-A process lies on one node, and its part of a GPU on one device there, so sums over a cluster promise too much: two
-nodes of one CPU have no room for a process of two. A run may choose the node of a replica, but the device on it is
-Ray's choice (`embedder.placement.gpus`). So replicas fit on a node only if they find devices in whichever order they
-start.
-
-A few greedy passes place what most fleets are asked for, in milliseconds on hundreds of nodes. What they can't place is
-searched exhaustively, up to MAX_STEPS; within that, whatever can be placed is placed.
+A process lies on one node, and its part of a GPU on one device there, so sums over a cluster promise too much. The
+device is Ray's choice (`embedder.placement.gpus`), so replicas fit on a node only if they find devices in whichever
+order they start. Greedy passes place most requests; the rest is searched exhaustively, up to MAX_STEPS.
 """
 
 from collections.abc import Iterator, Sequence
@@ -81,11 +77,9 @@ class ReplicaRequest:
 
 @dataclass
 class Placed:
-    """Answer of `place`.
+    """Answer of `place`: the node of each replica, or None.
 
-    Attributes:
-        nodes: where each replica goes; None if no placement was found.
-        is_proven: if none was found, whether the search was exhaustive, so that there is none.
+    If `nodes` is None, `is_proven` says whether the search was exhaustive, so that there is none.
     """
 
     nodes: NodesOfReplicas | None

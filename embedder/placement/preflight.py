@@ -68,9 +68,7 @@ def check_cluster(
     """Check all nodes that may work; if one needs this package, reattach this process so that it is sent to them.
 
     `access` is what a run reads and writes; None checks only code and libraries. `ship` allows sending the package.
-
-    Raises:
-        ConfigError: a node can't take part; a table of all problems has been logged.
+    Raises `ConfigError` if a node can't take part; a table of all problems has been logged.
     """
     here = node_probe.node_facts("/")
     facts, problems = _ask_facts(nodes)
@@ -223,8 +221,7 @@ def read_token(files: StoreFiles, token: str) -> list[tuple[str, str, str]]:
 def model_files(uri: str) -> dict[str, int]:
     """Return names and sizes of the files of a local model folder; for a remote one, only of its configuration.
 
-    Raises:
-        ModelError: there is no such model.
+    Raises `ModelError` if there is no such model.
     """
     patterns = ("*.json", "*.safetensors") if Path(uri).exists() else ("*.json",)
     folder = resolve_checkpoint(uri, config_only=True)

@@ -42,8 +42,7 @@ MAX_NICENESS = 4  # steps; Ray's workers already have 15 of the 19
 def allocate(compute: ComputeSettings, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
     """Fill in what the configuration leaves out, refuse what could not run, and lower limits that could not be reached.
 
-    Raises:
-        ConfigError: the requests don't fit; the message says what to change.
+    Raises `ConfigError` if the requests don't fit; the message says what to change.
     """
     allocation = request_resources(compute, available, planned)
     check_cpus(allocation, available.num_cpus)  # or Ray would wait forever
@@ -101,8 +100,7 @@ def _with_needs(
 def beside_models(available: Available, actors: Sequence[ActorGroup]) -> Available:
     """Return what the actors of further models leave to the main model's stages and to the tasks.
 
-    Raises:
-        ConfigError: they ask for more GPUs than there are.
+    Raises `ConfigError` if they ask for more GPUs than there are.
     """
     if not actors:
         return available
@@ -306,8 +304,7 @@ def describe_devices(allocation: Allocation, available: Available) -> str | None
 def check_gpus(allocation: Allocation, available: Available) -> None:
     """Refuse actors that find no GPU, or no GPU with room for their part of one.
 
-    Raises:
-        ConfigError: there are too few GPUs.
+    Raises `ConfigError` if there are too few GPUs.
     """
     num_devices = available.num_devices
     for index, stage in enumerate(allocation.stages):
@@ -330,11 +327,7 @@ def check_gpus(allocation: Allocation, available: Available) -> None:
 
 
 def check_cpus(allocation: Allocation, num_cpus: float) -> None:
-    """Refuse actors that leave no CPU for a task.
-
-    Raises:
-        ConfigError: there are too few CPUs.
-    """
+    """Refuse actors that leave no CPU for a task, with a `ConfigError`."""
     if allocation.min_cpus > num_cpus + TOLERANCE:
         actors = " + ".join(f"{stage.min_replicas} x {stage.num_cpus:g}" for stage in allocation.stages)
         raise ConfigError(
@@ -347,8 +340,7 @@ def check_cpus(allocation: Allocation, num_cpus: float) -> None:
 def check_nodes(allocation: Allocation, available: Available) -> None:
     """Refuse actors and tasks that the nodes of a cluster can't hold, even if their sums suffice.
 
-    Raises:
-        ConfigError: there is no placement; the message names the request and the nearest node.
+    Raises `ConfigError` if there is no placement; the message names the request and the nearest node.
     """
     if len(available.nodes) < 2 or available.can_grow:
         return  # the sums are exact, or nodes that are large enough may come

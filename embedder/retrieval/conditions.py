@@ -234,11 +234,9 @@ _TOO_MANY: Node = {"class": "TOO_MANY"}
 def check_condition(where: str, columns: Mapping[str, str]) -> str:
     """Refuse a condition that does more than compare the given columns (types by name).
 
-    Returns the condition to evaluate, with columns named like SQL keywords in double quotes.
-
-    Raises:
-        ConfigError: it is too long, too deeply nested, not a single expression, or uses anything but these columns,
-            constants and known functions.
+    Returns the condition to evaluate, with columns named like SQL keywords in double quotes. Raises `ConfigError` if it
+    is too long, too deeply nested, not a single expression, or uses anything but these columns, constants and known
+    functions.
     """
     if not is_text(where):
         raise ConfigError(f"where {readable(where)[:200]!r}: it is no UTF-8 text; {EXAMPLE}")

@@ -129,8 +129,7 @@ class RowFilter:
     def matching(self, where: str) -> Mask:
         """Return a mask, bool (rows,), of the rows that fulfil a condition; rows where it is NULL do not.
 
-        Raises:
-            ConfigError: it is no expression, names an unknown column, is not boolean, or can't be evaluated.
+        Raises `ConfigError` if it is no expression, names an unknown column, is not boolean, or can't be evaluated.
         """
         passing = self.passing(where)
         if passing.dtype == np.bool_:
@@ -142,8 +141,7 @@ class RowFilter:
     def passing(self, where: str) -> Among:
         """Return the rows that fulfil a condition; as numbers if few, so that nothing is allocated per table row.
 
-        Raises:
-            ConfigError: it is no expression, names an unknown column, is not boolean, or can't be evaluated.
+        Raises `ConfigError` if it is no expression, names an unknown column, is not boolean, or can't be evaluated.
         """
         known = self._remembered.get(where)
         if isinstance(known, np.ndarray):
@@ -160,11 +158,8 @@ class RowFilter:
     def remember(self, where: str, timeout_s: float, hidden: Collection[str] = ()) -> None:
         """Evaluate an untrusted condition in advance, so that the cost of the following searches is known.
 
-        It may read columns, except `hidden` ones, and call harmless functions.
-
-        Raises:
-            ConfigError: it does more than that, can't be evaluated, or takes longer than `timeout_s`; repeats fail at
-                once.
+        It may read columns, except `hidden` ones, and call harmless functions. Raises `ConfigError` if it does more
+        than that, can't be evaluated, or takes longer than `timeout_s`; repeats fail at once.
         """
         visible = {name: kind for name, kind in self.columns.items() if name not in hidden}
         checked = check_condition(where, visible)

@@ -37,13 +37,9 @@ class ExactIndex:
     def search(self, queries: Floats, k: int = 10, *, among: Among | None = None, profile: str = "text") -> Neighbours:
         """Find the k nearest vectors of each query (float32 (Q, E), unit norm), among all rows unless `among` is given.
 
-        `profile`, the kind of the queries, makes no difference here.
-
-        Returns:
-            (Q, min(k, rows allowed)) scores and rows, best first; equal scores are ordered by row.
-
-        Raises:
-            RetrievalError: the queries have another width, are not finite or not of unit norm.
+        `profile`, the kind of the queries, makes no difference here. Returns (Q, min(k, rows allowed)) scores and rows,
+        best first; equal scores are ordered by row. Raises `RetrievalError` if the queries have another width, are not
+        finite or not of unit norm.
         """
         allowed: Rows | None = None
         if among is not None:

@@ -121,8 +121,7 @@ class CopiedFiles(NamedTuple):
 def save_table(path: Path, table: pa.Table) -> None:
     """Write a table in the format that the suffix names; replaces an existing file once the new one is complete.
 
-    Raises:
-        ConfigError: the suffix names no format, the folder is missing, or the file can't be written.
+    Raises `ConfigError` if the suffix names no format, the folder is missing, or the file can't be written.
     """
     write = TABLE_FORMATS[check_output_file(path, TABLE_FORMATS, "hits")]
     try:
@@ -135,10 +134,8 @@ def save_table(path: Path, table: pa.Table) -> None:
 def copy_files(folder: Path, answers: Sequence[Sequence[Hit]], table: pa.Table) -> CopiedFiles:
     """Copy the files of hits into a new or empty folder, with `table` (a row per hit) completed by their names.
 
-    The folder appears once everything is copied. An item's file is copied once, under the name of its first hit.
-
-    Raises:
-        ConfigError: the folder is not empty, its parent is missing, or it can't be written.
+    The folder appears once everything is copied. An item's file is copied once, under the name of its first hit. Raises
+    `ConfigError` if the folder is not empty, its parent is missing, or it can't be written.
     """
     check_copy_folder(folder)
     copied: dict[str, str] = {}
@@ -165,8 +162,7 @@ def copy_files(folder: Path, answers: Sequence[Sequence[Hit]], table: pa.Table) 
 def check_copy_folder(folder: Path) -> None:
     """Check that a folder can be made, or is empty.
 
-    Raises:
-        ConfigError: it is not empty, is a file, or its parent is missing.
+    Raises `ConfigError` if it is not empty, is a file, or its parent is missing.
     """
     check_parent_folder(folder, "copies")
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):

@@ -73,8 +73,7 @@ class HttpClient:
     def pieces(self, path: str) -> Iterator[bytes]:
         """Request bytes, for example a video, range by range; each request is retried.
 
-        Raises:
-            StoreError: the content changes meanwhile, or as `read`.
+        Raises `StoreError` if the content changes meanwhile, or as `read`.
         """
         start, headers = 0, {}
         while True:
@@ -108,8 +107,7 @@ class HttpClient:
     ) -> Response:
         """Ask until there is an answer, a limited number of times.
 
-        Raises:
-            ConfigError, RetrievalError, StoreError: as a local store does, or the service can't be reached.
+        Raises what a local store does, and `StoreError` if the service can't be reached.
         """
         stop_s = time.monotonic() + self._timeout_s
         for tries in count(1):

@@ -1,13 +1,12 @@
-"""Hybrid ranking: vectors and BM25 over caption words, joined by reciprocal rank fusion.
+"""Hybrid ranking: vectors and BM25 over caption words, joined by reciprocal rank fusion; exact, in blocks of captions.
 
-Sources: Cormack, Clarke and Büttcher, *Reciprocal rank fusion outperforms Condorcet and individual rank learning
-methods*, SIGIR 2009 (the constant 60); Robertson and others' BM25 with Lucene's idf, which is never negative; MaxScore
-(Turtle and Flood, 1995): terms that can't lift a caption among the best are looked up only for captions that other
-terms lifted. Captions are scored block by block, so memory doesn't grow with their number; the ranking is exact.
+Sources: Cormack, Clarke and Büttcher, SIGIR 2009 (fusion, the constant 60); Robertson and others' BM25 with Lucene's
+idf, never negative; MaxScore (Turtle and Flood, 1995): terms that can't lift a caption among the best are looked up
+only for captions that others lifted.
 
-The word index is the published one. If a publication lacks it (an older release, or a further model), it is built into
-the cache next to the copies of vector indexes. A cached folder is complete or absent, so several processes may build at
-once; a damaged one is rebuilt. Purging deletes them with the other copies, as they contain the words of captions.
+A publication without a word index gets one in the cache, next to copies of vector indexes. A cached folder is complete
+or absent, so several processes may build at once; a damaged one is rebuilt. Purging deletes them, as they contain
+captions.
 """
 
 import hashlib
@@ -66,10 +65,8 @@ class CaptionWords:
     def ranking(self, text: str, depth: int, among: Mask | None = None) -> Rows:
         """Return up to `depth` rows whose captions share a term with the text, best first, equal ones by row.
 
-        `among`, bool (rows of the table,), selects the rows allowed; None means all.
-
-        Raises:
-            RetrievalError: a list of the index was altered.
+        `among`, bool (rows of the table,), selects the rows allowed; None means all. Raises `RetrievalError` if a list
+        of the index was altered.
         """
         terms = self._terms(text)
         best = _Best(depth)
@@ -220,8 +217,7 @@ def _counts_of(docs: Numbers, own: Numbers, counts: Numbers, start: int, stop: i
 def open_words(files: StoreFiles, table: RecordTable) -> CaptionWords:
     """Open the word index of one version's captions: published, cached, or newly built into the cache.
 
-    Raises:
-        RetrievalError: the published index is damaged.
+    Raises `RetrievalError` if the published index is damaged.
     """
     if not files.model and keep_words.has_words(files, table.version):
         return CaptionWords(keep_words.open_words(files, table.version))

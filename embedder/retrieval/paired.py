@@ -38,12 +38,9 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Rule for a verdict on differences.
+    """Rule for a verdict: no group may lose more than `max_drop`, at a `confidence` for all intervals together.
 
-    Attributes:
-        max_drop: loss that is allowed in any group.
-        confidence: probability that all intervals together hold the true values.
-        prove: whether it must be shown that no group lost more; else only a proven larger loss fails.
+    With `prove` it must be shown that no group lost more; else only a proven larger loss fails.
     """
 
     max_drop: float = 0.02

@@ -32,13 +32,8 @@ HYBRID_RULE = "hybrid search ranks by words", "search with a text"
 class Option(NamedTuple):
     """What a field of `SearchOptions` accepts wherever it is given: in Python, in a command, in a request.
 
-    Attributes:
-        kind: class that values are converted to.
-        expected: accepted values, in words.
-        description: description of the field.
-        bounds: bounds of numbers, under Pydantic's names: `ge`, `gt`, `le`.
-        broken: message about a value out of bounds.
-        error: exception raised with it.
+    `kind` is the class that values are converted to, `expected` the accepted values in words. `bounds` have Pydantic's
+    names (`ge`, `gt`, `le`); out of them, `error` is raised with the message `broken`.
     """
 
     kind: type[bool | float | int | str]
@@ -238,8 +233,7 @@ def read_search(
 def read_options(options: SearchOptions | int, keywords: dict[str, Any]) -> SearchOptions:
     """Return options overridden by `keywords`; a number is `k`.
 
-    Raises:
-        ArgumentTypeError: the options are neither, or one of them is of another type.
+    Raises `ArgumentTypeError` if the options are neither, or one of them is of another type.
     """
     if not isinstance(options, SearchOptions):
         check_argument("options", options, (SearchOptions, Integral), "SearchOptions, or a number of hits")
@@ -250,13 +244,10 @@ def read_options(options: SearchOptions | int, keywords: dict[str, Any]) -> Sear
 def read_queries(query: "Query | None", image: "Images | None") -> QueryBatch:
     """Convert queries from any accepted form; a text and an image are searched with together.
 
-    One text goes with each of several images, and one image with each of several texts.
-
-    Raises:
-        ConfigError: nothing was given, an image comes with something other than texts, the numbers of texts and images
-            differ, or an image is invalid.
-        RetrievalError: an array is neither vectors nor an image.
-        ArgumentTypeError: a query is of another type, or a list has queries of several kinds.
+    One text goes with each of several images, and one image with each of several texts. Raises `ConfigError` if nothing
+    was given, an image comes with something other than texts, the numbers of texts and images differ, or an image is
+    invalid; `RetrievalError` if an array is neither vectors nor an image; `ArgumentTypeError` if a query is of another
+    type, or a list has queries of several kinds.
     """
     if query is None:
         if image is None:

@@ -41,10 +41,8 @@ def reciprocal_ranks(ranks: Ints) -> NDArray[np.float64]:
 def score_ranks(ranks: Ints, metric: str) -> NDArray[np.float64]:
     """Compute a metric, `R@k`, `MRR` or `nDCG@k`, of each query from its right answer's rank; float64 (Q,) in [0, 1].
 
-    `ranks`, int64 (Q,), is the number of wrong answers ranked before the right one.
-
-    Raises:
-        ValueError: there is no such metric.
+    `ranks`, int64 (Q,), is the number of wrong answers ranked before the right one. Raises `ValueError` if there is no
+    such metric.
     """
     name, _, depth = metric.partition("@")
     if name == "MRR":

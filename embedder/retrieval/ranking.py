@@ -26,15 +26,10 @@ def row_numbers(num_rows: int, num_numbered: int) -> RowNumbers:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Rows found by a search of some depth, best first.
+    """Rows found by a search of some depth, int64 (n,), best first, with their cosines, float32 (n,).
 
-    Attributes:
-        rows: int64 (n,).
-        scores: float32 (n,), cosines with the query.
-        is_whole: whether no deeper search finds more.
-        rank_scores: float64 (n,), the order of hybrid search; None if the cosines give the order.
-        words_ranks: int64 (n,), rank by words, from 1; 0 if a row is not in it.
-        vector_ranks: int64 (n,), rank by vectors, likewise.
+    `is_whole`: no deeper search finds more. `rank_scores`, float64 (n,), is the order of hybrid search; None if cosines
+    give the order. `words_ranks` and `vector_ranks`, int64 (n,), are from 1; 0 if a row is not in that ranking.
     """
 
     rows: Rows

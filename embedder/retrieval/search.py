@@ -50,19 +50,11 @@ class Searcher:
     ) -> list[Hits]:
         """Find the images and videos nearest to each query: one search for all, deeper ones for those that need them.
 
-        Args:
-            queries: float32 (Q, E), L2-normalised, of the store's model.
-            options: options of all queries.
-            texts: the Q queries in words; required for hybrid search.
-            profile: whether the queries are vectors of texts or of images; the index is tuned for either.
-            away: for each query, float32 (N, E), its negative examples, which are never hits; None for no examples.
-
-        Returns:
-            Hits for each query, best first; if there are none, `Hits.note` has the reason.
-
-        Raises:
-            ConfigError: `options.where` is not a condition over the table's columns.
-            RetrievalError: a vector is not of the model, or the index is damaged or of another model.
+        `queries` are float32 (Q, E), L2-normalised, of the store's model; `texts` the same in words, required for
+        hybrid search. The index is tuned for either `profile`, texts or images. `away` has each query's negative
+        examples, float32 (N, E), which are never hits; None for none. `Hits.note` has the reason if there are no hits.
+        Raises `ConfigError` if `options.where` is not a condition over the table's columns; `RetrievalError` if a
+        vector is not of the model, or the index is damaged or of another model.
         """
         among = self.snapshot.filter_rows(options.where)
         num_rows = len(self.snapshot.vectors) if among is None else count_among(among)
@@ -92,10 +84,8 @@ class Searcher:
         """Combine the parts of Q queries into vectors to search with, float32 (Q, E), by the vectors of the store.
 
         `wanted` has weight and vectors (Q, E) of each part; `away` (N, E) the negative examples of all queries, if any.
-
-        Raises:
-            ConfigError: the parts of a query cancel each other out.
-            RetrievalError: a vector is not of the model.
+        Raises `ConfigError` if the parts of a query cancel each other out; `RetrievalError` if a vector is not of the
+        model.
         """
         sample = self.snapshot.sample
         if len(sample):
@@ -221,10 +211,8 @@ def combine(wanted: Sequence[tuple[float, Floats]], away: Floats | None, not_wei
     """Combine the parts of Q queries into vectors, float32 (Q, E), of unit norm.
 
     `wanted` has weight and vectors (Q, E) of each part, `away` (N, E) the negative examples of all queries, if any;
-    `not_weight` is that of all examples together. `sample` (S, E) are vectors of the store.
-
-    Raises:
-        ConfigError: the parts of a query cancel each other out.
+    `not_weight` is that of all examples together. `sample` (S, E) are vectors of the store. Raises `ConfigError` if the
+    parts of a query cancel each other out.
     """
     terms = [weight * vectors / cosine_deviation(vectors, sample)[:, None] for weight, vectors in wanted]
     if away is not None:

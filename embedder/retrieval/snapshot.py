@@ -103,8 +103,7 @@ class RowMetadata:
     def rows_of(self, ids: pa.Table, is_live: Mask) -> Rows:
         """Return the row of each vector by its `item_id` and `segment`; -1 if `is_live`, bool (vectors,), is false.
 
-        Raises:
-            RetrievalError: the table lacks the item of a live vector.
+        Raises `RetrievalError` if the table lacks the item of a live vector.
         """
         found = match_keys(ids, self.rows)
         if (found[is_live] < 0).any():

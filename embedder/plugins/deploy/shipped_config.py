@@ -29,9 +29,8 @@ class ShippedConfig:
 def read_files(config_path: Path, plan_path: Path | None) -> ShippedConfig:
     """Read a configuration and its plan; a `plan_path` of None means the plan that the configuration names.
 
-    Raises:
-        ConfigError: a file is missing or wrong, there is no plan, or no source.
-        ModelError: the plan can't be read.
+    Raises `ConfigError` if a file is missing or wrong, there is no plan, or no source; `ModelError` if the plan can't
+    be read.
     """
     config = load_config(config_path)
     chosen = plan_path or (Path(config.plan) if config.plan else None)

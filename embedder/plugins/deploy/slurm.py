@@ -88,8 +88,7 @@ exit "$code"
 def slurm_script(shipped: ShippedConfig, file_name: str) -> str:
     """Write the script; all nodes see the shipped files under the same paths. `file_name` appears in its first lines.
 
-    Raises:
-        ConfigError: the plan doesn't fit an allocation.
+    Raises `ConfigError` if the plan doesn't fit an allocation.
     """
     config, deploy = shipped.config, shipped.config.deploy
     groups = worker_groups(shipped.plan, deploy)

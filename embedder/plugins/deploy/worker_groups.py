@@ -181,10 +181,8 @@ def check_types_are_told_apart(
 ) -> None:
     """Refuse GPUs of several types whose pods or tasks any node with a GPU would take.
 
-    `key` of `[[deploy.group]]` names such nodes; `example` is a value of it, for the message.
-
-    Raises:
-        ConfigError: a group lacks the key.
+    `key` of `[[deploy.group]]` names such nodes; `example` is a value of it, for the message. Raises `ConfigError` if a
+    group lacks the key.
     """
     with_gpus = [group for group in groups if group.num_gpus]
     for group in with_gpus if len(with_gpus) > 1 else ():

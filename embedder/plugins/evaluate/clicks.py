@@ -39,10 +39,8 @@ def grades_of_clicks(rows: list[dict[str, Any]], group: str | None = None) -> li
 
     Rows have `query`, `item_id`, `position` from 1, `clicked`, and the column `group`, if any; the pair's first row
     counts. Each pair gets a row with its `relevance`: 0 if it isn't right, else above 0 up to 3. Rows of positions that
-    are not linked with the most shown ones are left out.
-
-    Raises:
-        ConfigError: no positions are linked, though there are several.
+    are not linked with the most shown ones are left out. Raises `ConfigError` if no positions are linked, though there
+    are several.
     """
     rows = _linked_rows(rows)
     keys: dict[tuple[str, str], int] = {}

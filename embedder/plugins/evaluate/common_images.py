@@ -53,9 +53,8 @@ def best_items(
     """Find the best items of each query, each once, by its best row.
 
     If items score alike, right ones come last, then lower numbers first, on both sides. `queries` are unit rows,
-    float32 (Q, E); `right` are queries and items of the right answers, int64 (R,) each.
-
-    Returns items, int64 (Q, min(k, I)), best first, and their scores, float32.
+    float32 (Q, E); `right` are queries and items of the right answers, int64 (R,) each. Returns items, int64 (Q, min(k,
+    I)), best first, and their scores, float32.
     """
     num_queries, start = len(queries), 0
     items, scores = np.empty((num_queries, 0), np.int64), np.empty((num_queries, 0), np.float32)

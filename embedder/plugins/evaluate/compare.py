@@ -82,14 +82,10 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class _Questions:
-    """Queries that both sides were asked, and their right answers among the common items.
+    """Queries that both sides were asked, float32 (Q, E) of each, and their right answers among the common items.
 
-    Attributes:
-        vectors: of each side, float32 (Q, E).
-        right: queries and common items, int64 (R,) each, each pair once.
-        gains: float64 (R,).
-        groups: R names, or None.
-        notes: lines about what was left out.
+    `right` has queries and common items, int64 (R,) each, each pair once; `gains`, float64 (R,), and `groups` go with
+    it. `notes` are lines about what was left out.
     """
 
     source: str

@@ -200,14 +200,7 @@ def _notes(query_set: QuerySet, options: EvaluationOptions, *, has_index: bool) 
 def evaluate_tracked(
     store: Store, config: RunConfig, options: EvaluationOptions, out: Path | None = None
 ) -> Evaluation:
-    """Evaluate a store, and log to the tracker of the configuration.
-
-    Args:
-        store: the open store.
-        config: has `[tracker]`; its keys are the tracker's parameters.
-        options: of the evaluation.
-        out: folder that gets the tracker's id of the run, `tracker.json`.
-    """
+    """Evaluate a store, and log to the tracker of `config`, with its keys as parameters; its run id goes to `out`."""
     with track_run(config.tracker, "embedder evaluate") as tracker:
         _begin(tracker, store, config, options, out)
         found = evaluate(store, options)

@@ -39,10 +39,9 @@ class RelevantPairs:
 class ExactNeighbours:
     """Results of exact search.
 
-    Attributes:
-        scores: float32 (Q, min(k, N)), cosines of the best rows, best first.
-        ranks: int64 (Q,), number of wrong items before the best right one; the number of items if the query has none.
-        asked_scores: float32 (P,), scores of the pairs given; -inf for a row of -1.
+    `scores`: float32 (Q, min(k, N)), cosines of the best rows, best first; `ranks`: int64 (Q,), number of wrong items
+    before the best right one; the number of items if the query has none; `asked_scores`: float32 (P,), scores of the
+    pairs given; -inf for a row of -1.
     """
 
     scores: Floats
@@ -60,13 +59,9 @@ def search_exactly(
 ) -> ExactNeighbours:
     """Compare every query with every row, twice: for the scores of the right rows, then for the items before them.
 
-    Args:
-        queries: float32 (Q, E), unit rows.
-        blocks: gives all N rows in order, float32 (n, E) at a time, the same each time.
-        items: int64 (N,), the item that each row belongs to, numbered from 0.
-        right: every row of every right item.
-        k: number of best scores to keep.
-        asked: pairs whose scores are wanted, such as the hits of an index; row -1 for none.
+    `queries`, float32 (Q, E), are unit rows. `blocks` gives all N rows in order, float32 (n, E) at a time, the same
+    each time; `items`, int64 (N,), the item of each, from 0. `right` has every row of every right item. `asked` are
+    pairs whose scores are wanted, such as an index's hits; row -1 for none.
     """
     max_rows = max(1, MAX_SCORES // max(1, len(queries)))
 

@@ -16,10 +16,7 @@ from index.vectors import Floats
 class ImageTable:
     """Rows that have an image's vector; all ids are in memory, vectors only of one file at a time.
 
-    Attributes:
-        keys: `item_id` and `segment` of each row.
-        item_ids: the items, each once; an item's number is its position here.
-        items: int64 (N,), the item of each row.
+    `keys` has `item_id` and `segment` of each row; `items`, int64 (N,), the item's position in `item_ids`.
     """
 
     def __init__(self, table: RecordTable) -> None:

@@ -43,14 +43,11 @@ class EffortTrial:
 
 @dataclass(frozen=True)
 class IndexAnswers:
-    """Answers of the index to all queries.
+    """Answers of the index, of version `number`, to all queries.
 
-    Attributes:
-        number: version of the index.
-        resident_bytes: growth of this process by opening and searching the index.
-        ranks: int64 (Q,), wrong items before the right one among the hits; the number of items if it was not found.
-        rows: int64 (Q, k), rows of the table that a plain search found.
-        trials: the settings of the curve.
+    `resident_bytes` is the growth of this process by opening and searching it. `ranks`, int64 (Q,), are the wrong items
+    before the right one among the hits, or the number of items if it was not found; `rows`, int64 (Q, k), what a plain
+    search found; `trials` the settings of the curve.
     """
 
     number: int
@@ -174,7 +171,6 @@ def find_items(
     """Search deep enough that each query finds `num_items` different items, or all there are.
 
     A clip's segments count as one answer, so more rows may be needed than items. `num_rows` is the size of the index.
-
     Returns scores and items of the hits, (Q, k), best first; item -1 where there is none.
     """
     depth = min(num_items, num_rows)

@@ -45,16 +45,11 @@ ONE_TOWER = (
 
 @dataclass(frozen=True)
 class QuerySet:
-    """Q queries and R right answers.
+    """Q queries, each once, with L2-normalised vectors (Q, E), and R right answers.
 
-    Attributes:
-        texts: the queries, each once.
-        vectors: float32 (Q, E), L2-normalised.
-        queries: int64 (R,), the query of each answer.
-        item_ids: R ids, the item that is right for it.
-        groups: R names, the group that the answer puts its query in; None without groups.
-        num_unknown: rows of a file that were left out, because the store has no image of their item.
-        gains: R grades, above 0; None if each answer is simply right.
+    `queries`, int64 (R,), `item_ids`, `groups` (None without groups) and `gains` (above 0; None if each answer is
+    simply right) are of the answers. `num_unknown` rows of a file were left out, as the store has no image of their
+    item.
     """
 
     source: str
@@ -71,11 +66,9 @@ def own_captions(store: Store, num_queries: int, group: str | None = None) -> Qu
     """Take the captions of the store's own images as queries.
 
     Identical captions are one query, for which any of their images is right. If there are more than `num_queries`,
-    those with the lowest hashes are taken, so that every version has the same, except for new captions.
-
-    Raises:
-        ConfigError: the table has no such column to group by.
-        StoreError: no image has a caption, or the model has only one tower.
+    those with the lowest hashes are taken, so that every version has the same, except for new captions. Raises
+    `ConfigError` if the table has no such column to group by; `StoreError` if no image has a caption, or the model has
+    only one tower.
     """
     parts = list(published_pieces(store.files, store.current.embeddings))
     if group is not None:
@@ -159,12 +152,10 @@ def _complete(part: SampledPart, *columns: str) -> pa.Table:
 
 @dataclass(frozen=True)
 class QueryFile:
-    """Rows of a file: right answers, in order.
+    """Right answers of a file, in order; `query` is repeated if several items are right.
 
-    Attributes:
-        rows: `query`, repeated if several items are right; `item_id`; `group`, the name of its group, if the file has
-            that column; and `relevance`, float64 above 0, if it has grades or clicks.
-        num_irrelevant: pairs of a query and an item that were judged not right, or found so by clicks.
+    `group` is there if the file has it, `relevance`, float64 above 0, if it has grades or clicks. `num_irrelevant`
+    pairs were judged not right, or found so by clicks.
     """
 
     path: str
@@ -176,11 +167,8 @@ def read_query_file(path: str, group: str | None = None) -> QueryFile:
     """Read Parquet, CSV, TSV, JSON Lines or a Delta table: a file, or a folder of files of one format.
 
     `group` is the column to group by; by default `group`, if the file has it. A column that it lacks may be one of the
-    store.
-
-    Raises:
-        SourceError: nothing is there, or it can't be read.
-        ConfigError: a column is missing, a cell is empty, or there is no row.
+    store. Raises `SourceError` if nothing is there, or it can't be read; `ConfigError` if a column is missing, a cell
+    is empty, or there is no row.
     """
     table = find_table(normalise_source(path))
     schema = table.read_schema(TEXT_COLUMNS)
@@ -274,10 +262,8 @@ def file_query_set(
 ) -> QuerySet:
     """Encode a file's queries; of more than `num_queries`, those with the lowest hashes (None: all).
 
-    Rows whose item has no image in the store are left out.
-
-    Raises:
-        ConfigError: neither the file nor the store has the column to group by, or too many items have no image.
+    Rows whose item has no image in the store are left out. Raises `ConfigError` if neither the file nor the store has
+    the column to group by, or too many items have no image.
     """
     rows = _known_rows(found, images)
     num_unknown = found.rows.num_rows - rows.num_rows

@@ -24,11 +24,8 @@ def open_side(address: "str | Path | Store", where: str = "embedder.compare", **
     """Open a store, a publication `STORE@RUN_ID`, a model `STORE#NAME`, or both, `STORE@RUN_ID#NAME`.
 
     An open store is returned as it is. `where` is the caller, for messages; `code` are `servables` and
-    `allow_store_code` of `embedder.open_store`.
-
-    Raises:
-        StoreError: there is no store, no such publication that can be read, no such model, or it can't be compared.
-        ConfigError: the address is empty.
+    `allow_store_code` of `embedder.open_store`. Raises `StoreError` if there is no store, no such publication that can
+    be read, no such model, or it can't be compared; `ConfigError` if the address is empty.
     """
     check_argument(f"{where}: side", address, (str, Path, Store), "a store, its address, STORE@RUN_ID or STORE#NAME")
     opened = address if isinstance(address, Store) else _open(str(address), code)

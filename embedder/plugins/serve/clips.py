@@ -29,10 +29,8 @@ RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
     """Read a Range header: the first byte and the one after the last; None for the whole file.
 
-    Several ranges, and units other than bytes, are answered with the whole file, as RFC 9110 allows.
-
-    Raises:
-        RequestError: it begins beyond the end.
+    Several ranges, and units other than bytes, are answered with the whole file, as RFC 9110 allows. Raises
+    `RequestError` if it begins beyond the end.
     """
     match = RANGE.fullmatch(header.replace(" ", "")) if header else None
     if match is None or match.groups() == ("", ""):

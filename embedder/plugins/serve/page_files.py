@@ -113,8 +113,7 @@ class PageFiles:
     async def answer(self, request: Request) -> Response:
         """Answer with the file that the path names, the index by default, or with 304 if the browser has it.
 
-        Raises:
-            HTTPException: there is no such file.
+        Raises `HTTPException` if there is no such file.
         """
         file = self._files.get(request.path_params.get("name", INDEX))
         if file is None:

@@ -26,8 +26,7 @@ class Publications:
     def __init__(self, settings: ServeSettings, on_change: Callable[[ServedPublication], None]) -> None:
         """Open the newest publication, and follow later ones; `on_change` is called with each once it is served.
 
-        Raises:
-            StoreError: there is no store, or nothing is published yet.
+        Raises `StoreError` if there is no store, or nothing is published yet.
         """
         self._settings, self._on_change = settings, on_change
         self._files = StoreFiles(settings.store)

@@ -91,8 +91,7 @@ class PartEncoder:
     async def vectors(self, content: QueryContent, options: SearchOptions) -> tuple[Floats, Floats | None]:
         """Return a query's vector, float32 (E,), and those of the examples that it stays away from, (N, E), or None.
 
-        Raises:
-            RequestError: a part can't be encoded, has another width, or the parts cancel each other out.
+        Raises `RequestError` if a part can't be encoded, has another width, or the parts cancel each other out.
         """
         found = await asyncio.gather(*(self._vector(part) for part in (*content.wanted, *content.away)))
         wanted, examples = found[: len(content.wanted)], found[len(content.wanted) :]

@@ -118,12 +118,8 @@ def serve_on_ray(
     """Serve until SIGTERM or Ctrl-C; then the replicas drain.
 
     Host and port are those of the proxies. An `address` of None starts Ray on this machine. `when_listening` is called
-    with the address of this machine's proxy once requests are answered.
-
-    Raises:
-        ConfigError: no cluster answers at the address.
-        StoreError: there is no store, or nothing is published yet.
-        RunFailedError: no replica starts.
+    with the address of this machine's proxy once requests are answered. Raises `ConfigError` if no cluster answers at
+    the address; `StoreError` if there is no store, or nothing is published yet; `RunFailedError` if no replica starts.
     """
     import ray
     from ray import serve

@@ -78,10 +78,8 @@ class DrainingServer(uvicorn.Server):
 def run_server(settings: ServeSettings, when_listening: Callable[[str], object]) -> None:
     """Serve until SIGTERM or Ctrl-C; `when_listening` is called with the address.
 
-    Raises:
-        ConfigError: the address can't be listened on, or the token file can't be used.
-        StoreError: there is no store, or nothing is published yet.
-        RetrievalError: the index is damaged.
+    Raises `ConfigError` if the address can't be listened on, or the token file can't be used; `StoreError` if there is
+    no store, or nothing is published yet; `RetrievalError` if the index is damaged.
     """
     server = DrainingServer(settings, when_listening)
     try:

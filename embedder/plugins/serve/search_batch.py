@@ -33,20 +33,12 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Asked:
-    """One query of a request.
+    """One query of a request; `options.k` is the hits of this page, and no options means only to encode the text.
 
-    Attributes:
-        options: of the search, with k the hits of this page; None to only encode the text.
-        shown: the query as the answer repeats it.
-        text: what is searched for in words, stripped.
-        vector: float32 (E,), if there is more than a text, or none.
-        away: float32 (N, E), examples to stay away from; None for none.
-        not_texts: those of them that are texts, stripped.
-        profile: kind of the vector.
-        seen: names of the hits of the previous pages, as in a cursor.
-        digest: of query and options, for the cursor.
-        max_depth: most hits that a cursor names.
-        sort: order of the hits of a page; None for the best first.
+    `shown` is the query as the answer repeats it. `vector`, float32 (E,), is None for a text alone, which is
+    encoded here. `away`, float32 (N, E), are examples to stay away from, of which `not_texts` are texts; None for none.
+    Texts are stripped. `seen` names the hits of earlier pages; `digest`, of query and options, is for the cursor, which
+    names `max_depth` hits at most. A `sort` of None is best first.
     """
 
     publication: ServedPublication

@@ -35,14 +35,10 @@ _SERIALS = itertools.count()
 class ServedPublication:
     """One publication as requests see it; what is read of it is kept until another replaces it.
 
-    Attributes:
-        version: its name, `Store.version`.
-        serial: number of this opening; a purge changes what an earlier publication of the same name holds.
-        hidden: columns that are neither described nor read by conditions: a path could be guessed letter by letter.
-        facets: answers of `/facets` by condition.
-        orders: of its rows, as `listing` makes them.
-        duplicates: groups of rows by condition and cosine, as `duplicates` makes them.
-        encodes_texts: whether a text was encoded since the last failure.
+    `serial` numbers this opening, as a purge changes what an earlier publication of the same name holds. `hidden`
+    columns are neither described nor read by conditions: a path could be guessed letter by letter. Facets are kept by
+    condition, duplicates by condition and cosine. `encodes_texts` says whether a text was encoded since the last
+    failure.
     """
 
     def __init__(
@@ -102,8 +98,7 @@ class ServedPublication:
     def remember_condition(self, where: str, timeout_s: float) -> None:
         """Evaluate an untrusted condition, whose result later searches find.
 
-        Raises:
-            ConfigError: it is no condition over the columns, does more than that, or takes too long.
+        Raises `ConfigError` if it is no condition over the columns, does more than that, or takes too long.
         """
         self.store.searcher.snapshot.metadata.filter.remember(where, timeout_s, self.hidden)
 
@@ -121,10 +116,9 @@ class ServedPublication:
     def encode_texts(self, texts: Sequence[str]) -> Floats:
         """Encode texts; float32 (Q, E), L2-normalised.
 
-        Raises:
-            ConfigError: a text can't be encoded, or the model has no text tower.
-            StoreError: the encoder of a further model may not run, or can't be loaded.
-            RequestError: no text can be encoded, as the encoder can't be loaded.
+        Raises `ConfigError` if a text can't be encoded, or the model has no text tower; `StoreError` if the encoder of
+        a further model may not run, or can't be loaded; `RequestError` if no text can be encoded, as the encoder can't
+        be loaded.
         """
         try:
             _ = self.store.encoder

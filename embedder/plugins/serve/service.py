@@ -77,15 +77,9 @@ class AnswerCache:
 class Service:
     """One open store and all that answers requests about it; made, used and closed in one event loop.
 
-    Attributes:
-        batcher: queue of queries.
-        long_batcher: queue of those that take several times as long, so that the others don't wait for them.
-        conditions: threads that evaluate conditions.
-        lookups: threads that look items up.
-        versions: thread that opens and lists earlier publications.
-        clips: threads that read files.
-        uploads: threads that decode and encode uploaded images.
-        is_ready: whether requests should be sent here.
+    `long_batcher` has the queries that take several times as long, so that the others in `batcher` don't wait for them.
+    Conditions, look-ups, earlier publications (`versions`), files (`clips`) and uploads have threads of their own.
+    `is_ready` says whether requests should be sent here.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -168,8 +162,7 @@ class Service:
     async def check_condition(self, publication: ServedPublication, where: str | None) -> None:
         """Evaluate a condition, whose result the search then finds, in threads that searches don't wait for.
 
-        Raises:
-            ConfigError: it is no condition over the columns, does more than that, or takes too long.
+        Raises `ConfigError` if it is no condition over the columns, does more than that, or takes too long.
         """
         if where is not None and not publication.has_condition(where):
             await self.conditions.run(publication.remember_condition, where, self.settings.where_timeout_s)

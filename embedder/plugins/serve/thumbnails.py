@@ -215,8 +215,7 @@ class Thumbnails:
     async def get(self, frame: Frame, *, keep: bool) -> bytes:
         """Return a thumbnail, as a WebP file; with `keep` it may come from the cache and go there.
 
-        Raises:
-            RequestError: the file is gone, can't be decoded, or too many wait.
+        Raises `RequestError` if the file is gone, can't be decoded, or too many wait.
         """
         key = ThumbnailKey(frame.item_id, f"{frame.digest}.webp")
         content = await asyncio.to_thread(self.cache.get, key) if keep else None

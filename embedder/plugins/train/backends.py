@@ -27,11 +27,8 @@ def training_setup(
     """Start the backend, and end it with the block.
 
     The cache decodes for this process; several workers have their own stream. `validation` is None without held-out
-    items.
-
-    Raises:
-        ConfigError: there are too few CPUs or GPUs for the workers.
-        RunFailedError: the workers don't start.
+    items. Raises `ConfigError` if there are too few CPUs or GPUs for the workers; `RunFailedError` if the workers don't
+    start.
     """
     if prepared.config.num_workers == 1:
         trainer = prepared.trainer

@@ -16,13 +16,10 @@ from embedder.plugins.train.trainer.trainer import Trainer
 
 @dataclass(frozen=True)
 class Features:
-    """Tower outputs of all whole items.
+    """Tower outputs of all whole items: `images`, float32 (N, D), and `captions`, float32 (M, D'), item after item.
 
-    Attributes:
-        rows: int64 (items,), each item's row in `images`; -1 if it can't be trained on.
-        images: float32 (N, D).
-        captions: float32 (M, D'), the captions of one item one after another.
-        starts: int64 (N + 1,), where each item's captions start.
+    `rows`, int64 (items,), is each item's row in `images`, -1 if it can't be trained on; `starts`, int64 (N + 1,), is
+    where each item's captions start.
     """
 
     rows: Keys

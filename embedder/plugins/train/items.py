@@ -41,14 +41,7 @@ class TeacherRow(NamedTuple):
 
 @dataclass(frozen=True)
 class TeacherVectors:
-    """A teacher's vectors, and each item's row of them.
-
-    Attributes:
-        images: float32 (T, F), unit rows, NaN where there is none.
-        captions: float32 (T, F), likewise.
-        versions: string (T,), of the content.
-        rows: int64 (items,), the row of each item.
-    """
+    """A teacher's vectors, float32 (T, F), unit rows or NaN where there is none; `rows` is each item's row."""
 
     images: Vectors
     captions: Vectors
@@ -72,13 +65,9 @@ class TeacherVectors:
 
 @dataclass(frozen=True)
 class Items:
-    """Listed items, with a number for each item and for each concept.
+    """Listed items, with carried columns of concepts and texts, and numbers: `keys` from item_id, equal `concepts`.
 
-    Attributes:
-        listing: rows of `embedder.sources.listing`, with carried columns of concepts and texts.
-        keys: int64 (items,), from item_id.
-        concepts: int64 (items,), equal for items of one concept.
-        teacher: vectors to learn from; None without a teacher.
+    Both are int64 (items,). `teacher` has vectors to learn from; None without a teacher.
     """
 
     listing: pa.Table

@@ -103,10 +103,8 @@ class Loop:
     def run(self) -> None:
         """Train to the last step, or until asked to stop; either way models, checkpoint and curves are written.
 
-        Raises:
-            RunFailedError: a signal came, or too many items were rejected.
-            SourceError: no item has both an image and a caption.
-            shards.ModelError: the loss is not finite.
+        Raises `RunFailedError` if a signal came, or too many items were rejected; `SourceError` if no item has both an
+        image and a caption; `shards.ModelError` if the loss is not finite.
         """
         self._save()  # so that there is something to resume, whenever a crash comes
         while not self._is_done() and not self.is_stopped():

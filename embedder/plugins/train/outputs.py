@@ -56,8 +56,7 @@ class Outputs:
     def lock(self) -> Iterator[None]:
         """Make the folder and lock it for this process; a new folder is removed if the run is refused before it trains.
 
-        Raises:
-            ConfigError: another process trains into it, or it can't be written.
+        Raises `ConfigError` if another process trains into it, or it can't be written.
         """
         is_new = not self.root.exists()
         with remove_empty_folders(self.root), self._lock():

@@ -1,9 +1,8 @@
 """Stream of several training workers: one block of listed items for each batch and worker, and its decoded examples.
 
-Each batch is cut into equal shares in the order of its items, so that the shares together are the batch that one
-worker would take. Ray Data's `streaming_split` gives the next block to the worker with the fewest rows so far, the
-first of them in a tie. So with blocks of one size, in order, worker 0 gets each batch's first share, worker 1 its
-second one, and so on. Every block carries its numbers, and `take_share` refuses an unexpected one.
+Shares of a batch are equal and in its order, so together they are the batch of one worker. Ray Data's `streaming_split`
+gives the next block to the worker with the fewest rows, the first in a tie: with blocks of one size, each worker gets
+its share of each batch. Blocks carry their numbers, and `take_share` refuses an unexpected one.
 """
 
 from collections.abc import Iterator
@@ -55,8 +54,7 @@ def _number_items(items: Items, *position: int) -> pa.Table:
 def decode_share(block: pa.Table, *, spec: ExampleSpec) -> pa.Table:
     """Decode one block of `cut_shares`: a row of EXAMPLES for each item, in their order, with the same NUMBERS.
 
-    Raises:
-        RuntimeError: the decoder gave other items than asked for, or in another order.
+    Raises `RuntimeError` if the decoder gave other items than asked for, or in another order.
     """
     added = [name for name in (*NUMBERS, *TEACHER) if name in block.schema.names]
     examples = pa.concat_tables(decode_examples(block.drop_columns(added), spec=spec)).combine_chunks()
@@ -70,8 +68,7 @@ def decode_share(block: pa.Table, *, spec: ExampleSpec) -> pa.Table:
 def take_share(table: pa.Table, position: tuple[int, int, int], image_size: int, counts: ExampleCounts) -> list[Pair]:
     """Return the pairs of a block from `decode_share` that can be trained on; `counts` counts every example.
 
-    Raises:
-        RuntimeError: it isn't the block that is due at `position` (epoch, batch, share).
+    Raises `RuntimeError` if it isn't the block that is due at `position` (epoch, batch, share).
     """
     found = tuple(table[name][0].as_py() for name in NUMBERS[2:])
     if found != position:

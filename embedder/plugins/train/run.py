@@ -185,9 +185,7 @@ def _device(config: TrainConfig) -> str:
 def _tokenizer(config: TrainConfig, text_tower: TextTower, outputs: Outputs, items: Items) -> str:
     """Tokeniser given, or one trained on the captions; kept in the run's folder.
 
-    Raises:
-        ConfigError: the file can't be read.
-        SourceError: no item has a caption.
+    Raises `ConfigError` if the file can't be read; `SourceError` if no item has a caption.
     """
     if outputs.tokenizer.exists():
         return outputs.tokenizer.read_text(encoding="utf-8")

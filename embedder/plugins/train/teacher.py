@@ -53,8 +53,7 @@ class TeacherReport(BaseModel):
 def teacher_store(config: TrainConfig, teacher: TeacherConfig, outputs: Outputs) -> str:
     """Return the address of the teacher's store; for a model, embed what is missing into a store in the run's folder.
 
-    Raises:
-        RunFailedError: the embedding was stopped or refused; the same command continues it.
+    Raises `RunFailedError` if the embedding was stopped or refused; the same command continues it.
     """
     if teacher.store is not None:
         return teacher.store
@@ -77,9 +76,8 @@ class Teacher:
 def join_teacher(items: Items, store: str, teacher: TeacherConfig) -> Teacher:
     """Join items to train on with a teacher's vectors.
 
-    Raises:
-        StoreError: the store can't be read, or a vector in it is invalid.
-        SourceError: the teacher knows none of the items.
+    Raises `StoreError` if the store can't be read, or a vector in it is invalid; `SourceError` if the teacher knows
+    none of the items.
     """
     opened = open_store(store, model=teacher.store_model, version=teacher.publication)
     where = f"teacher {opened.files.address}"

@@ -1,12 +1,8 @@
 """Several training workers on Ray: they share one stream of decoded examples and train one model in lock-step.
 
-    listed items, one block for each batch and worker -> decode and tokenise (CPU tasks) -> streaming_split -> workers
-
-Pixels go from the decode tasks to the workers; this process only names the next batch, receives its metrics, and writes
-the files. Batches, order and captions are those of one worker.
-
-Why not ray.train: it would bring a controller that owns the loop, with its own checkpoints, reports and dependencies
-(pandas, tensorboardX). With a few calls to plain actors, `embedder.plugins.train.loop` stays the only loop.
+Pixels go from decode tasks (CPU) through `streaming_split` to the workers; this process names the next batch, receives
+its metrics, and writes the files. Batches, order and captions are those of one worker. Not ray.train: its controller
+owns the loop, and brings checkpoints, reports and dependencies (pandas, tensorboardX) of its own.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -45,10 +41,8 @@ BLOCKS_PER_STREAM = 256
 def start_workers(prepared: PreparedTraining, resources: WorkerResources) -> Iterator["WorkerGroup"]:
     """Start workers that continue from the trainer's state, and end them with the block.
 
-    The run's trainer is on the CPU and takes no steps; it only writes files.
-
-    Raises:
-        RunFailedError: they don't start.
+    The run's trainer is on the CPU and takes no steps; it only writes files. Raises `RunFailedError` if they don't
+    start.
     """
     config, model = prepared.config, prepared.trainer.config
     teacher = prepared.trainer.teacher
@@ -99,9 +93,8 @@ class WorkerGroup:
     def steps(self, epoch: int, first: int) -> Generator[tuple[int, StepMetrics | None], None, None]:
         """Take the steps of an epoch, as the loop asks; epochs must be consecutive.
 
-        Raises:
-            RunFailedError: a worker died, or a step takes longer than it may.
-            shards.ModelError: the loss is not finite.
+        Raises `RunFailedError` if a worker died, or a step takes longer than it may; `shards.ModelError` if the loss is
+        not finite.
         """
         total = num_batches(len(self.prepared.train), self.prepared.config.batch_size)
         for batch in range(first, total):

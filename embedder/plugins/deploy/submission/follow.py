@@ -14,9 +14,8 @@ BYTES_PER_S = 1 << 20  # Ray's interface only gives whole logs, so a long one is
 def follow_log(server: JobServer, job_id: str) -> Iterator[str]:
     """Yield pieces of a job's log as they come, to its end.
 
-    Raises:
-        ConfigError: there is no such job.
-        RunFailedError: it failed or was stopped, or the head doesn't answer any more.
+    Raises `ConfigError` if there is no such job; `RunFailedError` if it failed or was stopped, or the head doesn't
+    answer any more.
     """
     num_told = 0
     while True:

@@ -63,10 +63,8 @@ class JobServer(HttpClient):
     def __init__(self, address: str, token: str | None = None) -> None:
         """Make a client, without a request; `address` is of the dashboard, such as http://10.0.0.1:8265.
 
-        A `token` of None stands for what Ray would take: its variables, then its file.
-
-        Raises:
-            ConfigError: the address is invalid, or the token's file can't be read.
+        A `token` of None stands for what Ray would take: its variables, then its file. Raises `ConfigError` if the
+        address is invalid, or the token's file can't be read.
         """
         if "://" not in address:
             raise ConfigError(f"{address}: it is no address of a Ray dashboard; write http://{address}, or https://")
@@ -145,9 +143,8 @@ class JobServer(HttpClient):
     def _answer(self, method: str, path: str, body: bytes | None = None, allowed: tuple[int, ...] = ()) -> Response:
         """Ask until something answers, for `PATIENCE_S` at most.
 
-        Raises:
-            ConfigError: nothing has ever answered, it is no dashboard, or the token is not the cluster's.
-            RunFailedError: what answered before doesn't any more, or it refuses the request.
+        Raises `ConfigError` if nothing has ever answered, it is no dashboard, or the token is not the cluster's;
+        `RunFailedError` if what answered before doesn't any more, or it refuses the request.
         """
         stop_s = time.monotonic() + PATIENCE_S
         while True:

@@ -32,8 +32,7 @@ class JobPackage:
 def code_package() -> JobPackage:
     """Pack the three packages of this project as they are imported here, without the demo's data.
 
-    Raises:
-        ConfigError: one of them is in no folder, as in a ZIP application.
+    Raises `ConfigError` if one of them is in no folder, as in a ZIP application.
     """
     contents: dict[str, bytes] = {}
     for package in PACKAGES:

@@ -73,12 +73,7 @@ class SubmittedJob:
 
 @dataclass(frozen=True)
 class JobDescription:
-    """Job as it is sent.
-
-    Attributes:
-        request: JSON of `POST /api/jobs/`.
-        packages: that it needs.
-    """
+    """Job as it is sent: `request`, the JSON of `POST /api/jobs/`, and the packages that it needs."""
 
     request: Mapping[str, Any]
     packages: tuple[JobPackage, ...]
@@ -133,8 +128,7 @@ def describe_job(
 ) -> JobDescription:
     """Describe a job; see `submit` for the arguments.
 
-    Raises:
-        ConfigError: the configuration names no model, store or source, or a file of it can't be sent.
+    Raises `ConfigError` if the configuration names no model, store or source, or a file of it can't be sent.
     """
     store = config.required_store
     if not config.source or not config.required_model:
@@ -166,10 +160,8 @@ def files_of(config: RunConfig) -> dict[str, bytes]:
     """Read what a job's package holds: the configuration, without the address of a cluster, its plan and own functions.
 
     A file of own functions or classes is packed next to the others of its folder, which it may import by name if
-    `extra_files` names them. All other paths are those of the nodes.
-
-    Raises:
-        ConfigError: one of them can't be read here.
+    `extra_files` names them. All other paths are those of the nodes. Raises `ConfigError` if one of them can't be read
+    here.
     """
     files: dict[str, bytes] = {}
     folders: dict[Path, str] = {}
@@ -205,11 +197,7 @@ def new_job_id(kind: str) -> str:
 
 
 def check_version(url: str, version: str) -> None:
-    """Refuse a cluster whose Ray this package doesn't run on.
-
-    Raises:
-        ConfigError: its version is not supported.
-    """
+    """Refuse a cluster whose Ray this package doesn't run on, with a `ConfigError`."""
     try:
         fits = SUPPORTED_RAY.contains(Version(version), prereleases=True)
     except InvalidVersion:
@@ -221,11 +209,8 @@ def check_version(url: str, version: str) -> None:
 def wanted_libraries(requirements: Callable[[str], list[str] | None] = requires) -> list[str]:
     """Requirements of a run for pip: the package's own and those of its extra, without Ray, which nodes have.
 
-    Args:
-        requirements: gives those of a distribution, by its name.
-
-    Raises:
-        ConfigError: this package is not installed here, so its requirements are unknown.
+    `requirements` gives those of a distribution, by its name. Raises `ConfigError` if this package is not installed
+    here, so its requirements are unknown.
     """
     try:
         lines = requirements("embedder")

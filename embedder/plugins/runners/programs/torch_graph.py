@@ -141,8 +141,7 @@ def weights_only(is_on: bool) -> Iterator[None]:
 def check_archive(path: str) -> None:
     """Refuse a .pt2 that holds pickled objects or compiled code.
 
-    Raises:
-        ValueError: it does, or two readers could understand its list of files differently.
+    Raises `ValueError` if it does, or two readers could understand its list of files differently.
     """
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()

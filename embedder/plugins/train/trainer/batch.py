@@ -18,21 +18,12 @@ class TrainBatch:
     """Images and captions; those of one concept are positives of each other, all others negatives.
 
     A pair of image and caption is its own concept unless its source says otherwise. With loss "concepts", either side
-    may be empty.
-
-    Attributes:
-        pixels: uint8 (N, H, H, 3).
-        image_concepts: int64 (N,).
-        token_ids: int32 (T,), caption after caption, with [CLS] and [SEP], without padding.
-        token_lengths: int64 (M,), on the CPU; they sum to T.
-        caption_concepts: int64 (M,).
-        image_keys: int64 (N,), on the CPU: `item_key` of each item, which with the epoch determines its augmentation;
-            None for no augmentation.
-        epoch: number of passes over the data so far.
-        caption_positives: for loss "concepts" if a caption fits several concepts: bool (M, C), or float32 with the
-            share of each, summing to 1; else None.
-        teacher_images: float32 (N, F), unit rows, NaN where the teacher has no vector; None without a teacher.
-        teacher_captions: float32 (M, F), likewise.
+    may be empty. `pixels` is uint8 (N, H, H, 3), `image_concepts` int64 (N,), `caption_concepts` int64 (M,).
+    `token_ids`, int32 (T,), are caption after caption, with [CLS] and [SEP], without padding; `token_lengths`, int64
+    (M,), on the CPU, sum to T. `image_keys`, int64 (N,), on the CPU, and `epoch` determine the augmentation; None for
+    no augmentation. `caption_positives` is for captions of several concepts with loss "concepts": bool (M, C), or
+    float32 shares that sum to 1; else None. A teacher's vectors are float32 (N, F) and (M, F), unit rows, NaN where
+    there is none; None without a teacher.
     """
 
     pixels: torch.Tensor

@@ -29,10 +29,8 @@ def export_model(
     """Write a model folder, whole or not at all.
 
     `folder` must be empty or not exist yet. With `replace`, an existing model folder is replaced once the new one is
-    complete. `tokenizer_json` is the content of the file; None writes none. Weights are stored as `dtype`.
-
-    Raises:
-        ModelError: the folder isn't empty and may not be replaced.
+    complete. `tokenizer_json` is the content of the file; None writes none. Weights are stored as `dtype`. Raises
+    `ModelError` if the folder isn't empty and may not be replaced.
     """
     kind = torch_dtype(dtype)
     is_replaced = replace and (folder / CONFIG_FILE).is_file()

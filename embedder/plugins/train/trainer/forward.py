@@ -37,10 +37,8 @@ def image_features(
 ) -> torch.Tensor:
     """Run the vision tower on images, uint8 (N, H, H, 3), augmented if a batch and settings are given.
 
-    The batch's keys and epoch determine the augmentation. Features are (N, D), pooled, in the compute dtype.
-
-    Raises:
-        ModelError: pixels aren't of the model's size.
+    The batch's keys and epoch determine the augmentation. Features are (N, D), pooled, in the compute dtype. Raises
+    `ModelError` if pixels aren't of the model's size.
     """
     vision = towers.config.required_vision
     check_pixels(pixels_NHHC, vision.side_px)
@@ -72,10 +70,7 @@ def caption_features(towers: TwinTower, token_ids: torch.Tensor, lengths: torch.
     """Run the text tower on packed captions, in groups of similar length to save padding.
 
     `token_ids` are int32 of all captions, `lengths` int64 (M,) on the CPU. Features are (M, D), pooled, in the compute
-    dtype.
-
-    Raises:
-        ModelError: an id is outside the vocabulary, or a caption is too long.
+    dtype. Raises `ModelError` if an id is outside the vocabulary, or a caption is too long.
     """
     towers.config.required_text.check_input(token_ids, lengths)
     captions = TowerState(token_ids, lengths)

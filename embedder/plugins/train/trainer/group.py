@@ -1,14 +1,9 @@
 """Process group of workers that train one model: each embeds its share of every batch, the loss sees all of it.
 
-A contrastive loss compares each image with all captions of the batch. So embeddings are gathered over the workers,
-every worker computes the loss of the whole batch, and sends gradients back only through its own rows. The sum of the
-workers' gradients is then that of one worker with the whole batch. Sums are sent in one message per step.
-
-The exception is BatchNorm, which only a convolutional stem has: each worker normalises by the statistics of its own
-share, as torch's DistributedDataParallel does, and the running statistics are averaged, so that all workers hold the
-same. Such a run is equivalent to that of one worker, but not equal in numbers.
-
-Workers are started elsewhere.
+Embeddings are gathered, every worker computes the loss of the whole batch and sends gradients back only through its own
+rows; their sum, in one message per step, is that of one worker. Only BatchNorm (a convolutional stem's) differs: each
+worker normalises by its own share, as torch's DistributedDataParallel does, and the running statistics are averaged.
+Such a run is equivalent to that of one worker, but not equal in numbers.
 
 Legend: `R` rows of this worker, `S` rows of all workers, `E` embedding size.
 """

@@ -49,8 +49,7 @@ class Objective(nn.Module):
     ) -> torch.Tensor:
         """Compute the loss of unit embeddings, float32 (N, E) and (M, E); None for a side that the batch lacks.
 
-        Raises:
-            ModelError: a pair loss got only one side.
+        Raises `ModelError` if a pair loss got only one side.
         """
         scale = self.logit_scale.exp()
         if self.settings.loss == "concepts":
@@ -145,10 +144,9 @@ def alignment_loss(
     """Compute one minus the cosine to the mean of the correct prototypes; the mean over captions.
 
     A softmax only asks that the correct prototype is nearer than all others, however far it is. But captions far from
-    the mean of their images find images of another style badly.
-
-    Captions and prototypes are unit rows. `concepts` are the correct ones, int64 (M,). Where several are correct,
-    `positives_MC` is bool (M, C), or float32 with the weight of each; else None.
+    the mean of their images find images of another style badly. Captions and prototypes are unit rows. `concepts` are
+    the correct ones, int64 (M,). Where several are correct, `positives_MC` is bool (M, C), or float32 with the weight
+    of each; else None.
     """
     if positives_MC is None:
         targets = prototypes_CE[concepts]

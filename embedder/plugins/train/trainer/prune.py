@@ -20,8 +20,7 @@ from shards.weights import find_weights
 def prune_model(source: Path, folder: Path, layers: Mapping[str, LayerChoice]) -> Path:
     """Write a model folder with the chosen layers, by side, of another one; `folder` must be empty or not exist yet.
 
-    Raises:
-        ModelError: the chosen layers don't exist, or don't fit after one another.
+    Raises `ModelError` if the chosen layers don't exist, or don't fit after one another.
     """
     config = load_model_config(source)
     towers: dict[str, Tower] = {}

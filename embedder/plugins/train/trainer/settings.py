@@ -150,8 +150,7 @@ def _text(layers: LayerRange) -> str:
 def chosen_layers(choice: LayerChoice, num_layers: int | None) -> list[int]:
     """Return the numbers of the layers to keep; `num_layers` is None while the tower isn't known yet.
 
-    Raises:
-        ValueError: the choice has an unknown form, or chooses no layers or more than there are.
+    Raises `ValueError` if the choice has an unknown form, or chooses no layers or more than there are.
     """
     if not isinstance(choice, str):
         is_rising = all(one < two for one, two in pairwise(choice))

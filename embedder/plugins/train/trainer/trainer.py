@@ -75,18 +75,12 @@ class StepMetrics:
 
 
 class Trainer:
-    """Twin towers in training, with an averaged copy.
+    """Twin towers in training, with an averaged copy; `device` is torch's.
 
-    Args:
-        model: a model folder to start from, or a configuration for fresh weights by the settings' seed.
-        settings: settings of the run.
-        device: torch device.
-        tokenizer_json: content of tokenizer.json for the export; by default that of the model folder.
-        group: workers that train together, each with a trainer of the same state and its share of each batch.
-        teacher: settings of the losses against a teacher's vectors, and their size; None without a teacher.
-
-    Raises:
-        ModelError: the folder is not a model folder.
+    `model` is a model folder, or a configuration for fresh weights by the settings' seed. `tokenizer_json` is exported;
+    by default that of the model folder. Workers of `group` have trainers of the same state, and their share of each
+    batch. `teacher` has the settings of its losses and its size; None without a teacher. Raises `ModelError` if the
+    folder is no model.
     """
 
     def __init__(
@@ -240,8 +234,7 @@ class Trainer:
     def export_delta(self, folder: str | Path, name: str) -> Path:
         """Write only the layers that learned, as a small delta over the unchanged base; `apply_delta` combines both.
 
-        Raises:
-            ModelError: training began with fresh weights, or the folder isn't empty.
+        Raises `ModelError` if training began with fresh weights, or the folder isn't empty.
         """
         if self.base is None:
             raise ModelError("a delta needs a base, and this training began with fresh weights; export the whole model")
