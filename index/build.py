@@ -51,7 +51,7 @@ def build_index(
     fill: Fill | None = None,
     build_bytes: int = disk_build.DEFAULT_BUILD_BYTES,
 ) -> Manifest:
-    """Build an index and publish it as the folder `out`, atomically.
+    """Build an index and publish it as the folder `out`, which must not exist, atomically; raises a RetrievalError.
 
     Memory is bounded by the index itself (by one part of a design on disk), one block of vectors and a sample for
     training.
@@ -60,25 +60,17 @@ def build_index(
         vectors: (N, E) float32 of unit norm, or a stream of such blocks, read once; a stream is kept in a file next to
             `out` while the build runs (N x E x 4 bytes).
         ids: `item_id` and `segment` of each vector, in the same order; `run_id` to make updates possible.
-        out: the folder to make; must not exist.
-        model_fingerprint: fingerprint of the vectors' model; a search with another is refused.
+        out: the folder to make.
+        model_fingerprint: of the vectors' model; a search with another is refused.
         embeddings_version: version of the table of the vectors.
         kind: `flat`, `hnsw`, `ivf`, a design as `index.designs` writes it, or `auto` to choose by measuring.
         constraints: limits that the choice must keep; by default a recall@10 of 0.95.
-        queries: (Q, E), expected queries: embeddings of captions. Half of them are held out to measure recall. Without
-            any, vectors of the table are used.
+        queries: (Q, E), embeddings of captions, half of them held out to measure recall; else vectors of the table.
         query_kind: name of the queries in the manifest.
         measure_all: whether to measure all candidates even if exact search will do.
         num_threads: threads of FAISS; None for all cores; 1 gives the same file every time.
         fill: trains and fills the index of a design; by default in this process, as always for designs in parts.
         build_bytes: memory for the build of a design in parts; it decides how many rows a part has.
-
-    Returns:
-        The manifest of the version.
-
-    Raises:
-        RetrievalError: vectors, ids, queries or constraints break a rule, no design keeps the constraints, or `out`
-            exists.
     """
     timer = StepTimer()
     out = Path(out)

@@ -15,11 +15,9 @@ DEFAULT_LATENCY_MS = 10.0
 class Constraints:
     """Limits that the chosen index must keep; non-positive limits or a recall above 1 raise a RetrievalError.
 
-    Attributes:
-        memory_bytes: the most memory of an index, without its ids; None for no limit.
-        latency_ms: the most milliseconds of one query on one thread (median). If given, the smallest index that keeps
-            it is chosen; else the fastest one, or exact search if it keeps `DEFAULT_LATENCY_MS`.
-        recall: the share of the exact top ten to find, in (0, 1].
+    `memory_bytes` excludes ids. `latency_ms` is the median of one query on one thread: with it, the smallest index that
+    keeps it is chosen; else the fastest, or exact search if it keeps `DEFAULT_LATENCY_MS`. `recall` is of the exact top
+    ten.
     """
 
     memory_bytes: int | None = None

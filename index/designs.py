@@ -56,12 +56,9 @@ _NO_COSINES = re.compile(r"PQ|RaBitQ|PCA")  # scores of projections and small co
 class Design:
     """One design; `str()` gives its notation.
 
-    Attributes:
-        factory: factory string for FAISS's `index_factory`, without the re-ranking.
-        projection: width that vectors are projected to first; None for no projection.
-        rerank: code of the vectors for re-ranking, such as `SQfp16` or `Flat`; None for no re-ranking.
-        on_disk: whether the vectors for re-ranking stay on disk.
-        in_parts: whether codes are of weighted vectors and the index consists of parts; always true on disk.
+    `factory` lacks the re-ranking; `projection` is a width, None for none; `rerank` is a code such as `SQfp16` or
+    `Flat`, None for no re-ranking. `in_parts` (weighted vectors, always true on disk) means that the index consists of
+    parts.
     """
 
     factory: str

@@ -77,13 +77,9 @@ class MappedCodes:
 
 @dataclass(frozen=True)
 class DiskPart:
-    """Range of rows, counted in the whole index from `first_row`.
+    """Part `number`: rows from `first_row` of the whole index, whose row numbers are the ids of its `lists`.
 
-    Attributes:
-        number: number of the part, in the names of its files.
-        lists: inverted lists of weighted vectors; their ids are row numbers of the whole index.
-        codes: vectors, list by list.
-        places: uint32 (rows,), position of each row among the codes.
+    `codes` are vectors, list by list; `places`, uint32 (rows,), has the position of each row among them.
     """
 
     number: int

@@ -16,12 +16,7 @@ IDS_SCHEMA = pa.schema([("item_id", pa.string()), ("segment", pa.int32()), ("run
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes that an update has to apply.
-
-    Attributes:
-        removed: bool (rows of the index,), whether a row can be found but is no longer in the table.
-        added: int64 (n,), rows of the table that are not in the index, ascending.
-    """
+    """Changes that an update has to apply: `removed`, bool (index rows,), and `added`, ascending int64 table rows."""
 
     removed: Mask
     added: Rows

@@ -20,12 +20,9 @@ TEXT_LIKE = "text-like"
 
 @dataclass(frozen=True)
 class RecallQueries:
-    """Queries that recall is measured on.
+    """Queries (Q, E) to measure recall on; their `kind` is `sampled`, `text-like`, or the caller's name.
 
-    Attributes:
-        vectors: (Q, E).
-        kind: `sampled`, `text-like`, or the caller's name for them.
-        own_rows: (Q,), row of each query in the table, which is not its own neighbour; None for external queries.
+    `own_rows` (Q,) has each query's row in the table, not its own neighbour; None for external queries.
     """
 
     vectors: Floats

@@ -174,14 +174,8 @@ def _order(scores: Floats, rows: Rows) -> Neighbours:
 def open_index(folder: str | Path, *, model_fingerprint: str | None = None) -> Index:
     """Open one numbered version; each file's hash is checked before FAISS reads it, because FAISS trusts index files.
 
-    A large index file is mapped: its vectors are read as searches touch them, once for all processes.
-
-    Args:
-        folder: one numbered version.
-        model_fingerprint: fingerprint of the model that will encode the queries; None skips the comparison.
-
-    Raises:
-        RetrievalError: a file is missing, truncated or altered, the manifest is broken, or the model is another.
+    A large index file is mapped: its vectors are read as searches touch them, once for all processes. A damaged
+    version, or one of another model than `model_fingerprint` (None: any), raises a RetrievalError.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)

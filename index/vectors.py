@@ -73,11 +73,9 @@ class VectorTable:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Result of a search, best first; equal scores are ordered by row.
+    """Result of a search, best first, ties by row: `scores` (Q, k) float32 cosines, `rows` (Q, k) int64.
 
-    Attributes:
-        scores: (Q, k) float32, cosines in [-1, 1]; minus infinity where there is none.
-        rows: (Q, k) int64, rows of `Index.ids`; -1 where there is none.
+    Where there is none, the score is minus infinity and the row -1.
     """
 
     scores: Floats

@@ -71,12 +71,9 @@ class Arrangement:
     """How a tower computes one side of a batch: which rows in which rectangle, and where the results go.
 
     It is made on the host from lengths only, and moved to the device at once, so that the layers never synchronise.
-
-    Attributes:
-        groups: for each group, the positions of its elements in the state, int64 (None for all of them); its layout;
-            and its lengths and grids, on the CPU.
-        order: int64, positions of the result's elements in the concatenated results; None for one group.
-        lengths: int64 (B,), on the CPU: elements of each row of the result.
+    Each of `groups` has its elements' positions in the state (int64, None: all), layout, and lengths and grids on the
+    CPU. `order` has the result's positions in the concatenated results, None for one group. `lengths` int64 (B,) is on
+    the CPU.
     """
 
     groups: tuple[tuple[torch.Tensor | None, Layout, TowerState], ...]

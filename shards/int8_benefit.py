@@ -25,11 +25,7 @@ NUM_ROUNDS = 4  # the first warms up; the fastest of the others counts, since ot
 
 @dataclass(frozen=True)
 class Int8Benefit:
-    """Costs of the dtypes on one device.
-
-    `seconds`, by dtype, are for all layers of both towers and one image with a caption; `weight_bytes`, by dtype, for
-    the whole model.
-    """
+    """Costs by dtype on a device: `seconds` of all layers for an image with caption, `weight_bytes` of the model."""
 
     device: str
     seconds: dict[str, float]

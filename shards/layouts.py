@@ -111,15 +111,11 @@ class Frames:
 
 @dataclass(frozen=True)
 class Padding:
-    """Layout of captions computed together, in a rectangle as wide as the longest.
+    """Layout of captions computed together, in a rectangle `shape` (R, T) as wide as the longest.
 
-    Attributes:
-        lengths: int64 (R,), on the CPU: tokens of each caption.
-        shape: (R, T).
-        num_tokens: `lengths` on the device.
-        is_token: bool (R, T), whether a position of the rectangle holds a token.
-        places: int64 (N,), position of each token in the flattened rectangle; None without padding.
-        mask: bool (R, 1, T, T), whether a token may be attended to; None where all may.
+    `lengths` int64 (R,) on the CPU and `num_tokens` on the device count each caption's tokens. `is_token` is bool (R,
+    T); `places` int64 (N,) has each token's position in the flattened rectangle, None without padding; `mask` bool (R,
+    1, T, T) says whether a token may be attended to, None where all may.
     """
 
     lengths: torch.Tensor
@@ -184,11 +180,8 @@ def _attention_mask(is_token: torch.Tensor) -> torch.Tensor:
 class PatchGrids:
     """Layout of images that keep their proportions, in a rectangle as wide as the longest.
 
-    Attributes:
-        grids: int64 (R, 3), on the CPU: frames, patch rows and patch columns of each row.
-        means: over the frames of each row.
-        patches: layout of the frames' patches, without class and register tokens.
-        tokens: layout of all tokens of the frames.
+    `grids` int64 (R, 3), on the CPU, count frames, patch rows and patch columns; `means` are over a row's frames;
+    `patches` lay out patches without class and register tokens, `tokens` all tokens.
     """
 
     grids: torch.Tensor

@@ -17,11 +17,8 @@ Lengths = NDArray[np.int64]
 class GroupCosts:
     """What decides on groups, by the device that computes them.
 
-    Attributes:
-        price_tokens: cost of a group besides its tokens, in tokens: kernel calls, and reading all weights once more.
-        max_tokens: limit for one group; the layers' memory grows with it.
-        max_computed: tokens computed, including padding, over tokens present.
-        few_tokens: in a batch of at most so many, `max_computed` doesn't apply.
+    A group costs `price_tokens` besides its tokens: kernel calls, reading all weights again. Memory limits
+    `max_tokens`. `max_computed` (tokens with padding over tokens) doesn't apply to batches of at most `few_tokens`.
     """
 
     price_tokens: float

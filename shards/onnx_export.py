@@ -59,11 +59,7 @@ class ExportError(ModelError):
 
 
 def export_tower(folder: Path, side: str, out: Path) -> None:
-    """Write one tower in float32, as `SIDE.onnx` and `SIDE.onnx.data`.
-
-    Raises a ModelError if it is no model folder, or an ExportError if its weights are too large or the exporter lacks
-    an operator for one of its steps.
-    """
+    """Write one tower in float32, as `SIDE.onnx` and `SIDE.onnx.data`; raises a ModelError or an ExportError."""
     config = load_model_config(folder)
     shard = load_shard(folder, one_tower(side, LayerRange(0, config.num_layers[side])))
     if shard.weight_bytes > MAX_BYTES:

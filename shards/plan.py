@@ -67,14 +67,11 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class ShardPlan(JsonText):
-    """A cut of one model into stages, in order, with the prediction.
+    """A cut of one model into stages, in order, with the prediction; its `mix` has means over the items.
 
-    Attributes:
-        model_fingerprint: fingerprint of the weights that the plan was made for, if known.
-        mix: means over the items that were planned for.
-        costs: whether seconds are "measured" or "estimated"; None where only operations were balanced.
-        bottleneck: what limits it: "stage 1", "decode", "shared cores", or "cores of" a type of nodes.
-        reasons: throughputs with one stage fewer and one more.
+    `costs` are "measured" or "estimated", None where only operations were balanced. `bottleneck` is "stage 1",
+    "decode", "shared cores", or "cores of" a type of nodes; `reasons` are throughputs with one stage fewer and one
+    more.
     """
 
     __pydantic_config__ = STRICT

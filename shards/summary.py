@@ -138,11 +138,7 @@ def _summarise_parts(config: ModelConfig, entries: dict[str, TensorEntry]) -> tu
 
 @dataclass(frozen=True)
 class DeltaSummary:
-    """Summary of a delta, as `embedder model info` shows it.
-
-    `name` becomes the model's name; `parameters` counts by part, each layer being one; `dtypes` are sorted names as in
-    safetensors.
-    """
+    """Summary of a delta, as `embedder model info` shows it; `parameters` by part, where each layer is one."""
 
     folder: Path
     name: str

@@ -57,13 +57,7 @@ def check_tokenizer(tokenizer: Any, text: TextTower, where: str) -> None:
 
 
 class QueryText(NamedTuple):
-    """Text of a query, by the words that a tokeniser knows.
-
-    Attributes:
-        text: the text to embed; all of it if the tokeniser knows no word.
-        unknown: completely unknown words; not part of `text`, unless all words are unknown.
-        partly_known: words of which only some letters are known; part of `text`.
-    """
+    """A query's `text` to embed: without completely `unknown` words, unless all are; `partly_known` ones stay."""
 
     text: str
     unknown: tuple[str, ...]

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Replica:
-    """Actor of a stage that has started.
-
-    `actor_id` stays the same when Ray restarts it; `is_restarting` is true from the loss of its process until the next
-    one computes.
-    """
+    """Started actor of a stage; `actor_id` survives a restart by Ray, during which `is_restarting` is true."""
 
     actor_id: str
     node_id: str
@@ -23,20 +19,11 @@ class Replica:
 class OperatorState:
     """State of one operator; seconds, calls, rows and bytes moved are sums since the start of the run.
 
-    Attributes:
-        name: `decode`, `models 0` for further models, `stage 0`, ..., `write`.
-        queued_blocks: blocks waiting before it that no task has taken.
-        num_tasks: running tasks, including those that wait in a replica.
-        replicas: actors of a stage; tasks have none.
-        num_starting: actors that load.
-        num_cpus: CPUs that it holds; GPUs likewise.
-        object_store_bytes: of its output blocks, until the next operator has processed them; estimated.
-        num_calls: finished tasks.
-        num_rows: rows output.
-        work_s: seconds inside the calls.
-        backpressure_s: seconds in which it could not start a task: the next operator was full, or its CPUs in use.
-        moved_bytes: bytes of blocks that a task fetched from another node.
-        spilled_bytes: bytes of blocks that Ray had moved to disk before a task had processed them.
+    `name` is `decode`, `models 0` for further models, `stage 0`, ..., `write`. `queued_blocks` wait and no task has
+    taken them; `num_tasks` includes those that wait in a replica; tasks have no `replicas`. `object_store_bytes`
+    (estimated) are output blocks until the next operator has processed them. In `backpressure_s` no task could start:
+    the next operator was full, or its CPUs in use. `moved_bytes` were fetched from another node; `spilled_bytes` had
+    been moved to disk before a task processed them.
     """
 
     name: str

@@ -1,10 +1,7 @@
 """Ray's information for a task about its earlier attempts, and notes that outlive the task's process.
 
-The notes are in the key-value store of Ray's head, to which every process is connected: a note takes no process and
-about a millisecond. Retried tasks make some, and so do those that decode long videos.
-
-Without them every attempt counts as the first: work that kills its process is retried until `no_progress_timeout_s`
-ends the run.
+The notes are in the key-value store of Ray's head: each takes about a millisecond and no process. Without them every
+attempt counts as the first: work that kills its process is retried until `no_progress_timeout_s` ends the run.
 """
 
 import sys

@@ -25,11 +25,9 @@ def can_read() -> bool:
 
 
 def read_nodes() -> tuple[list[dict[str, Any]], Mapping[str, int]] | None:
-    """Read the table of nodes.
+    """Return `ray.nodes()`, dead ones included, and draining nodes' deadlines by id; None if the GCS doesn't answer.
 
-    Returns:
-        Entries of `ray.nodes()`, including dead ones, and the deadline of each draining node by id: Unix time in
-        milliseconds, 0 for none. None if the GCS doesn't answer.
+    Deadlines are Unix times in milliseconds, 0 for none.
     """
     import ray
     from ray._private.state import state

@@ -24,9 +24,7 @@ def animation_segments(
 ) -> Iterator[PickedSegment[SizedPixels]]:
     """Decode an animated image one segment at a time; all frames have one size.
 
-    Raises:
-        DecodeError: too large, or of no known format; of type `StillImage`: it has only one frame.
-        Exception: whatever else Pillow raises for a broken file.
+    Raises a DecodeError (a `StillImage` for a single frame), or whatever else Pillow raises for a broken file.
     """
     image = open_image(encoded, max_pixels)
     numbers = _numbers(image)

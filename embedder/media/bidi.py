@@ -1,7 +1,6 @@
-"""Display order of a line of mixed directions. Pure.
+"""Display order of a line of mixed directions, without explicit marks, which `embedder.storage.printable` shows. Pure.
 
-Few rules remain without explicit marks, which `embedder.storage.printable` has made visible. Source: Unicode Standard
-Annex 9, rules P2, W1 to W7, N1, N2, I1, I2 and L2.
+Source: Unicode Standard Annex 9, rules P2, W1 to W7, N1, N2, I1, I2 and L2.
 """
 
 from collections.abc import Sequence

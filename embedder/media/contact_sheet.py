@@ -55,14 +55,10 @@ class Block(NamedTuple):
 
 
 def save_sheet(path: Path, blocks: Sequence[Block], fonts: Fonts | None = None) -> None:
-    """Draw the blocks from top to bottom and write the sheet; a PDF has one page per block.
+    """Draw the blocks from top to bottom and write or replace the sheet; a PDF has one page per block.
 
-    The suffix of `path` names the format; an existing file is replaced once the new one is written. `fonts` None means
-    those of this machine.
-
-    Raises:
-        ConfigError: the suffix names no format, the folder is missing, there are too many images for the format, or the
-            file can't be written.
+    The suffix of `path` names the format; `fonts` None means those of this machine. Raises a ConfigError for an unknown
+    suffix, too many images for the format, or a file that can't be written.
     """
     kind = SHEET_FORMATS[check_output_file(path, SHEET_FORMATS, "contact sheet")]
     small, large = Lettering(FONT_PX, fonts), Lettering(TITLE_PX, fonts)

@@ -53,11 +53,8 @@ def salvage(encoded: bytes, load: Load, prepare: Load) -> Salvaged | None:
     """Decode an image that its strict reader has refused, if at least `MIN_SHARE` of its rows are there.
 
     A truncated progressive JPEG has all rows once every coefficient has been sent; only low bits are then missing, and
-    it is embedded however many. Returns None for an unknown format or kind of damage.
-
-    Raises:
-        DecodeError: of type `TruncatedImage`: too much is missing.
-        Exception: whatever else Pillow raises for a broken file.
+    it is embedded however many. Returns None for an unknown format or kind of damage; raises a `TruncatedImage` if too
+    much is missing, and whatever else Pillow raises.
     """
     if jpeg_start(encoded) == 0:
         return _salvage_jpeg(encoded, load)

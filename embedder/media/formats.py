@@ -32,11 +32,7 @@ IMAGE_FORMATS = (
 
 
 class ExtraFormat(NamedTuple):
-    """Format of images that a package of the extra `formats` decodes.
-
-    `name` is for messages; each maker's camera raws have their own (`embedder/media/raw_kinds.py`). `package` is the
-    import name; `suffixes` are in lower case.
-    """
+    """Format of images that the import `package` of the extra `formats` decodes; `suffixes` are in lower case."""
 
     name: str
     package: str

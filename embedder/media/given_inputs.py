@@ -43,9 +43,7 @@ def is_array(value: Any) -> bool:
 def file_or_content(image: "GivenImage", name: str = "image") -> Path | bytes:
     """Return an image file's path or content; arrays and Pillow images are encoded, upright and lossless.
 
-    Raises:
-        ArgumentTypeError: it is nothing that can hold an image.
-        ConfigError: an array of pixels breaks the rule, or Pillow can't load its image.
+    Raises an ArgumentTypeError for what can hold no image, a ConfigError for one that can't be used.
     """
     if isinstance(image, str | os.PathLike):
         return Path(image)
@@ -71,12 +69,7 @@ def text_list(texts: Sequence[str]) -> list[str]:
 
 
 def image_list(images: "Sequence[GivenImage]") -> list[Path | bytes]:
-    """Return paths or contents of several images; a single array would be a sequence of its rows.
-
-    Raises:
-        ArgumentTypeError: it is one image, or no images.
-        ConfigError: one of them breaks the rule for arrays of pixels.
-    """
+    """Return paths or contents of several images; ArgumentTypeError for a single one, ConfigError for bad pixels."""
     is_one = isinstance(images, str | Path | bytes) or (is_array(images) and np.asarray(images).ndim != 4)
     if is_one or not isinstance(images, Iterable):
         raise ArgumentTypeError(f"images: found {type(images).__name__}; give a list, of which each is {EXPECTED}")

@@ -71,11 +71,8 @@ def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPi
     """Decode an image, put it upright, flatten it on white and resize it; of an animated one, the first frame.
 
     A JPEG larger than `max_pixels` is decoded at reduced scale; another image of up to twice as many is decoded and
-    halved. Sizes are checked before anything is decoded.
-
-    Raises:
-        DecodeError: empty, of no known format, of one whose package is missing, or too large.
-        Exception: anything else that Pillow raises for a broken file; it has no root class of its own.
+    halved. Sizes are checked before anything is decoded. Raises a DecodeError, or anything else that Pillow raises for
+    a broken file; it has no root class of its own.
     """
     kind = extra_kind(encoded)
     if kind is None:

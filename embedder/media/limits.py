@@ -10,15 +10,11 @@ PROGRESS_BYTES = 8
 class DecodeLimits:
     """Limits on the decoding of one file; a file beyond them is refused, or its sandbox process killed.
 
-    Attributes:
-        timeout_s: wall clock for one image, or for one segment of a video.
-        video_timeout_s: wall clock for one whole video, without the time that the caller spends between segments.
-        memory_bytes: address space of the sandbox process; about 140 MiB are used before the first video, 160 with the
-            first HEIC, 80 more with the torchvision resampler, and 430 with PyTorch's kernel if 1 GiB is left.
-        max_pixels: pixels of one image or frame. A larger JPEG is decoded at 1/2, 1/4 or 1/8 of its sides, another
-            image of up to twice as many is decoded whole and then halved; anything larger is refused.
-        max_file_bytes: encoded size of one image; videos are streamed.
-        max_video_bytes: encoded size of one video; it is read whole, to detect changes by its hash.
+    `timeout_s` is wall clock for one image or segment, `video_timeout_s` for a whole video without the caller's time.
+    `memory_bytes` is address space: 140 MiB are used before the first video, 160 with the first HEIC, 80 more with the
+    torchvision resampler, and 430 with PyTorch's kernel if 1 GiB is left. Beyond `max_pixels`, a JPEG is decoded at
+    1/2, 1/4 or 1/8, and another image of up to twice as many is halved after decoding. Videos are streamed;
+    `max_video_bytes` exists because they are read whole for their hash.
     """
 
     timeout_s: float = 30.0

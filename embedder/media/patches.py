@@ -9,10 +9,9 @@ from embedder.media.resize import ResizeSpec
 
 
 def pixel_columns(pixels_FHWC: NDArray[np.uint8], resize: ResizeSpec) -> dict[str, NDArray[Any]]:
-    """Make a row's columns: `pixels`, and for images that keep their own proportions `image_grid`.
+    """Make `pixels`, frames or patches (N, 3 values a pixel), and with own proportions `image_grid`.
 
-    `pixels` has the frames, or their patches one after the other, (N, 3 values for each pixel); `image_grid` is int32
-    (3,): frames, patch rows and patch columns.
+    The grid is int32 (3,): frames, patch rows and patch columns.
     """
     if resize.mode != "patches":
         return {"pixels": pixels_FHWC}

@@ -26,11 +26,7 @@ VP9_MARKER_MASK, VP9_MARKER = 0b1100_0000, 0b1000_0000
 
 
 class Picture(NamedTuple):
-    """Facts about the picture in a packet.
-
-    `begins_group`: nothing before it is needed from here on. `is_reference`: others may be predicted from it.
-    `parameters`: the parameter sets it carries.
-    """
+    """The picture in a packet: nothing before it is needed if `begins_group`; others may need it if `is_reference`."""
 
     begins_group: bool
     is_reference: bool = True
@@ -209,12 +205,7 @@ class GroupedFrames:
         self._shown: FrameOnDemand | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the frames.
-
-        Raises:
-            DecodeError: a frame could be decoded only partly.
-            Exception: what `packets` raises, after the frames before it; what the decoder raises.
-        """
+        """Yield the frames; DecodeError for one decoded only partly, else what `packets` or the decoder raise."""
         group = PictureGroup(self._stream, self.decoded)
         for packet in _until_error(self._packets):
             if isinstance(packet, Exception):

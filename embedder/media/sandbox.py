@@ -115,12 +115,8 @@ class SandboxedDecoder:
     def image(self, source: Source, resize: ResizeSpec) -> Pixels:
         """Decode one image: upright, flattened on white, resized; of an animated one, its first frame.
 
-        Returns:
-            uint8 (H, W, 3), RGB, H = W = `resize.image_size`; in mode `patches`, multiples of `resize.patch_size`; in
-            mode `fit`, the longer of the two `resize.image_size` at most.
-
-        Raises:
-            DecodeError: the file can't be decoded.
+        Returns uint8 (H, W, 3), RGB, H = W = `resize.image_size`; in mode `patches`, multiples of `resize.patch_size`;
+        in mode `fit`, the longer side is at most `resize.image_size`. Raises a DecodeError.
         """
         self._check_size(source)
         return self._one_image({"do": "image"}, source, resize).pixels
@@ -234,11 +230,8 @@ class SandboxedDecoder:
         """Decode a video or an animated image segment by segment, in memory bounded by one segment.
 
         Each segment has `frames_per_segment` frames, spread evenly. Segments come in order; stretches in which no frame
-        begins have none. A request for another file ends the video; continuing it then raises a RuntimeError.
-
-        Raises:
-            DecodeError: the video can't be decoded; if it breaks in the middle, this comes after its whole segments. Of
-                type `StillImage` for an image of one frame.
+        begins have none. A request for another file ends the video; continuing it then raises a RuntimeError. A
+        DecodeError in the middle comes after the whole segments before it; an image of one frame raises a `StillImage`.
         """
         command = {"do": "video", "segment_s": segment_s, "frames_per_segment": frames_per_segment}
         request = self._deliver(command, source, resize)
@@ -469,12 +462,7 @@ def _batches(requests: Sequence[ImageRequest], max_file_bytes: int) -> Iterator[
 
 
 def receive(child: ChildProcess, timeout_s: float) -> Message:
-    """Wait for the next message of a child.
-
-    Raises:
-        ChildHungError: there was none in time; the child is still running.
-        ChildDiedError: the child ended, or sent a broken message.
-    """
+    """Wait for a child's next message; ChildHungError if none comes in time, ChildDiedError if it ended."""
     kind, payload = child.receive(timeout_s, MAX_MESSAGE_BYTES)
     try:
         message = parse_json(bytes(payload))

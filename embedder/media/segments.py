@@ -93,12 +93,9 @@ class _OpenSegment(Generic[Frame, Image]):
 
 @dataclass(frozen=True)
 class SegmentRule:
-    """Rule by which a video is cut.
+    """Rule by which a video is cut; each segment's targets are spread evenly, at (i + 1/2) / n of its length.
 
-    Attributes:
-        segment_s: length of a segment.
-        frames_per_segment: target times in each, spread evenly: (i + 1/2) / n of its length.
-        duration_s: length of the video, if its header has it; the last segment spreads its targets over the remainder.
+    With `duration_s`, if the header has it, the last segment spreads its targets over the remainder.
     """
 
     segment_s: Fraction
@@ -121,12 +118,8 @@ def pick_segments(
 
     A target is answered by the frame shown at that time: the last one that begins no later. Segments in which no frame
     begins are left out (so a stream that claims a gap of years costs nothing); a segment has between one and
-    `rule.frames_per_segment` images, all different. `frames` have growing times; `convert` is called once for each
-    frame that is taken.
-
-    Yields:
-        Each segment as soon as a frame beyond it is seen, the last one at the end. When `frames` raises, the open
-        segment is lost, and the exception propagates.
+    `rule.frames_per_segment` images, all different. `frames` have growing times. Each segment comes once a frame beyond
+    it is seen; when `frames` raises, the open segment is lost.
     """
     segment: _OpenSegment[Frame, Image] | None = None
     shown: TimedFrame[Frame] | None = None

@@ -51,13 +51,9 @@ ORIENTATIONS = {
 def read_segments(
     file: BinaryIO, resize: ResizeSpec, *, segment_s: Fraction, frames_per_segment: int, max_pixels: int
 ) -> Iterator[PickedSegment[SizedPixels]]:
-    """Decode a video one segment at a time; all images have one size.
+    """Decode a seekable video one segment at a time; all images have one size.
 
-    `file` must be seekable, at any position. A damaged or cut-off file raises after its whole segments.
-
-    Raises:
-        DecodeError: no video stream, no frame, frames too large, damaged or cut off.
-        Exception: whatever else PyAV raises for a broken file.
+    A damaged or cut-off file raises after its whole segments: a DecodeError, or whatever else PyAV raises.
     """
     missing_bytes = (declared_bytes(file) or 0) - file.seek(0, 2)
     with _open(file) as container:

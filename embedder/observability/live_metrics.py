@@ -36,14 +36,9 @@ PREFIX = "embedder_live_"
 
 @dataclass(frozen=True)
 class LiveMetric:
-    """Metric of a running command.
+    """Metric of a running command; its `name` lacks only the `_total` that Prometheus adds to counters.
 
-    Attributes:
-        name: complete, except for the `_total` that Prometheus adds to counters.
-        meaning: one line.
-        is_counter: whether it only grows.
-        by_step: whether it has the label `step`: decode, stage 0, ..., write.
-        on_ray: whether only a run on Ray has it.
+    `by_step` metrics have the label `step`: decode, stage 0, ..., write.
     """
 
     name: str
@@ -238,11 +233,7 @@ class PublishedFigures:
 
 
 def read_published(store: str) -> PublishedFigures | None:
-    """Read what is published; None if nothing is.
-
-    Raises:
-        OSError, StoreError, StoreUnavailableError: the store can't be read.
-    """
+    """Read what is published; None if nothing is. Raises an OSError, StoreError or StoreUnavailableError."""
     from embedder.store_index.versions import manifest_of
 
     files = StoreFiles(store)

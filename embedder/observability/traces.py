@@ -123,11 +123,7 @@ def is_sampled(number: int) -> bool:
 
 @contextmanager
 def trace_run(target: str | None, kind: str, store: str | None) -> Iterator[RunTraces]:
-    """Trace the block, and send the remaining spans when it ends.
-
-    `target` is the address of a collector, or the path of a file that gets one JSON line per span; None traces nothing.
-    Raises `InstallationError` if the extra `otel` is missing.
-    """
+    """Trace the block to a collector's address or a file (None: not at all); InstallationError without `otel`."""
     if target is None:
         yield NoTraces()
         return

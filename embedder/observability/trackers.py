@@ -175,10 +175,9 @@ class ThreadedTracker:
 
 @contextmanager
 def track_run(config: TrackerConfig | None, where: str) -> Iterator[Tracker]:
-    """Yield the tracker of the block's run; a run that hasn't ended by the end of the block ends as failed.
+    """Yield the tracker of the block's run (None: none); a run that hasn't ended by the block's end counts as failed.
 
-    A `config` of None tracks nothing; `where` is the command, for error messages. Raises `InstallationError` if the
-    tracker's package is missing.
+    `where` is the command, for error messages. Raises `InstallationError` if the tracker's package is missing.
     """
     if config is None:
         yield NoTracker()

@@ -30,15 +30,9 @@ if TYPE_CHECKING:
 class PlanAnswer:
     """Plan, with the optional comparisons.
 
-    Attributes:
-        plan: the plan.
-        problem: the placement problem that it solves.
-        alternatives: effect of one stage fewer and one more.
-        fixed_by: key of the configuration that fixes the number of stages; None if it was searched.
-        comparison: with equal parts of each tower; None without `explain`.
-        what_if: hours and costs for a number of items; None without `num_items`.
-        dtype: compute dtype, and why it was chosen.
-        node_types: a cluster's node types, one line each.
+    `alternatives` have one stage fewer and one more. `fixed_by` is the key that fixes the number of stages, None if it
+    was searched. `comparison` is with equal parts of each tower, None without `explain`; `what_if` is None without
+    `num_items`. `dtype` says why it was chosen; `node_types` has one line each.
     """
 
     plan: ShardPlan
@@ -53,11 +47,7 @@ class PlanAnswer:
 
 @dataclass(frozen=True)
 class _Setting:
-    """Devices and costs of a plan.
-
-    `problem` states the placement problem for a number of stages, as Ray's own share of an item depends on it;
-    `startup_s` are the seconds before the first item.
-    """
+    """Devices and costs of a plan; `problem` takes a number of stages, on which Ray's own share of an item depends."""
 
     problem: Callable[[int], PlacementProblem]
     startup_s: float
@@ -95,11 +85,9 @@ class _Request:
 
 
 def answer_plan(uri: str, compute: ComputeSettings, rows: RowSettings, options: PlanOptions) -> PlanAnswer:
-    """Plan the cut of the model at `uri` and the placement of its stages, as described at `embedder.plan`.
+    """Plan the model at `uri` as described at `embedder.plan`.
 
-    Raises:
-        ConfigError: the cluster can't be measured.
-        shards.ModelError: the folder is no model folder, or no plan can run; the message names the nearest that can.
+    Raises a ConfigError if the cluster can't be measured, a shards.ModelError if there is no model or no possible plan.
     """
     keep_freed_memory()  # the search reuses the same large arrays again and again
     folder = resolve_model(uri)

@@ -79,11 +79,9 @@ def costs_of_cluster(
 ) -> ClusterCosts:
     """Attach to the cluster at `compute.ray_address`, list its node types, and measure once on each, unless cached.
 
-    With `estimate`, costs come from the table of devices instead.
-
-    Raises:
-        ConfigError: nodes of different types carry no label, a type can't be measured, or a node doesn't answer.
-        shards.ModelError: a node finds no model folder, or a device to estimate is not in the table.
+    With `estimate`, costs come from the table of devices instead. Raises a ConfigError if nodes of different types
+    carry no label, a type can't be measured, or a node doesn't answer; a shards.ModelError if a node finds no model
+    folder, or a device to estimate is not in the table.
     """
     from embedder.executors.ray_session import ray_nodes, ray_session
 
@@ -171,15 +169,8 @@ def _measure(
 def measure_here(compute: ComputeSettings, rows: RowSettings, uri: str, cores: float, has_gpu: bool) -> str:
     """Measure costs on this node, one replica on its GPU or on one thread; a task that returns JSON.
 
-    Args:
-        compute: dtype, and rows of batches and parts.
-        rows: what makes rows of items.
-        uri: of the model, readable from each node.
-        cores: that Ray's processes may use here, as reported by Linux.
-        has_gpu: whether Ray lends this task a GPU.
-
-    Raises:
-        ConfigError: torch finds no GPU where Ray has one.
+    `uri` must be readable from each node; `cores` are those that Ray's processes may use here, as Linux reports them.
+    Raises a ConfigError if torch finds no GPU where Ray has one.
     """
     import torch
 

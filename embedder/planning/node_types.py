@@ -41,11 +41,7 @@ class NodeHardware:
 
 @dataclass(frozen=True)
 class NodeType:
-    """Nodes that compute equally fast, at least one.
-
-    `name` is that used in plans (see `shards.plan.PlannedStage`); `ray_type` is Ray's name of their GPUs, None for CPUs
-    or if Ray has no name for them.
-    """
+    """Nodes that compute equally fast; `name` is that of plans, `ray_type` Ray's name of GPUs or None."""
 
     name: str
     nodes: tuple[NodeHardware, ...]
@@ -73,12 +69,7 @@ class NodeType:
 
 
 def node_types(nodes: Iterable[NodeHardware], type_label: str) -> tuple[NodeType, ...]:
-    """Group nodes by label, else by type of GPU; nodes with neither must be alike.
-
-    Raises:
-        ConfigError: nodes without GPUs differ and lack the label, so no plan could name them; or there are too many
-            types.
-    """
+    """Group nodes by label, else by type of GPU; ConfigError if other nodes differ, or for too many types."""
     found: dict[tuple[str, bool], list[NodeHardware]] = {}
     for facts in nodes:
         name = facts.node.device_type or (GPU if facts.node.num_gpus else CPU)

@@ -52,8 +52,7 @@ def parse_size(option: str, text: str | None) -> int | None:
 def items_in(num_items: int | None, data: str | None, item: str | None) -> int | None:
     """Return the number of items to plan for: as given, or bytes of all data (`200TB`) over the mean bytes of an item.
 
-    Raises:
-        ConfigError: both are given, or bytes without the size of an item.
+    Raises a ConfigError if both are given, or bytes without the size of an item.
     """
     if data is None:
         return num_items

@@ -29,13 +29,9 @@ MAX_S = 3.0  # a sample of long videos ends here
 
 @dataclass(frozen=True)
 class ItemSample:
-    """Mix and costs of sampled items.
+    """Mix and costs of sampled items; `mix` has means, with the padding that is computed for captions.
 
-    Attributes:
-        mix: means over the items; captions include the padding that is computed.
-        decode_s_per_image: CPU seconds of an image or frame, including fetching and hashing its file.
-        tokenise_s_per_caption: CPU seconds of a caption; for items without images, including all other work.
-        rows: the decoded rows.
+    CPU seconds of an image include fetching and hashing its file; those of a caption without images, all other work.
     """
 
     mix: DataMix

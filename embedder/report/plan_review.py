@@ -37,18 +37,9 @@ def review_run(
 ) -> Review | None:
     """Compare a run with its costs; where another cut promises `MIN_GAIN`, write its plan next to the report.
 
-    Args:
-        job: the job that ran on Ray.
-        available: the machine, or the cluster.
-        steps: sums over the session's calls.
-        decode_calls: measurements of the decode step.
-        num_items: items that the session finished.
-        engine_cpu_s: CPU seconds of Ray itself; None if unknown.
-        costs: of the model on such a device, and of the host; None if never measured or estimated.
-        too_short: why the run says nothing about its plan; if set, no other cut is searched.
-
-    Returns:
-        The review; None if nothing was finished.
+    `steps` are sums over the session's calls, `engine_cpu_s` is Ray's own CPU time, None if unknown; `costs` are None
+    if never measured or estimated. With `too_short`, why the run says nothing about its plan, no other cut is searched.
+    Returns None if nothing was finished.
     """
     if not num_items:
         return None

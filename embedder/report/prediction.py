@@ -32,11 +32,7 @@ class StageShape:
 
 @dataclass(frozen=True)
 class Host:
-    """Machine around the stages.
-
-    `num_cores` is the number of cores that all share, None if unknown (a cluster); `num_decoders` that of concurrent
-    decode tasks.
-    """
+    """Machine around the stages: `num_cores` that all share, None if unknown (a cluster); `num_decoders` at once."""
 
     num_cores: float | None
     num_decoders: int
@@ -44,14 +40,10 @@ class Host:
 
 @dataclass(frozen=True)
 class RunPrediction:
-    """Predicted steady state of a run.
+    """Predicted steady state of a run: `items_per_s` is the throughput of the `bottleneck`, a step or the shared cores.
 
-    Attributes:
-        stage_s: seconds per item in one replica of each stage.
-        decode_s: CPU seconds per item in the decode step.
-        cpu_s: CPU seconds per item of all that shares the cores.
-        items_per_s: throughput of the bottleneck.
-        bottleneck: name of the slowest step, or of the shared cores.
+    Seconds are per item: `stage_s` in one replica of each stage, `decode_s` and `cpu_s` (all that shares the cores) of
+    CPU.
     """
 
     stage_s: tuple[float, ...]

@@ -157,11 +157,9 @@ def all_up_s(loads: Sequence[LoadReport]) -> float:
 class SteadyPart:
     """Part of a run in which all stages were up and blocks followed one another.
 
-    Attributes:
-        seconds: from the end of the observed step's first call to that of its last.
-        rows_per_s: rows of that step after its first call, per second.
-        steps: sums of the calls in that time, extrapolated to all rows of the run.
-        too_short: why it permits no conclusions; None if it does.
+    It lasts `seconds`, from the end of the observed step's first call to that of its last; `rows_per_s` excludes the
+    first. `steps` are sums in that time, extrapolated to all rows. `too_short` says why it permits no conclusions, else
+    None.
     """
 
     seconds: float

@@ -31,8 +31,7 @@ def find_kinds() -> dict[str, EntryPoint]:
 def make_servable(settings: "Mapping[str, Any] | Servable") -> "Servable":
     """Read a servable from a section of a configuration, such as a `[[model]]`.
 
-    Raises:
-        ServableError: the kind is unknown, or a key is unknown, missing, or breaks its rule.
+    Raises a ServableError if the kind is unknown, or a key is unknown, missing, or breaks its rule.
     """
     from embedder.servables.base import Servable
 

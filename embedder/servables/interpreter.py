@@ -38,16 +38,10 @@ SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class InterpreterLimits:
-    """Limits on a child process.
+    """Limits on a child process; `start_s` lasts until its first message, before `load_s`; `call_s` is for one batch.
 
-    Attributes:
-        start_s: seconds until its first message, before it loads anything.
-        load_s: seconds for loading.
-        call_s: seconds for one batch.
-        max_deaths: deaths and hangs among the last `calls` batches after which it is given up; until then it is
-            restarted. To find one row that kills it takes about log2 of the batch size.
-        calls: number of batches that `max_deaths` refers to.
-        memory_bytes: most address space.
+    It is restarted until it has died or hung `max_deaths` times within the last `calls` batches. To find one row that
+    kills it takes about log2 of the batch size.
     """
 
     start_s: float = 120.0
@@ -62,11 +56,7 @@ class ChildProgram:
     """Program in a child process, as `embedder.servables.base.Computation`; only one thread calls it at a time."""
 
     def __init__(self, command: list[str], start: Mapping[str, Any], where: str, limits: InterpreterLimits) -> None:
-        """Start the child and wait until it has loaded the program.
-
-        `start` holds the arguments of `embedder.servables.program.serve`: the program, device and threads. Raises
-        `ServableError` if the child can't be started or loaded.
-        """
+        """Start the child with the arguments `start` of `program.serve` and wait; ServableError if it fails."""
         self._command, self._start, self._where, self._limits = command, start, where, limits
         self._deaths: deque[bool] = deque(maxlen=limits.calls)
         self.versions: dict[str, Any] = {}
@@ -78,12 +68,7 @@ class ChildProgram:
         return self._child.pid if self._child else None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Table:
-        """Compute a batch.
-
-        Raises:
-            ServableError: the child has died too often, or can't be restarted.
-            ChildError: the program raised, or the child died or hung; the next batch restarts it.
-        """
+        """Compute a batch; ChildError for this batch (the next one restarts it), ServableError if it is given up."""
         child = self._child or self._start_child()
         self._child = child
         try:
@@ -188,19 +173,10 @@ def start_program(
     limits: InterpreterLimits | None = None,
     search_path: Sequence[str] = (),
 ) -> ChildProgram:
-    """Start an interpreter that loads a program.
+    """Start the interpreter `python` (path or name), which loads a program.
 
-    Args:
-        python: path or name of the interpreter.
-        program: what it computes.
-        where: the servable, for messages.
-        device: torch's name of a device.
-        num_threads: CPU threads that it may use.
-        limits: on time, memory and deaths; None means the defaults.
-        search_path: folders for modules, after those of that interpreter.
-
-    Raises:
-        ServableError: it can't be started, has incompatible versions, or can't load the program.
+    `where` names the servable in messages; `device` is torch's name; `limits` None means the defaults; `search_path`
+    follows that interpreter's own. Raises a ServableError if it can't start or load, or has incompatible versions.
     """
     found = shutil.which(Path(python).expanduser())
     if found is None:

@@ -47,12 +47,7 @@ class LoadedProgram:
     """Instance of a program's class after its `load`, or its function; only one thread calls it at a time."""
 
     def __init__(self, program: ServableProgram, device: str, num_threads: int) -> None:
-        """Import the class, make an instance, and load it.
-
-        Raises:
-            AttributeError: there is no such class or function, or the class lacks a method.
-            Exception: as the class raises it.
-        """
+        """Import the class, make an instance, and load it; AttributeError if it or a method is missing."""
         found = find_program(program.place, program.name)
         if not isinstance(found, type):
             self._compute: Any = functools.partial(found, **program.settings)
@@ -101,15 +96,11 @@ def serve(channel: Any, program: Mapping[str, Any], device: str, num_threads: in
 
 
 def find_program(place: str, name: str) -> Any:
-    """Import the class or function that a program names.
+    """Import the class or function `name` of a module or of a Python file (absolute path).
 
-    A file is imported as the module of its own package, so that it may import its neighbours relatively
-    (`from .boxes import crop`), and none of its names hides an installed module. `place` is the absolute path of a
-    Python file, or the name of a module.
-
-    Raises:
-        AttributeError: there is no such class or function, or the class lacks a method.
-        Exception: as the import raises it.
+    A file is imported as the module of its own package, so that it may import its neighbours relatively (`from .boxes
+    import crop`), and none of its names hides an installed module. Raises an AttributeError if it or a method is
+    missing.
     """
     module = _import_file(Path(place)) if place.endswith(FILE_SUFFIX) else importlib.import_module(place)
     found = getattr(module, name, None)

@@ -56,11 +56,7 @@ class OwnThread:
         weakref.finalize(self, self._calls.put, None)
 
     def call(self, what: str, limit_s: float, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in the thread.
-
-        `what` describes the call in messages; `limit_s` is the time limit in seconds. Raises `RunFailedError` if it
-        hangs or did so before, and whatever the function raises.
-        """
+        """Call a function in the thread; RunFailedError if it exceeds `limit_s` seconds, now or earlier."""
         answer: Future[T] = Future()
         if self.hung is None:
             self._calls.put((answer, function, arguments, _torch_threads()))

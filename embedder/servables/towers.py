@@ -179,11 +179,9 @@ def whole_shard(config: ModelConfig, sides: list[Side]) -> ShardSpec:
 
 
 def cut_towers(whole: TowersServable, config: ModelConfig, sides: list[Side]) -> tuple[Servable, ...]:
-    """Cut towers according to their plan, or into the requested number of shards of equal work.
+    """Cut towers by their plan, or into shards of equal work.
 
-    Raises:
-        ConfigError: the plan file is missing, or made for other weights.
-        ServableError: there are fewer layers than stages, or the plan doesn't fit.
+    Raises a ConfigError for a plan that is missing or of other weights, a ServableError if there are too few layers.
     """
     left_out = {tower: None for side, tower in TOWERS.items() if side not in sides}
     try:
@@ -221,9 +219,8 @@ def _resources(stage: PlannedStage) -> dict[str, float]:
 def read_plan(path: str, folder: Path, fingerprint: str, dtype: str | None) -> ShardPlan:
     """Read the plan of the model in `folder`, whose weights have the fingerprint; a dtype of None takes the plan's.
 
-    Raises:
-        ConfigError: the file is missing, or made for other weights or another dtype.
-        shards.ModelError: it is no plan.
+    Raises a ConfigError if the file is missing, or made for other weights or another dtype; a shards.ModelError if it
+    is no plan.
     """
     try:
         plan = ShardPlan.from_json(Path(path).read_text(encoding="utf-8"))

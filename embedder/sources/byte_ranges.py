@@ -84,8 +84,7 @@ class LocalRanges:
 def open_ranges(path: str, embedded: EmbeddedFile | None = None) -> ByteRanges:
     """Open a local path or an object store URI; a local file is checked against `embedded` unless that is None.
 
-    Raises:
-        FetchError: the file is missing, not a regular file, unreadable, or not the one that was embedded.
+    Raises a FetchError if the file is missing, not a regular file, unreadable, or not the one that was embedded.
     """
     if is_remote(path):
         from embedder.sources.object_listing import open_object

@@ -39,8 +39,7 @@ ANY_CAPTION = CaptionRules()
 def read_caption(caption_uri: str) -> str:
     """Read a caption file, as JSON if its name ends in `.json`, else as text; empty if it holds no caption.
 
-    Raises:
-        FetchError: the file is missing, larger than 1 MiB, not UTF-8, or broken JSON.
+    Raises a FetchError if the file is missing, larger than 1 MiB, not UTF-8, or broken JSON.
     """
     path, part = split_uri(caption_uri)
     name, data = _content(caption_uri, path, part if isinstance(part, TarMember) else None)
@@ -52,8 +51,7 @@ def read_caption(caption_uri: str) -> str:
 def read_values(json_uri: str, keys: Sequence[str]) -> dict[str, Any]:
     """Read some values of an item's `.json`; keys that it lacks are left out.
 
-    Raises:
-        FetchError: the file is missing, larger than 1 MiB, not UTF-8, or not a JSON object.
+    Raises a FetchError if the file is missing, larger than 1 MiB, not UTF-8, or not a JSON object.
     """
     _, data = _content(json_uri, json_uri, None)
     tree = json_object(data, json_uri)

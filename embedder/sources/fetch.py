@@ -53,15 +53,12 @@ class Fetcher:
         embedded: EmbeddedFile | None = None,
         max_read_bytes: int = 0,
     ) -> Fetched:
-        """Fetch one item, given by the listing's `uri`.
+        """Fetch one item, given by the listing's `uri`; raises a FetchError.
 
         Local whole files come as a path, or as bytes up to `max_read_bytes`. Tar members, cells, and remote files up to
         `max_bytes` come as bytes; larger remote files, and web downloads beyond a few MiB, go to a temporary file.
         `max_file_bytes` limits whole files; None allows any size. `embedded` is what the local file of an item embedded
         earlier has to be; it is None for an item being listed now.
-
-        Raises:
-            FetchError: the bytes are missing, forbidden, changed since the listing, or too many.
         """
         if is_web(uri):
             return self._download(uri, max_bytes, max_file_bytes)

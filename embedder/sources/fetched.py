@@ -52,8 +52,7 @@ class Fetched:
 def write_temporary(pieces: Iterable[bytes], where: str) -> Fetched:
     """Write pieces to a temporary file; on failure nothing is left behind.
 
-    Raises:
-        FetchError: the disk is full or can't be written, or a piece can't be read.
+    Raises a FetchError if the disk is full or can't be written, or a piece can't be read.
     """
     path = None
     try:

@@ -39,10 +39,8 @@ def list_files(source: SourceConfig, path: str, selection: Selection) -> Listing
     `item_id` is the path relative to the root, with its suffix. A caption belongs to every file of its stem in its
     folder; `.txt` takes precedence over `.json`. A caption without such a file is its own item if the selection's rules
     say so: its `uri` is the caption file, and `caption_uri` is null. A single file is an item regardless of its name.
-    Only the patterns of `source` matter, and `selection` has them; `path` comes from `normalise_source`.
-
-    Raises:
-        SourceError: the path is missing, or a folder below it can't be read.
+    Only the patterns of `source` matter, and `selection` has them; `path` comes from `normalise_source`. Raises a
+    SourceError if the path is missing, or a folder below it can't be read.
     """
     found, selection = find_selected(path, selection)
     entries = found.entries if found.is_folder else _with_sidecars(found)

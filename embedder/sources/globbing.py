@@ -42,13 +42,9 @@ def is_pattern(path: str) -> bool:
 
 @listing_errors()
 def find_entries(path: str, skips: SkipsFolder) -> GlobMatches:
-    """Find what a path means: the file itself, everything below a folder, or all matches of a pattern.
+    """Find what a path means: a file, everything below a folder, or all matches of a pattern; may raise a SourceError.
 
-    `path` comes from `normalise_source`. `skips` selects folders that aren't entered; in a bucket, where that saves
-    nothing, they are listed all the same.
-
-    Raises:
-        SourceError: nothing is there, or it can't be listed.
+    `skips` selects folders that aren't entered, except in a bucket, where that saves nothing.
     """
     return _find_remote(path) if is_remote(path) else _find_local(path, skips)
 
@@ -67,8 +63,7 @@ def find_one(root: str, name: str) -> Entry | None:
 def expand_braces(pattern: str) -> list[str]:
     """Expand `{000..099}` (zeros kept) and `{a,b}`; several braces give their product, and they don't nest.
 
-    Raises:
-        SourceError: a range runs backwards, or there would be more than a million names.
+    Raises a SourceError if a range runs backwards, or there would be more than a million names.
     """
     pieces = _BRACES.split(pattern)
     choices = [_brace_choices(body, pattern) for body in pieces[1::2]]

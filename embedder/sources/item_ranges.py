@@ -93,13 +93,9 @@ def check_kind(head: bytes, uri: str, embedded: EmbeddedFile | None) -> None:
 
 
 def open_item(uri: str, *, max_bytes: int, embedded: EmbeddedFile | None = None) -> ByteRanges:
-    """Open the bytes of an item; only the ranges asked for are read, except from the web.
+    """Open the bytes of an item; only the ranges asked for are read, except from the web. Raises a FetchError.
 
-    `uri` comes from the listing. `max_bytes` limits what is held in memory, such as a table's cell. `embedded` is what
-    the file has to be; with None any file will do.
-
-    Raises:
-        FetchError: the bytes are missing, forbidden, changed since the listing, or too many.
+    `max_bytes` limits what is held in memory, such as a table's cell; `embedded` None allows any file.
     """
     ranges = _open(uri, max_bytes, embedded)
     try:

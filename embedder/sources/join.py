@@ -100,12 +100,7 @@ class OpenJoin:
 
 
 def open_joins(joins: Sequence[JoinConfig], carried: pa.Schema, left_out: LeftOut) -> list[OpenJoin]:
-    """Read the tables of all joins; `carried` has the sources' own columns, and `left_out` counts what doesn't match.
-
-    Raises:
-        SourceError: a table can't be read, a column is missing or of a wrong type, a key occurs twice, or a column has
-            the name of another.
-    """
+    """Read the tables of all joins, which must not repeat keys or names of `carried` columns, else a SourceError."""
     opened = []
     for join in joins:
         opened.append(_open(join, carried, left_out))

@@ -58,14 +58,11 @@ Format = tuple[SourceKind, int]
 
 @listing_errors()
 def detect_kind(path: str, selection: Selection) -> SourceKind:
-    """Detect the kind of a source from its path (from `normalise_source`) and, for a folder, from its content.
+    """Detect the kind of a source from its path and, for a folder, from its content; raises a SourceError.
 
     A folder with a transaction log is a Delta table. A folder that holds only tars, or only table files of one format,
-    is of that kind. Any other folder is `files`, and so is a single file of no other kind. Junk, the run's own files,
-    and data set descriptions are ignored.
-
-    Raises:
-        SourceError: a pattern whose suffix reveals no kind, or a folder that can't be read.
+    is of that kind. Any other folder or single file is `files`. Junk, the run's own files, and data set descriptions
+    are ignored.
     """
     if is_pattern(path):
         return _kind_of_pattern(path)

@@ -36,26 +36,13 @@ def list_sources(
     unique: bool = True,
     captions: CaptionRules = ANY_CAPTION,
 ) -> Iterator[pa.Table]:
-    """List the items of several sources, in their order.
+    """List the items of several sources, in their order, as tables of LISTING_SCHEMA and all carryover columns.
 
-    The call itself opens the sources: a missing source or one of a wrong type is an error before the first row. Ids are
-    unique: the first of several equal ones is the item, and the others are rejects with the id `ID#duplicate-<n>`.
-
-    Args:
-        sources: of a configuration, which checks that each of several has a name; it prefixes the ids (`name:id`).
-        rows_per_chunk: rows of every table but the last.
-        own: absolute paths and URIs that the run itself writes; they are never items.
-        left_out: counts the files that are no items, while the tables are read.
-        web: limits for web addresses, and whether servers are asked; None means the defaults, which ask none.
-        joins: tables whose rows are joined to the items.
-        unique: if False, ids stay as they are, for `with_unique_ids`, and none is kept in memory.
-        captions: rules for the caption files of folders.
-
-    Returns:
-        Tables of LISTING_SCHEMA, followed by the carryover columns of all sources (null where a source lacks one).
-
-    Raises:
-        SourceError: a source or a join's table is missing or can't be read completely, now or during iteration.
+    The call itself opens the sources: a missing source or one of a wrong type is a SourceError before the first row.
+    Ids are unique: the first of several equal ones is the item, and the others are rejects with the id
+    `ID#duplicate-<n>`. With `unique` False, ids stay as they are, for `with_unique_ids`, and none is kept in memory.
+    The name of each of several sources prefixes its ids (`name:id`). `own` are absolute paths and URIs that the run
+    itself writes, never items; `left_out` counts other files while the tables are read. `web` None asks no servers.
     """
     left_out = LeftOut() if left_out is None else left_out
     listings = [(source, open_source(source, own, left_out, captions)) for source in sources]
@@ -73,13 +60,7 @@ def list_given(
     web: WebConfig | None = None,
     joins: Sequence[JoinConfig] = (),
 ) -> Iterator[pa.Table]:
-    """List the items of one listing that is given instead of sources.
-
-    `name` prefixes the ids unless it is empty; the other arguments and the result are as in `list_sources`.
-
-    Raises:
-        SourceError: the table of a join can't be read, or doesn't fit.
-    """
+    """List a given listing as `list_sources` does; `name` prefixes the ids unless empty. May raise a SourceError."""
     schema = pa.schema([*LISTING_SCHEMA, *(column.with_name(CARRIED + column.name) for column in listing.carryover)])
     opened = open_joins(joins, listing.carryover, left_out)
     return _complete(_label(name, listing, schema), web, opened)

@@ -30,10 +30,8 @@ def walk_folder(root: str, skips: SkipsFolder) -> Iterator[Entry]:
     """Yield every file below `root`, folder by folder; memory is bounded by the largest single folder.
 
     A link to a file inside the root counts as a file. A link to a folder inside is skipped: its content is listed under
-    its own path, and following it could loop. Links that leave the root and special files are rejects.
-
-    Raises:
-        SourceError: a folder can't be read. In an incomplete listing its items would look deleted.
+    its own path, and following it could loop. Links that leave the root and special files are rejects. An unreadable
+    folder is a SourceError, because its items would look deleted.
     """
     real_root = os.path.realpath(root)
     prefixes = [""]

@@ -32,11 +32,7 @@ class ParquetCells:
         self._num_rows = 0
 
     def cell(self, path: str, cell: TableCell, embedded: EmbeddedFile | None = None) -> Any:
-        """Return the Arrow scalar of a cell; `embedded` None allows any file.
-
-        Raises a FetchError if the file or the cell is missing or unreadable, or the file isn't the one that was
-        embedded.
-        """
+        """Return the Arrow scalar of a cell, else a FetchError; `embedded` None allows any file."""
         # A rewritten file must not be read through its old footer; a remote file is read by ranges of one version.
         version = "" if is_remote(path) else local_version(path, embedded)
         place = (path, version, cell.column, cell.row_group)

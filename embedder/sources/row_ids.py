@@ -30,11 +30,8 @@ class ContentIds:
     def identify(self, row: Row, place: str) -> Row | None:
         """Put the hash on a row; None if an earlier row has the same hash, which is counted.
 
-        A row that holds nothing, or names a missing file, is a reject identified by its place.
-
-        Raises:
-            SourceError: the table can't be read, or a file may be readable later: leaving such rows out would retire
-                their items.
+        A row that holds nothing, or names a missing file, is a reject identified by its place. A file that may be
+        readable later is a SourceError: leaving its rows out would retire their items.
         """
         if row.error_type is not None:
             return row._replace(item_id=place)

@@ -47,19 +47,11 @@ MEDIA = FileVerdict("item", is_media=True)
 class LeftOut:
     """Counts of the files that were left out during listing or after reading their content.
 
-    Attributes:
-        counts: names by verdict: `junk` of systems and programs, a `sidecar` that is no caption, `excluded` by
-            `include` or `exclude`, the run's `own`.
-        others: non-media files, by suffix.
-        unreadable: images and videos of kinds that this version or installation can't read, by kind.
-        missing_extra: those of them that the extra `formats` reads.
-        repeated: table rows with the content of an earlier row, by the setting that keeps them.
-        unjoined: items without a row in the table of a [[join]], by its path.
-        without_key: rows of such tables without a key.
-        num_orphans: caption files without an image or video that don't become items.
-        num_kept_orphans: those whose item stays as the store has it.
-        orphans: first names of those left out; kept_orphans: first names of those that stay.
-        num_json_without_caption: `.json` files of items that were read but have none of the caption keys.
+    `counts` has names by verdict: `junk` of systems and programs, a `sidecar` that is no caption, `excluded`, the run's
+    `own`. `others` are non-media files by suffix, `unreadable` media by kind, of which the extra `formats` reads
+    `missing_extra`. `repeated` rows are counted by the setting that keeps them, `unjoined` items by the path of the
+    [[join]]. Orphans are caption files without media; `num_kept_orphans` stay items as the store has it. `orphans` and
+    `kept_orphans` are the first names.
     """
 
     counts: Counter[Verdict] = field(default_factory=Counter)

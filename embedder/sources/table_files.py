@@ -90,8 +90,7 @@ class Table:
 def find_table(path: str, selection: Selection | None = None) -> Table:
     """Find the files of a table at a path (from `normalise_source`); by default all files but junk are selected.
 
-    Raises:
-        SourceError: nothing is there, formats are mixed, or a Delta table uses an unsupported feature.
+    Raises a SourceError if nothing is there, formats are mixed, or a Delta table uses an unsupported feature.
     """
     if is_delta(path):
         return _delta_table(path)

@@ -60,11 +60,7 @@ class TableFormat(Protocol):
         """Return names and types; ids, URIs and captions (`text_columns`) are strings if the format has no types."""
 
     def chunks(self, uri: str, wanted: pa.Schema, text_columns: frozenset[str], fill_missing: bool) -> Iterator[Chunk]:
-        """Read the wanted columns, cast to the wanted types.
-
-        A missing column is null with `fill_missing`, else a SourceError. `text_columns` has the names of ids, URIs and
-        captions.
-        """
+        """Read the wanted columns, cast; a missing one is null with `fill_missing`, else a SourceError."""
 
 
 class ParquetFormat:

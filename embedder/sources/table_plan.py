@@ -62,12 +62,9 @@ class TablePlan:
 
 
 def plan_columns(source: SourceConfig, path: str, schema: pa.Schema, is_unique: Callable[[str], bool]) -> TablePlan:
-    """Check the named columns against those that exist, and choose those to read.
+    """Check the named columns and choose those to read, else a SourceError; `path` is for messages.
 
-    `path` is for messages. `is_unique` says whether no value of a column occurs twice, for a proposal.
-
-    Raises:
-        SourceError: a column is missing or of a wrong type, or none can give ids.
+    `is_unique` says whether no value of a column occurs twice, for a proposal.
     """
     table, columns = _NamedTable(path, schema, source.columns, is_unique), source.columns
     if columns.image is None and columns.caption is None:
@@ -152,11 +149,7 @@ class _NamedTable:
         return pa.field(field.name, pa.string())
 
     def id_rule(self, *, has_rule: bool, has_addresses: bool) -> IdRule:
-        """Decide where ids come from.
-
-        `has_rule` means that `id` names a rule instead of a column; `has_addresses`, that images are URIs, which serve
-        as ids.
-        """
+        """Decide where ids come from: a rule (`has_rule`), a column, or image URIs (`has_addresses`)."""
         if not has_rule:
             if self.columns.id is None and not has_addresses:
                 raise self._no_ids()

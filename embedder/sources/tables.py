@@ -35,15 +35,11 @@ _MISSING = "missing"  # `modified` of a missing file: it changes when the file a
 
 
 def list_table(source: SourceConfig, path: str, selection: Selection) -> Listing:
-    """List the rows of a Parquet, CSV, JSON Lines or Delta table.
+    """List the rows of a Parquet, CSV, JSON Lines or Delta table; raises a SourceError.
 
     Image columns are bytes (or a struct with `bytes`), which become cell uris, or strings, which are URIs: absolute
     paths, `s3://`, `gs://`, `file://`, or paths relative to the table's folder. `..` and absolute paths are allowed:
-    the table is the user's own, and only bytes that decode as an image leave a trace. Only `columns` and `carryover` of
-    `source` matter; `path` comes from `normalise_source`.
-
-    Raises:
-        SourceError: a named column is missing or of a wrong type, or a file can't be read.
+    the table is the user's own, and only bytes that decode as an image leave a trace.
     """
     columns = source.columns
     text_columns = frozenset(name for name in (columns.id, columns.image, columns.caption) if name)

@@ -50,12 +50,7 @@ def compression_of(ranges: ByteRanges) -> str | None:
 
 
 def scan_members(ranges: ByteRanges) -> Iterator[Member]:
-    """Yield the members in order; data are skipped.
-
-    Raises:
-        BrokenTarError: a header is damaged, the file ends early, or something follows its end marker.
-        FetchError: the bytes can't be read.
-    """
+    """Yield the members in order, skipping data; BrokenTarError for a damaged tar, FetchError if unreadable."""
     offset = 0
     overrides: dict[str, str] = {}
     while (block := _header_block(ranges, offset)) is not None:

@@ -106,8 +106,7 @@ def is_uri(path: str) -> bool:
 def normalise_source(path: str) -> str:
     """Make a source's path absolute; `file://` and `~` become plain paths, object store URIs lose a last slash.
 
-    Raises:
-        SourceError: the scheme is unknown, the bucket is missing, or the URI contains credentials.
+    Raises a SourceError if the scheme is unknown, the bucket is missing, or the URI contains credentials.
     """
     if is_remote(path):
         try:

@@ -146,11 +146,8 @@ def list_tars(source: SourceConfig, path: str, selection: Selection) -> Listing:
     """List the items of the tars a path means: one, a folder of them, or a pattern with braces or wildcards.
 
     `item_id` is the tar's path relative to the source, without `.tar`, then `/` and the key. The caption is `.txt`,
-    else the `caption` or `text` of `.json`, which also has the carryover columns. `path` comes from `normalise_source`.
-    Non-media files next to the tars are left out; images there are rejects.
-
-    Raises:
-        SourceError: nothing is there, or a tar is compressed or unreadable.
+    else the `caption` or `text` of `.json`, which also has the carryover columns. Non-media files next to the tars are
+    left out; images there are rejects. A compressed or unreadable tar is a SourceError.
     """
     found, selection = find_selected(path, selection)
     listed = selection.without_junk(found)

@@ -52,16 +52,11 @@ def deaths(attempts: Iterable[Attempt], living_nodes: Collection[str], own_worke
 
 @contextmanager
 def limit_deaths(work: Callable[[], str], cure: str, *, key: str | None = None) -> Iterator[None]:
-    """Refuse the block's work if it has killed `MAX_DEATHS` processes in earlier retries.
+    """Refuse the block's work if it has killed `MAX_DEATHS` processes in earlier retries, with a DeadlyWorkError.
 
-    Args:
-        work: description of the work, for the message.
-        cure: what the user can do.
-        key: identifies the work in a call of a restarted actor; Ray Data makes the calls in a thread that doesn't know
-            the task. None means the task, or the actor's start, that runs in this thread.
-
-    Raises:
-        DeadlyWorkError: the limit is reached.
+    `work` and `cure` (what the user can do) are for the message. `key` identifies the work in a call of a restarted
+    actor, as Ray Data makes the calls in a thread that doesn't know the task. None means this thread's task or actor
+    start.
     """
     if key is None and ray_attempts.attempt_number() == 0:
         yield

@@ -69,11 +69,7 @@ def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run, table_bytes: int = 
 def decode_at_low_priority(
     listing: pa.Table, *, spec: DecodeSpec, run: Run, table_bytes: int | None = None
 ) -> Iterator[pa.Table]:
-    """Run `decode` as a Ray task: at a lower CPU priority than any stage, with large output tables.
-
-    `table_bytes` None means `RAY_TABLE_BYTES`, for tables of images. Raises a RunFailedError if the items have killed
-    several processes.
-    """
+    """Run `decode` as a Ray task at low CPU priority; `table_bytes` None means `RAY_TABLE_BYTES`."""
     _lower_priority()
     work = f"decoding {plural(listing.num_rows, 'item')}, the first {listing['uri'][0]},"
     with limit_deaths(lambda: work, DECODE_CURE):

@@ -47,12 +47,7 @@ class TowerStage(Stage):
         self.spec, self.device, self._start = spec, spec.device, start
 
     def setup(self) -> None:
-        """Load the shard.
-
-        Raises:
-            ConfigError: torch can't compute on the stage's device, or its share of it is too small.
-            shards.ModelError: there is no model, or its weights do not match.
-        """
+        """Load the shard; ConfigError if the device can't be used, shards.ModelError if weights are wrong."""
         spec = self.spec
         check_device(spec)
         self._copies = OverlappedCopies(spec.device) if _is_cuda(spec) else None

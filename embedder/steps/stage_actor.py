@@ -53,13 +53,7 @@ class RowActor(ABC):
         """Make the stage and set it up."""
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Apply the stage to a block.
-
-        Raises:
-            EmbedderError: the stage could not start.
-            shards.ModelError: likewise.
-            RunFailedError: likewise, or the block has killed several processes.
-        """
+        """Apply the stage to a block; raises its start's error, or a RunFailedError for a deadly block."""
         if self._failure is not None:
             raise self._failure
         if self._run is not None and self._run.stop_requested():

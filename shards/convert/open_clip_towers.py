@@ -44,13 +44,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Side(Generic[AnyTower_co]):
-    """One tower of a checkpoint.
+    """One tower of a checkpoint; `find` returns a tensor's source by our name, None if open_clip omits it (zeros).
 
-    Attributes:
-        tower: our description of it.
-        find: returns the source of a tensor by our name; None for one that open_clip leaves out (all zeros).
-        projection: kind of the projection.
-        projection_tensors: sources of its tensors by name; without a bias if open_clip's has none.
+    `projection_tensors` are sources by name, without a bias if open_clip's projection has none.
     """
 
     tower: AnyTower_co

@@ -80,13 +80,8 @@ def import_processor(
 ) -> PreprocessConfig:
     """Convert an image processor's settings to our preprocessing; raises a ModelError if ours can't do the same.
 
-    Args:
-        folder: a checkpoint's folder.
-        image_size: side of the model's images, px.
-        max_caption_tokens: longest caption.
-        is_required: whether the folder must have an image processor; if not, its absence gives our defaults.
-        takes_any_size: whether the model accepts other image sizes than its own; then the processor's size is used.
-        patch_px: side of a patch, px, for a model whose images keep their proportions.
+    Without an image processor in `folder`, the result has our defaults unless `is_required`. With `takes_any_size`, the
+    processor's size replaces `image_size` (side, px). `patch_px` is for images that keep their proportions.
     """
     if not is_required and not _has_processor(folder):
         usual: Resize = "crop" if patch_px is None else "patches"

@@ -74,18 +74,10 @@ class JsonText:
 class ModelCosts(JsonText):
     """Seconds of one model on one device, in one replica with its threads.
 
-    Attributes:
-        model_fingerprint: fingerprint of the measured weights; None for an estimate.
-        device: "cpu x1" (torch threads), "NVIDIA H200", or a name from the table of devices.
-        caption_tokens: caption length that the text tower's seconds are for.
-        image_patches: patches of an image that the vision tower's seconds are for; None for its maximum.
-        vision: seconds of one image (frame).
-        text: seconds of one caption.
-        send_s_per_byte: seconds per byte sent from a stage to the next through the object store, including copies
-            between host and device.
-        call_s: fixed seconds of one batch in a stage, whatever it holds.
-        workspace_bytes_per_image: peak memory for one image beyond the weights and the activations that are sent.
-        workspace_bytes_per_caption: the same for one caption.
+    `model_fingerprint` is None for an estimate. `device` is "cpu x1" (torch threads), "NVIDIA H200", or a name from the
+    table of devices. `image_patches` None is the tower's maximum. `vision` and `text` are for one input;
+    `send_s_per_byte` is between stages through the object store, with copies between host and device; `call_s` is fixed
+    per batch. Workspace is peak memory beyond the weights and the activations that are sent.
     """
 
     __pydantic_config__ = STRICT
@@ -137,11 +129,8 @@ class ModelCosts(JsonText):
 class DataMix:
     """Means over the items of a run; a negative or non-finite mean, or items without any content, raise a ModelError.
 
-    Attributes:
-        images_per_item: images and video frames of an item.
-        captions_per_item: captions of an item.
-        caption_tokens: tokens computed for a caption, including [CLS], [SEP] and the padding of its group.
-        image_patches: patches of an image, for a vision tower that keeps images' proportions; None for its maximum.
+    Images include video frames; `caption_tokens` [CLS], [SEP] and its group's padding. `image_patches` None is the
+    maximum.
     """
 
     __pydantic_config__ = STRICT

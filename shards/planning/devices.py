@@ -17,12 +17,8 @@ MAX_TYPES = 3
 class GpuFigures:
     """What a forward pass on a GPU costs besides its operations.
 
-    Attributes:
-        product_flops: operations per second of products of very wide matrices, by dtype.
-        half_width: layer width at which products reach half of that.
-        memory_bytes_per_s: bandwidth of its own memory.
-        launch_s: host seconds to launch a kernel, including the module around it.
-        kernel_s: seconds of a kernel that does almost nothing.
+    `product_flops`, by dtype, are of very wide matrices; layers of `half_width` reach half. `launch_s` are host seconds
+    per kernel, including the module around it; `kernel_s` those of a kernel that does almost nothing.
     """
 
     __pydantic_config__ = STRICT
@@ -46,16 +42,11 @@ class GpuFigures:
 
 @dataclass(frozen=True)
 class DeviceType:
-    """One device: a GPU, or one CPU core.
+    """One device: a GPU, or one CPU core; `name` is as in `--devices`.
 
-    Attributes:
-        name: name as in `--devices`.
-        kind: cpu (a core) or gpu.
-        flops: achieved, not peak, operations per second by compute dtype; a missing dtype isn't supported.
-        memory_bytes: memory of the device; for a core, its share of the machine's.
-        bandwidth_bytes_per_s: bandwidth between host and device; for a core, that of a copy in memory.
-        price_per_h: price of one device per hour, in any one currency.
-        gpu: further figures of a GPU; None where only `flops` are known, such as for a measured one.
+    `flops` are achieved, not peak, by compute dtype; a missing dtype isn't supported. A core has its share of the
+    machine's memory. Bandwidth is between host and device, for a core that of a copy. `price_per_h` is in any one
+    currency. `gpu` is None where only `flops` are known, such as for a measured one.
     """
 
     __pydantic_config__ = STRICT

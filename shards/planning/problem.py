@@ -82,17 +82,11 @@ class StageLoad:
 
 @dataclass(frozen=True)
 class PlacementProblem:
-    """Model, workload, devices and limits.
+    """Model, workload, devices and limits; where several `pools` are shared, each has a `core_speed`.
 
-    Attributes:
-        pools: devices that stages may use; where several are shared, each has a `core_speed`.
-        host_seconds: CPU seconds of an item outside the stages: decoding, writing, the engine.
-        decode_seconds: the share of them for decoding and tokenising.
-        num_cores: cores that the host's work and CPU stages share, weighted by speed where speeds differ; None for
-            no limit.
-        memory_cap_bytes: the most that one replica may hold, if less than its device has.
-        weights_cap_bytes: the most weights that one replica may hold.
-        rows_per_batch: items that pass together.
+    `host_seconds` are CPU seconds of an item outside the stages (decoding, writing, the engine), of which
+    `decode_seconds` are for decoding and tokenising. `num_cores` are shared by the host's work and CPU stages, weighted
+    by speed where speeds differ; None for no limit. The caps are of one replica; `rows_per_batch` items pass together.
     """
 
     config: ModelConfig

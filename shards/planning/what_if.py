@@ -13,11 +13,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class OneMore:
-    """Gain of one more device of a type.
-
-    `where` is "stage 1" (the cut stays) or "fleet" (everything is planned again); `gain` is that of throughput, as a
-    fraction.
-    """
+    """Gain (a fraction) of one more device of a type; `where` is "stage 1", or "fleet" if all is planned again."""
 
     where: str
     device: str
@@ -27,19 +23,11 @@ class OneMore:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """Answers about one fleet.
+    """Answers about one fleet; `hours` are wall clock with start-up, `device_hours` include idle devices, by type.
 
-    Attributes:
-        hours: wall clock, including start-up.
-        device_hours: hours by type of device, including idle ones: the whole fleet is paid for.
-        used: devices of each type that the plan uses; the others would be idle.
-        cost: price of the device-hours; None if a price is missing.
-        cores_per_gpu: CPU cores per GPU at which neither waits for the other; None without GPUs.
-        cores_needed: cores that keep the devices busy; None without GPUs.
-        decode_bound_gpus: number of GPUs from which the cores (mainly decoding) are the bottleneck; None without GPUs
-            or cores.
-        decode_share: fraction of an item's CPU seconds that decoding takes.
-        one_more: gain of one more device, in each stage and in each pool.
+    `cost` is None if a price is missing. At `cores_per_gpu` neither waits for the other; `cores_needed` keep the
+    devices busy; from `decode_bound_gpus` on, the cores are the bottleneck; these are None without GPUs. `decode_share`
+    is a fraction of an item's CPU seconds. `one_more` is the gain of one more device, in each stage and pool.
     """
 
     num_items: int

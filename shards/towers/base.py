@@ -83,10 +83,9 @@ class TowerImport:
 
 @dataclass(frozen=True)
 class ModelClass:
-    """A class of transformers with two towers.
+    """A class of transformers with two towers; a `model_type` is None where the configuration names it.
 
-    `vision_type` and `text_type` are the towers' `model_type`, None where the configuration names it. Without
-    projections (`has_projections`), the text tower's own is the only one.
+    Without projections (`has_projections`), the text tower's own is the only one.
     """
 
     vision_type: str | None = None

@@ -63,11 +63,7 @@ def check_settings(family: type[T], where: Path, theirs: Any, expected: Mapping[
 
 
 def vision_fields(theirs: Any, where: Path, mlp_width: int | None = None) -> dict[str, Any]:
-    """Read the fields of a vision tower whose names all of transformers' configurations share.
-
-    `mlp_width` is the hidden width of the MLP, for a configuration without `intermediate_size`. Raises a ModelError if
-    patches are not square.
-    """
+    """Read a vision tower's common fields; `mlp_width` if there is no `intermediate_size`; may raise a ModelError."""
     return {
         "patch_size": one_side(theirs.patch_size, "vision_config.patch_size", where),
         "width": theirs.hidden_size,

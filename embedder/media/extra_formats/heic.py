@@ -18,12 +18,9 @@ SIZE_PROPERTY = b"ispe\0\0\0\0"  # followed by width and height, 32 bits each
 
 
 def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
-    """Decode the primary image; libheif applies the container's rotation, so its EXIF orientation is ignored.
+    """Decode the primary image; its EXIF orientation is ignored, because libheif applies the container's rotation.
 
-    Source: ISO/IEC 23008-12 (HEIF): the transformative properties put an image upright; its EXIF may repeat them.
-
-    Raises:
-        DecodeError: it holds no image that libheif decodes, or one that is too large.
+    Source: ISO/IEC 23008-12 (HEIF). Raises a DecodeError if libheif decodes no image in it, or one that is too large.
     """
     for option in ("THUMBNAILS", "DEPTH_IMAGES", "AUX_IMAGES"):  # auxiliary images: a header may list thousands
         setattr(pillow_heif.options, option, False)

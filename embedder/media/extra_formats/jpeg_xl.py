@@ -24,10 +24,8 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
     """Decode an image; one that was converted losslessly from a JPEG is turned back into it and decoded as such.
 
     libjxl applies the header's orientation, so its EXIF orientation is ignored. Source: ISO/IEC 18181-2: the
-    orientation of the codestream counts, not that of the Exif box.
-
-    Raises:
-        DecodeError: it is broken, too large, or of a pixel format without a conversion.
+    orientation of the codestream counts, not that of the Exif box. Raises a DecodeError if it is broken, too large, or
+    of a pixel format without a conversion.
     """
     size = declared_size(encoded)
     if size is None:

@@ -12,12 +12,7 @@ MODULES = {HEIC.name: "heic", JPEG_XL.name: "jpeg_xl"}
 
 
 def load_extra(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
-    """Decode an image of a kind from `sniff.extra_kind`; `max_pixels` is as in `images.decode_image`.
-
-    Raises:
-        DecodeError: the package that decodes it is missing; it is broken, or too large.
-        Exception: anything else that a decoder raises for a broken file.
-    """
+    """Decode an image of a kind from `sniff.extra_kind`; raises a DecodeError, or whatever the decoder raises."""
     try:
         module = import_module(f"{__package__}.{MODULES.get(kind, 'camera_raw')}")
     except ModuleNotFoundError as error:

@@ -32,13 +32,9 @@ class SizeLimits:
 
 
 def receive(response: Response, limits: SizeLimits, where: str) -> Fetched:
-    """Receive an image or a video; anything else is abandoned after its first bytes.
+    """Receive an image or a video; anything else is abandoned after its first bytes, with a FetchError.
 
-    Returns:
-        The bytes, or the temporary file that holds them; of an image or clip that can't be decoded, the first bytes.
-
-    Raises:
-        FetchError: it is neither an image nor a video, too large, cut off, or encoded in an unknown way.
+    Returns the bytes, or their temporary file; of an image or clip that can't be decoded, the first bytes.
     """
     pieces = _pieces(response, max(limits.image_bytes, limits.video_bytes), where)
     head = b""

@@ -96,13 +96,7 @@ class WebClient:
         self._connections = Connections(MAX_KEPT, settings.parallel_per_host)
 
     def download(self, address: str, limits: SizeLimits, stop: Stop | None = None) -> Fetched:
-        """Download an image or a video.
-
-        `stop` requests an immediate end; the error that the call then raises has no meaning.
-
-        Raises:
-            FetchError: the address is refused, or there is no image or video within all limits.
-        """
+        """Download an image or a video, else a FetchError; after `stop` asked for an end, the error means nothing."""
         where = shown_address(address)
         return self._ask("GET", address, stop or Stop(), lambda response: receive(response, limits, where))
 

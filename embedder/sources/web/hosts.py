@@ -38,12 +38,7 @@ class Hosts:
 
     @contextmanager
     def place(self, name: str, where: str, stop: Stop) -> Iterator[None]:
-        """Wait until one more request may go to a host.
-
-        Raises:
-            FetchError: the host has failed so often that it is left alone.
-            StoppedError: a stop was requested.
-        """
+        """Wait until a host may get one more request; FetchError if it fails too often, StoppedError on a stop."""
         with self._lock:
             if len(self._hosts) >= MAX_HOSTS:
                 self._hosts = {known: each for known, each in self._hosts.items() if each.num_users}
@@ -71,11 +66,7 @@ class Hosts:
                     self._hosts.pop(name, None)
 
     def note(self, name: str, *, failed: bool, wait_s: float = 0.0) -> None:
-        """Record how a request ended, while its place is held.
-
-        `failed` means no answer, or one that a working host wouldn't give; `wait_s` is how long the host wants no
-        request.
-        """
+        """Record how a request ended, while its place is held; the host wants no request for `wait_s`."""
         with self._lock:
             host = self._hosts[name]
             host.num_failures = host.num_failures + 1 if failed else 0

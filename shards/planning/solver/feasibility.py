@@ -24,11 +24,8 @@ CLOSE = 1e-3  # a bound this near to 1 is good enough
 class DualSolution:
     """Prices and the cheapest path at them; an infinite bound if there is no path.
 
-    Attributes:
-        prices: (R,), price of the whole capacity of each resource; they sum to 1.
-        path: numbers of the path's steps; empty if there is none, or if it was computed on a grid.
-        bound: cost of the path.
-        used: (R,), its uses as fractions of the capacities.
+    `prices` (R,) are of whole capacities and sum to 1; `path` has numbers of steps, empty for none or if computed on a
+    grid; `bound` is its cost, `used` (R,) its uses as fractions of the capacities.
     """
 
     prices: Floats

@@ -90,15 +90,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Labels:
-    """Beginnings of paths, all of the same number of steps.
+    """Beginnings of paths, N of the same number of steps; `parent` is the label of one step less, `step` the last step.
 
-    Attributes:
-        cut: (N,), the cut that each has reached.
-        used: (N, R), uses so far, as fractions of the capacities.
-        rank: (N,), integers to be minimised; compared first.
-        unevenness: (N,), compared next.
-        parent: (N,), the label of one step less.
-        step: (N,), the last step.
+    Each has reached a `cut`, with `used` (N, R) as fractions of the capacities. An integer `rank` is minimised first,
+    then `unevenness`.
     """
 
     cut: Ints
@@ -116,14 +111,9 @@ class Labels:
 def best_within(steps: Steps, uses: Floats, prices: Floats, rank: Ints, unevenness: Floats) -> Ints | None:
     """Find the path of the lowest rank, then unevenness, within all capacities; None if there is none.
 
-    The result is exact: all labels at the same cut are kept unless another dominates them in everything.
-
-    Args:
-        steps: the steps, E.
-        uses: (R, E), what each step uses of each resource, as a fraction of its capacity.
-        prices: (R,), at which the cost of a step counts as one more resource, to drop hopeless labels earlier.
-        rank: (E,), integers that add up along a path.
-        unevenness: (E,), adds up along a path.
+    The result is exact: all labels at the same cut are kept unless another dominates them in everything. `uses` (R, E)
+    are fractions of capacities; cost at `prices` (R,) counts as one more resource, to drop hopeless labels earlier;
+    `rank` (E,) (integers) and `unevenness` (E,) add up along a path.
 
     Source: the label-setting method for shortest paths with resource constraints (Desrochers and Soumis 1988).
     """
