@@ -85,6 +85,7 @@ def test_a_tracker_and_a_kind_of_model_of_another_package_take_part_in_a_run(ins
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # tests within a test
 def test_without_the_folder_of_plugins_the_core_works_and_its_tests_pass(tmp_path):
     for name in ("embedder", "shards", "index", "tests", "docs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "plugins"))
