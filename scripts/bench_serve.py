@@ -70,7 +70,7 @@ def make_store(folder: Path, model: Path, num_vectors: int, index: str) -> Path:
     files = StoreFiles(folder)
     images, _ = make_vectors(num_vectors, 1, width=opened.config.embedding_dim)
     config = RunConfig(store=files.address, model=str(model), index=IndexConfig(min_recall=0))
-    publish_rows(files, store_info(config, opened), _parts(images))
+    publish_rows(files, store_info(config.rows, opened, "float32"), _parts(images))
     build_index(config, kind=index, force=True)
     return folder
 

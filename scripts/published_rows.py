@@ -12,8 +12,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import RunMetadata, write_part
 from embedder.store.journal.runs import start_run
 from embedder.store.layout import StoreInfo
-from embedder.store.publish import publish
-from embedder.store.publish.publish import NO_IDS, IndexBuilder, PublishIntent
+from embedder.store.publish.publish import NO_IDS, IndexBuilder, PublishIntent, publish
 from embedder.store.store_info import bind_store
 
 LISTED = ("item_id", "source", "uri", "size_bytes", "modified", "caption")

@@ -32,8 +32,12 @@ LIGHT = (
     "embedder.store_check.check",
     "embedder.retrieval.flat_index",
     "embedder.plugins.deploy.submission.submit",
-    "embedder.sources.listing, embedder.sources.fetch",
-    "embedder.plugins.train.trainer.settings, embedder.retrieval.rank_metrics, embedder.plugins.train.trainer.batch",
+    "embedder.sources.listing",
+    "embedder.sources.fetch",
+    "embedder.plugins.train.trainer.settings",
+    "embedder.retrieval.rank_metrics",
+    "embedder.retrieval.paired",
+    "embedder.entry_points",
 )
 patched = pytest.mark.skipif(
     not (DEFERRED_COMPILER.is_there() and light_transformers.QUESTIONS.is_there()),

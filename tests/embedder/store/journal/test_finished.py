@@ -15,7 +15,7 @@ from embedder.store.journal.part_writer import write_part
 CHILD = """
 import resource, sys
 import numpy as np, pyarrow as pa
-from embedder.store import finished
+from embedder.store.journal import finished
 
 def rows(schema, number, **columns):
     for start in range(0, number, 50_000):
