@@ -26,12 +26,14 @@ CONFIGURATIONS = "embedder.configurations"
 """Classes of TOML files other than a run's; `embedder config` shows them."""
 RUNNERS = "embedder.runners"
 """Subclasses of `embedder.servables.base.Servable`, by the `kind` of `[[model]]`."""
+STEPS = "embedder.steps"
+"""Classes and functions of `[[step]]`, by the name in `callable`; other processes import and run them."""
 TARGETS = "embedder.targets"
 """Functions that write the files to start a cluster, by the subcommand of `embedder deploy`."""
 TRACKERS = "embedder.trackers"
 """Classes of `embedder.observability.trackers.TrackerClient`, by the `kind` of `[tracker]`."""
 
-GROUPS = (COMMANDS, CONFIGURATIONS, RUNNERS, TARGETS, TRACKERS)
+GROUPS = (COMMANDS, CONFIGURATIONS, RUNNERS, STEPS, TARGETS, TRACKERS)
 OWN_FILE = Path(__file__).parent / "plugins" / "entry_points.txt"
 PACKAGE = "embedder"
 

@@ -80,14 +80,13 @@ class RayExecutor(Executor):
 
     def run(self, listing: list[pa.Table], job: Job, stop: StopRequest, on_sample: OnSample) -> None:
         """Run a job over a listing; the claim on the cluster ends when all replicas are up."""
+        from embedder.compat.operator_stats import sampled_to
+        from embedder.pipeline import embed_on_ray
 
         def watch(sample: "Sample") -> None:
             on_sample(sample)
             if is_up(sample) and not any(state.num_starting for state in sample.operators):
                 self._claim.release()
-
-        from embedder.compat.operator_stats import sampled_to
-        from embedder.pipeline import embed_on_ray
 
         with sampled_to(watch), limit_to_share(self._compute.cluster, self.available):
             embed_on_ray(listing, job, stop)

@@ -16,7 +16,7 @@ from rich.table import Table
 from embedder.cli.options import Force, ReadConfig, command
 from embedder.cli.results import Result, new_table
 from embedder.cli.terminal import Terminal, item_bar
-from embedder.entry_points import COMMANDS, find_plugins
+from embedder.entry_points import COMMANDS, find_plugins, load_plugin
 from embedder.installation import command_here, require
 from embedder.quantities import duration_text, plural
 from embedder.store.files import StoreFiles
@@ -45,6 +45,7 @@ def demo(
     require("embed", "embedder demo")
     if serve:
         require("serve", "embedder demo --serve")
+        load_plugin(COMMANDS, "serve", "embedder demo --serve")
 
     from embedder.cli.render_report import report_parts
     from embedder.ingest.embed import embed

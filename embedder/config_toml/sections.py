@@ -2,14 +2,13 @@
 
 import ast
 from collections.abc import Collection, Mapping
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, Tag, field_validator, model_validator
 
-from embedder.entry_points import TRACKERS, find_plugins, load_plugin
+from embedder.entry_points import STEPS, TRACKERS, find_plugins, load_plugin
 from embedder.errors import ConfigError
 
 
@@ -259,7 +258,6 @@ OWN_STEPS = ("read", "decode", "tokenise", "embed", "write")
 REPLACED = {"image": "image", "region": "region", "caption": "string"}
 """Outputs of steps after decoding that have a meaning, with their types."""
 IMAGE_TYPES = ("image", "region")
-ENTRY_POINTS = "embedder.steps"
 DECLARED = {
     "columns_in": "inputs",
     "columns_optional": "optional",
@@ -452,7 +450,8 @@ def with_declared(step: Any) -> Any:
     if not isinstance(step, dict) or not isinstance(named := step.get("callable"), str):
         return step
     if ":" not in named:
-        named = next((each.value for each in entry_points(group=ENTRY_POINTS) if each.name == named), named)
+        point = find_plugins(STEPS).get(named)
+        named = point.value if point is not None else named
     place, _, name = named.rpartition(":")
     try:
         spec = None if place.endswith(".py") else find_spec(place)

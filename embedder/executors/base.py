@@ -27,11 +27,10 @@ class Executor(ABC):
     def __enter__(self) -> Self:
         """Get ready: attach to a cluster, or start what runs here."""
 
-    def __exit__(
+    def __exit__(  # noqa: B027 - this process has nothing to end
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End what was started."""
-        return
 
     def place(self, job: Job) -> Job:
         """Wait for capacity, and give each replica its node, where there are several."""

@@ -6,13 +6,13 @@ Nothing of the user's is imported here, so a dry run or a head node doesn't need
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import pyarrow as pa
 
 from embedder.batch_schema import step_schema
-from embedder.config_toml.sections import ENTRY_POINTS, REPLACED, StepConfig
+from embedder.config_toml.sections import REPLACED, StepConfig
+from embedder.entry_points import STEPS, find_plugins
 from embedder.errors import EmbedderError
 from embedder.servables.base import file_digest
 from embedder.servables.declared import find_file, find_module
@@ -183,11 +183,11 @@ def _split_name(where: str, text: str) -> tuple[str, str]:
                 f"{where}: expected FILE.py:function, package.module:function, or the name of an entry point"
             )
         return place, function
-    points: dict[str, EntryPoint] = {each.name: each for each in entry_points(group=ENTRY_POINTS)}
+    points = find_plugins(STEPS)
     if text not in points:
         known = ", ".join(sorted(points)) or "none"
         raise StepError(
-            f"{where}: there is no entry point {text!r} of the group {ENTRY_POINTS} (there are: {known}); install its "
+            f"{where}: there is no entry point {text!r} of the group {STEPS} (there are: {known}); install its "
             "package, or write FILE.py:function"
         )
     return points[text].module, points[text].attr

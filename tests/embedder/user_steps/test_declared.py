@@ -50,8 +50,8 @@ def test_a_fingerprint_follows_what_decides_results_and_nothing_else(tmp_path):
 
 
 def test_an_entry_point_is_a_function_of_its_package(monkeypatch):
-    points = [EntryPoint("shout", "json:dumps", declared.ENTRY_POINTS)]
-    monkeypatch.setattr(declared, "entry_points", lambda group: points if group == declared.ENTRY_POINTS else [])
+    points = {declared.STEPS: {"shout": EntryPoint("shout", "json:dumps", declared.STEPS)}}
+    monkeypatch.setattr(declared, "find_plugins", points.__getitem__)
     step = open_step(section("shout"))
     assert (step.place, step.function, step.files[0].endswith("json/__init__.py")) == ("json", "dumps", True)
     with pytest.raises(StepError, match=r"no entry point 'whisper' of the group embedder.steps \(there are: shout\)"):
