@@ -10,10 +10,8 @@ The order of the rows changes no figure: counts are integers, sums are exact, an
 
 import hashlib
 import importlib
-import importlib.util
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -29,6 +27,7 @@ from pydantic import Field
 
 from embedder.config_toml.sections import LABELLED, NUMBERS, SCORES, MetricConfig
 from embedder.errors import ConfigError
+from embedder.process.child_main import import_file
 from embedder.store.layout import Record
 from embedder.store.tables.arrow_tensors import unpack_vectors
 
@@ -241,24 +240,14 @@ def load_own(config: MetricConfig) -> Any:
     through.
     """
     place, _, name = (config.callable or "").rpartition(":")
-    module = _import_file(Path(place).expanduser()) if place.endswith(".py") else importlib.import_module(place)
+    is_file = place.endswith(".py")
+    module = import_file(str(Path(place).expanduser())) if is_file else importlib.import_module(place)
     found = getattr(module, name, None)
     if found is None or not all(callable(getattr(found, method, None)) for method in METHODS):
         raise ConfigError(
             f"metric {config.callable}: no class of that name with the methods {', '.join(METHODS)}; write it"
         )
     return found(**config.settings)
-
-
-def _import_file(path: Path) -> Any:
-    name = f"own_metric_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
 
 
 # Kinds that are computed from a table of their columns, which DuckDB spills to disk if it is large.
