@@ -190,13 +190,11 @@ def test_a_decoder_killed_once_gets_a_second_chance(decode, slow_png, png):
 def test_a_file_that_kills_its_decoder_every_time_is_blamed(decode, slow_png, png):
     with SandboxedDecoder() as decoder:
         decode(decoder, [png, png])
-        with while_decoding(decoder, lambda pid: os.kill(pid, signal.SIGSEGV), every_s=0.15):
+        with while_decoding(decoder, lambda pid: os.kill(pid, signal.SIGSEGV), every_s=0.3):
             error = check_neighbours(decode(decoder, [png, png, slow_png, png]), 2)
         assert (error.error_type, error.transient) == ("DecoderCrashed", False)
         assert "SIGSEGV" in error.message
-        assert (
-            "in File" in error.message
-        )  # where it crashed, from the child's last words; a busy one is still importing
+        assert ".py" in error.message  # where it crashed, from the child's last words
 
 
 def test_a_decoder_killed_from_outside_each_time_may_be_tried_again(slow_png, png):
