@@ -27,6 +27,11 @@ ITEM_NUMBER = "item_number"
 # Column of a listing with the address that is published instead of `uri`, if that is only valid in a run.
 SHOWN_URI = "shown_uri"
 
+# Columns of each model of a run (`model_column`): why it embeds an item, and whether a row is for it. Rows of a run of
+# one model lack the second.
+REASON = "reason"
+NEEDED = "needed"
+
 # In the reason why a model or a step has no output for a row: its process was killed, and a retry may be faster.
 HUNG = "took longer than"
 
@@ -115,3 +120,8 @@ def step_type(kind: str) -> pa.DataType:
     value = kind.removesuffix("[]")
     found = pa.bool_() if value == "bool" else getattr(pa, value)()
     return pa.list_(found) if kind.endswith("[]") else found
+
+
+def model_column(column: str, model: str) -> str:
+    """Return the name of a column that each model of a run has; the main model has the empty name."""
+    return f"{column}@{model}" if model else column

@@ -36,7 +36,7 @@ from embedder.models.model_actor import ModelActor
 from embedder.placement.allocation import Allocation, StageResources
 from embedder.placement.device_settings import CPU_SETTINGS, settings_of
 from embedder.steps.decode import decode_at_low_priority
-from embedder.steps.further_inputs import select_for_main_model, without_vectors
+from embedder.steps.further_inputs import select_for_model, without_vectors
 from embedder.steps.stage_actor import StageActor
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.journal.model_parts import write_parts
@@ -63,7 +63,7 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
     )
     embedded = embedding_graph(listing, job)
     write_args = {"num_cpus": job.allocation.write_cpus}
-    sink = PartSink(job.run.files, job.stamp, job.compute.rows_per_part, job.models, job.before_write, carried)
+    sink = PartSink(job.parts, job.compute.rows_per_part, job.before_write, carried)
     try:
         with draining(stop):
             embedded.write_datasink(sink, ray_remote_args=write_args, concurrency=job.allocation.num_writers)
@@ -71,7 +71,7 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
     except DrainedError as drained:
         if rows := drop_empty_blocks(ray.get(drained.finished)):
             finished = job.before_write(carried.join(pa.concat_tables(rows)))
-            write_parts(job.run.files, job.stamp, job.models, LAST_TASK, finished)
+            write_parts(job.parts, LAST_TASK, finished)
     except ExecutionTimeoutError:
         raise RunFailedError(
             f"no step finished anything for {job.compute.no_progress_timeout_s:g} s: a node or a stage is stuck, or "
@@ -154,7 +154,7 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
     )
     dataset = through_models(dataset, job)
     if job.groups and not any(
-        select_for_main_model(table).num_rows for table in listing
+        select_for_model(table).num_rows for table in listing
     ):  # don't load its towers for nothing
         return dataset.map_batches(
             without_vectors, batch_format="pyarrow", batch_size=None, num_cpus=job.allocation.decode_cpus

@@ -41,12 +41,13 @@ from embedder.store.lock import write_lock
 from embedder.store.maintenance.compact import compact
 from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import PublishIntent, finish_publication, publish
 from embedder.store.publish.tombstones import read_purged
 from embedder.store.store_info import bind_store
 from embedder.store.tables.tables import RecordTable
 from embedder.store_check.check import check_store
-from store_simulation.schedules import INFO, no_index, none
+from store_simulation.schedules import INFO, none
 
 IMAGE_BYTES = 96 << 20
 OPTIONS = "loop,noauto_da_alloc,commit=300"
@@ -96,7 +97,7 @@ class Writer:
         """Publish rows, each in a part file of its own."""
         with write_lock(self.files):
             bind_store(self.files, INFO)
-            finish_publication(self.files, no_index)
+            finish_publication(self.files)
             run = start_run(self.files, INFO, pa.schema([]))
             metadata = RunMetadata(run.run_id, run.session, "f", "p", pa.schema([]))
             for task, (item, version) in enumerate(chosen.items()):
@@ -104,14 +105,14 @@ class Writer:
             if len(chosen) > 1:
                 seal(self.files, run.run_id, sorted(names_in_journal(self.files, run.run_id)))
             intent = PublishIntent(kind="refresh", info=INFO)
-            publish(run, metadata, no_index, intent, pa.chunked_array([pa.array(retired or [], pa.string())]))
+            publish([ModelWork(run, metadata, intent, pa.chunked_array([pa.array(retired or [], pa.string())]))])
 
     def purge(self, item: str) -> None:
         self.locked(lambda: purge(self.files, {item}, none))
 
     def locked(self, work: Callable[[], object]) -> None:
         with write_lock(self.files):
-            finish_publication(self.files, no_index)
+            finish_publication(self.files)
             work()
 
 

@@ -12,14 +12,15 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import RunMetadata, write_part
 from embedder.store.journal.runs import start_run
 from embedder.store.layout import StoreInfo
-from embedder.store.publish.publish import NO_IDS, IndexBuilder, PublishIntent, publish
+from embedder.store.publish.publication import ModelWork
+from embedder.store.publish.publish import NO_IDS, IndexBuilder, PublishIntent, no_index, publish
 from embedder.store.store_info import bind_store
 
 LISTED = ("item_id", "source", "uri", "size_bytes", "modified", "caption")
 
 
 def publish_rows(
-    files: StoreFiles, info: StoreInfo, parts: Iterable[pa.Table], build_index: IndexBuilder = lambda version: None,
+    files: StoreFiles, info: StoreInfo, parts: Iterable[pa.Table], build_index: IndexBuilder = no_index,
     retired: pa.ChunkedArray = NO_IDS,
 ) -> None:  # fmt: skip
     bind_store(files, info)
@@ -28,7 +29,7 @@ def publish_rows(
     metadata = RunMetadata(run.run_id, run.session, *fingerprints, pa.schema([]))
     for task, rows in enumerate(parts):
         write_part(files, metadata, task, rows)
-    publish(run, metadata, build_index, PublishIntent(kind="refresh", info=info), retired)
+    publish([ModelWork(run, metadata, PublishIntent(kind="refresh", info=info), retired)], build_index)
 
 
 def as_embedded(listed: pa.Table, images: pa.Array, content_version: str) -> pa.Table:

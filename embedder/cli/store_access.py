@@ -40,11 +40,10 @@ def write_access(config: RunConfig, *, commits: str | None = None) -> Iterator[S
     from embedder.store.lock import write_lock
     from embedder.store.publish.publish import finish_publication
     from embedder.store.store_info import read_store_info
-    from embedder.store_index.keep_index import ensure_index, model_index_builder
+    from embedder.store_index.keep_index import index_builder
 
     files = StoreFiles(config.required_store)
     read_store_info(files)
     with write_lock(files):
-        build = model_index_builder(config.index)
-        finish_publication(files, lambda version, info: ensure_index(files, version, info, config.index), build)
+        finish_publication(files, index_builder(config.index))
         yield files

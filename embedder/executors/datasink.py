@@ -18,11 +18,9 @@ from embedder.errors import RunFailedError
 from embedder.executors.carried import NOTHING_CARRIED, CarriedColumns
 from embedder.quantities import plural
 from embedder.steps.attempts import limit_deaths
-from embedder.store.files import StoreFiles
 from embedder.store.journal.journal import JournalEntry, entry_name, entry_names
 from embedder.store.journal.journal_segments import find_entry
 from embedder.store.journal.model_parts import ModelPart, write_parts
-from embedder.store.journal.part_writer import RunMetadata
 from embedder.user_steps.written_rows import NO_STEPS, WrittenSteps
 
 if TYPE_CHECKING:
@@ -64,14 +62,13 @@ class PartSink(Datasink["WrittenPart | None"]):  # type: ignore[misc]  # Ray shi
 
     def __init__(
         self,
-        files: StoreFiles,
-        stamp: RunMetadata,
+        models: Sequence[ModelPart],
         rows_per_part: int,
-        models: Sequence[ModelPart] = (),
         before_write: WrittenSteps = NO_STEPS,
         carried: CarriedColumns = NOTHING_CARRIED,
     ) -> None:
-        self.files, self.stamp, self.rows_per_part, self.models = files, stamp, rows_per_part, tuple(models)
+        self.models, self.rows_per_part = tuple(models), rows_per_part
+        self.files, self.stamp = models[0].files, models[0].metadata
         self.before_write, self.carried = before_write, carried
 
     def write(self, blocks: Iterable[Block], ctx: WriteTask) -> WrittenPart | None:
@@ -87,7 +84,7 @@ class PartSink(Datasink["WrittenPart | None"]):  # type: ignore[misc]  # Ray shi
             attempt = attempt_number()
             if attempt == 0 or find_entry(self.files, self.stamp.run_id, name) is None:
                 rows = self.before_write(self.carried.join(pa.concat_tables(tables)))
-                count_part(write_parts(self.files, self.stamp, self.models, ctx.task_idx, rows, attempt=attempt))
+                count_part(write_parts(self.models, ctx.task_idx, rows, attempt=attempt))
         return WrittenPart(name, platform.node())
 
     def on_write_complete(self, write_result: "WriteResult[WrittenPart | None]") -> None:

@@ -6,14 +6,14 @@ from typing import Literal
 
 import pyarrow as pa
 
-from embedder.batch_schema import step_schema
 from embedder.config import ComputeSettings, DecodeConfig, RowSettings
 from embedder.errors import ConfigError
 from embedder.installation import vector_libraries
 from embedder.media.limits import DecodeLimits
-from embedder.models.further_models import FurtherModel, further_inputs, shared_columns
+from embedder.models.further_models import FurtherModel, further_inputs, further_models, shared_columns
 from embedder.models.model_actor import ModelGroup, group_models
 from embedder.models.model_folder import Model, resize_spec
+from embedder.models.run_model import RunModel
 from embedder.placement import hardware
 from embedder.placement.allocation import Allocation
 from embedder.placement.compile_choice import is_compiled
@@ -40,7 +40,7 @@ from embedder.servables.towers import read_plan
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.journal.model_parts import ModelPart
-from embedder.store.journal.part_writer import RunMetadata
+from embedder.store.journal.part_writer import NO_COLUMNS, RunMetadata
 from embedder.store.journal.runs import Run
 from embedder.store.layout import StoreInfo
 from embedder.store.row_metrics import check_columns
@@ -54,6 +54,29 @@ from shards.planning.problem import ROWS_PER_BATCH
 
 
 @dataclass(frozen=True)
+class ModelRun:
+    """Model of a run, and the run in its view; `carried` are the listing's columns that its table takes over."""
+
+    model: RunModel
+    run: Run
+    carried: pa.Schema = NO_COLUMNS
+
+    @property
+    def part(self) -> ModelPart:
+        """The model, as write tasks know it."""
+        info = self.run.info
+        metadata = RunMetadata(
+            run_id=self.run.run_id,
+            session=self.run.session,
+            model_fingerprint=info.model_fingerprint,
+            preprocess_fingerprint=info.preprocess_fingerprint,
+            carryover=self.carried,
+            outputs=self.model.outputs,
+        )
+        return ModelPart(self.run.files, metadata, tuple(self.model.columns.items()))
+
+
+@dataclass(frozen=True)
 class Job:
     """Input of an engine: settings, model, plan, resources, and the run that journals the work."""
 
@@ -64,14 +87,13 @@ class Job:
     allocation: Allocation
     stages: tuple[StageSpec, ...]
     run: Run
-    stamp: RunMetadata
+    parts: tuple[ModelPart, ...]
+    """All models of the run for write tasks, the main one first."""
     settings: DeviceSettings = CPU_SETTINGS
     groups: tuple[ModelGroup, ...] = ()
     """Further models by the actors that hold them, which come before the main model's stages."""
     model_cpus: tuple[float, ...] = ()
     """CPUs that an actor of each of these groups reserves."""
-    models: tuple[ModelPart, ...] = ()
-    """The same for write tasks."""
     before_write: WrittenSteps = NO_STEPS
     """The user's own steps that finished rows go through."""
     num_items: int | None = None
@@ -82,26 +104,10 @@ class Job:
         """Carried columns that decode tasks take, for the user's own steps."""
         return self.decode.steps.carried if self.decode.steps is not None else ()
 
-
-@dataclass(frozen=True)
-class ModelRun:
-    """Further model of a run, and the run in its folder."""
-
-    model: FurtherModel
-    run: Run
-
     @property
     def stamp(self) -> RunMetadata:
-        """Constants of its rows."""
-        info = self.run.info
-        return RunMetadata(
-            run_id=self.run.run_id,
-            session=self.run.session,
-            model_fingerprint=info.model_fingerprint,
-            preprocess_fingerprint=info.preprocess_fingerprint,
-            carryover=pa.schema([]),
-            outputs=self.model.outputs,
-        )
+        """Constants of the main model's rows."""
+        return self.parts[0].metadata
 
 
 def plan_job(
@@ -110,42 +116,31 @@ def plan_job(
     model: Model,
     plan: ShardPlan,
     available: Available,
-    run: Run,
-    carryover: pa.Schema,
-    further: Sequence[ModelRun] = (),
+    runs: Sequence[ModelRun],
     num_items: int | None = None,
 ) -> Job:
-    """Decide the run, for what is `available` on the machine or cluster.
+    """Decide the run, for what is `available` on the machine or cluster; `runs` has that of the main model first.
 
     Raises `ConfigError` if the requested resources do not exist; `StepError` or `ServableError` if a step of the user's
     can't be run.
     """
-    stamp = _stamp(rows, run, carryover, may_load=compute.ray_address is None)
-    models = [each.model for each in further]
+    main, models = runs[0], further_models(each.model for each in runs)
+    _check_rows(rows, main, may_load=compute.ray_address is None)
     groups = group_models(models, shared_columns(models, model))
     allocation = allocate(compute, beside_models(available, actors := [each.actor for each in groups]), plan.stages)
     stages = stage_specs(compute, model, plan, allocation, num_items)
     settings = settings_of(stage.device for stage in stages)
     decode = _decode_of_run(rows, model, models, rows_per_batch(compute.batch_size, settings))
-    cpus, last = tuple(model_cpus(available, actors)), written_steps(rows.step, run.info.step_columns)
-    parts = tuple(ModelPart(each.run.files, each.stamp, tuple(each.model.columns.items())) for each in further)
+    cpus, last = tuple(model_cpus(available, actors)), written_steps(rows.step, main.run.info.step_columns)
+    parts = tuple(each.part for each in runs)
     return Job(
-        compute, model, plan, decode, allocation, stages, run, stamp, settings, groups, cpus, parts, last, num_items
+        compute, model, plan, decode, allocation, stages, main.run, parts, settings, groups, cpus, last, num_items
     )
 
 
-def _stamp(rows: RowSettings, run: Run, carryover: pa.Schema, *, may_load: bool) -> RunMetadata:
-    check_run_steps(rows.step, carryover, may_load=may_load)
-    stamp = RunMetadata(
-        run_id=run.run_id,
-        session=run.session,
-        model_fingerprint=run.info.model_fingerprint,
-        preprocess_fingerprint=run.info.preprocess_fingerprint,
-        carryover=carryover,
-        outputs=step_schema(run.info.step_columns),
-    )
-    check_columns(rows.metric, with_carryover(EMBEDDINGS, stamp.columns))
-    return stamp
+def _check_rows(rows: RowSettings, main: ModelRun, *, may_load: bool) -> None:
+    check_run_steps(rows.step, main.carried, may_load=may_load)
+    check_columns(rows.metric, with_carryover(EMBEDDINGS, main.part.metadata.columns))
 
 
 def _decode_of_run(rows: RowSettings, model: Model, models: Sequence[FurtherModel], num_rows: int) -> DecodeSpec:
@@ -153,7 +148,7 @@ def _decode_of_run(rows: RowSettings, model: Model, models: Sequence[FurtherMode
     return replace(
         decode_spec(rows, model, num_rows),
         further=further_inputs(models, model, rows.decode.settled_colour),
-        models=tuple(each.name for each in models),
+        models=("", *(each.name for each in models)),
         steps=decoded_steps(rows.step),
     )
 

@@ -25,7 +25,7 @@ from embedder.models.model_actor import ModelStage
 from embedder.placement import hardware
 from embedder.placement.fleet import Available
 from embedder.steps.decode import VERSIONS, decode, forget_reader
-from embedder.steps.further_inputs import MAIN_INPUTS, select_for_main_model, without_vectors
+from embedder.steps.further_inputs import MAIN_INPUTS, select_for_model, without_vectors
 from embedder.store.journal.model_parts import write_parts
 from embedder.store.journal.part_writer import gather_rows
 
@@ -55,7 +55,7 @@ def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | Non
     listing, carried = detach_carried_columns(listing, job.carried_inputs)
     stop = stop or StopRequest(job.run.request_stop, timeout_s=math.inf)
     stages = _Stages(job, stop)
-    if not all(may_be_equal(select_for_main_model(table)) for table in listing):
+    if not all(may_be_equal(select_for_model(table)) for table in listing):
         with stop.breakable():
             stages.load()
     if job.groups:
@@ -64,7 +64,7 @@ def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | Non
     with closing(stages), closing(ahead(_decode_listing(listing, job), lambda: stop.asked)) as decoded:
         encoded = encode_all(decoded, stages.encode, hardware.num_cpus())
         for task, rows in enumerate(gather_rows(encoded, job.compute.rows_per_part)):
-            write_parts(job.run.files, job.stamp, job.models, task, job.before_write(carried.join(rows)))
+            write_parts(job.parts, task, job.before_write(carried.join(rows)))
     if stop.asked:
         forget_reader()  # an abandoned thread may still use it
 

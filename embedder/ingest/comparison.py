@@ -1,20 +1,18 @@
 """Comparison of a listing with what is published: what a run has to do, and why. Nothing is written."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pyarrow as pa
 
 from embedder.ingest.damage import damage_lines
-from embedder.ingest.inputs import Inputs, resumable, unfinished_run
-from embedder.ingest.known_items import left_out_before, published_items
+from embedder.ingest.inputs import Inputs, finished_of_model, resumable
+from embedder.ingest.known_items import left_out_before
 from embedder.ingest.listed_items import ListedItems
-from embedder.ingest.model_work import ModelPlan, plan_models, removed_models
-from embedder.ingest.work import WorkPlan, outdated_by, plan_work
+from embedder.ingest.model_work import ModelPlan, plan_model, removed_models
+from embedder.ingest.work import WorkPlan
 from embedder.storage.hashed_rows import HashedRows
 from embedder.store.journal.runs import Run
-from embedder.store.layout import Current, StoreInfo, read_current
+from embedder.store.layout import Current, read_current
 
 
 @dataclass(frozen=True)
@@ -22,54 +20,50 @@ class ListingComparison:
     """What the sources hold compared with what the store has.
 
     `listing` and `read_before` (items that earlier runs read and left out) lack purged items. `unfinished` is the run
-    that this one would continue; None if that has finished nothing. `work` is the main model's, `plans` are the further
-    models'. `removed` has the names of published models that the configuration no longer has. `decide` decides again,
-    once more items are finished.
+    that this one would continue; None if that has finished nothing. `plans` has each model's work, the main one's
+    first. `removed` has the names of published models that the configuration no longer has.
     """
 
     inputs: Inputs
     current: Current | None
     listing: ListedItems
     unfinished: Run | None
-    work: WorkPlan
     plans: tuple[ModelPlan, ...]
     removed: tuple[str, ...]
     read_before: pa.Table
-    decide: Callable[[HashedRows], WorkPlan]
+
+    @property
+    def work(self) -> WorkPlan:
+        """The main model's work."""
+        return self.plans[0].work
 
     @property
     def is_nothing(self) -> bool:
         """Whether the store is as the sources and the configuration want it."""
         current, unfinished = self.current, self.unfinished
-        if current is None or not self.work.is_nothing or not all(plan.is_nothing for plan in self.plans):
+        if not all(plan.is_nothing for plan in self.plans):
             return False
-        has_begun = unfinished is not None and current.interim_of == unfinished.run_id
+        has_begun = unfinished is not None and current is not None and current.interim_of == unfinished.run_id
         return not has_begun and not (self.removed and self.inputs.options.may_change)
 
     @property
     def damage(self) -> list[str]:
         """Describe the models whose items record other vectors than the store has, a line each."""
-        return damage_lines(self.inputs.files, self.current, self.work, self.plans, self.inputs.options)
+        return damage_lines(self.inputs.files, self.current, self.plans, self.inputs.options)
 
     def with_finished(self, finished: HashedRows) -> "ListingComparison":
-        """Return the comparison after more items were finished."""
-        return replace(self, work=self.decide(finished))
+        """Return the comparison after more items of the main model were finished."""
+        main, *further = self.plans
+        main = plan_model(self.inputs, main.model, self.listing, finished)
+        return replace(self, plans=(main, *further))
 
 
-def compare_listing(inputs: Inputs, served: StoreInfo | None) -> ListingComparison:
-    """Compare what is listed with what is published, for each model.
-
-    `served` is the model whose vectors the store serves; None for a store that doesn't exist yet.
-    """
-    files, options = inputs.files, inputs.options
-    listing, current = inputs.listing.without_purged(files), read_current(files)
-    published = published_items(files, current, repair=options.repair)
-    unfinished, finished = unfinished_run(inputs)
-    outdated = outdated_by(served, inputs.info) if served is not None and current is not None else None
-    decide = partial(plan_work, inputs.config.max_attempts, options, listing, published, outdated=outdated)
-    work = decide(finished)
-    plans = plan_models(inputs, listing, resumable(inputs))
-    read_before = left_out_before(files, current, work.left_out_ids)
-    return ListingComparison(
-        inputs, current, listing, unfinished, work, plans, removed_models(inputs, current), read_before, decide
-    )
+def compare_listing(inputs: Inputs) -> ListingComparison:
+    """Compare what is listed with what is published, for each model."""
+    listing, current = inputs.listing.without_purged(inputs.files), read_current(inputs.files)
+    run = resumable(inputs)
+    finished = [finished_of_model(model.files(inputs.files), run) for model in inputs.models]
+    plans = tuple(plan_model(inputs, model, listing, own) for model, own in zip(inputs.models, finished, strict=True))
+    unfinished = Run(inputs.files, run, session="") if run is not None and finished[0].num_rows else None
+    read_before = left_out_before(inputs.files, current, plans[0].work.left_out_ids)
+    return ListingComparison(inputs, current, listing, unfinished, plans, removed_models(inputs, current), read_before)

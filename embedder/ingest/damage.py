@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from embedder.ingest.model_work import ModelPlan
-from embedder.ingest.work import IngestOptions, WorkPlan
+from embedder.ingest.work import IngestOptions
 from embedder.quantities import plural
 from embedder.store.files import StoreFiles
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, read_record, run_file
@@ -11,7 +11,7 @@ from embedder.store.publish.current import record_of
 
 
 def damage_lines(
-    files: StoreFiles, current: Current | None, work: WorkPlan, plans: Sequence[ModelPlan], options: IngestOptions
+    files: StoreFiles, current: Current | None, plans: Sequence[ModelPlan], options: IngestOptions
 ) -> list[str]:
     """Describe the models whose items record another number of vectors than the publication does.
 
@@ -20,14 +20,13 @@ def damage_lines(
     if current is None or options.repair:
         return []
     record = read_record(files, run_file(current.run_id, PUBLISHED_FILE), Published)
-    works = {"": work} | {plan.model.name: plan.work for plan in plans}
     lines = []
-    for model, own in works.items():
-        published = record_of(record, model)
-        if published is not None and published.num_vectors != own.num_vectors:
-            name = f"model {model}: " if model else ""
+    for plan in plans:
+        published = record_of(record, plan.model.name)
+        if published is not None and published.num_vectors != plan.work.num_vectors:
             lines.append(
-                f"{name}its items tell of {plural(own.num_vectors, 'vector')}, and {published.num_vectors:,} are "
+                f"{plan.prefix}its items tell of {plural(plan.work.num_vectors, 'vector')}, and "
+                f"{published.num_vectors:,} are "
                 f"published: `embedder store check {files.option}` names the items, --repair embeds them again"
             )
     return lines

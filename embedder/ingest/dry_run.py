@@ -21,8 +21,7 @@ from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source
 from embedder.quantities import duration_text, rate
 from embedder.store.files import StoreFiles
 from embedder.store.journal.runs import REPORT_FILE, all_runs
-from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_current, read_record, run_file
-from embedder.store.store_info import check_writable, served_info
+from embedder.store.layout import Current, run_file
 from embedder.store.tables.arrow_lookup import KnownIds
 from embedder.store.tables.tables import RecordTable
 from shards.schema import parse_json
@@ -119,12 +118,9 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     """
     check_forced(options.forced)
     inputs = open_inputs(config, options, lambda compute: None)  # the dtype changes no forecast
-    files, bound = inputs.files, read_record(inputs.files, STORE_FILE, StoreInfo)
-    if bound is not None:
-        check_writable(files, bound)
     check_models(inputs)
-    found = compare_listing(inputs, served_info(bound, read_current(files)) if bound is not None else None)
-    changing, current = found.work.difference.to_embed, found.current
+    found = compare_listing(inputs)
+    files, changing, current = inputs.files, found.work.difference.to_embed, found.current
     held = find_held(files, current, inputs.info, changing)
     left = replace(found.work.difference, to_embed=held.leave_out(changing))
     num_taken_over, work = changing.num_rows - left.to_embed.num_rows, replace(found.work, difference=left)
@@ -142,7 +138,7 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
         rewrite_bytes=_rewrite_bytes(files, current, work, changing if num_taken_over else chosen),
         estimate=_estimate(inputs, chosen.num_rows),
         retire_guard=judge_listing(work, config.max_retire_fraction, options),
-        models={plan.model.name: _of_model(plan) for plan in found.plans},
+        models={plan.model.name: _of_model(plan) for plan in found.plans[1:]},
         removed_models=found.removed if options.may_change else (),
         left_out=tuple(inputs.left_out.with_read(found.read_before).lines()),
         damage=tuple(found.damage),

@@ -26,7 +26,7 @@ from embedder.ingest.execute import EngineOutcome, execute
 from embedder.ingest.guards import Verdict, check_forced, judge_earlier, judge_hold, judge_listing, refusal
 from embedder.ingest.inputs import Inputs, list_again_if_published, open_inputs, supply_contents
 from embedder.ingest.interim import interim_publications
-from embedder.ingest.model_work import ModelPlan, begin_models, check_models, items_of_any_model, report_removed
+from embedder.ingest.model_work import begin_models, check_models, items_of_any_model, report_removed
 from embedder.ingest.publish_or_refuse import end_run, log_left_out
 from embedder.ingest.takeover import (
     RolledBackItems,
@@ -49,9 +49,9 @@ from embedder.store.layout import CURRENT_FILE, RAW, STORE_FILE, Current, StoreI
 from embedder.store.lock import write_lock
 from embedder.store.publish.publish import finish_publication
 from embedder.store.schema import EMBEDDINGS, with_carryover
-from embedder.store.store_info import bind_store, check_binding, check_writable, other_libraries
+from embedder.store.store_info import bind_store, check_writable, other_libraries
 from embedder.store.tables.tables import RecordTable
-from embedder.store_index.keep_index import ensure_index, make_first_index, model_index_builder
+from embedder.store_index.keep_index import index_builder, make_first_index
 from shards.summary import untrained_reason
 
 LOG = logging.getLogger(__name__)
@@ -134,7 +134,6 @@ def _list(config: RunConfig, options: IngestOptions, observer: RunObserver) -> I
     if inputs.seen is None:
         require("embed", f"embedder {options.kind}")
         check_int8(inputs.config.compute, inputs.model)  # before a store is made; later runs check once they have work
-    check_binding(inputs.files, inputs.info, may_change=options.may_change)
     check_models(inputs)
     return inputs
 
@@ -145,7 +144,7 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
         return refused
     served = _settle(inputs)
     with observer.traces.span("comparison"):
-        found = compare_listing(inputs, served)
+        found = compare_listing(inputs)
     verdicts = _judge_listing(found, observer)
     _log_findings(found)
     if found.is_nothing:
@@ -159,16 +158,15 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
 
 @dataclass(frozen=True)
 class _Session:
-    """Session of a run: its run, the items it embeds, and the run of each further model.
+    """Session of a run: the items it embeds, and its run in each model's view, the main model's first.
 
     `found` is what there was to do, without what was taken over; `held` the items that rolled-back publications hold.
     """
 
     found: ListingComparison
-    run: Run
     held: RolledBackItems
     chosen: pa.Table
-    models: tuple[tuple[ModelPlan, ModelRun], ...]
+    models: tuple[ModelRun, ...]
 
 
 def _judge_listing(found: ListingComparison, observer: RunObserver) -> tuple[Verdict, ...]:
@@ -204,7 +202,8 @@ def _check_ready(found: ListingComparison, served: StoreInfo, *, is_int8_checked
 def _begin(found: ListingComparison, observer: RunObserver) -> _Session:
     """Begin the run or its next session, take over items of rolled-back publications, and choose what to embed."""
     inputs, options = found.inputs, found.inputs.options
-    run = start_run(inputs.files, inputs.info, _check_columns(inputs), inputs.views)
+    carried = _check_columns(inputs)
+    run = start_run(inputs.files, inputs.info, carried, inputs.views)
     observer.on_run(run)
     to_embed = found.work.difference.to_embed
     held = find_held(inputs.files, found.current, inputs.info, to_embed)
@@ -213,27 +212,26 @@ def _begin(found: ListingComparison, observer: RunObserver) -> _Session:
         found = found.with_finished(finished_items(run))  # what could be copied is now in the journal
     num_purged = found.listing.num_rows - found.work.num_listed
     LOG.info(found.work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
-    chosen = with_held_versions(found.work.difference.first(options.limit).to_embed, held)
-    for plan in found.plans:
+    needed = {plan.model.name: plan.work.difference.first(options.limit).to_embed for plan in found.plans}
+    needed[""] = with_held_versions(needed[""], held)
+    for plan in found.plans[1:]:
         LOG.info(plan.describe())
-    further = begin_models(inputs, found.plans, run)
-    if found.plans:
-        chosen = items_of_any_model(found.listing, chosen, found.plans, options.limit)
-    return _Session(found, run, held, chosen, tuple(zip(found.plans, further, strict=True)))
+    models = begin_models(inputs, found.plans, run, carried)
+    return _Session(found, held, items_of_any_model(found.listing, needed, options.limit), models)
 
 
 def _embed(session: _Session, observer: RunObserver) -> EngineOutcome:
     """Embed the chosen items; take over those that turn out to be as a rolled-back publication had them."""
-    inputs, run, chosen, models = session.found.inputs, session.run, session.chosen, session.models
+    inputs, chosen, models = session.found.inputs, session.chosen, session.models
+    run = models[0].run
     max_hours = inputs.options.max_hours
     stop_at_s = None if max_hours is None else observer.started_s + 3600 * max_hours
     with (
         observer.traces.span("embedding"),
-        interim_publications(inputs, run, chosen, session.found.work, models),
+        interim_publications(inputs, chosen, session.found.plans, models),
         supply_contents(inputs, run, chosen) as to_embed,
     ):
-        further = [own for _, own in models]
-        outcome = execute(inputs, run, to_embed, observer.progress, stop_at_s, observer.on_lost, further)
+        outcome = execute(inputs, models, to_embed, observer.progress, stop_at_s, observer.on_lost)
     observer.tracking.on_plan(outcome.job.plan.to_json(), inputs.model.folder)
     if equal := find_equal(run, session.held):
         _take_over(next_session(run), equal, chosen, inputs.config.rows_per_part)
@@ -283,8 +281,7 @@ def _settle(inputs: Inputs) -> StoreInfo:
     bound = read_record(files, STORE_FILE, StoreInfo)
     if bound is not None:
         check_writable(files, bound)
-        build = model_index_builder(index, inputs.config.ray_address)
-        finish_publication(files, lambda version, info: ensure_index(files, version, info, index), build)
+        finish_publication(files, index_builder(index, inputs.config.ray_address))
     return bind_store(files, inputs.info, may_change=inputs.options.may_change)
 
 

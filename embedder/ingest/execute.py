@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from embedder.batch_schema import carried_schema
 from embedder.config_toml.values import toml
 from embedder.executors.base import Executor, OnSample
 from embedder.executors.bottleneck import OperatorHistory
@@ -57,22 +56,22 @@ class EngineOutcome:
 
 def execute(
     inputs: Inputs,
-    run: Run,
+    models: Sequence[ModelRun],
     to_embed: pa.Table,
     show_progress: ShowProgress = no_progress,
     stop_at_s: float | None = None,
     before_exit: Callable[[str], None] = lambda reason: None,
-    further: Sequence[ModelRun] = (),
 ) -> EngineOutcome:
     """Run the job on the engine that suits it; with nothing to embed, only describe it.
 
-    No item is begun after `stop_at_s` (Unix time). `before_exit` is called with the reason where the process is ended
-    and no error reaches the caller any more. `further` has the further models, in their order, with the run of each.
+    `models` has the run in each model's view, the main model's first. No item is begun after `stop_at_s` (Unix time).
+    `before_exit` is called with the reason where the process is ended and no error reaches the caller any more.
     """
+    run = models[0].run
     choice = _choose(inputs, to_embed.num_rows)
     with _make_executor(choice.engine, inputs, run, to_embed, before_exit) as executor:
         operators, fleet = OperatorHistory(), FleetWatch(on_cluster=executor.on_cluster)
-        job = executor.place(_plan(inputs, executor.available, run, to_embed, further))
+        job = executor.place(_plan(inputs, executor.available, models, to_embed))
         stop = StopRequest(run.request_stop, job.compute.stop_timeout_s)
         _log_job(job, executor.available)
         with (
@@ -80,7 +79,7 @@ def execute(
             stop_at(stop.request_stop, stop_at_s) as time_up,
             show_progress(to_embed.num_rows) as on_progress,
             fleet,
-            RunMonitor(run, on_progress, operators, fleet, [each.run for each in further]) as monitor,
+            RunMonitor(run, on_progress, operators, fleet, [each.run for each in models[1:]]) as monitor,
         ):
             if to_embed.num_rows:
                 executor.run([to_embed], job, stop, _listener(operators, fleet))
@@ -110,7 +109,7 @@ def _choose(inputs: Inputs, num_items: int) -> EngineChoice:
     return choice
 
 
-def _plan(inputs: Inputs, available: Available, run: Run, to_embed: pa.Table, further: Sequence[ModelRun]) -> Job:
+def _plan(inputs: Inputs, available: Available, models: Sequence[ModelRun], to_embed: pa.Table) -> Job:
     """Plan the job for what there is."""
     compute, rows, model = inputs.config.compute, inputs.config.rows, inputs.model
     return plan_job(
@@ -119,9 +118,7 @@ def _plan(inputs: Inputs, available: Available, run: Run, to_embed: pa.Table, fu
         model,
         plan_for_fleet(compute, model, inputs.plan, available),
         available,
-        run,
-        carried_schema(to_embed.schema),
-        further,
+        models,
         to_embed.num_rows,
     )
 

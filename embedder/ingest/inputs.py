@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.batch_schema import carried_schema
+from embedder.batch_schema import carried_schema, step_schema
 from embedder.config import ComputeSettings, RunConfig, SourceConfig, SourceSettings
 from embedder.errors import ConfigError, SourceError
 from embedder.executors.choose_engine import choose_engine
@@ -18,8 +18,9 @@ from embedder.executors.job import make_plan, store_info
 from embedder.ingest.listed_items import ListedItems, listed_items
 from embedder.ingest.run_times import measured_times
 from embedder.ingest.work import IngestOptions
-from embedder.models.further_models import FurtherModel, open_models
+from embedder.models.further_models import open_models
 from embedder.models.model_folder import Model, open_model
+from embedder.models.run_model import RunModel
 from embedder.placement import hardware
 from embedder.placement.compute_dtype import DtypeChoice, Gpus, choose_dtype
 from embedder.placement.fleet import Available
@@ -45,28 +46,33 @@ CAPTION_FILE = r"\.(txt|json)$"
 class Inputs:
     """Inputs of a run: configuration with its final dtype, main model without weights, and listing of all sources.
 
-    `plan` is the cut into stages, `info` the model and preprocessing as the store keeps them, `seen` what was published
-    before the sources were listed, and `left_out` what the sources hold besides items. `models` are the further models,
-    in the order that they run in; `asked_colour` says whether the configuration sets how pixel values are read.
+    `plan` is the cut into stages, `seen` what was published
+    before the sources were listed, and `left_out` what the sources hold besides items. `models` are the main model and
+    the further ones, in the order that they run in; `asked_colour` says whether the configuration sets how pixel values
+    are read.
     """
 
     config: RunConfig
     options: IngestOptions
     model: Model
     plan: ShardPlan
-    info: StoreInfo
+    models: tuple[RunModel, ...]
     files: StoreFiles
     listing: ListedItems
     seen: Current | None
     left_out: LeftOut
     dtype: DtypeChoice
-    models: tuple[FurtherModel, ...] = ()
     asked_colour: bool = True
+
+    @property
+    def info(self) -> StoreInfo:
+        """The main model and its preprocessing, as the store keeps them."""
+        return self.models[0].info
 
     @property
     def views(self) -> list[tuple[StoreFiles, StoreInfo]]:
         """Views of the further models, each with its model and preprocessing."""
-        return [(model.files(self.files), model.info) for model in self.models]
+        return [(model.files(self.files), model.info) for model in self.models[1:]]
 
 
 def open_inputs(
@@ -87,7 +93,7 @@ def open_inputs(
     seen = read_current(files)
     asked_colour, config = config.decode.colour != "auto", _with_colour(config, files, seen)
     dtype = _settled_dtype(config.compute, files, seen)
-    models = open_models(config.model_sections, config.rows)
+    further = open_models(config.model_sections, config.rows)
     compute = config.compute if dtype is None else dtype.apply_to(config.compute)
     plan = make_plan(compute, model)
     _check_resources(compute, plan)
@@ -100,7 +106,8 @@ def open_inputs(
         plan = plan if plan.dtype == dtype.dtype else make_plan(dtype.apply_to(compute), model)
     config = config.model_copy(update={"dtype": dtype.dtype})
     info = with_former_columns(store_info(config.rows, model, dtype.dtype), files, seen)
-    return Inputs(config, options, model, plan, info, files, listing, seen, left_out, dtype, models, asked_colour)
+    models = (RunModel("", info, step_schema(info.step_columns)), *further)
+    return Inputs(config, options, model, plan, models, files, listing, seen, left_out, dtype, asked_colour)
 
 
 def _check_resources(compute: ComputeSettings, plan: ShardPlan) -> None:
@@ -177,17 +184,9 @@ def list_again_if_published(inputs: Inputs) -> Inputs:
     return replace(inputs, listing=listing, seen=now, left_out=left_out)
 
 
-def unfinished_run(inputs: Inputs) -> tuple[Run | None, HashedRows]:
-    """Find the run that this one would continue, and read its journal.
-
-    Returns the run, None if it has finished nothing; and its finished items, by `finished_items`.
-    """
-    info = resumable(inputs)
-    if info is None:
-        return None, HashedRows((), FINISHED_ITEMS)
-    run = Run(inputs.files, info, session="")
-    finished = finished_items(run)
-    return (run if finished.num_rows else None), finished
+def finished_of_model(view: StoreFiles, run: RunInfo | None) -> HashedRows:
+    """Read what an unfinished run has finished of a model, by `finished_items`; nothing if there is no such run."""
+    return HashedRows((), FINISHED_ITEMS) if run is None else finished_items(Run(view, run, session=""))
 
 
 def resumable(inputs: Inputs) -> RunInfo | None:

@@ -8,31 +8,26 @@ them. The batches of all models form one publication, which a guard of any of th
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from embedder.batch_schema import carried_schema, step_schema
+from embedder.config import RunLimits
 from embedder.encoders.query_tower_export import keep_query_towers
 from embedder.errors import USER_MISTAKES, RunFailedError
 from embedder.executors.job import ModelRun
-from embedder.ingest.guards import Verdict, judge, refusal
+from embedder.ingest.guards import Verdict, refusal
 from embedder.ingest.inputs import Inputs
-from embedder.ingest.model_work import ModelPlan, ModelResult, judge_model
-from embedder.ingest.run_result import count_run
-from embedder.ingest.work import WorkPlan
+from embedder.ingest.model_work import ModelPlan, count_model, judge_model
 from embedder.quantities import plural
-from embedder.steps.further_inputs import REASON, of_model, select_for_main_model
-from embedder.store.journal.part_writer import RunMetadata
-from embedder.store.journal.runs import Run
-from embedder.store.layout import StoreInfo, read_current
+from embedder.steps.further_inputs import select_for_model
+from embedder.store.layout import Kind, read_current
 from embedder.store.lock import LeaseLostError
-from embedder.store.publish.interim import NO_IDS, InterimBatch, UnpublishedWork
+from embedder.store.publish.interim import InterimBatch, UnpublishedWork
 from embedder.store.publish.publication import PublishIntent
 from embedder.store.publish.publish import InterimWork, publish_interim
-from embedder.store_index.keep_index import ensure_index, model_index_builder
+from embedder.store_index.keep_index import index_builder
 
 LOG = logging.getLogger(__name__)
 PAUSE_SHARE = 10.0
@@ -41,22 +36,19 @@ PAUSE_SHARE = 10.0
 
 @contextmanager
 def interim_publications(
-    inputs: Inputs,
-    run: Run,
-    chosen: pa.Table,
-    work: WorkPlan,
-    models: Sequence[tuple[ModelPlan, ModelRun]] = (),
+    inputs: Inputs, chosen: pa.Table, plans: Sequence[ModelPlan], models: Sequence[ModelRun]
 ) -> Iterator[None]:
     """Publish what is finished from time to time while the block runs, in a thread of this process.
 
-    Does nothing without `publish_every_s`, or if `work` finds everything published outdated. `chosen` are the items
-    that the session embeds. Outdated rows of a further model wait for the end.
+    Does nothing without `publish_every_s`, or if all published rows of the main model are outdated; those of a further
+    model wait for the end. `chosen` are the items that the session embeds; `plans` and `models` have the main model's
+    first.
     """
     every_s = inputs.config.publish_every_s
-    if every_s is None or work.outdated is not None or not chosen.num_rows:
+    if every_s is None or plans[0].work.outdated is not None or not chosen.num_rows:
         yield
         return
-    publisher = _Publisher(inputs, run, chosen, models)
+    publisher = _Publisher(inputs, chosen, zip(plans, models, strict=True))
     ended, failures = threading.Event(), list[BaseException]()
     thread = threading.Thread(
         target=_repeat, args=(publisher.publish, every_s, ended, failures), name="publisher", daemon=True
@@ -89,77 +81,53 @@ def _repeat(publish: Callable[[], None], every_s: float, ended: threading.Event,
 
 
 class _Publisher:
-    def __init__(
-        self, inputs: Inputs, run: Run, chosen: pa.Table, models: Sequence[tuple[ModelPlan, ModelRun]]
-    ) -> None:
-        self._inputs, self._run = inputs, run
-        self._work = UnpublishedWork(run, select_for_main_model(chosen)["item_id"])
-        info = run.info
-        self._stamp = RunMetadata(
-            run.run_id,
-            run.session,
-            info.model_fingerprint,
-            info.preprocess_fingerprint,
-            carried_schema(chosen.schema),
-            step_schema(info.step_columns),
-        )
-        self._models = [_ModelPublisher(each, own, chosen) for each, own in models if each.work.outdated is None]
+    """Publishes what the models of a session have finished; the main one is the first of `models`."""
+
+    def __init__(self, inputs: Inputs, chosen: pa.Table, models: Iterable[tuple[ModelPlan, ModelRun]]) -> None:
+        self._inputs = inputs
+        self._models = [_ModelPublisher(*each, chosen) for each in models if each[0].work.outdated is None]
 
     def publish(self) -> None:
-        batch = self._work.next()
-        found = [(each, each.work.next(self._work.seen)) for each in self._models]
-        models = [(each, own) for each, own in found if own.whole.num_rows]
-        if not (batch.whole.num_rows or models):
+        main, *further = self._models
+        batches = [(main, main.work.next())]
+        batches += [(each, each.work.next(main.work.seen)) for each in further]
+        finished = [(each, batch) for each, batch in batches if batch.whole.num_rows]
+        if not finished:
             return
-        inputs, files, config = self._inputs, self._run.files, self._inputs.config
-        verdicts = self._judge_all(batch) if batch.whole.num_rows else []
-        verdicts += [verdict for each, own in models for verdict in each.judge(own, inputs)]
+        inputs, options, config = self._inputs, self._inputs.options, self._inputs.config
+        verdicts = [verdict for each, batch in finished for verdict in each.judge(batch, config.limits, options.forced)]
         if (refused := refusal(verdicts, "the run goes on")) is not None:
             LOG.warning(f"what is finished so far is not published yet: {refused}")
             return
-        keep_query_towers(files, inputs.info, inputs.model)
+        keep_query_towers(inputs.files, inputs.info, inputs.model)
+        published = [(each, batch) for each, batch in batches if each is main or batch.whole.num_rows]
         record = publish_interim(
-            InterimWork(self._run, batch, self._stamp, _intent(self._run, inputs, inputs.info)),
-            lambda version: ensure_index(files, version, inputs.info, config.index),  # the run has the cluster's CPUs
-            [each.to_publish(own, inputs) for each, own in models],
-            model_index_builder(config.index),
+            [each.to_publish(batch, options.kind) for each, batch in published],
+            index_builder(config.index),  # without a cluster, whose CPUs the run has
         )
         if record is None:
             return
-        for work, own in [(self._work, batch), *((each.work, own) for each, own in models)]:
-            work.note_published(own)
+        for each, batch in published:
+            each.work.note_published(batch)
         LOG.info(
             f"published so far as {record.run_id}: {plural(record.num_items, 'item')}, "
             f"{plural(record.num_vectors, 'vector')}; the run goes on"
         )
 
-    def _judge_all(self, batch: InterimBatch) -> list[Verdict]:
-        result = count_run(self._run, read_current(self._run.files), NO_IDS, batch=batch)
-        return list(judge(result, self._inputs.config.limits, self._inputs.options.forced))
-
 
 class _ModelPublisher:
-    """A further model's share in the publications of a session."""
+    """A model's share in the publications of a session."""
 
-    def __init__(self, plan: ModelPlan, own: ModelRun, chosen: pa.Table) -> None:
-        in_work = chosen.filter(pc.is_valid(chosen[of_model(REASON, plan.model.name)]))["item_id"]
-        self._plan, self._own = plan, own
-        self.work = UnpublishedWork(own.run, in_work)
+    def __init__(self, plan: ModelPlan, run: ModelRun, chosen: pa.Table) -> None:
+        self._plan, self._run = plan, run
+        self.work = UnpublishedWork(run.run, select_for_model(chosen, plan.model.name)["item_id"])
 
-    def judge(self, batch: InterimBatch, inputs: Inputs) -> tuple[Verdict, ...]:
-        run = self._own.run
-        result = count_run(run, read_current(run.files), NO_IDS, batch=batch)
-        return judge_model(
-            ModelResult(self._plan, self._own, result), inputs.config.limits, inputs.options.forced
-        ).verdicts
+    def judge(self, batch: InterimBatch, limits: RunLimits, forced: Collection[str]) -> tuple[Verdict, ...]:
+        return judge_model(count_model(self._plan, self._run, batch), limits, forced).verdicts
 
-    def to_publish(self, batch: InterimBatch, inputs: Inputs) -> InterimWork:
-        run = self._own.run
-        return InterimWork(run, batch, self._own.stamp, _intent(run, inputs, self._plan.model.info))
-
-
-def _intent(run: Run, inputs: Inputs, info: StoreInfo) -> PublishIntent:
-    """Return the intent of a model's part; the run as a whole is judged by the R@k published before it."""
-    current = read_current(run.files)
-    retrieval = None if current is None else current.retrieval
-    return PublishIntent(kind=inputs.options.kind, info=info, retrieval=retrieval)
+    def to_publish(self, batch: InterimBatch, kind: Kind) -> InterimWork:
+        """Return its part; the run as a whole is judged by the R@k published before it."""
+        current = read_current(self._plan.files)
+        retrieval = None if current is None else current.retrieval
+        intent = PublishIntent(kind=kind, info=self._plan.model.info, retrieval=retrieval)
+        return InterimWork(self._run.run, batch, self._run.part.metadata, intent)

@@ -1,17 +1,17 @@
-"""Work of further models in a run: what each needs, the union that passes the pipeline, and the results.
+"""Work of the models of a run: what each needs, the union that passes the pipeline, and the results.
 
-Each model has its own plan against its own published rows. An item that any of them needs is read once; in its row each
-model finds its own reason, attempts and known content (`embedder.steps.further_inputs.of_model`).
+Each model has its own plan against its own published rows; the main model is the first. An item that any of them needs
+is read once; in its row each model finds its own reason, attempts and known content (`batch_schema.model_column`).
 """
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.batch_schema import REASON, model_column
 from embedder.config import RunLimits
 from embedder.errors import StoreError
 from embedder.executors.job import ModelRun
@@ -22,15 +22,14 @@ from embedder.ingest.known_items import published_items
 from embedder.ingest.listed_items import ListedItems
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import WorkPlan, outdated_by, plan_work
-from embedder.models.further_models import FurtherModel
+from embedder.models.run_model import RunModel
 from embedder.quantities import plural
 from embedder.report.schema import ModelReport
-from embedder.steps.further_inputs import of_model
 from embedder.storage.hashed_rows import HashedRows, RowsInOrder, common_parts
 from embedder.store.files import StoreFiles
-from embedder.store.journal.model_parts import PER_MODEL
-from embedder.store.journal.runs import FINISHED_ITEMS, Run, begin_model_run, finished_items
-from embedder.store.layout import STORE_FILE, Current, Kind, RunInfo, StoreInfo, read_current, read_record
+from embedder.store.journal.runs import Run, begin_model_run
+from embedder.store.layout import STORE_FILE, Current, Kind, StoreInfo, read_current, read_record
+from embedder.store.publish.interim import NO_IDS, InterimBatch
 from embedder.store.publish.publication import ModelWork, PublishIntent
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.store_info import bind_store, check_binding, served_info
@@ -42,9 +41,9 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """Work of a further model on a listing, with the view of its folder and what is published of it."""
+    """Work of a model on a listing, with its view of the store and what is published of it."""
 
-    model: FurtherModel
+    model: RunModel
     files: StoreFiles
     current: Current | None
     work: WorkPlan
@@ -61,17 +60,27 @@ class ModelPlan:
 
     def describe(self) -> str:
         """Summarise in one line."""
-        return f"model {self.model.name}: {self.work.describe()}"
+        return self.prefix + self.work.describe()
+
+    @property
+    def prefix(self) -> str:
+        """Name a further model at the beginning of a message; nothing for the main one."""
+        return f"model {self.model.name}: " if self.model.name else ""
 
 
 @dataclass(frozen=True)
 class ModelResult:
-    """Result of a further model's part of a run: its plan, run, sum of the journal, and guards' verdicts."""
+    """Result of a model's part of a run: its plan, run, sum of the journal, and guards' verdicts."""
 
     plan: ModelPlan
     run: ModelRun
     result: RunResult
     verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether anything of it was finished, or leaves."""
+        return bool(self.result.num_here or self.result.num_items or len(self.result.retired))
 
     @property
     def num_left(self) -> int:
@@ -87,6 +96,8 @@ def check_models(inputs: Inputs) -> None:
     for model in inputs.models:
         view = model.files(inputs.files)
         check_binding(view, model.info, may_change=inputs.options.may_change)
+        if not model.name:  # the columns of its table also depend on the listing
+            continue
         try:
             RecordTable(view, "embeddings").check_schema(with_carryover(EMBEDDINGS, model.outputs))
         except StoreError:
@@ -97,18 +108,13 @@ def check_models(inputs: Inputs) -> None:
             ) from None
 
 
-def plan_models(inputs: Inputs, listing: ListedItems, run: RunInfo | None) -> tuple[ModelPlan, ...]:
-    """Compare a listing with what is published of each model, and with what an unfinished run has finished."""
-    return tuple(_plan_model(inputs, model, listing, run) for model in inputs.models)
-
-
-def _plan_model(inputs: Inputs, model: FurtherModel, listing: ListedItems, run: RunInfo | None) -> ModelPlan:
+def plan_model(inputs: Inputs, model: RunModel, listing: ListedItems, finished: HashedRows) -> ModelPlan:
+    """Compare a listing with what is published of a model, and with what an unfinished run has `finished` of it."""
     view = model.files(inputs.files)
     current, bound = read_current(view), read_record(view, STORE_FILE, StoreInfo)
     outdated = None
     if current is not None and bound is not None:
         outdated = outdated_by(served_info(bound, current), model.info)
-    finished = finished_items(Run(view, run, session="")) if run is not None else HashedRows((), FINISHED_ITEMS)
     published = published_items(view, current, repair=inputs.options.repair)
     work = plan_work(inputs.config.max_attempts, inputs.options, listing, published, finished, outdated)
     return ModelPlan(model, view, current, work)
@@ -116,7 +122,7 @@ def _plan_model(inputs: Inputs, model: FurtherModel, listing: ListedItems, run: 
 
 def removed_models(inputs: Inputs, current: Current | None) -> tuple[str, ...]:
     """Return the names of published models that the configuration no longer has."""
-    names = {model.name for model in inputs.models}
+    names = {model.name for model in inputs.models[1:]}
     return tuple(sorted(current.models.keys() - names)) if current is not None else ()
 
 
@@ -131,96 +137,89 @@ def report_removed(removed: Sequence[str], *, may_change: bool) -> None:
         LOG.info(f"model {name}: not in the configuration any more: {what}")
 
 
-def items_of_any_model(listing: ListedItems, main: pa.Table, plans: Sequence[ModelPlan], limit: int | None) -> pa.Table:
-    """Return items that any model needs, with each model's own reason, attempts and known content."""
-    names = [plan.model.name for plan in plans]
-    needed = [main, *(plan.work.difference.first(limit).to_embed for plan in plans)]
-    hashed = [HashedRows([each], each.schema) for each in needed]
-    num_parts, chosen = common_parts(listing, *hashed), RowsInOrder()
+def items_of_any_model(listing: ListedItems, needed: Mapping[str, pa.Table], limit: int | None) -> pa.Table:
+    """Return the items that any model needs, with each model's own reason, attempts and known content.
+
+    `needed` has at most `limit` items by the name of their model.
+    """
+    if len(needed) == 1:
+        return next(iter(needed.values()))
+    hashed = {name: HashedRows([each], each.schema) for name, each in needed.items()}
+    num_parts, chosen = common_parts(listing, *hashed.values()), RowsInOrder()
     for number in range(num_parts):
-        of_main, *of_models = (each.part(number, num_parts) for each in hashed)
-        chosen.add(_union_part(listing.part(number, num_parts), of_main, dict(zip(names, of_models, strict=True))))
+        parts = {name: each.part(number, num_parts) for name, each in hashed.items()}
+        chosen.add(_union_part(listing.part(number, num_parts), parts))
     union = chosen.table()
     if limit is None or union.num_rows <= limit:
         return union
-    reasons = [union["reason"], *(union[of_model("reason", plan.model.name)] for plan in plans)]
+    reasons = [union[model_column(REASON, name)] for name in needed]
     is_retry = pc.equal(pc.coalesce(*reasons), REJECTED_BEFORE)
     return pa.concat_tables([union.filter(pc.invert(is_retry)), union.filter(is_retry)]).slice(0, limit)
 
 
-def _union_part(listing: pa.Table, main: pa.Table, needed: Mapping[str, pa.Table]) -> pa.Table:
-    parts = (main, *needed.values())
-    wanted = pa.chunked_array([chunk for part in parts for chunk in part["item_id"].chunks], pa.string())
+def _union_part(listing: pa.Table, needed: Mapping[str, pa.Table]) -> pa.Table:
+    wanted = pa.chunked_array([chunk for part in needed.values() for chunk in part["item_id"].chunks], pa.string())
     union = listing.filter(pc.is_in(listing["item_id"], value_set=wanted.combine_chunks()))
-    added = {name: main[name] for name in main.column_names if name not in listing.column_names}
-    place = positions(union["item_id"], main["item_id"])
-    for name, column in added.items():
-        union = union.append_column(name, take_or_null(column, place))
     for model, part in needed.items():
         place = positions(union["item_id"], part["item_id"])
-        for name in PER_MODEL:
-            union = union.append_column(of_model(name, model), take_or_null(part[name], place))
+        for name in part.column_names:
+            if name not in listing.column_names:
+                union = union.append_column(model_column(name, model), take_or_null(part[name], place))
     return union
 
 
-def begin_models(inputs: Inputs, plans: Sequence[ModelPlan], run: Run) -> tuple[ModelRun, ...]:
-    """Bind each view to its model, and return the run in it."""
-    found = []
-    for plan in plans:
+def begin_models(inputs: Inputs, plans: Sequence[ModelPlan], run: Run, carried: pa.Schema) -> tuple[ModelRun, ...]:
+    """Bind each further model's view to it, and return the run in each model's view.
+
+    `run` is the main model's, whose table takes over the columns `carried`.
+    """
+    found = [ModelRun(plans[0].model, run, carried)]
+    for plan in plans[1:]:
         bind_store(plan.files, plan.model.info, may_change=inputs.options.may_change)
         info = begin_model_run(plan.files, run.info, plan.model.info)
         found.append(ModelRun(plan.model, Run(plan.files, info, run.session)))
     return tuple(found)
 
 
-def count_models(models: Sequence[tuple[ModelPlan, ModelRun]]) -> tuple[ModelResult, ...]:
-    """Add up what each model's journal holds."""
-    return tuple(
-        ModelResult(
-            plan,
-            run,
-            count_run(run.run, plan.current, plan.work.retired_ids, keeps_published=plan.work.outdated is None),
-        )
-        for plan, run in models
-    )
+def count_model(plan: ModelPlan, run: ModelRun, batch: InterimBatch | None = None) -> ModelResult:
+    """Add up what a model's journal holds; with `batch`, only that part of its work, from which nothing leaves."""
+    if batch is not None:
+        return ModelResult(plan, run, count_run(run.run, read_current(plan.files), NO_IDS, batch=batch))
+    keeps = plan.work.outdated is None
+    return ModelResult(plan, run, count_run(run.run, plan.current, plan.work.retired_ids, keeps_published=keeps))
 
 
 def judge_model(result: ModelResult, limits: RunLimits, forced: Iterable[str]) -> ModelResult:
-    """Judge a model's part of a run: its rejects, and its vectors as the main model's are judged."""
+    """Judge a model's part of a run: its rejects, and its vectors if it has any."""
     names = tuple(forced)
     check_forced(names)
-    if result.plan.model.info.has_vectors:
-        verdicts = judge(result.result, limits, names)
-    else:
+    if result.plan.model.info.has_vectors is False:
         verdicts = [force(judge_rejects(result.result, limits), names)]
-    told = (each.model_copy(update={"message": f"model {result.plan.model.name}: {each.message}"}) for each in verdicts)
-    return ModelResult(result.plan, result.run, result.result, tuple(told))
+    else:
+        verdicts = judge(result.result, limits, names)
+    named = (each.model_copy(update={"message": result.plan.prefix + each.message}) for each in verdicts)
+    return replace(result, verdicts=tuple(named))
 
 
-def works_of(results: Sequence[ModelResult], kind: Kind) -> list[ModelWork]:
-    """Return the parts of a publication, one for each model."""
-    return [
-        ModelWork(
-            each.run.run,
-            each.run.stamp,
-            PublishIntent(
-                kind=kind,
-                info=each.plan.model.info,
-                replaces_all=not each.result.keeps_published,
-                retrieval=_retrieval(each),
-            ),
-            each.result.retired,
-        )
-        for each in results
-    ]
+def work_to_publish(result: ModelResult, kind: Kind, *, is_whole: bool) -> ModelWork:
+    """Return a model's part of a publication; `is_whole` says whether all that leaves the store may leave.
 
-
-def _retrieval(result: ModelResult) -> dict[str, Any] | None:
-    return retrieval_record(result.verdicts, result.plan.current if result.result.keeps_published else None)
+    A rollback's hold then ends, and models that the configuration no longer has leave.
+    """
+    before = result.plan.current if result.result.keeps_published else None
+    intent = PublishIntent(
+        kind=kind,
+        info=result.plan.model.info,
+        replaces_all=not result.result.keeps_published,
+        retrieval=retrieval_record(result.verdicts, before),
+    )
+    if is_whole and not result.plan.model.name:
+        intent = intent.model_copy(update={"ends_hold": True, "kept_models": ()})
+    return ModelWork(result.run.run, result.run.part.metadata, intent, result.result.retired)
 
 
 def report_models(results: Sequence[ModelResult]) -> dict[str, ModelReport]:
-    """Report on each model's part, and log a line about it."""
+    """Report on each further model's part, and log a line about it."""
     found = {}
     for each in results:
         result, name = each.result, each.plan.model.name
@@ -235,7 +234,7 @@ def report_models(results: Sequence[ModelResult]) -> dict[str, ModelReport]:
             num_left=each.num_left,
         )
         LOG.info(
-            f"model {name}: {plural(result.num_items - result.num_rejected, 'item')} done, "
+            f"{each.plan.prefix}{plural(result.num_items - result.num_rejected, 'item')} done, "
             f"{result.num_rejected:,} rejected, {each.num_left:,} left"
         )
     return found

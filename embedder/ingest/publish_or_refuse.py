@@ -15,21 +15,13 @@ from embedder.executors.job import ModelRun
 from embedder.ingest.build_report import build_report, session_measurements
 from embedder.ingest.comparison import ListingComparison
 from embedder.ingest.execute import EngineOutcome
-from embedder.ingest.guards import Verdict, judge, refusal, retrieval_record
+from embedder.ingest.guards import Verdict, refusal
 from embedder.ingest.inputs import Inputs
-from embedder.ingest.model_work import (
-    ModelPlan,
-    ModelResult,
-    count_models,
-    judge_model,
-    report_models,
-    works_of,
-)
+from embedder.ingest.model_work import ModelResult, count_model, judge_model, report_models, work_to_publish
 from embedder.ingest.retrieval_check import forget_pairs
 from embedder.ingest.run_metrics import compute_metrics
-from embedder.ingest.run_result import RunResult, count_run
+from embedder.ingest.run_result import RunResult
 from embedder.ingest.run_times import keep_times
-from embedder.ingest.work import WorkPlan
 from embedder.observability.run_observer import RunObserver
 from embedder.quantities import plural
 from embedder.report.schema import Report
@@ -42,11 +34,10 @@ from embedder.store.journal.runs import REPORT_FILE
 from embedder.store.layout import run_file
 from embedder.store.maintenance.compact import MIN_SAVED, MIN_SAVED_BY_EMBED, compact
 from embedder.store.publish.interim import interim_state
-from embedder.store.publish.publication import PublishIntent
 from embedder.store.publish.publish import publish
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.tables.arrow_lookup import without_items
-from embedder.store_index.keep_index import ensure_index, model_index_builder, same_index_and_words
+from embedder.store_index.keep_index import index_builder, same_index_and_words
 
 LOG = logging.getLogger(__name__)
 
@@ -56,9 +47,9 @@ def end_run(
     observer: RunObserver,
     outcome: EngineOutcome,
     verdicts: tuple[Verdict, ...],
-    models: Sequence[tuple[ModelPlan, ModelRun]] = (),
+    models: Sequence[ModelRun],
 ) -> Report:
-    """Publish, keep, or refuse; the report is saved either way.
+    """Publish, keep, or refuse; the report is saved either way. `models` has each model's run, the main one's first.
 
     Raises `RunFailedError` if a signal came, a guard refused the publication, or another run took the store over.
     """
@@ -68,7 +59,7 @@ def end_run(
     report = _report(found, observer, outcome, ending)
     if report.published:
         begun_s = time.monotonic()
-        _publish(inputs, outcome, ending)
+        _publish(inputs, ending)
         publish_s = time.monotonic() - begun_s
         keep_times(outcome.job.compute.ray_address, inputs.model.fingerprint, report, ending.result.num_here, publish_s)
     _write_timeline(outcome, ending.result, observer.started_s)
@@ -83,40 +74,40 @@ def end_run(
 class _Ending:
     """End of a run: what is finished, and whether it is published.
 
-    `own_verdicts` are those on the listing and the main model. `failure` says why nothing is published and the run has
-    failed, `kept` why what is finished waits for the next run.
+    `models` has each model's result, the main one's first; `verdicts` are those on the listing and on them. `failure`
+    says why nothing is published and the run has failed, `kept` why what is finished waits for the next run.
     """
 
-    result: RunResult
-    further: tuple[ModelResult, ...]
+    models: tuple[ModelResult, ...]
     verdicts: tuple[Verdict, ...]
-    own_verdicts: tuple[Verdict, ...]
     failure: str | None = None
     kept: str | None = None
+
+    @property
+    def result(self) -> RunResult:
+        """The main model's result."""
+        return self.models[0].result
 
 
 def _judge_end(
     found: ListingComparison,
     outcome: EngineOutcome,
     verdicts: tuple[Verdict, ...],
-    models: Sequence[tuple[ModelPlan, ModelRun]],
+    models: Sequence[ModelRun],
 ) -> _Ending:
     """Decide whether what is finished is published; guards judge it if the run came to its end."""
-    work = found.work
-    result = count_run(outcome.job.run, found.current, work.retired_ids, keeps_published=work.outdated is None)
-    further, num_before = count_models(models), _num_published_before(result)
-    num_left = work.difference.to_embed.num_rows - result.num_here
-    if (failure := _describe_stop(outcome, result, num_before, further)) is not None:
-        return _Ending(result, further, verdicts, verdicts, failure=failure)
-    if (kept := _describe_kept(work, result, num_left, further)) is not None:
-        return _Ending(result, further, verdicts, verdicts, kept=kept)
+    results = tuple(count_model(plan, run) for plan, run in zip(found.plans, models, strict=True))
+    num_before = _num_published_before(results[0].result)
+    if (failure := _describe_stop(outcome, results, num_before)) is not None:
+        return _Ending(results, verdicts, failure=failure)
+    if (kept := _describe_kept(results)) is not None:
+        return _Ending(results, verdicts, kept=kept)
     limits, forced = found.inputs.config.limits, found.inputs.options.forced
-    own = (*verdicts, *judge(result, limits, forced))
-    further = tuple(judge_model(each, limits, forced) for each in further)
-    verdicts = (*own, *(verdict for each in further for verdict in each.verdicts))
+    results = tuple(judge_model(each, limits, forced) for each in results)
+    verdicts = (*verdicts, *(verdict for each in results for verdict in each.verdicts))
     beyond = f"nothing is published beyond {plural(num_before, 'item')}, published while it ran"
     failure = refusal(verdicts, beyond if num_before else "nothing is published")
-    return _Ending(result, further, verdicts, own, failure=failure)
+    return _Ending(results, verdicts, failure=failure)
 
 
 def _report(found: ListingComparison, observer: RunObserver, outcome: EngineOutcome, ending: _Ending) -> Report:
@@ -137,7 +128,7 @@ def _report(found: ListingComparison, observer: RunObserver, outcome: EngineOutc
     is_gone = report.published and inputs.options.may_change
     columns = with_carryover(EMBEDDINGS, outcome.job.stamp.columns)
     added = {
-        "models": report_models(ending.further),
+        "models": report_models(ending.models[1:]),
         "removed_models": found.removed if is_gone else (),
         "metrics": compute_metrics(result, inputs.config.metric, columns),
     }
@@ -198,13 +189,11 @@ def _num_published_before(result: RunResult) -> int:
     return sum(entry.num_items for entry in result.entries if entry.name in names)
 
 
-def _describe_stop(
-    outcome: EngineOutcome, result: RunResult, num_before: int, further: Sequence[ModelResult]
-) -> str | None:
+def _describe_stop(outcome: EngineOutcome, results: Sequence[ModelResult], num_before: int) -> str | None:
     """Say why the run ended early; None if nobody asked it to stop."""
-    if not outcome.stopped and (outcome.out_of_time or not result.run.stop_requested()):
+    if not outcome.stopped and (outcome.out_of_time or not outcome.job.run.stop_requested()):
         return None
-    num_items = max([result.num_items, *(each.result.num_items for each in further)])
+    num_items = max(each.result.num_items for each in results)
     if not num_items:
         return "stopped on request before any item was finished; the same command begins again"
     done = f"{plural(num_items, 'item')}, kept and "
@@ -212,47 +201,28 @@ def _describe_stop(
     return f"stopped on request after {done}; the same command goes on"
 
 
-def _describe_kept(work: WorkPlan, result: RunResult, num_left: int, further: Sequence[ModelResult]) -> str | None:
+def _describe_kept(results: Sequence[ModelResult]) -> str | None:
     """Say why what is finished waits for the next run; None if it does not."""
-    for each in further:
+    for each in results:
         if (outdated := each.plan.work.outdated) and each.num_left:
+            rows = "rows" if each.plan.model.name else "vectors"
             return (
-                f"model {each.plan.model.name}: {outdated}: {plural(each.result.num_items, 'item')} done and kept, "
-                f"{each.num_left:,} left; the old rows are served until all are done, and the next refresh goes on"
+                f"{each.plan.prefix}{outdated}: {plural(each.result.num_items, 'item')} done and kept, "
+                f"{each.num_left:,} left; the old {rows} are served until all are done, and the next refresh goes on"
             )
-    if work.outdated and num_left:
-        return (
-            f"{work.outdated}: {plural(result.num_items, 'item')} done and kept, {num_left:,} left; the old vectors "
-            "are served until all are done, and the next refresh goes on"
-        )
-    is_idle = not result.num_here and not result.num_items and not len(result.retired)
-    if is_idle and num_left and not any(each.result.num_items or len(each.result.retired) for each in further):
-        return f"nothing was finished; {plural(num_left, 'item')} left for the next refresh"
+    main = results[0]
+    if main.num_left and not any(each.has_changes for each in results):
+        return f"nothing was finished; {plural(main.num_left, 'item')} left for the next refresh"
     return None
 
 
-def _publish(inputs: Inputs, outcome: EngineOutcome, ending: _Ending) -> None:
-    config, options, files, result = inputs.config, inputs.options, inputs.files, ending.result
-    intent = PublishIntent(
-        kind=options.kind,
-        info=inputs.info,
-        replaces_all=not result.keeps_published,
-        retrieval=retrieval_record(ending.own_verdicts, result.published if result.keeps_published else None),
-        ends_hold=options.may_change,
-        kept_models=() if options.may_change else None,
-    )
+def _publish(inputs: Inputs, ending: _Ending) -> None:
+    config, options, files = inputs.config, inputs.options, inputs.files
     keep_query_towers(files, inputs.info, inputs.model)
     LOG.info("publishing")
-    publish(
-        result.run,
-        outcome.job.stamp,
-        lambda version: ensure_index(files, version, inputs.info, config.index, ray_address=config.ray_address),
-        intent,
-        result.retired,
-        works_of(ending.further, options.kind),
-        model_index_builder(config.index, config.ray_address),
-    )
-    for each in (result, *(model.result for model in ending.further)):
-        forget_pairs(each)
+    works = [work_to_publish(each, options.kind, is_whole=options.may_change) for each in ending.models]
+    publish(works, index_builder(config.index, config.ray_address))
+    for each in ending.models:
+        forget_pairs(each.result)
     min_saved = MIN_SAVED if options.kind == "refresh" else MIN_SAVED_BY_EMBED
     compact(files, min_saved=min_saved, choose_index=same_index_and_words(files, config.index))

@@ -6,7 +6,6 @@ No framework is imported: a dry run and a submission need none.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from embedder.config import RowSettings
 from embedder.errors import ConfigError
 from embedder.media.resize import Colour, ResizeSpec
 from embedder.models.model_folder import Model, resize_spec
+from embedder.models.run_model import RunModel
 from embedder.servables import make_servable
 from embedder.servables.base import Servable
 from embedder.servables.columns import (
@@ -32,11 +32,9 @@ from embedder.servables.declared import find_tokenizer
 from embedder.servables.order import order_servables
 from embedder.servables.run import comes_from_servable, decoded_name
 from embedder.steps.further_inputs import FurtherInput, Make
-from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import Searched, StoreInfo
 from embedder.store.schema import EMBEDDINGS, with_carryover
-from embedder.store.tables.models import model_files
 from embedder.user_steps.declared import changes_rows, step_fingerprints
 from shards.fingerprint import short_hash
 
@@ -44,43 +42,17 @@ EMBEDDING = "embedding"
 """Output that is the vector of the image or text, by what the servable takes."""
 
 
-@dataclass(frozen=True)
-class FurtherModel:
-    """Model of a run in addition to the main one.
-
-    `info` is what determines its rows, as stored in its folder of the store; `computed_for` names it and the models
-    that need its outputs.
-    """
+@dataclass(frozen=True, kw_only=True)
+class FurtherModel(RunModel):
+    """Model of a run in addition to the main one; `computed_for` names it and the models that need its outputs."""
 
     servable: Servable
-    info: StoreInfo
     computed_for: frozenset[str]
 
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self.servable.name
 
-    @cached_property
-    def columns(self) -> dict[str, str]:
-        """Columns of its table by the outputs of its servable."""
-        return columns_of(self.servable)
-
-    @cached_property
-    def outputs(self) -> pa.Schema:
-        """Columns of its table other than vectors."""
-        declared = self.servable.output_columns()
-        return pa.schema(
-            [
-                pa.field(column, declared[output].arrow_type())
-                for output, column in self.columns.items()
-                if column not in VECTOR_COLUMNS
-            ]
-        )
-
-    def files(self, store: StoreFiles) -> StoreFiles:
-        """Return a view of its folder in a store."""
-        return model_files(store, self.name)
+def further_models(models: Iterable[RunModel]) -> list[FurtherModel]:
+    """Return the models of a run but the main one, in the order in which they run."""
+    return [model for model in models if isinstance(model, FurtherModel)]
 
 
 def columns_of(servable: Servable) -> dict[str, str]:
@@ -133,8 +105,19 @@ def open_models(sections: Iterable[Mapping[str, Any]], rows: RowSettings) -> tup
         _check_inputs(servable)
         parts = [servable.fingerprint(), *(fingerprints[giver] for giver in sorted(_givers(servable)))]
         fingerprints[servable.name] = short_hash([part.encode() for part in parts]) if parts[1:] else parts[0]
-        info = _info(rows, servable, fingerprints[servable.name])
-        found.append(FurtherModel(servable, info, frozenset(takers[servable.name])))
+        columns = columns_of(servable)
+        outputs = _other_outputs(servable, columns)
+        info = _info(rows, servable, fingerprints[servable.name], columns, outputs)
+        found.append(
+            FurtherModel(
+                servable.name,
+                info,
+                outputs,
+                columns,
+                servable=servable,
+                computed_for=frozenset(takers[servable.name]),
+            )
+        )
     return tuple(found)
 
 
@@ -152,17 +135,22 @@ def _check_inputs(servable: Servable) -> None:
             )
 
 
-def _info(rows: RowSettings, servable: Servable, fingerprint: str) -> StoreInfo:
-    """Describe what determines a model's rows: the servable, and how videos and animations are cut."""
-    columns = columns_of(servable)
-    outputs = servable.output_columns()
-    others = pa.schema(
+def _other_outputs(servable: Servable, columns: Mapping[str, str]) -> pa.Schema:
+    """Return the columns of a model's table other than vectors."""
+    declared = servable.output_columns()
+    return pa.schema(
         [
-            pa.field(column, outputs[name].arrow_type())
-            for name, column in columns.items()
+            pa.field(column, declared[output].arrow_type())
+            for output, column in columns.items()
             if column not in VECTOR_COLUMNS
         ]
     )
+
+
+def _info(
+    rows: RowSettings, servable: Servable, fingerprint: str, columns: Mapping[str, str], others: pa.Schema
+) -> StoreInfo:
+    """Describe what determines a model's rows: the servable, and how videos and animations are cut."""
     stored = with_carryover(EMBEDDINGS, others)
     vectors = [column for column in columns.values() if column in VECTOR_COLUMNS]
     searched: Searched = "text" if vectors == ["text_embedding"] else "image"

@@ -13,7 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from embedder.batch_schema import CARRIED, IMAGE_GRID, ITEM_NUMBER, OTHER_FILE, TENSOR, UNREADABLE_KIND
+from embedder.batch_schema import (
+    CARRIED,
+    IMAGE_GRID,
+    ITEM_NUMBER,
+    NEEDED,
+    OTHER_FILE,
+    REASON,
+    TENSOR,
+    UNREADABLE_KIND,
+    model_column,
+)
 from embedder.installation import MISSING_EXTRA
 from embedder.media.errors import UNSUPPORTED_CAMERA
 from embedder.media.sandbox import MAX_BATCH_BYTES, MAX_BATCH_IMAGES
@@ -24,9 +34,7 @@ from embedder.sources.fetch import Fetched, Fetcher, FetchError
 from embedder.sources.file_names import RAW_SUFFIXES, UNREADABLE_SUFFIXES, suffix_of
 from embedder.sources.uris import name_in
 from embedder.steps.attempts import limit_deaths
-from embedder.steps.further_inputs import NEEDED, REASON, of_model
 from embedder.steps.item_decoder import (
-    MAIN_ALONE,
     NUM_DECODED,
     NUM_FRAMES,
     DecodeSpec,
@@ -151,9 +159,9 @@ class ItemReader:
             yield table if batch else table.slice(0, 0)
 
     def _rows(self, listing: pa.Table, should_stop: Callable[[], bool]) -> Iterator[tuple[int, Values]]:
-        per_model = (of_model(name, each) for each in self.spec.models for name in (REASON, "known_version"))
+        per_model = (model_column(name, each) for each in self.spec.models for name in (REASON, *VERSIONS))
         of_steps = self.spec.steps.carried if self.spec.steps is not None else ()
-        columns = ["uri", *_list_known(listing, (*LISTING_ONLY, *VERSIONS, REASON, *per_model, *of_steps))]
+        columns = ["uri", *_list_known(listing, (*LISTING_ONLY, *per_model, *of_steps))]
         items, limits = listing.select(columns).to_pylist(), self.spec.limits
         uris = (item["uri"] for item in items if item["error_type"] is None)
         pending: list[PendingImage] = []
@@ -204,7 +212,7 @@ class ItemReader:
                 if not any(needs.values()):
                     yield {"content_version": version, "unchanged": True, "num_vectors": 0} | self._flags(needs)
                     return
-                image = PendingImage(number, item["uri"], content, self._models(needs), needs, version)
+                image = PendingImage(number, item["uri"], content, _needing(needs), needs, version)
                 if content.kind == "image" and isinstance(content.media, bytes):
                     yield image
                     return
@@ -216,29 +224,29 @@ class ItemReader:
             yield from self._rows_for(self._needs(item), content)
 
     def _needs(self, item: Values, version: str | None = None) -> dict[str, bool]:
-        """Return for each model (the main one under "") whether it lists the item and lacks that content."""
-        known = {"": [item.get(name) for name in VERSIONS]}
-        known |= {name: [item.get(of_model("known_version", name))] for name in self.spec.models}
-        is_listed = {name: item.get(of_model(REASON, name)) is not None for name in self.spec.models}
-        is_listed[""] = not self.spec.models or item.get(REASON) is not None
-        return {name: is_listed[name] and (version is None or version not in known[name]) for name in known}
+        """Return for each model whether it lists the item and lacks that content."""
+        needs = {}
+        for name in self.spec.models:
+            is_listed = not self.spec.has_several_models or item.get(model_column(REASON, name)) is not None
+            known = [item.get(model_column(each, name)) for each in VERSIONS]
+            needs[name] = is_listed and (version is None or version not in known)
+        return needs
 
     def _rows_for(self, needs: Mapping[str, bool], content: ItemContent) -> Iterator[Values]:
         flags = self._flags(needs)
-        return (row | flags for row in self.decoder.rows(content, self._models(needs)))
-
-    def _models(self, needs: Mapping[str, bool]) -> Collection[str]:
-        return {name for name, is_needed in needs.items() if is_needed} if self.spec.models else MAIN_ALONE
+        return (row | flags for row in self.decoder.rows(content, _needing(needs)))
 
     def _finish(self, row: Values, image: "PendingImage") -> Values:
         known: Values = {"content_version": image.version}
-        if self.spec.models and not image.needs[""]:
+        if not image.needs[""]:
             known["unchanged"] = True
         return _raw_file_row(image.uri, row | self._flags(image.needs)) | known
 
     def _flags(self, needs: Mapping[str, bool]) -> Values:
         """Return columns that say which models a row is for; empty in a run of one model."""
-        return {of_model(NEEDED, name): is_needed for name, is_needed in needs.items()} if self.spec.models else {}
+        if not self.spec.has_several_models:
+            return {}
+        return {model_column(NEEDED, name): is_needed for name, is_needed in needs.items()}
 
     def _version(self, fetched: Fetched, content: ItemContent, item: Values) -> str | None:
         """Hash the content that the item's vectors are made from; None if there is nothing to hash."""
@@ -367,6 +375,10 @@ def _head(content: bytes | Path) -> bytes:
             return file.read(HEAD_BYTES)
     except OSError as error:
         raise from_os_error(error, str(content)) from None
+
+
+def _needing(needs: Mapping[str, bool]) -> Collection[str]:
+    return {name for name, is_needed in needs.items() if is_needed}
 
 
 def _read_problem(error: FetchError) -> ItemProblem:

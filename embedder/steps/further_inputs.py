@@ -1,7 +1,6 @@
 """Inputs of further models, made by decode besides those of the main one: each distinct one once per item.
 
-They are plain values, filled in by the description of a run (`embedder.models.further_models`). A row's column
-`needed@NAME` says whether it is for a model; `NAME` is empty for the main one.
+They are plain values, filled in by the description of a run (`embedder.models.further_models`).
 """
 
 from collections.abc import Collection
@@ -13,25 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.batch_schema import IMAGE_GRID, TENSOR, VECTOR
+from embedder.batch_schema import IMAGE_GRID, NEEDED, REASON, TENSOR, VECTOR, model_column
 from embedder.media.patches import pixel_columns
 from embedder.media.resize import ResizeSpec
 from embedder.steps.captions import CaptionEncoder
 
 MAIN_INPUTS = {"pixels": "image_embedding", "token_ids": "text_embedding"}
 """Inputs of the main model, and the output that its last stage makes of each."""
-NEEDED = "needed"
-REASON = "reason"
 GRID = "_grid"
 """Suffix of the column with the sizes of images or patches, int32 (3,), next to that with their pixels."""
 
 Values = dict[str, Any]
 Make = Literal["pixels", "image", "token_ids", "text", "bytes"]
-
-
-def of_model(column: str, name: str) -> str:
-    """Return the name of a column that each model has; `name` is empty for the main model."""
-    return f"{column}@{name}"
 
 
 @dataclass(frozen=True)
@@ -132,7 +124,7 @@ class FurtherInputs:
 
 def is_needed(rows: pa.Table, name: str) -> pa.ChunkedArray | None:
     """Return the mask of the rows for a model; None if all are, as in runs of one model."""
-    column = of_model(NEEDED, name)
+    column = model_column(NEEDED, name)
     if column not in rows.schema.names:
         return None
     mask = pc.fill_null(rows[column], False)
@@ -151,11 +143,10 @@ def for_main(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def select_for_main_model(listing: pa.Table) -> pa.Table:
-    """Select the listed items that are for the main model."""
-    if REASON not in listing.schema.names:
-        return listing
-    return listing.filter(pc.is_valid(listing[REASON]))
+def select_for_model(listing: pa.Table, name: str = "") -> pa.Table:
+    """Select the listed items that are for a model; the main one has the empty name."""
+    reason = model_column(REASON, name)
+    return listing.filter(pc.is_valid(listing[reason])) if reason in listing.schema.names else listing
 
 
 def without_vectors(rows: pa.Table) -> pa.Table:

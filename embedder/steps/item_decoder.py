@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedder.batch_schema import DECODED, IMAGE_GRID
+from embedder.batch_schema import DECODED, IMAGE_GRID, NEEDED, model_column
 from embedder.config import WebConfig
 from embedder.media.errors import STILL_IMAGE, TRUNCATED_IMAGE, DecodeError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import Colour, ResizeSpec
 from embedder.media.sandbox import DecodedImage, SandboxedDecoder
 from embedder.steps.captions import CaptionEncoder
-from embedder.steps.further_inputs import NEEDED, FurtherInput, FurtherInputs, of_model
+from embedder.steps.further_inputs import FurtherInput, FurtherInputs
 
 BMP_HEAD_BYTES = 54
 NO_TOWER = "NoTower"  # error type of an item that the model has no tower for
@@ -43,7 +43,7 @@ class DecodeSpec:
     `caption_end_id` is the text tower's `end_id`. Without `resize` (a model without a vision tower) no image is
     decoded, without `tokenizer_json` (a model without a text tower) no caption becomes token ids. `web` limits what is
     fetched from web addresses. `animations` says whether animated images are `clip`s, `colour` how pixel values are
-    read. `further` is what further models take, and `models` their names. `steps` are the user's own.
+    read. `models` are the names of the run's models, `further` is what further ones take. `steps` are the user's own.
     """
 
     resize: ResizeSpec | None
@@ -58,15 +58,20 @@ class DecodeSpec:
     animations: str = "first_frame"
     colour: Colour = "srgb"
     further: tuple[FurtherInput, ...] = ()
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...] = ("",)
     steps: "RowSteps | None" = None
+
+    @property
+    def has_several_models(self) -> bool:
+        """Return whether rows say which models they are for."""
+        return len(self.models) > 1
 
     @property
     def columns(self) -> list[pa.Field]:
         """Return the columns that decoding adds to a listing, without the trace."""
         has_grids = self.resize is not None and self.resize.mode == "patches"
         own = [column for column in DECODED if column.name != "trace"] + ([IMAGE_GRID] if has_grids else [])
-        own += [pa.field(of_model(NEEDED, name), pa.bool_()) for name in ("", *self.models) if self.models]
+        own += [pa.field(model_column(NEEDED, name), pa.bool_()) for name in self.models if self.has_several_models]
         names = {column.name for column in own}
         own += [field for each in self.further for field in each.fields if field.name not in names]
         return own + (self.steps.columns if self.steps is not None else [])
@@ -85,7 +90,7 @@ class DecodeSpec:
         if side_px is None or not any(each.is_image for each in self.image_inputs):
             return ()
         resize = ResizeSpec(side_px, "fit", "bicubic", colour=self.colour)
-        return (FurtherInput(STEP_IMAGE, frozenset({"", *self.models}), "image", resize),)
+        return (FurtherInput(STEP_IMAGE, frozenset(self.models), "image", resize),)
 
 
 class RowSteps(Protocol):

@@ -11,7 +11,7 @@ from embedder.store.layout import SEARCHED_NAMES, Current, StoreInfo, read_curre
 from embedder.store.lock import write_lock
 from embedder.store.publish.current import IndexChoice, swap_index, writable
 from embedder.store.publish.history import latest_publications, publications, same_rows
-from embedder.store.publish.publish import ModelIndexBuilder
+from embedder.store.publish.publish import IndexBuilder
 from embedder.store.store_info import read_published, read_store_info, served_info
 from embedder.store.tables.models import check_has_vectors, find_model, model_files
 from embedder.store_index.build_or_update import IndexJob, build_anew, make_index
@@ -121,10 +121,8 @@ def ensure_index(
     return make_index(job, may_update=may_update)
 
 
-def model_index_builder(
-    config: IndexConfig = DEFAULT_INDEX_CONFIG, ray_address: str | None = None
-) -> ModelIndexBuilder:
-    """Return a function that makes the index of a model about to be published, and keeps its query towers.
+def index_builder(config: IndexConfig = DEFAULT_INDEX_CONFIG, ray_address: str | None = None) -> IndexBuilder:
+    """Return a function that makes the index of a model about to be published, and keeps a further one's query towers.
 
     The arguments are as for `ensure_index`.
     """

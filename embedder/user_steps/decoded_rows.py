@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embedder.batch_schema import CARRIED, step_schema
+from embedder.batch_schema import CARRIED, NEEDED, step_schema
 from embedder.media.errors import DecodeError
-from embedder.steps.further_inputs import NEEDED, of_model
 from embedder.steps.item_decoder import MAIN_ALONE, STEP_IMAGE, ItemDecoder, ItemProblem, Values
 from embedder.user_steps.calls import StepCalls
 from embedder.user_steps.declared import ROW_COLUMNS, UserStep, input_types
@@ -259,10 +258,12 @@ def _batch(values: Sequence[Values], types: Mapping[str, pa.DataType]) -> pa.Rec
 
 
 def _models_of(values: Values) -> Collection[str]:
-    prefix = of_model(NEEDED, "")
-    return {
-        name.removeprefix(prefix) for name, value in values.items() if name.startswith(prefix) and value
-    } or MAIN_ALONE
+    return {name.partition("@")[2] for name, value in values.items() if _is_flag(name) and value} or MAIN_ALONE
+
+
+def _is_flag(name: str) -> bool:
+    """Whether a column says that rows are for a model."""
+    return name.partition("@")[0] == NEEDED
 
 
 def _unmark(values: Values) -> Values:
@@ -273,8 +274,7 @@ def _unmark(values: Values) -> Values:
 def _without_vector(values: Values) -> Values:
     """Return a row that only reports on its item."""
     kept = ("content_version", "num_vectors", "caption", *PROBLEM)
-    flags = of_model(NEEDED, "")
-    return {name: value for name, value in values.items() if name in kept or name.startswith(flags)}
+    return {name: value for name, value in values.items() if name in kept or _is_flag(name)}
 
 
 def _fail(values: Values, problem: ItemProblem) -> Values:

@@ -49,10 +49,6 @@ def none(candidate: Any, model: str = "") -> None:
     return
 
 
-def no_index(version: int, info: Any = None) -> None:
-    return
-
-
 def embed(
     files: StoreFiles, process: Process, items: Sequence[str], *, num_tasks: int = 1, retired: Sequence[str] = (),
     is_interim: bool = False, model: str = "",
@@ -61,7 +57,7 @@ def embed(
     process.notes["retired"] = set(retired)
     with write_lock(files):
         bind_store(files, INFO)
-        finish_publication(files, no_index)
+        finish_publication(files)
         gone = purged_before(files, items)
         items = [each for each in items if each not in gone]
         process.notes["items"] = dict.fromkeys(items, process.name)
@@ -81,13 +77,13 @@ def embed(
             write_copies(files, metadata, task, {"embeddings": rows, "items": rows}, "")
             if is_interim and task < num_tasks - 1:
                 batch = work.next()
-                publish_interim(InterimWork(run, batch, metadata, intent), no_index)
+                publish_interim([InterimWork(run, batch, metadata, intent)])
                 work.note_published(batch)
                 seal(files, run.run_id, sorted(names_in_journal(files, run.run_id)))
         ids = pa.chunked_array([pa.array(list(retired), pa.string())])
         models = [ModelWork(own, metadata, intent, ids) for own, _ in works]
         process.notes["published"] = None
-        publish(run, metadata, no_index, intent, ids, models)
+        publish([ModelWork(run, metadata, intent, ids), *models])
 
 
 def write_late(files: StoreFiles, process: Process) -> None:
@@ -103,20 +99,20 @@ def refuse(files: StoreFiles, process: Process) -> None:
     before = snapshot_files(files)
     with write_lock(files), rollback_on_mistake(files, before):
         bind_store(files, INFO)
-        finish_publication(files, no_index)
+        finish_publication(files)
         start_run(files, INFO, NO_COLUMNS)
         raise StoreError("a mistake")
 
 
 def locked(files: StoreFiles, work: Callable[[StoreFiles], Any]) -> None:
     with write_lock(files):
-        finish_publication(files, no_index)
+        finish_publication(files)
         work(files)
 
 
 def build_index(files: StoreFiles, process: Process) -> None:
     with write_lock(files):
-        finish_publication(files, no_index)
+        finish_publication(files)
         current = read_current(files)
         if current is None:
             return
@@ -168,7 +164,7 @@ def purge_items(files: StoreFiles, process: Process, items: Sequence[str]) -> No
     process.notes["purging"] = set(items)
     process.notes["on_begin"](set(items))
     with write_lock(files):
-        finish_publication(files, no_index)
+        finish_publication(files)
         process.notes["changes"] = process.notes["checker"].num_changes
         purge(files, set(items), keep_index(files))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import samples
-from embedding_runs import embedded
+from embedding_runs import begun, embedded
 from library_versions import is_older
 from ray.data import DataContext
 
@@ -17,24 +17,19 @@ import embedder
 from embedder.encoders.query_encoder import QueryEncoder
 from embedder.errors import ConfigError, RunFailedError
 from embedder.executors.datasink import PartSink
-from embedder.executors.job import make_plan, plan_job, store_info
+from embedder.executors.job import make_plan, plan_job
 from embedder.executors.ray_session import ray_session
 from embedder.models.model_folder import open_model
 from embedder.pipeline import embed_on_ray, embedding_graph
 from embedder.placement.fleet import Available
 from embedder.sources.listing import list_sources
-from embedder.store.files import StoreFiles
-from embedder.store.journal.runs import start_run
 
 
 def planned(config, num_cpus=2, num_gpus=0):
     """A job for so many CPUs and GPUs, and its listing."""
     model = open_model(config.model)
-    run = start_run(
-        StoreFiles(config.store), store_info(config.rows, model, config.compute.settled_dtype), pa.schema([])
-    )
-    plan = make_plan(config.compute, model)
-    job = plan_job(config.compute, config.rows, model, plan, Available(num_cpus, num_gpus), run, pa.schema([]))
+    plan, runs = make_plan(config.compute, model), [begun(config, model)]
+    job = plan_job(config.compute, config.rows, model, plan, Available(num_cpus, num_gpus), runs)
     return job, list_sources(config.source)
 
 
@@ -131,7 +126,7 @@ def test_activations_stay_raw_bytes_and_never_become_pickled_objects(make_run, t
 
 def test_a_sink_gathers_rows_before_it_writes(make_run, tmp_path):
     job, _ = planned(make_run(samples.folder(tmp_path / "in")))
-    assert PartSink(job.run.files, job.stamp, rows_per_part=300).min_rows_per_write == 300
+    assert PartSink(job.parts, rows_per_part=300).min_rows_per_write == 300
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import release, rollback
 from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.current import swap_index
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import finish_publication, publish
 from embedder.store.store_info import bind_store
 from embedder.store.tables.models import model_files
@@ -42,7 +43,7 @@ def seal_and_publish(files):
     for task in range(3):
         write_part(files, metadata, task, table(row(f"{task}.jpg")))
     seal(files, run.run_id, names_in_journal(files, run.run_id))
-    publish(run, metadata, lambda version: None)
+    publish([ModelWork(run, metadata)])
 
 
 def fail_to_write(files):
@@ -87,7 +88,7 @@ def live(store):
     for operation in LIFE:
         with write_lock(files):
             if files.exists("store.json"):
-                finish_publication(files, lambda version, info: None)
+                finish_publication(files)
             operation(files)
 
 

@@ -1,9 +1,14 @@
 """Runs of `embed`, and what they publish."""
 
 import numpy as np
+import pyarrow as pa
 
 import embedder
+from embedder.executors.job import ModelRun, store_info
 from embedder.ingest.embed import embed
+from embedder.models.run_model import RunModel
+from embedder.store.files import StoreFiles
+from embedder.store.journal.runs import start_run
 
 
 def embedded(config, **options):
@@ -13,6 +18,12 @@ def embedded(config, **options):
     by_key = {(row["item_id"], row["segment"]): row for row in rows}
     assert len(by_key) == len(rows), "each row once"
     return report, by_key
+
+
+def begun(config, model):
+    """Begin a run of one model, whose items carry no columns."""
+    info = store_info(config.rows, model, config.compute.settled_dtype)
+    return ModelRun(RunModel("", info), start_run(StoreFiles(config.store), info, pa.schema([])))
 
 
 def assert_same(found, expected):

@@ -12,8 +12,9 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import RunMetadata, write_part
 from embedder.store.journal.runs import start_run
 from embedder.store.lock import write_lock
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import PublishIntent, publish
-from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, ensure_index
+from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, index_builder
 
 DIM = 16
 NO_FIRST_INDEX = IndexConfig(build=False)
@@ -55,11 +56,12 @@ def indexed_run(files: StoreFiles, *rows: dict, retired=(), config=DEFAULT_INDEX
             if some:
                 write_part(files, stamp, task, table(*some))
         return publish(
-            run,
-            stamp,
-            lambda version: ensure_index(files, version, info, config),
-            PublishIntent(kind="refresh", info=info),
-            pa.chunked_array([list(retired)], pa.string()),
+            [
+                ModelWork(
+                    run, stamp, PublishIntent(kind="refresh", info=info), pa.chunked_array([list(retired)], pa.string())
+                )
+            ],
+            index_builder(config),
         )
 
 

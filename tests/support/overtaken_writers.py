@@ -121,7 +121,7 @@ def carried_out(files: StoreFiles, operation: Operation) -> Exception | None:
     """Do something to a store as a command does; gives what it was refused with."""
     try:
         with write_lock(files):
-            finish_publication(files, lambda version, info: None)
+            finish_publication(files)
             operation(files)
     except (StoreError, RunFailedError) as error:
         return error

@@ -10,6 +10,7 @@ from store_states import build_store_index, new_store
 from embedder.config_toml.sections import IndexConfig
 from embedder.retrieval.store_api import Store, open_store
 from embedder.store.journal.part_writer import write_part
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 
 
@@ -55,7 +56,7 @@ def searchable(folder, *rows: dict, index: bool = True, words: str = "unicode", 
         if stop > start:
             here = {name: values[start:stop] for name, values in columns.items()}
             write_part(files, stamp, number, table(*rows[start:stop], **here))
-    publish(run, stamp, lambda version: None)
+    publish([ModelWork(run, stamp)])
     if index:
         build_store_index(files, IndexConfig(words=words))
     return open_store(files.address)

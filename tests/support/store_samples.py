@@ -7,6 +7,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import RunMetadata, write_part
 from embedder.store.journal.runs import Run, start_run
 from embedder.store.layout import StoreInfo
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 
 MODEL, PREPROCESSING = "model-fingerprint", "preprocess-fingerprint"
@@ -86,5 +87,5 @@ def publish_rows(files: StoreFiles, *rows: dict) -> Run:
     """Write and publish one whole run."""
     run, metadata = begin(files)
     write_part(files, metadata, 0, table(*rows))
-    publish(run, metadata, lambda version: None)
+    publish([ModelWork(run, metadata)])
     return run

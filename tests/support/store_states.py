@@ -19,6 +19,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import RunMetadata, write_part
 from embedder.store.journal.runs import finished_items, start_run
 from embedder.store.layout import Published
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import PublishIntent, publish
 from embedder.store.store_info import bind_store, differing, read_published, read_store_info
 from embedder.store.tables.tables import RecordTable
@@ -157,7 +158,7 @@ def publish_refresh(files: StoreFiles, *rows: dict, retired=(), info=INFO, kind:
         write_part(files, metadata, 0, table(*rows))
     replaces_all = differing(read_store_info(files), info) != []
     intent = PublishIntent(kind=kind, info=info, replaces_all=replaces_all)
-    return publish(run, metadata, lambda version: None, intent, pa.chunked_array([list(retired)], pa.string()))
+    return publish([ModelWork(run, metadata, intent, pa.chunked_array([list(retired)], pa.string()))])
 
 
 def record(run_id: str, previous: str | None = None, kind: str = "refresh", restores: str | None = None) -> Published:

@@ -10,70 +10,63 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.batch_schema import CARRIED, HUNG, TRACE, VECTOR
+from embedder.batch_schema import CARRIED, HUNG, NEEDED, REASON, TRACE, VECTOR, model_column
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal import JournalEntry
 from embedder.store.journal.part_writer import VECTOR_COLUMNS, RunMetadata, write_part
 from embedder.store.tables.item_states import HELD_COLUMNS, KNOWN_COLUMNS
 
 ERROR_TYPE, TIMEOUT_TYPE = "ModelFailed", "ModelTimeout"
-PER_MODEL = ("reason", "attempts", *KNOWN_COLUMNS)
-"""Columns of a listing that each model has; the main model's have no name prefix."""
+PER_MODEL = (REASON, "attempts", *KNOWN_COLUMNS)
+"""Columns of a listing that each model has (`model_column`)."""
 
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Model other than the main one, as write tasks know it.
+    """Model of a run, as write tasks know it.
 
-    `files` is the view of its folder; `columns` maps outputs of its servable to columns of its table.
+    `files` is the view of its folder; `columns` maps outputs of a further model's servable to columns of its table.
     """
 
     files: StoreFiles
     metadata: RunMetadata
-    columns: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str, str], ...] = ()
 
 
-def write_parts(
-    files: StoreFiles,
-    metadata: RunMetadata,
-    models: Sequence[ModelPart],
-    task: int,
-    rows: pa.Table,
-    *,
-    attempt: int = 0,
-) -> JournalEntry:
-    """Write the finished rows of all models, the main one's last: its journal entry says that all are written.
+def write_parts(models: Sequence[ModelPart], task: int, rows: pa.Table, *, attempt: int = 0) -> JournalEntry:
+    """Write the finished rows of all models, and return the journal entry of the main one, the first of `models`.
 
-    `metadata` is the main model's. `rows` are as in `part_writer.write_part`, with `NAME.OUTPUT` and `NAME.error` for
-    each of `models`. `attempt` counts earlier starts of the task.
+    Its part is written last: its entry says that all are written. `rows` are as in `part_writer.write_part`, with
+    `NAME.OUTPUT` and `NAME.error` for each further model. `attempt` counts earlier starts of the task.
     """
-    for model in models:
+    main, *further = models
+    for model in further:
         write_part(model.files, model.metadata, task, rows_of_model(rows, model), attempt=attempt)
-    return write_part(files, metadata, task, rows_of_main(rows) if models else rows, attempt=attempt)
-
-
-def rows_of_main(rows: pa.Table) -> pa.Table:
-    """Return the rows of items that the main model needs."""
-    return _as_needed(rows.filter(pc.is_valid(rows["reason"])), "")
+    return write_part(main.files, main.metadata, task, rows_of_model(rows, main) if further else rows, attempt=attempt)
 
 
 def rows_of_model(rows: pa.Table, model: ModelPart) -> pa.Table:
-    """Return the rows of items that another model needs, with its outputs in place of the main model's."""
+    """Return the rows of items that one of several models needs, with its outputs."""
     name = model.files.model
-    rows = rows.filter(pc.is_valid(rows[f"reason@{name}"]))
-    own = {column: rows[f"{column}@{name}"] for column in PER_MODEL}
+    rows = rows.filter(pc.is_valid(rows[model_column(REASON, name)]))
+    return _with_rejects(_as_needed(_with_outputs(rows, model), name), name) if name else _as_needed(rows, name)
+
+
+def _with_outputs(rows: pa.Table, model: ModelPart) -> pa.Table:
+    """Put a further model's outputs, and what is known of its items, in place of the main model's."""
+    name = model.files.model
+    own = {column: rows[model_column(column, name)] for column in PER_MODEL}
     own["trace"] = pa.nulls(rows.num_rows, TRACE)
     own |= {column: pa.nulls(rows.num_rows, VECTOR) for column in VECTOR_COLUMNS}
     for output, column in model.columns:
         key = column if column in VECTOR_COLUMNS else CARRIED + column
         own[key] = rows[f"{name}.{output}"]
-    rows = _with_columns(rows.drop_columns([each for each in HELD_COLUMNS if each in rows.column_names]), own)
-    return _with_rejects(_as_needed(rows, name), name)
+    return _with_columns(rows.drop_columns([each for each in HELD_COLUMNS if each in rows.column_names]), own)
 
 
 def _as_needed(rows: pa.Table, name: str) -> pa.Table:
     """Make rows only report on their items if the model already has that content."""
-    needed = pc.fill_null(rows[f"needed@{name}"], False)
+    needed = pc.fill_null(rows[model_column(NEEDED, name)], False)
     counts = pc.if_else(needed, rows["num_vectors"], pc.min_element_wise(rows["num_vectors"], 0, skip_nulls=False))
     values = {
         "modality": pc.if_else(needed, rows["modality"], pa.scalar(None, pa.string())),

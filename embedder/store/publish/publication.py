@@ -1,7 +1,7 @@
 """Decided publication of a run's finished work, and the commit of each table: adds, copies on write, removes."""
 
 from base64 import b64decode
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from embedder.store.journal.part_writer import RunMetadata, rewrite_each, rewrit
 from embedder.store.journal.runs import Run
 from embedder.store.layout import Current, Kind, Record, StoreInfo
 from embedder.store.part_file import PartFile
+from embedder.store.publish.interim import NO_IDS
 from embedder.store.schema import TABLES, with_carryover
 from embedder.store.tables.arrow_lookup import KnownIds
 from embedder.store.tables.tables import RecordTable
@@ -45,7 +46,7 @@ class PublishIntent(Record):
     columns: str = ""
     """Columns of the embeddings table besides its own: an Arrow schema in base 64."""
     models: tuple[str, ...] = ()
-    """Models of the run besides the main one; the intent of each is in the run's folder of its view."""
+    """Further models of the run; the intent of each is in the run's folder of its view."""
     kept_models: tuple[str, ...] | None = None
     """Published models that stay unchanged besides those; None: all."""
 
@@ -55,17 +56,21 @@ class PublishIntent(Record):
         return pa.ipc.read_schema(pa.py_buffer(b64decode(self.columns))) if self.columns else pa.schema([])
 
 
+NO_INTENT = PublishIntent()
+
+
 @dataclass(frozen=True)
 class ModelWork:
-    """Finished work of a model besides the main one, published with the store's run.
+    """Finished work of one model of a run.
 
-    `run` is in the model's view; `intent` is that of its part; `retired` holds ids of items that leave its tables.
+    `run` is in the model's view. `metadata` includes the carried columns. `publish` fills in session and entries of
+    `intent`. `retired` holds ids that leave both tables, including finished items that have since disappeared.
     """
 
     run: Run
     metadata: RunMetadata
-    intent: PublishIntent
-    retired: pa.ChunkedArray
+    intent: PublishIntent = NO_INTENT
+    retired: pa.ChunkedArray = field(default_factory=lambda: NO_IDS)
 
 
 @dataclass(frozen=True)

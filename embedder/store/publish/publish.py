@@ -9,8 +9,8 @@ import logging
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from io import BytesIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -58,49 +58,42 @@ from embedder.store.tables.tables import RecordTable
 
 LOG = logging.getLogger(__name__)
 
-IndexBuilder = Callable[[int], int | None]
-"""Builds an index of the embeddings version that is about to be published; returns its number."""
+IndexBuilder = Callable[[StoreFiles, int, StoreInfo | None], int | None]
+"""Builds the index of an embeddings version that is about to be published, and returns its number.
 
-ModelIndexBuilder = Callable[[StoreFiles, int, StoreInfo | None], int | None]
-"""The same for another model: takes its view, the version, and its model and preprocessing."""
+It takes the model's view, the version, and the model of its vectors (None: the one that is served now).
+"""
 
 
-def publish(
-    run: Run,
-    metadata: RunMetadata,
-    build_index: IndexBuilder,
-    intent: PublishIntent | None = None,
-    retired: pa.ChunkedArray = NO_IDS,
-    models: Sequence[ModelWork] = (),
-    build_model_index: ModelIndexBuilder = lambda view, version, info: None,
-) -> Published:
-    """Commit a run's finished work, make it visible to readers, and return its record.
+def no_index(view: StoreFiles, version: int, info: StoreInfo | None) -> None:
+    """Build no index."""
 
-    All tasks of the run have ended. `metadata` includes the carried columns. `build_index` (`build_model_index` for
-    another model) is called between the commits and CURRENT.json, so that tables and index belong together. `publish`
-    fills in session and entries of `intent`. `retired` holds ids that leave both tables, including finished items that
-    have since disappeared. The work of `models` becomes visible together with the run's.
+
+def publish(works: Sequence[ModelWork], build_index: IndexBuilder = no_index) -> Published:
+    """Commit the finished work of a run's models, make it visible to readers at once, and return its record.
+
+    All tasks of the run have ended. The main model's work comes first. `build_index` is called between the commits and
+    CURRENT.json, so that tables and index belong together.
     """
-    entries = {
-        work.run.files.model: _write_intent(work.run, work.intent, work.metadata, work.retired) for work in models
-    }
-    intent = intent or PublishIntent()
-    intent = intent.model_copy(update={"models": tuple(work.run.files.model for work in models)})
-    entries[""] = _write_intent(run, intent, metadata, retired)  # last, as it names the others
-    return _carry_out(run.files, run.run_id, build_index, build_model_index, entries, run.session)
+    names = tuple(work.run.files.model for work in works[1:])
+    entries = {work.run.files.model: _write_intent(work) for work in works[1:]}
+    entries[""] = _write_intent(works[0], models=names)  # last, as it names the others
+    run = works[0].run
+    return _carry_out(run.files, run.run_id, build_index, entries, run.session)
 
 
-def _write_intent(
-    run: Run, intent: PublishIntent, metadata: RunMetadata, retired: pa.ChunkedArray
-) -> list[JournalEntry]:
+def _write_intent(work: ModelWork, **fields: Any) -> list[JournalEntry]:
     """Record what is to be published before the first commit; return the journal entries that count."""
-    columns = b64encode(metadata.columns.serialize()).decode()
-    entries = run.entries()
-    names = tuple(entry.name for entry in entries)
-    retired_file = f"retired-{run.session}.parquet"
-    update = {"session": run.session, "entries": names, "columns": columns, "retired": retired_file}
-    run.files.write_table(run_file(run.run_id, retired_file), pa.table({"item_id": retired}))
-    write_record(run.files, run_file(run.run_id, INTENT_FILE), intent.model_copy(update=update))
+    run = work.run
+    entries, retired_file = run.entries(), f"retired-{run.session}.parquet"
+    fields |= {
+        "session": run.session,
+        "entries": tuple(entry.name for entry in entries),
+        "columns": b64encode(work.metadata.columns.serialize()).decode(),
+        "retired": retired_file,
+    }
+    run.files.write_table(run_file(run.run_id, retired_file), pa.table({"item_id": work.retired}))
+    write_record(run.files, run_file(run.run_id, INTENT_FILE), work.intent.model_copy(update=fields))
     return entries
 
 
@@ -118,31 +111,25 @@ class InterimWork:
     intent: PublishIntent
 
 
-def publish_interim(
-    main: InterimWork,
-    build_index: IndexBuilder,
-    models: Sequence[InterimWork] = (),
-    build_model_index: ModelIndexBuilder = lambda view, version, info: None,
-) -> Published | None:
-    """Commit what a run has finished so far and make it visible while the run continues.
+def publish_interim(parts: Sequence[InterimWork], build_index: IndexBuilder = no_index) -> Published | None:
+    """Commit what a run's models have finished so far and make it visible while the run continues.
 
-    `main` may have nothing new; `models` holds only models with something new; the builders are as in `publish`.
-    Returns None if no id is free before the run's own.
+    The main model comes first and may have nothing new; models without anything new are not in `parts`. `build_index`
+    is as in `publish`. Returns None if no id is free before the run's own.
     """
-    files = main.run.files
-    own_id = begin_interim(files, main.run.run_id, main.batch.record)
+    main = parts[0].run
+    own_id = begin_interim(main.files, main.run_id, parts[0].batch.record)
     if own_id is None:
         return None
-    works = [_begin_interim(each, own_id) for each in (main, *models)]
-    current, before = _commit_all(works[0], main.metadata.columns, build_index), read_current(files)
-    own = dict(before.models) if before is not None else {}
-    for each, work in zip(models, works[1:], strict=True):
-        build = partial(_index_of, build_model_index, work.files, work.intent.info)
-        own[work.files.model] = _commit_all(work, each.metadata.columns, build)
-    current = current.model_copy(update={"models": own})
+    works = [_begin_interim(each, own_id) for each in parts]
+    before = read_current(main.files)
+    models = dict(before.models) if before is not None else {}
+    for each, work in zip(parts, works, strict=True):
+        models[work.files.model] = _commit_all(work, each.metadata.columns, build_index)
+    current = models.pop("").model_copy(update={"models": models})
     doomed = [path for work in works for path in _unneeded_parts(work, current)]
-    record = publish_current(files, current, main.intent.kind, doomed=doomed)
-    delete_listed(files)
+    record = publish_current(main.files, current, parts[0].intent.kind, doomed=doomed)
+    delete_listed(main.files)
     return record
 
 
@@ -158,16 +145,11 @@ def _begin_interim(part: InterimWork, own_id: str) -> Publication:
     )
 
 
-def finish_publication(
-    files: StoreFiles,
-    build_index: Callable[[int, StoreInfo | None], int | None],
-    build_model_index: ModelIndexBuilder = lambda view, version, info: None,
-) -> Published | None:
+def finish_publication(files: StoreFiles, build_index: IndexBuilder = no_index) -> Published | None:
     """Complete a publication that was interrupted after its first commit, as it was decided then, and log this.
 
-    Every writer calls this first: later work must not mix with half a publication. The caller holds the write lock. The
-    builders are as in `publish`; the second argument of `build_index` is the model of the vectors, or None for the
-    served model. Returns None if nothing was interrupted.
+    Every writer calls this first: later work must not mix with half a publication. The caller holds the write lock.
+    `build_index` is as in `publish`. Returns None if nothing was interrupted.
     """
     delete_listed(files)
     last = last_run(files)
@@ -177,8 +159,7 @@ def finish_publication(
         for name in model_folders(files):
             settle(model_files(files, name))
         return None
-    info = intent.info
-    published = _carry_out(files, last.run_id, lambda version: build_index(version, info), build_model_index)
+    published = _carry_out(files, last.run_id, build_index)
     LOG.info("the last publication was cut off; now it is whole")
     return published
 
@@ -197,7 +178,6 @@ def _carry_out(
     files: StoreFiles,
     run_id: str,
     build_index: IndexBuilder,
-    build_model_index: ModelIndexBuilder,
     entries: Mapping[str, list[JournalEntry]] | None = None,
     session: str | None = None,
 ) -> Published:
@@ -206,32 +186,23 @@ def _carry_out(
     `entries` holds journal entries by model that are already known. If `session` is given, the decision must be of that
     session.
     """
-    known = entries or {}
-    work = _read_decision(files, run_id, known.get(""), session)
-    before = read_current(files)
-    current = _commit_all(work, work.intent.column_schema, build_index)
-    models = dict(before.models) if before is not None else {}
-    if (kept := work.intent.kept_models) is not None:
-        models = {name: own for name, own in models.items() if name in kept}
-    works = [work]
-    for name in work.intent.models:
-        own = _read_decision(model_files(files, name), run_id, known.get(name), session)
-        view, info = own.files, own.intent.info
-        build = partial(_index_of, build_model_index, view, info)
-        models[name] = _commit_all(own, own.intent.column_schema, build)
-        works.append(own)
-    current = current.model_copy(update={"models": models})
-    doomed = [path for each in works for path in (*_unneeded_parts(each, current), *_used_moves(each))]
-    record = publish_current(files, current, work.intent.kind, ends_hold=work.intent.ends_hold, doomed=doomed)
-    for each in works:
-        if each is not work and each.intent.info is not None:
-            write_record(each.files, STORE_FILE, each.intent.info)
+    known, before = entries or {}, read_current(files)
+    main = _read_decision(files, run_id, known.get(""), session)
+    intent, models = main.intent, dict(before.models) if before is not None else {}
+    if intent.kept_models is not None:
+        models = {name: own for name, own in models.items() if name in intent.kept_models}
+    further = (_read_decision(model_files(files, name), run_id, known.get(name), session) for name in intent.models)
+    works = [main, *further]
+    for work in works:
+        models[work.files.model] = _commit_all(work, work.intent.column_schema, build_index)
+    current = models.pop("").model_copy(update={"models": models})
+    doomed = [path for work in works for path in (*_unneeded_parts(work, current), *_used_moves(work))]
+    record = publish_current(files, current, intent.kind, ends_hold=intent.ends_hold, doomed=doomed)
+    for work in works[1:]:
+        if work.intent.info is not None:
+            write_record(work.files, STORE_FILE, work.intent.info)
     delete_listed(files)
     return record
-
-
-def _index_of(build: ModelIndexBuilder, view: StoreFiles, info: StoreInfo | None, version: int) -> int | None:
-    return build(view, version, info)
 
 
 def _read_decision(
@@ -282,7 +253,7 @@ def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder
         interim_of=work.interim_of,
         embeddings=embeddings,
         items=items,
-        index=build_index(embeddings),
+        index=build_index(files, embeddings, intent.info),
         published_at=files.environment.now(),
         retrieval=intent.retrieval,
         **(intent.info.model_dump(include=set(fields)) if intent.info else {}),

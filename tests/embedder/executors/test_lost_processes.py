@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +27,9 @@ from embedder.steps import decode
 from embedder.steps.stage_actor import StageActor
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal import entry_path
+from embedder.store.journal.model_parts import ModelPart
 from embedder.store.journal.part_writer import write_part
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 from embedder.store.tables.tables import RecordTable
 
@@ -135,11 +138,11 @@ def test_a_store_that_nodes_do_not_share_ends_the_run(tmp_path, ray_cluster):
     class OwnDisk(PartSink):
         def write(self, blocks, ctx):
             if ctx.task_idx == 1:
-                self.files = StoreFiles(str(tmp_path / "other"))
+                self.models = (replace(self.models[0], files=StoreFiles(str(tmp_path / "other"))),)
             return super().write(blocks, ctx)
 
     run, stamp = store_samples.begin(StoreFiles(str(tmp_path / "store")))
-    sink = OwnDisk(run.files, stamp, rows_per_part=1)
+    sink = OwnDisk([ModelPart(run.files, stamp)], rows_per_part=1)
     dataset = ray_cluster.data.from_blocks([store_samples.table(store_samples.row(name)) for name in "abc"])
     with pytest.raises(RunFailedError, match="1 of 3 parts that write tasks finished on .*-000001") as caught:
         dataset.write_datasink(sink, ray_remote_args={"num_cpus": 0.1})
@@ -163,7 +166,7 @@ def test_a_write_task_that_ran_twice_has_written_its_rows_once(tmp_path, last):
         write_part(run.files, stamp, 0, rows, attempt=attempt)
     (entry,) = run.entries()
     assert all(("-r1" in part.path) == bool(last) for part in entry.parts), "one attempt's files, whole"
-    publish(run, stamp, lambda version: None)
+    publish([ModelWork(run, stamp)])
     assert sorted(RecordTable(run.files, "embeddings").read(["item_id"])["item_id"].to_pylist()) == ["a", "b", "c"]
     assert len(list((tmp_path / "embeddings").glob("part-*"))) == 1
 

@@ -4,19 +4,17 @@ import os
 import signal
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 import samples
+from embedding_runs import begun
 
 from embedder.errors import RunFailedError, StoreError
-from embedder.executors.job import make_plan, plan_job, store_info
+from embedder.executors.job import make_plan, plan_job
 from embedder.executors.ray_session import ray_session
 from embedder.models.model_folder import open_model
 from embedder.pipeline import embed_on_ray, translate_ray_error
 from embedder.placement.fleet import Available
 from embedder.sources.listing import list_sources
-from embedder.store.files import StoreFiles
-from embedder.store.journal.runs import start_run
 from shards.errors import ModelError
 
 
@@ -81,11 +79,8 @@ def test_a_bug_keeps_its_traceback(ray_cluster):
 def test_a_stage_that_finds_no_model_on_its_node_says_so_in_one_line(make_run, tmp_path, ray_cluster, capfd):
     config = make_run(samples.folder(tmp_path / "in", num_images=3), num_stages=2)
     model = open_model(config.model)
-    run = start_run(
-        StoreFiles(config.store), store_info(config.rows, model, config.compute.settled_dtype), pa.schema([])
-    )
     plan = make_plan(config.compute, model)
-    job = plan_job(config.compute, config.rows, model, plan, Available(2), run, pa.schema([]))
+    job = plan_job(config.compute, config.rows, model, plan, Available(2), [begun(config, model)])
     first, second = job.stages
     job = replace(job, stages=(first, replace(second, model=str(tmp_path / "gone"))))
     with ray_session(None, no_progress_timeout_s=60), pytest.raises(ModelError, match="gone") as caught:

@@ -28,6 +28,7 @@ from embedder.steps.decode import ItemReader
 from embedder.steps.stage import TowerStage
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
+from embedder.store_index import keep_index
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
@@ -184,12 +185,15 @@ def test_a_signal_in_any_other_command_is_one_line_too_that_promises_nothing(mak
         assert ended.stderr.strip().splitlines() == ["embedder: stopped by SIGINT"]
 
 
-@pytest.mark.parametrize("step", ["count_run", "publish", "ensure_index"])
-def test_a_signal_while_publishing_loses_nothing(make_run, tmp_path, monkeypatch, step):
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [(publish_or_refuse, "count_model"), (publish_or_refuse, "publish"), (keep_index, "ensure_index")],
+)
+def test_a_signal_while_publishing_loses_nothing(make_run, tmp_path, monkeypatch, owner, step):
     source = samples.folder(tmp_path / "in", num_images=12)
     _, undisturbed = embedded(make_run(source, store=str(tmp_path / "undisturbed")))
     config = make_run(source)
-    once(monkeypatch, publish_or_refuse, step, press)
+    once(monkeypatch, owner, step, press)
     assert_one_line(run_here(*arguments(config)), signal.SIGINT)
     monkeypatch.undo()
     assert num_kept(config) == 12

@@ -11,6 +11,7 @@ from embedder.ingest.run_result import count_run
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import read_current
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 
 NUM, WIDTH = 400, 16
@@ -60,7 +61,7 @@ def refreshed(tmp_path):
         files = StoreFiles(tmp_path / "store")
         first, stamp = begin(files, CARRIED)
         write_part(files, stamp, 0, table(*rows(0), kind=kinds()))
-        publish(first, stamp, lambda version: None)
+        publish([ModelWork(first, stamp)])
         second, stamp = begin(files, CARRIED)
         write_part(files, stamp, 0, table(*new, kind=kinds().slice(0, len(new))))
         return count_run(second, read_current(files), NO_IDS, **{"keeps_published": False} | options)

@@ -233,10 +233,10 @@ def test_a_source_that_vanishes_in_the_middle_and_comes_back_ends_in_the_right_s
     config = make_run(source, rows_per_part=4, batch_size=4, min_rejects=1)
     write_parts = local.write_parts
 
-    def unmount_after_the_second(files, stamp, models, task, rows):
+    def unmount_after_the_second(models, task, rows):
         if task == 1:
             source.rename(tmp_path / "unmounted")
-        return write_parts(files, stamp, models, task, rows)
+        return write_parts(models, task, rows)
 
     monkeypatch.setattr(local, "write_parts", unmount_after_the_second)
     with pytest.raises(RunFailedError, match="rejected, more than max_reject_fraction"):

@@ -26,7 +26,7 @@ from embedder.store.publish.history import publications
 from embedder.store.publish.publish import finish_publication
 from embedder.store_index import build_or_update as index_making
 from embedder.store_index import recall_queries as queries_module
-from embedder.store_index.keep_index import ensure_index
+from embedder.store_index.keep_index import index_builder
 from embedder.store_index.versions import list_manifests, manifest_of
 
 
@@ -161,7 +161,7 @@ def test_memory_that_is_too_small_is_told_in_one_line_with_the_way_out(tmp_path,
         indexed_run(files, item(1))
     assert "\n" not in str(failure.value)
     assert read_current(files) is None
-    finish_publication(files, lambda version, info: ensure_index(files, version, info, NO_FIRST_INDEX))
+    finish_publication(files, index_builder(NO_FIRST_INDEX))
     assert len(open_store(files.address).search(vector_of("query"), 5)) == 1
 
 

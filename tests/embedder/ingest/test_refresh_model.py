@@ -153,13 +153,13 @@ class Killed(Exception):
 def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
     make_run, tmp_path, new_model, monkeypatch, moment
 ):
-    from embedder.ingest import publish_or_refuse
     from embedder.store.publish import current
+    from embedder.store_index import keep_index
 
     source = samples.folder(tmp_path / "in", num_images=4)
     refreshed(make_run(source))
     new = make_run(source, model=new_model)
-    commit, keep = RecordTable.commit_files, publish_or_refuse.ensure_index
+    commit, keep = RecordTable.commit_files, keep_index.ensure_index
     swap_record, move_current = current.swap_record, current.move_current
 
     def dying_commit(self, *arguments):
@@ -187,7 +187,7 @@ def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
         patch.setattr(RecordTable, "commit_files", dying_commit)
         patch.setattr(current, "swap_record", dying_swap)
         patch.setattr(current, "move_current", dying_move)
-        patch.setattr(publish_or_refuse, "ensure_index", dying_index)
+        patch.setattr(keep_index, "ensure_index", dying_index)
         with pytest.raises(Killed):
             refresh(new, IngestOptions(kind="refresh"))
     served = embedder.open_store(new.store)

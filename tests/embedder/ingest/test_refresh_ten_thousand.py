@@ -10,6 +10,7 @@ from store_samples import table
 from embedder.ingest.inputs import open_inputs
 from embedder.store.journal.part_writer import RunMetadata, write_part
 from embedder.store.journal.runs import start_run
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import PublishIntent, publish
 from embedder.store.store_info import bind_store
 
@@ -30,7 +31,7 @@ def publish_as_listed(inputs):
     ]
     for start in range(0, NUM_ITEMS, ROWS_PER_PART):
         write_part(inputs.files, stamp, start // ROWS_PER_PART, table(*rows[start : start + ROWS_PER_PART]))
-    publish(run, stamp, lambda version: None, PublishIntent(kind="refresh", info=inputs.info))
+    publish([ModelWork(run, stamp, PublishIntent(kind="refresh", info=inputs.info))])
 
 
 def cpu_s_of_children():

@@ -15,6 +15,7 @@ from embedder.store.maintenance.compact import compact
 from embedder.store.maintenance.purge.plan import plan_purge
 from embedder.store.maintenance.rollback import rollback
 from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 from embedder.store.tables.tables import RecordTable
 
@@ -54,7 +55,7 @@ def night(files, rows, retired=(), *, publishes=True):
     result = count_run(run, read_current(files), gone)
     found = sample_pairs(result)
     if publishes:
-        publish(run, metadata, lambda version: None, retired=gone)
+        publish([ModelWork(run, metadata, retired=gone)])
         forget_pairs(result)
     return run, result, found
 
@@ -139,7 +140,7 @@ def test_a_night_that_changes_no_vector_hands_the_sample_on(files):
     night(files, pairs(100))
     run, metadata = begin(files)
     result = count_run(run, read_current(files), pa.chunked_array([[]], pa.string()))
-    publish(run, metadata, lambda version: None)
+    publish([ModelWork(run, metadata)])
     forget_pairs(result)
     assert samples_in(files) == [run_file(run.run_id, PAIRS_FILE)]
 

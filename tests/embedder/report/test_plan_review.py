@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import samples
+from embedding_runs import begun
 
 from embedder.cli.render_report import (
     blame_lines,
@@ -15,15 +15,13 @@ from embedder.cli.render_report import (
     replicas_over_time,
     review_parts,
 )
-from embedder.executors.job import make_plan, plan_job, store_info
+from embedder.executors.job import make_plan, plan_job
 from embedder.models.model_folder import open_model
 from embedder.placement.fleet import Available
 from embedder.report.plan_review import review_run
 from embedder.report.prediction import Host, StageShape, predict, problem_of
 from embedder.report.schema import Expected, PlaceReport, Review, StepReport
 from embedder.report.step_sums import join_measurements, step_reports
-from embedder.store.files import StoreFiles
-from embedder.store.journal.runs import start_run
 from embedder.store.journal.step_metrics import Measurement
 from shards.plan import ShardPlan, plan_specs
 from shards.planning.costs import DataMix, HostCosts, ModelCosts, TowerSeconds
@@ -100,11 +98,8 @@ def finished_job(make_run, model, source, cut=CUT):
     path = source / "plan.json"
     path.write_text(plan.to_json())
     config = make_run(source, num_stages=2, plan=str(path), engine="ray", stage=[{"num_threads": 1}] * 2)
-    run = start_run(
-        StoreFiles(config.store), store_info(config.rows, model, config.compute.settled_dtype), pa.schema([])
-    )
     plan = make_plan(config.compute, model)
-    return plan_job(config.compute, config.rows, model, plan, Available(16), run, pa.schema([]))
+    return plan_job(config.compute, config.rows, model, plan, Available(16), [begun(config, model)])
 
 
 def observed(stage_s, num_images, num_captions, num_items=100):

@@ -9,6 +9,7 @@ from embedder.errors import ConfigError, StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import write_part
 from embedder.store.journal.runs import finished_items
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.tables.tables import RecordTable
@@ -25,10 +26,6 @@ def rows_of(files, name="embeddings"):
     return sorted(found, key=lambda each: (each["item_id"], each.get("segment") or 0))
 
 
-def nothing_built(version):
-    return None
-
-
 def test_carried_columns_keep_their_values_in_types_that_delta_has(files):
     carryover = pa.schema({"error": pa.string(), "price": pa.uint32(), "tags": pa.large_list(pa.string())})
     run, metadata = begin(files, carryover)
@@ -38,7 +35,7 @@ def test_carried_columns_keep_their_values_in_types_that_delta_has(files):
         "tags": pa.array([["a", "b"]], pa.large_list(pa.string())),
     }
     write_part(files, metadata, 0, table(row("a.jpg"), **values))
-    publish(run, metadata, nothing_built)
+    publish([ModelWork(run, metadata)])
     (found,) = rows_of(files)
     assert (found["error"], found["price"], found["tags"]) == ("mine", 4_000_000_000, ["a", "b"])
 

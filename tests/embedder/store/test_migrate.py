@@ -28,6 +28,7 @@ from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import rollback
 from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.history import past_runs, publications
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 from embedder.store.schema import FORMAT_VERSION
 from embedder.store.store_info import bind_store, read_store_info
@@ -93,7 +94,7 @@ def test_the_next_run_works_on_a_migrated_store(files, said):
     assert len(said) == 1, "the unfinished run is named"
     run, metadata = begin(files, pa.schema({"price": pa.float64()}))
     write_part(files, metadata, 0, table(row("b.jpg", modified="t2"), row("f.jpg"), price=pa.array([3.0, 6.0])))
-    publish(run, metadata, lambda version: None)
+    publish([ModelWork(run, metadata)])
     prices = {item_id: each["price"] for (item_id, _), each in rows_now(files).items()}
     assert prices == {"a.jpg": 1.0, "b.jpg": 3.0, "d.jpg": 4.0, "f.jpg": 6.0}
     assert len(rows_now(files, "items")) == 5

@@ -226,7 +226,7 @@ def test_a_listing_that_lacks_the_newest_entries_of_the_logs_loses_nothing(base,
     assert RecordTable(files, "items").version == 2, "so that the test can fail"
     assert seen(files) == before
     with write_lock(files):
-        finish_publication(files, lambda version, info: None)
+        finish_publication(files)
         publish_refresh(files, row("new.jpg"))
     assert set(vectors_now(files)) == {*FIRST_ROWS, "c.jpg", "new.jpg"}
     assert (read_current(files).embeddings, read_current(files).items) == (4, 4)

@@ -133,7 +133,7 @@ def test_an_operation_killed_anywhere_in_a_sequence_is_as_if_it_was_not_or_was_d
         twin.step()
     seen = vectors_now(copy)
     assert seen in (after, {item: each["image_embedding"] for (item, _), each in before["embeddings"].items()})
-    finish_publication(copy, lambda version, model: None)
+    finish_publication(copy)
     seen = vectors_now(copy)
     publish_refresh(copy, row("later.jpg"))
     later = [1.0, 0.0]

@@ -14,7 +14,7 @@ from embedder.store.maintenance.compact import PartTarget, compact
 from embedder.store.publish.publish import finish_publication
 from embedder.store_index import rows as index_rows
 from embedder.store_index.build_or_update import IndexJob, make_index
-from embedder.store_index.keep_index import ensure_index, update_store_index
+from embedder.store_index.keep_index import index_builder, update_store_index
 from embedder.store_index.rows import IndexRows
 from embedder.store_index.versions import list_manifests, manifest_of
 from index import build, update
@@ -163,7 +163,7 @@ def test_where_nothing_passes_the_old_publication_stays_and_the_next_run_ends_th
     assert read_current(files) == before
     assert [number for number, _ in list_manifests(files)] == [1]
     assert len(open_store(files.address).search(vector_of("query"), 500)) == 200
-    done = finish_publication(files, lambda version, info: ensure_index(files, version, info))
+    done = finish_publication(files, index_builder())
     assert done.num_vectors == 201
     assert_whole(files)
 

@@ -28,6 +28,7 @@ from embedder.plugins.evaluate.sides import open_side
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import write_part
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 
 NUM, WIDTH = 400, 16
@@ -68,7 +69,7 @@ def make_store(tmp_path):
         carried = pa.array([KINDS[int(each["item_id"][1:]) % 4] for each in own], pa.string())
         run, metadata = begin(files, pa.schema({"kind": pa.string()}))
         write_part(files, metadata, 0, table(*own, kind=carried))
-        publish(run, metadata, lambda version: None)
+        publish([ModelWork(run, metadata)])
         return str(tmp_path / name)
 
     return make

@@ -14,6 +14,7 @@ from embedder.store.journal.journal_segments import find_entry, list_journal, na
 from embedder.store.journal.part_writer import write_part
 from embedder.store.journal.runs import finished_items, next_session
 from embedder.store.maintenance.purge.purge import purge
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 
 NUM_TASKS = 12
@@ -133,7 +134,7 @@ def test_a_run_is_published_and_goes_on_by_its_segments_as_by_its_entries(tmp_pa
         assert next_session(run).session > run.session
         assert find_entry(files, run.run_id, f"{run.session}-000003") is not None
         assert find_entry(files, run.run_id, f"{run.session}-000099") is None
-        publish(run, metadata, lambda version: None)
+        publish([ModelWork(run, metadata)])
         published.append(state_now(files))
     assert [(len(each["embeddings"]), len(each["items"])) for each in published] == [(12, 24)] * 2
     assert published[0]["items"].keys() == published[1]["items"].keys()

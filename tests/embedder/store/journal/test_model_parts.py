@@ -4,11 +4,15 @@ import pyarrow as pa
 
 from embedder.batch_schema import CARRIED, VECTOR
 from embedder.store.files import StoreFiles
-from embedder.store.journal.model_parts import ERROR_TYPE, ModelPart, rows_of_main, rows_of_model
+from embedder.store.journal.model_parts import ERROR_TYPE, ModelPart, rows_of_model
 from embedder.store.journal.part_writer import RunMetadata
 from embedder.store.tables.models import model_files
 
 OUTPUTS = pa.schema({"top": pa.string()})
+
+
+def main_part(tmp_path):
+    return ModelPart(StoreFiles(tmp_path / "store"), RunMetadata("run", "0001-aaaa", "m", "p", pa.schema([])))
 
 
 def part(tmp_path):
@@ -26,7 +30,7 @@ def table(rows):
         "attempts": 1,
         "known_version": None,
         "known_vectors": 0,
-        "needed@": True,
+        "needed": True,
         "reason@tags": "new",
         "attempts@tags": 3,
         "known_version@tags": "v1",
@@ -56,13 +60,13 @@ def test_a_model_gets_its_own_values_in_the_place_of_the_main_models(tmp_path):
     (row,) = rows_of_model(table([{"item_id": "a"}]), part(tmp_path)).to_pylist()
     assert (row["image_embedding"], row["text_embedding"], row[CARRIED + "top"]) == ([2.0], None, "cat")
     assert (row["attempts"], row["known_version"], row["known_vectors"], row["unchanged"]) == (3, "v1", 2, False)
-    (main,) = rows_of_main(table([{"item_id": "a"}])).to_pylist()
+    (main,) = rows_of_model(table([{"item_id": "a"}]), main_part(tmp_path)).to_pylist()
     assert (main["image_embedding"], main["attempts"]) == ([1.0], 1)
 
 
 def test_items_that_a_model_does_not_list_are_not_among_its_rows(tmp_path):
     rows = table([{"item_id": "a", "reason": None}, {"item_id": "b", "reason@tags": None}])
-    assert rows_of_main(rows)["item_id"].to_pylist() == ["b"]
+    assert rows_of_model(rows, main_part(tmp_path))["item_id"].to_pylist() == ["b"]
     assert rows_of_model(rows, part(tmp_path))["item_id"].to_pylist() == ["a"]
 
 
@@ -94,5 +98,5 @@ def test_a_row_that_failed_rejects_all_of_its_item_and_no_earlier_reason_is_lost
         (None, None, None),
     ]
     assert rows[0]["transient"] is False
-    main = rows_of_main(table([{"item_id": "clip", "tags.error": "it hurts"}])).to_pylist()
+    main = rows_of_model(table([{"item_id": "clip", "tags.error": "it hurts"}]), main_part(tmp_path)).to_pylist()
     assert main[0]["error_type"] is None

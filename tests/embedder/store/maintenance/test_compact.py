@@ -19,6 +19,7 @@ from embedder.store.layout import read_current
 from embedder.store.maintenance.compact import MIN_SAVED, PartTarget, compact, plan_groups
 from embedder.store.part_file import PartFile
 from embedder.store.publish.history import past_runs, publications
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 from embedder.store.schema import TABLES
 from embedder.store.tables.tables import RecordTable
@@ -45,7 +46,7 @@ def many_parts(files, number=6):
             for segment in (0, 1)
         ]
         write_part(files, metadata, task, table(row(f"{task}.jpg", image_embedding=vector), *video))
-    publish(run, metadata, lambda version: None)
+    publish([ModelWork(run, metadata)])
 
 
 def found(files) -> list:

@@ -37,6 +37,7 @@ from embedder.store.maintenance.purge.plan import plan_purge
 from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import rollback
 from embedder.store.publish.history import one_before, past_runs, publications, readable
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 from embedder.store.publish.tombstones import allow_again, read_purged, without_purged
 from embedder.store.schema import TABLES
@@ -220,7 +221,7 @@ def test_parts_of_an_unfinished_run_lose_it_and_the_run_goes_on_without(files):
     assert traces(files, "m.jpg") == []
     run, metadata = begin(files)
     assert finished_ids(run) == ["other.jpg"]
-    publish(run, metadata, lambda version: None)
+    publish([ModelWork(run, metadata)])
     assert list(vectors_now(files)) == ["other.jpg"]
 
 

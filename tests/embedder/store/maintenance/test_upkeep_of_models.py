@@ -130,7 +130,7 @@ def test_a_vacuum_of_a_removed_model_that_is_killed_leaves_tables_that_a_run_can
 
 def _settle(files) -> None:
     """What every command that writes does first."""
-    finish_publication(files, lambda version, info: None)
+    finish_publication(files)
 
 
 def test_a_rollback_brings_the_rows_of_all_models_back_and_another_one_those_after_them(files):

@@ -30,6 +30,7 @@ from embedder.store.layout import CURRENT_FILE, read_current
 from embedder.store.maintenance.rollback import rollback
 from embedder.store.maintenance.vacuum import kept_publications, vacuum
 from embedder.store.publish.history import past_runs, publications
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 
 NOW = datetime(2026, 3, 10, tzinfo=UTC)
@@ -120,7 +121,7 @@ def test_an_unfinished_run_keeps_its_parts_and_its_journal_and_ends(files):
     vacuum(files, keep_days=0, keep_versions=1)
     run, metadata = begin(files)
     assert finished_ids(run) == ["b.jpg"]
-    publish(run, metadata, lambda version: None)
+    publish([ModelWork(run, metadata)])
     assert {item_id for item_id, _ in rows_now(files)} == {"a.jpg", "b.jpg"}
 
 
@@ -132,7 +133,7 @@ def test_what_a_run_was_given_to_read_goes_with_it(files):
     vacuum(files)
     assert files.exists(pictures), "the run may be gone on with"
     write_part(files, metadata, 0, table(row("b.jpg")))
-    publish(run, metadata, lambda version: None)
+    publish([ModelWork(run, metadata)])
     vacuum(files)
     assert not files.exists(pictures)
 

@@ -29,6 +29,7 @@ from embedder.store.maintenance.rollback import rollback
 from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.history import one_before, past_runs, publications
 from embedder.store.publish.interim import INTERIM_FILE, UnpublishedWork
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import InterimWork, PublishIntent, finish_publication, publish, publish_interim
 from embedder.store.publish.rejects import find_rejects
 from embedder.store.store_info import bind_store
@@ -45,7 +46,7 @@ class Session:
     """A session of the store's run, which writes its tasks by hand."""
 
     def __init__(self, files, in_work=()):
-        finish_publication(files, lambda version, info: None)
+        finish_publication(files)
         self.run, self.metadata = begin(files)
         self.work = UnpublishedWork(self.run, pa.chunked_array([list(in_work)], pa.string()))
         self.num_tasks = 0
@@ -58,14 +59,12 @@ class Session:
         batch = self.work.next()
         if not batch.whole.num_rows:
             return None
-        record = publish_interim(InterimWork(self.run, batch, self.metadata, INTENT), lambda version: None)
+        record = publish_interim([InterimWork(self.run, batch, self.metadata, INTENT)])
         self.work.note_published(batch)
         return record
 
     def end(self, retired=()):
-        return publish(
-            self.run, self.metadata, lambda version: None, INTENT, pa.chunked_array([list(retired)], pa.string())
-        )
+        return publish([ModelWork(self.run, self.metadata, INTENT, pa.chunked_array([list(retired)], pa.string()))])
 
 
 def video(item_id, numbers, num_vectors=3, **changes):

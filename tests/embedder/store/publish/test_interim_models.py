@@ -48,7 +48,7 @@ class TwoModels:
     """Session of a run of two models, which writes its tasks by hand: the second model's part before the first's."""
 
     def __init__(self, files, in_work=(), of_tags=None):
-        finish_publication(files, lambda version, info: None)
+        finish_publication(files)
         view = view_of(files)
         bind_store(view, OTHER)
         self.run = start_run(files, INFO, pa.schema([]), [(view, OTHER)])
@@ -79,7 +79,7 @@ class TwoModels:
             return None
         main = InterimWork(self.run, batch, self.metadata[0], INTENTS[0])
         further = [InterimWork(self.own, tags, self.metadata[1], INTENTS[1])] if tags.whole.num_rows else []
-        record = publish_interim(main, lambda version: None, further)
+        record = publish_interim([main, *further])
         self.works[0].note_published(batch)
         if further:
             self.works[1].note_published(tags)
@@ -87,7 +87,7 @@ class TwoModels:
 
     def end(self):
         work = ModelWork(self.own, self.metadata[1], INTENTS[1], NO_ITEMS)
-        return publish(self.run, self.metadata[0], lambda version: None, INTENTS[0], models=[work])
+        return publish([ModelWork(self.run, self.metadata[0], INTENTS[0]), *[work]])
 
 
 def states(files) -> tuple:
@@ -250,7 +250,7 @@ def test_the_last_publication_killed_at_any_change_is_brought_to_its_end(monkeyp
         session.write(*video("v.mp4", [1, 2]), row("b.jpg"))
         with dying(monkeypatch, number) as made, suppress(Killed):
             session.end()
-        finish_publication(files, lambda version, info: None)
+        finish_publication(files)
         if unfinished_runs(files):
             TwoModels(files).end()
         assert keys(files) == ([("a.jpg", 0), ("b.jpg", 0), *(("v.mp4", each) for each in range(3))],) * 2

@@ -27,6 +27,7 @@ from embedder.store.journal.runs import start_run
 from embedder.store.layout import StoreInfo
 from embedder.store.maintenance.purge.audit import is_free_text
 from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import PublishIntent, publish
 from embedder.store.publish.query_towers import TOWERS_FOLDER, find_towers, towers_path, write_manifest
 from embedder.store.store_info import bind_store
@@ -81,7 +82,7 @@ def publish_model(address, folder):
     run = start_run(files, info, pa.schema({}))
     stamp = RunMetadata(run.run_id, run.session, info.model_fingerprint, info.preprocess_fingerprint, pa.schema({}))
     write_part(files, stamp, 0, table(row("a"), row("b", image_embedding=[0.0, 1.0])))
-    publish(run, stamp, lambda version: None, PublishIntent(kind="refresh", info=info, replaces_all=True))
+    publish([ModelWork(run, stamp, PublishIntent(kind="refresh", info=info, replaces_all=True))])
     return files, info
 
 

@@ -13,6 +13,7 @@ from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import write_part
+from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import PublishIntent, publish
 from embedder.store.store_info import bind_store
 from embedder.store.tables.delta_log import LOG_FOLDER, change_log, without_bounds
@@ -29,7 +30,7 @@ def files(tmp_path):
     run, metadata = begin(files)
     for task in range(4):
         write_part(files, metadata, task, table(*(row(name) for name in NAMES[2 * task : 2 * task + 2])))
-    publish(run, metadata, lambda version: None)
+    publish([ModelWork(run, metadata)])
     return files
 
 
@@ -58,7 +59,7 @@ def test_only_files_with_changed_or_retired_items_are_read_and_rewritten(files, 
     monkeypatch.setattr(RecordTable, "read", reading)
     run, metadata = begin(files)
     write_part(files, metadata, 0, table(row("c", content_version="v1"), row("i")))
-    publish(run, metadata, lambda version: None, PublishIntent(kind="refresh"), pa.chunked_array([["e", "f"]]))
+    publish([ModelWork(run, metadata, PublishIntent(kind="refresh"), pa.chunked_array([["e", "f"]]))])
     for name, held in before.items():
         after = RecordTable(files, name)
         first, second, third, last = sorted(held)
