@@ -58,6 +58,13 @@ PYTHON = [
     if page != "docs/servables.md"  # whose examples tests/test_servable_docs.py runs
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL))
 ]
+WITH_RAY = [example for example in PYTHON if "ray.init(" in example.values[0]]
+WITHOUT_RAY = [example for example in PYTHON if example not in WITH_RAY]
+PYTHON_EXCEPTED = {
+    "ray-head:6379": "a cluster: tests/embedder/engine/test_cluster_jobs.py",
+    "embedder.submit(": "a cluster: tests/embedder/submission/test_cluster_submission.py",
+}
+"""Text of an example in Python that doesn't run in these tests, and what it needs; it compiles, and its names exist."""
 SHELL = re.compile(r"(?:embedder|curl|python|pip|docker|kubectl|sbatch|scripts/\w+|EMBEDDER_\w+=\S+) ?")
 EXAMPLES = [
     (page, line.removeprefix("$ ").strip())
@@ -92,6 +99,15 @@ EXCEPTED = {
 }
 """Examples that don't run in these tests, and what they need or which test runs the like; their commands and options
 exist (tests/test_readme.py), and their scripts take the options that they are given."""
+
+
+LINES_BEFORE = 10  # of a guide, before its first example
+BEGIN_ELSEWHERE = {
+    "docs/buckets.md": "with a bucket: tests/embedder/ingest/test_runs_in_bucket.py",
+    "docs/cluster.md": "with a cluster: tests/embedder/engine/test_cluster_jobs.py",
+    "docs/submit.md": "with a cluster: tests/embedder/submission/test_cluster_submission.py",
+}
+"""Guides whose first example doesn't run in these tests, what it begins with, and which test runs the like."""
 
 
 def exception_of(line: str) -> str | None:
@@ -162,13 +178,26 @@ def service(folder):
         yield url
 
 
-@pytest.mark.parametrize("block", PYTHON)
+@pytest.mark.parametrize("block", WITHOUT_RAY)
 def test_each_python_example_runs(folder, block, monkeypatch, request):
     monkeypatch.chdir(folder)
     docs_world.settle(folder, "", "")
+    if named := re.match(r"# (\w+\.py)\n", block):
+        assert (folder / named[1]).read_text() == block  # another example names it
     if SERVICE in block:
         block = block.replace(SERVICE, request.getfixturevalue("service"))
-    block = block.partition("predictor = ")[0]  # which the next test runs
+    if "ray_dataset" in block:
+        block = block.partition("predictor = ")[0]  # which the next test runs
+    code = compile(block, "docs", "exec")
+    if not any(text in block for text in PYTHON_EXCEPTED):
+        exec(code, {"__name__": "example"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", WITH_RAY)
+def test_each_python_example_with_ray_runs(folder, block, ray_cluster, monkeypatch):
+    monkeypatch.chdir(folder)
+    block = block.replace("catalogue.parquet", f"{folder}/catalogue.parquet")  # this Ray began elsewhere
     exec(compile(block, "docs", "exec"), {"__name__": "example"})
 
 
@@ -242,7 +271,33 @@ def test_a_shell_can_read_each_example():
 
 def test_every_exception_is_one_of_an_example():
     unused = [pattern for pattern in EXCEPTED if not any(re.match(pattern, line) for _, line in EXAMPLES)]
+    unused += [text for text in PYTHON_EXCEPTED if not any(text in PAGES[page] for page in READER_PAGES)]
     assert unused == []
+
+
+GUIDES = [
+    f"docs/{name}"
+    for name in re.findall(
+        r"(\S+\.md)$",
+        (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("Guides:")[2].partition("Reference:")[0],
+        re.MULTILINE,
+    )
+]
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_each_guide_begins_with_an_example_that_runs_here(page):
+    before, _, rest = PAGES[page].partition("```")
+    blocks = re.findall(r"```(\w*)\n(.*?)```", f"```{rest}", re.DOTALL)
+    language, block = next(each for each in blocks if each[0] != "toml")  # a configuration stands before its command
+    first = re.sub(r"\\\n\s*", "", block).splitlines()
+    run = [line for line in first if (page, line.removeprefix("$ ").strip()) in RUN]
+    assert (language == "python" or bool(run)) == (page not in BEGIN_ELSEWHERE)
+    assert before.count("\n") <= LINES_BEFORE
+
+
+def test_every_guide_that_begins_elsewhere_is_one():
+    assert set(BEGIN_ELSEWHERE) <= set(GUIDES)
 
 
 def test_three_of_four_commands_of_embedder_run_here():

@@ -91,6 +91,9 @@ def build(folder: Path, pages: dict[str, str]) -> None:
     for number in range(NUM_TARS):
         make_tar(folder / f"shards/{number:04d}.tar", number)
     (folder / "labels.py").write_text(LABELS)
+    # The classes that other examples name.
+    for block in re.findall(r"```python\n(# \w+\.py\n.*?)```", pages["docs/python.md"], re.DOTALL):
+        (folder / block.splitlines()[0].removeprefix("# ")).write_text(block)
     write_configurations(folder, pages)
     for name in ("photo.jpg", "street.jpg", "striped.jpg"):
         samples.make_image(1, 400, 300).save(folder / name)
