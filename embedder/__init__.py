@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from embedder.plugins.deploy.submission.submit import submit as submit
     from embedder.plugins.evaluate.compare import compare as compare
     from embedder.plugins.evaluate.evaluate import evaluate as evaluate
-    from embedder.plugins.train.config import load_train_config as load_train_config
-    from embedder.plugins.train.run import train as train
+    from embedder.plugins.train.train_config import load_train_config as load_train_config
+    from embedder.plugins.train.train_run import train as train
     from embedder.predictor import BatchPredictor as BatchPredictor
     from embedder.retrieval.queries import SearchOptions as SearchOptions
     from embedder.retrieval.remote_store import RemoteStore as RemoteStore
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from embedder.retrieval.store_api import open_store as open_store
     from embedder.retrieval.store_follower import FollowingStore as FollowingStore
     from embedder.retrieval.store_follower import follow_store as follow_store
-    from embedder.steps.base import Stage as Stage
+    from embedder.steps.stage_contract import Stage as Stage
 
 _HOMES = {
     "BatchPredictor": "embedder.predictor",
     "FollowingStore": "embedder.retrieval.store_follower",
     "RemoteStore": "embedder.retrieval.remote_store",
     "SearchOptions": "embedder.retrieval.queries",
-    "Stage": "embedder.steps.base",
+    "Stage": "embedder.steps.stage_contract",
     "Store": "embedder.retrieval.store_api",
     "build_index": "embedder.entrances",
     "compare": "embedder.plugins.evaluate.compare",
@@ -55,12 +55,12 @@ _HOMES = {
     "evaluate": "embedder.plugins.evaluate.evaluate",
     "follow_store": "embedder.retrieval.store_follower",
     "load_config": "embedder.config",
-    "load_train_config": "embedder.plugins.train.config",
+    "load_train_config": "embedder.plugins.train.train_config",
     "open_store": "embedder.retrieval.store_api",
     "plan": "embedder.entrances",
     "refresh": "embedder.ingest.embed",
     "submit": "embedder.plugins.deploy.submission.submit",
-    "train": "embedder.plugins.train.run",
+    "train": "embedder.plugins.train.train_run",
 }
 __all__ = list(_HOMES)
 

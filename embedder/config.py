@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 from pydantic import Discriminator, Field, field_validator, model_validator
 
 from embedder.config_toml.deploy_section import DeployConfig
-from embedder.config_toml.load import load
+from embedder.config_toml.load_config import load
 from embedder.config_toml.sections import (
     CompareConfig,
     ConfigSection,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from embedder.config import RunConfig, with_fast_start
 from embedder.errors import check_argument
 from embedder.executors.cluster_address import find_cluster
-from embedder.planning.options import PlanOptions
+from embedder.planning.plan_options import PlanOptions
 from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:

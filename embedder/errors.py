@@ -4,8 +4,8 @@ The layers `shards` and `index` below this package have their own roots (`shards
 The command line reports all three (`USER_MISTAKES`) in one line and exits with 2. Anything else keeps its traceback.
 """
 
-from index.errors import RetrievalError
-from shards.errors import ModelError
+from index.index_errors import RetrievalError
+from shards.model_errors import ModelError
 
 
 class EmbedderError(ValueError):

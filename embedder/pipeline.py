@@ -42,7 +42,7 @@ from embedder.steps.stage_spec import StageSpec
 from embedder.store.journal.model_parts import write_parts
 from embedder.store.journal.part_writer import LAST_TASK
 from embedder.store.journal.runs import Run
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 
 MAX_ERROR_CHARACTERS = 300  # of Ray's messages
 

@@ -22,8 +22,8 @@ from embedder.placement.compute_dtype import choose_dtype, gpus_of_nodes
 from embedder.placement.device_settings import rows_per_batch
 from embedder.placement.resources import allocate
 from embedder.quantities import plural
-from embedder.servables.base import Servable
 from embedder.servables.predict import ServablePredictor, cells_of, encoded_image
+from embedder.servables.servable import Servable
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.steps.attempts import limit_deaths
 from embedder.steps.item_decoder import DecodeSpec, ItemContent, ItemDecoder, ItemProblem, Values

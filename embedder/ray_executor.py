@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from embedder.config import ComputeSettings
-from embedder.executors.base import Executor, OnSample
 from embedder.executors.bottleneck import is_up
 from embedder.executors.capacity import StartClaim, limit_to_share, wait_for_capacity
+from embedder.executors.executor import Executor, OnSample
 from embedder.executors.job import Job, stage_specs
 from embedder.executors.ray_session import cluster, ray_session
 from embedder.executors.signals import StopRequest

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 
 _PREFIX = ".building-"
 

@@ -13,8 +13,8 @@ from index import faiss_build, faiss_search
 from index.designs import Design, Parameters
 from index.disk_index import DiskIndex
 from index.faiss_search import FindAmong
+from index.held_out_queries import SAMPLED
 from index.manifest import Point
-from index.queries import SAMPLED
 from index.recall import NUM_NEIGHBOURS, GroundTruth, measure_recall
 from index.selector import Selector
 from index.vectors import Floats, Rows

@@ -16,10 +16,10 @@ from index.constraints import Constraints, point_keeps
 from index.designs import Design
 from index.disk_files import remove_files
 from index.disk_index import DiskIndex
-from index.errors import RetrievalError
+from index.held_out_queries import CAPTIONS, sampled_queries, split_queries
 from index.ids import check_ids
+from index.index_errors import RetrievalError
 from index.manifest import Manifest
-from index.queries import CAPTIONS, sampled_queries, split_queries
 from index.recall import find_ground_truth
 from index.step_timer import StepTimer
 from index.vectors import Floats, VectorTable, collect_vectors, vectors_text

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.manifest import Manifest
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from index.constraints import Constraints, judge, keeps, rank
 from index.design_trials import DesignTrials, Projections
 from index.designs import KINDS, Design, candidate_designs, default_design, designs_in_parts, parse_design
+from index.held_out_queries import RecallQueries
 from index.manifest import DesignTrial
-from index.queries import RecallQueries
 from index.vectors import Floats, VectorTable
 
 # Rows of the sample: a quarter of the table within these bounds, because trials take as long as building so many.

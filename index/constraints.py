@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.manifest import DesignTrial, Point
 
 DEFAULT_RECALL = 0.95

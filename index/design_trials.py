@@ -25,9 +25,9 @@ from index import disk_build, faiss_build
 from index.autotune import Meter
 from index.designs import Design, Kind, count_lists, count_part_lists
 from index.disk_index import DiskIndex
-from index.errors import RetrievalError
+from index.held_out_queries import RecallQueries, sampled_queries
+from index.index_errors import RetrievalError
 from index.manifest import DesignTrial, Point
-from index.queries import RecallQueries, sampled_queries
 from index.recall import find_ground_truth
 from index.vectors import Floats, VectorTable, vectors_text
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 
 Kind = Literal["flat", "hnsw", "ivf"]
 KINDS: tuple[Kind, ...] = ("flat", "hnsw", "ivf")

@@ -9,7 +9,7 @@ import numpy as np
 from index import faiss_build
 from index.designs import Design
 from index.disk_index import Codes, DiskIndex, DiskPart, MappedCodes, template_lists, template_weights
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.manifest import TEMPLATE_NAME, PartRecord
 from index.query_weights import query_weights
 from index.vectors import Floats, Rows, VectorTable, vectors_text

@@ -15,8 +15,8 @@ from index import faiss_build
 from index.checked_files import open_checked
 from index.designs import parse_design
 from index.disk_index import DiskIndex, DiskPart, MappedCodes
-from index.errors import RetrievalError
 from index.ids import IDS_SCHEMA
+from index.index_errors import RetrievalError
 from index.manifest import TEMPLATE_NAME, Manifest, PartRecord
 
 _IDS_ROWS = 1 << 18  # per batch

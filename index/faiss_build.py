@@ -14,7 +14,7 @@ import numpy as np
 
 from index.designs import HNSW_EF_CONSTRUCTION, Design
 from index.disk_index import DiskIndex
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.vectors import Floats, Rows, VectorTable, keep_best, vectors_text
 
 VERSION: str = faiss.__version__

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from index.errors import GateRefusedError, RetrievalError
+from index.index_errors import GateRefusedError, RetrievalError
 from index.manifest import Manifest
 
 _ROUNDING = 1e-9  # 0.92 - 0.9 is a little more than 0.02

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.vectors import Mask, Rows, vectors_text
 
 KEY_NAMES = ("item_id", "segment")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from index.designs import Kind
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 
 FORMAT_VERSION = 2
 PARTS_FORMAT_VERSION = 3  # of an index in parts, which earlier releases do not read

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from index.faiss_build import nearest_in_table
-from index.queries import RecallQueries
+from index.held_out_queries import RecallQueries
 from index.vectors import Floats, Mask, Rows, VectorTable, keep_best
 
 NUM_NEIGHBOURS = 10

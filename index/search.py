@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from index import faiss_build, faiss_search
 from index.disk_index import DiskIndex
-from index.errors import RetrievalError
 from index.faiss_scan import RowScan
 from index.faiss_search import FindAmong
+from index.index_errors import RetrievalError
 from index.manifest import Manifest, read_manifest
 from index.selector import Selector
 from index.vectors import Among, Floats, Mask, Neighbours, Profile, Rows, check_vectors

@@ -14,8 +14,8 @@ from index.autotune import CHANCE, GroundTruths, Meter
 from index.designs import parse_design
 from index.disk_files import link_files
 from index.disk_index import DiskIndex
-from index.errors import RebuildNeededError
 from index.ids import check_ids
+from index.index_errors import RebuildNeededError
 from index.manifest import QUERIES_NAME, TEMPLATE_NAME, Manifest, read_manifest
 from index.recall import NUM_KEPT, GroundTruth, find_ground_truth, replace_answers, update_ground_truth
 from index.selector import Selector

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]

@@ -22,9 +22,10 @@ from index.checked_files import open_checked
 from index.designs import Parameters
 from index.disk_files import link_files, read_ids, read_parts, write_ids
 from index.disk_index import DiskIndex
-from index.errors import RetrievalError
 from index.faiss_scan import RowScan
+from index.held_out_queries import RecallQueries
 from index.ids import check_ids
+from index.index_errors import RetrievalError
 from index.manifest import (
     IDS_NAME,
     INDEX_NAME,
@@ -36,7 +37,6 @@ from index.manifest import (
     Point,
     write_manifest,
 )
-from index.queries import RecallQueries
 from index.recall import GroundTruth
 from index.step_timer import StepTimer
 from index.vectors import Floats, Mask

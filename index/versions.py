@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.manifest import MANIFEST_NAME
 
 _VERSION_NAME = re.compile(r"[0-9]{6,}")

@@ -42,11 +42,11 @@ from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.stage import INPUTS, cuda_problem
 from harness import number, table
 from shards.activations import Batch, TowerState
-from shards.config import ModelConfig
 from shards.length_groups import GroupCosts
+from shards.model_config import ModelConfig
 from shards.plan import plan_placement
-from shards.planning.costs import GPU_ROWS, DataMix, HostCosts, estimate_costs
 from shards.planning.devices import DEVICES
+from shards.planning.planning_costs import GPU_ROWS, DataMix, HostCosts, estimate_costs
 from shards.planning.problem import make_problem
 from shards.shard import load_shard
 from shards.shard_specs import whole_model

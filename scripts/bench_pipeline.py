@@ -40,7 +40,7 @@ from embedder.store.journal.journal import read_entries
 from embedder.store.journal.runs import all_runs
 from harness import EMBEDDER, MIB, number, run_watched, table
 from pipeline_bench.plain import SIDES, VECTORS_FOLDER, Event, Task, read_finished
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 from shards.plan import plan_shards
 
 FIRST_SHARE, LAST_SHARE = 0.25, 0.75  # of all items

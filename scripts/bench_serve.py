@@ -40,8 +40,8 @@ from embedder.models.model_folder import open_model
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from harness import Server, json_of, serving, show
-from shards.config import ModelConfig
 from shards.fresh import init_model
+from shards.model_config import ModelConfig
 from shards.preprocess import PreprocessConfig
 from shards.towers.clip import ClipTextTower
 from shards.towers.vit import VitTower

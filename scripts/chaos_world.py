@@ -23,7 +23,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
 from embedder.store.tables.models import model_files
 from embedder.store.tables.tables import RecordTable
-from embedder.store_index.versions import fetched_manifest
+from embedder.store_index.index_versions import fetched_manifest
 
 NUM_ITEMS = 96
 WORDS = ("red", "blue", "green", "car", "cat", "bird", "horse", "tree", "house", "sea", "sun", "night", "old", "runs")

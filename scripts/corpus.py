@@ -12,8 +12,8 @@ import av
 import numpy as np
 from PIL import Image
 
-from shards.config import ModelConfig
 from shards.fresh import init_model
+from shards.model_config import ModelConfig
 from shards.preprocess import PreprocessConfig
 from shards.towers.vit import VitTower
 

@@ -11,8 +11,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from embedder.config import RunConfig
-from embedder.config_toml.reference import Section, kinds_of, sections_of
-from embedder.plugins.train.config import TrainConfig
+from embedder.config_toml.config_reference import Section, kinds_of, sections_of
+from embedder.plugins.train.train_config import TrainConfig
 
 PAGE = Path(__file__).parents[1] / "docs/configuration.md"
 HEAD = Path(__file__).with_name("configuration_head.md").read_text(encoding="utf-8")

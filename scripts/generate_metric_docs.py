@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from embedder.executors.datasink import RAY_COUNTERS
 from embedder.observability.live_metrics import LIVE_METRICS
 from embedder.observability.metrics import metrics_text
-from embedder.observability.summary import FIGURES, STEP_FIGURES, summarise
-from embedder.plugins.serve.metrics import Metrics
+from embedder.observability.run_summary import FIGURES, STEP_FIGURES, summarise
+from embedder.plugins.serve.serve_metrics import Metrics
 
 PAGE = Path(__file__).parents[1] / "docs/observability.md"
 BLOCK = re.compile(r"(?<=<!-- metrics: (\w{3}) -->\n).*?(?=<!-- end of the metrics -->)", re.DOTALL)

@@ -11,13 +11,13 @@ from tempfile import TemporaryDirectory
 
 from published_models import PUBLISHED, PublishedModel
 
-from shards.config import ModelConfig
 from shards.convert.transformers_model import read_tower
 from shards.costs import count_parameters
+from shards.model_config import ModelConfig
 from shards.plan import plan_shards
 from shards.tensor_shapes import model_shapes
-from shards.towers.kinds import TextTower, VisionTower
 from shards.towers.registry import CLASSES, IMPORTS
+from shards.towers.tower_kinds import TextTower, VisionTower
 
 PAGE = Path(__file__).parents[1] / "docs/models.md"
 BLOCK = re.compile(r"(?<=<!-- table -->\n).*(?=<!-- end of the table -->)", re.DOTALL)

@@ -31,7 +31,7 @@ from embedder.steps.stage import INPUTS, TowerStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.tables.arrow_tensors import pack_flat
 from shards.activations import Batch, TowerState
-from shards.config import ModelConfig
+from shards.model_config import ModelConfig
 from shards.plan import plan_shards
 from shards.shard import Shard
 from shards.shard_specs import ShardSpec, whole_model

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shards.config import ModelConfig
 from shards.convert import import_config
+from shards.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

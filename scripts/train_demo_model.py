@@ -48,14 +48,14 @@ from demo_recipe.sources import (
     shares_of,
 )
 from embedder.plugins.train.trainer.batch import TrainBatch
-from embedder.plugins.train.trainer.checkpoint import load_checkpoint, save_checkpoint
 from embedder.plugins.train.trainer.export import export_model
-from embedder.plugins.train.trainer.settings import DistillSettings, TrainSettings
+from embedder.plugins.train.trainer.train_checkpoint import load_checkpoint, save_checkpoint
+from embedder.plugins.train.trainer.train_settings import DistillSettings, TrainSettings
 from embedder.plugins.train.trainer.trainer import Trainer
 from embedder.retrieval.rank_metrics import best_ranks, retrieval_at
-from embedder.steps.captions import CaptionEncoder
-from shards.config import ModelConfig
+from embedder.steps.caption_encoder import CaptionEncoder
 from shards.fresh import fresh_tensors
+from shards.model_config import ModelConfig
 from shards.train_tokenizer import train_tokenizer
 
 LOG_STEPS = 50

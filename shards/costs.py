@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from shards.config import ModelConfig
+from shards.model_config import ModelConfig
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec
 from shards.tensor_shapes import held_dtype, projection_shapes, shard_shapes

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from shards.config import TOKENIZER_FILE, load_model_config
-from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.loading import read_tensor
+from shards.model_config import TOKENIZER_FILE, load_model_config
+from shards.model_errors import ModelError
+from shards.model_summary import read_delta
 from shards.saving import staged_model, write_weights
-from shards.summary import read_delta
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
 from shards.weights import WEIGHTS_FILE, find_weights, read_header
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 from shards.preprocess import PreprocessConfig
 from shards.weights import TensorEntry, find_weights, read_entries
 

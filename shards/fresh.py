@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from shards.config import ModelConfig
+from shards.model_config import ModelConfig
 from shards.saving import MAX_FILE_BYTES, staged_model, stream_weights
 from shards.tensor_shapes import LOGIT_SCALE, OPTIONAL_SHAPES, is_table, model_shapes
 from shards.tokenizer import check_tokenizer, parse_tokenizer

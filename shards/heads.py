@@ -6,8 +6,8 @@ Legend: `F` frames or captions, `R` rows, `D` width of the tower, `E` embedding 
 import torch
 from torch import nn
 
-from shards.config import ModelConfig, Projection
 from shards.layouts import RowMeans
+from shards.model_config import ModelConfig, Projection
 from shards.tensor_shapes import mlp_projection_width
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from shards.config import ModelConfig, load_model_config
 from shards.costs import Dtype, weight_bytes
+from shards.model_config import ModelConfig, load_model_config
 from shards.profile import clock_of, measure_call, random_activation, torch_threads
 from shards.ranges import LayerRange
 from shards.shard import Shard, load_shard

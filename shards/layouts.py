@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
 
 Move = Callable[[torch.Tensor], torch.Tensor]

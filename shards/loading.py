@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from shards.config import ModelConfig
-from shards.errors import ModelError
+from shards.model_config import ModelConfig
+from shards.model_errors import ModelError
 from shards.quantised import quantise_weight
 from shards.shard_specs import ShardSpec
 from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE, held_dtype, shard_shapes

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from shards.compat import silence_onnx_graphs
-from shards.config import SIGMOID_FILE, ModelConfig, load_model_config
-from shards.errors import ModelError
 from shards.loading import read_sigmoid
+from shards.model_config import SIGMOID_FILE, ModelConfig, load_model_config
+from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 from shards.shard import Shard, load_shard
 from shards.shard_specs import one_tower

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shards.config import ModelConfig
 from shards.costs import Dtype, cut_bytes, tower_costs, weight_bytes
-from shards.errors import ModelError
-from shards.planning.costs import DataMix, JsonText, estimate_costs
+from shards.model_config import ModelConfig
+from shards.model_errors import ModelError
 from shards.planning.devices import DeviceType
+from shards.planning.planning_costs import DataMix, JsonText, estimate_costs
 from shards.planning.problem import BOUNDLESS, PlacedStage, PlacementProblem, Pool, StageLoad, predict
 from shards.ranges import STRICT, LayerRange
 from shards.shard_specs import ShardSpec, check_spec
@@ -102,7 +102,7 @@ def plan_shards(
     within `MIXED_SLACK` of the best of all. Ties go to more stages that hold both towers, then to fewer bytes sent,
     then to more even stages. Raises a ModelError for fewer stages than one or more than layers of both towers together.
     """
-    from shards.planning.solver.search import best_placement
+    from shards.planning.solver.throughput_search import best_placement
 
     _check_num_stages(config, num_stages)
     mix, config = mix.of_towers(config), config.at_patches(mix.image_patches)
@@ -155,7 +155,7 @@ def place(problem: PlacementProblem, num_stages: int, *, model_fingerprint: str 
     """Place the stages as `plan_placement` does, and report what one stage fewer and one more would bring."""
     # The solver needs NumPy; reading plans doesn't.
     from shards.planning.explain import explain_refusal, find_alternative
-    from shards.planning.solver.search import best_placement
+    from shards.planning.solver.throughput_search import best_placement
 
     _check_num_stages(problem.config, num_stages)
     placement = best_placement(problem, num_stages)

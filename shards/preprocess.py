@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from shards.schema import ModelSection
+from shards.file_schema import ModelSection
 
 CROPPED = ("squash", "crop")
 """Ways to resize after which the middle square may be cut out."""

@@ -18,11 +18,11 @@ import torch
 
 from shards.activations import TowerState
 from shards.compat import silent_stderr
-from shards.config import ModelConfig, load_model_config
 from shards.heads import unit_rows
 from shards.layouts import Layout
 from shards.loading import activation_dtype
-from shards.planning.costs import ModelCosts, TowerSeconds
+from shards.model_config import ModelConfig, load_model_config
+from shards.planning.planning_costs import ModelCosts, TowerSeconds
 from shards.ranges import LayerRange
 from shards.shard import Shard, load_shard
 from shards.shard_specs import ShardSpec, one_tower

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import ConfigDict
 
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 
 # Plan files are parsed strictly into these classes.
 STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)

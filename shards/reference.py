@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from shards.activations import Arranged, Arrangement, Batch, Output, TowerState
-from shards.config import ModelConfig, load_model_config
 from shards.heads import build_head, unit_rows
 from shards.layouts import Layout, Normalise
 from shards.loading import load_tensors
+from shards.model_config import ModelConfig, load_model_config
 from shards.shard_specs import whole_model
 
 

@@ -12,8 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig
-from shards.errors import ModelError
+from shards.model_config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig
+from shards.model_errors import ModelError
 from shards.towers.base import Shapes
 from shards.weights import WEIGHTS_FILE, WEIGHTS_INDEX_FILE
 

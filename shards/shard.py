@@ -12,16 +12,16 @@ import torch
 from torch import nn
 
 from shards.activations import Arranged, Arrangement, Batch, Output, TowerState
-from shards.config import ModelConfig, load_model_config
 from shards.heads import build_head, unit_rows
 from shards.layouts import Layout, Normalise
 from shards.length_groups import CPU_GROUPS, GroupCosts
 from shards.loading import activation_dtype, load_tensors
+from shards.model_config import ModelConfig, load_model_config
 from shards.quantised import make_linears_int8
 from shards.shard_specs import ShardSpec, check_spec
 from shards.tensor_shapes import SCALE_SUFFIX
 from shards.towers.base import Tower
-from shards.towers.kinds import VisionTower
+from shards.towers.tower_kinds import VisionTower
 
 NO_COSTS: Mapping[str, GroupCosts] = {}
 # BatchNorm counts batches in training; embeddings don't depend on it.

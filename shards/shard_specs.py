@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.ranges import STRICT, LayerRange
 
 if TYPE_CHECKING:
-    from shards.config import ModelConfig
+    from shards.model_config import ModelConfig
 
 NOTHING = LayerRange(0, 0)
 

@@ -4,7 +4,7 @@ Keys of model.safetensors: `vision.` and `text.` + the name in the tower, `visio
 projection heads. Shapes follow torch: a linear layer's weight is (out, in).
 """
 
-from shards.config import ModelConfig
+from shards.model_config import ModelConfig
 from shards.shard_specs import ShardSpec, whole_model
 from shards.towers.base import Shape, Shapes, linear_shapes
 

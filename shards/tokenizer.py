@@ -5,9 +5,9 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from shards.config import TOKENIZER_FILE
-from shards.errors import ModelError
-from shards.towers.kinds import TextTower
+from shards.model_config import TOKENIZER_FILE
+from shards.model_errors import ModelError
+from shards.towers.tower_kinds import TextTower
 
 END_MARKS = ".!?,;:\u2026\u3002\uff01\uff0c\uff1a\uff1b\uff1f"
 """Marks that end a sentence or a part of one, including Chinese and Japanese ones."""

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
-from shards.config import CONFIG_FILE, ModelConfig
-from shards.errors import ModelError
-from shards.schema import ModelSection, describe, parse_json, read_json
+from shards.file_schema import ModelSection, describe, parse_json, read_json
+from shards.model_config import CONFIG_FILE, ModelConfig
+from shards.model_errors import ModelError
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
 from shards.towers.base import Shape
 

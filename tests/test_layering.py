@@ -39,16 +39,16 @@ INTRUDERS = [
     ("index", "import shards"),
     ("index", "import embedder.errors"),
     ("shards", "import ray"),
-    ("shards", "import index.errors"),
+    ("shards", "import index.index_errors"),
     ("shards", "import embedder"),
     ("embedder/store", "import embedder.sources.uris"),
     ("embedder/executors", "import embedder.ingest.embed"),
     ("embedder/steps", "from embedder.cli import main"),
     ("embedder/storage", "import embedder.store.files"),
-    ("embedder/plugins/train", "import embedder.plugins.evaluate.metrics"),
+    ("embedder/plugins/train", "import embedder.plugins.evaluate.retrieval_metrics"),
     ("embedder/ingest", "from rich.table import Table"),
     ("embedder/cli", "import uvicorn"),
-    ("embedder/retrieval", "import embedder.plugins.serve.settings"),
+    ("embedder/retrieval", "import embedder.plugins.serve.serve_settings"),
 ]
 
 

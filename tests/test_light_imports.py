@@ -18,10 +18,10 @@ LIGHT = (
     "embedder",
     "embedder.cli",
     "embedder.config",
-    "embedder.config_toml.reference",
-    "embedder.plugins.train.config",
+    "embedder.config_toml.config_reference",
+    "embedder.plugins.train.train_config",
     "shards",
-    "shards.config",
+    "shards.model_config",
     "shards.plan",
     "shards.planning.what_if",
     "embedder.planning.answer",
@@ -34,7 +34,7 @@ LIGHT = (
     "embedder.plugins.deploy.submission.submit",
     "embedder.sources.listing",
     "embedder.sources.fetch",
-    "embedder.plugins.train.trainer.settings",
+    "embedder.plugins.train.trainer.train_settings",
     "embedder.retrieval.rank_metrics",
     "embedder.retrieval.paired",
     "embedder.entry_points",
@@ -55,7 +55,7 @@ EMBED = """
 import json, sys
 import torch
 from shards.activations import Batch, TowerState
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 from shards import shard_specs
 from shards.shard import load_shard
 
@@ -69,7 +69,7 @@ shard(Batch(pixels, TowerState(torch.tensor([5, 6, 7], dtype=torch.int32), torch
 STAGE_PROCESS = """
 import gc, json, os, sys
 from embedder.steps.stage_actor import StageActor, StageSpec
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 from shards import shard_specs
 
 folder, spec = sys.argv[1], sys.argv[2]

@@ -16,7 +16,7 @@ from tiny_models import tiny_config
 import embedder
 from embedder.ingest import known_items
 from embedder.installation import MISSING_EXTRA
-from embedder.media.errors import DecodeError
+from embedder.media.media_errors import DecodeError
 from embedder.plugins.serve.thumbnails import unreadable
 from embedder.steps.decode import forget_reader
 from hostile.files import dng

@@ -10,7 +10,7 @@ import typer
 import embedder
 from embedder.cli import app
 from embedder.config import load_config
-from embedder.plugins.train.config import load_train_config
+from embedder.plugins.train.train_config import load_train_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

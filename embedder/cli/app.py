@@ -15,22 +15,20 @@ from typing import Annotated, Any
 
 import typer
 
-from embedder.cli import (
-    config,
-    demo,
-    doctor,
-    embed,
-    index,
-    model,
-    plan,
-    purge,
-    refresh,
-    report,
-    search,
-    store,
-    store_check,
-    verify,
-)
+from embedder.cli import config_command as config
+from embedder.cli import demo_command as demo
+from embedder.cli import doctor_command as doctor
+from embedder.cli import embed_command as embed
+from embedder.cli import index_command as index
+from embedder.cli import model_command as model
+from embedder.cli import plan_command as plan
+from embedder.cli import purge_command as purge
+from embedder.cli import refresh_command as refresh
+from embedder.cli import report_command as report
+from embedder.cli import search_command as search
+from embedder.cli import store_check_command as store_check
+from embedder.cli import store_command as store
+from embedder.cli import verify_command as verify
 from embedder.cli.options import add_plugins
 from embedder.cli.terminal import MAX_LINE_CHARACTERS, TerminalLog
 from embedder.config_toml.mistakes import ConfigMistakesError

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from embedder.cli.results import new_table
 from embedder.quantities import MIB, duration_text, figure, money, plural, rate, size_text
-from embedder.report.schema import Expected, PlaceReport, Report, Review, StepReport
+from embedder.report.report_schema import Expected, PlaceReport, Report, Review, StepReport
 
 
 def report_parts(report: Report) -> list[RenderableType]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from embedder.config_toml.config_reference import plain
 from embedder.config_toml.fields import listed_tables
-from embedder.config_toml.load import Origins
-from embedder.config_toml.reference import plain
+from embedder.config_toml.load_config import Origins
 from embedder.config_toml.values import Path, dotted_key, heading, toml, toml_key, without_secrets
 
 COMMENT_COLUMN = 44

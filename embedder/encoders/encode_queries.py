@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from embedder.compat.locked_property import locked_cached_property
 from embedder.errors import ConfigError
-from embedder.media.errors import DecodeError
 from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.given_inputs import image_list, text_list
+from embedder.media.media_errors import DecodeError
 from embedder.media.patches import pixel_columns
 from embedder.media.resize import Colour
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.models.model_folder import Model, resize_spec
-from embedder.steps.captions import CaptionEncoder
+from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.storage.printable import is_text, printable
 
 if TYPE_CHECKING:

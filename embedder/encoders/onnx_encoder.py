@@ -13,9 +13,9 @@ from embedder.errors import StoreError
 from embedder.models.model_folder import Model
 from embedder.placement.hardware import num_cpus
 from embedder.store.publish.query_towers import QueryTowers
-from shards.config import CONFIG_FILE, SIGMOID_FILE, TOKENIZER_FILE, load_model_config
+from shards.file_schema import parse_json
 from shards.length_groups import group_by_length
-from shards.schema import parse_json
+from shards.model_config import CONFIG_FILE, SIGMOID_FILE, TOKENIZER_FILE, load_model_config
 
 if TYPE_CHECKING:
     from embedder.encoders.query_encoder import QueryEncoder

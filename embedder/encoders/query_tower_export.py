@@ -25,9 +25,9 @@ from embedder.store.publish.query_towers import (
     write_manifest,
 )
 from embedder.store.store_info import FINGERPRINTS
-from shards.config import CONFIG_FILE, TOKENIZER_FILE
-from shards.errors import ModelError
 from shards.fingerprint import preprocess_fingerprint
+from shards.model_config import CONFIG_FILE, TOKENIZER_FILE
+from shards.model_errors import ModelError
 
 LOG = logging.getLogger(__name__)
 LIMIT_S = 1800

@@ -28,8 +28,8 @@ from embedder.store.layout import StoreInfo
 
 if TYPE_CHECKING:
     from embedder.media.given_inputs import GivenImage
-    from embedder.servables.base import Servable
-    from embedder.servables.run import RunningServable
+    from embedder.servables.running_servable import RunningServable
+    from embedder.servables.servable import Servable
 
 TOWERS = "towers"
 DATA_KINDS = (TOWERS, "onnx")
@@ -184,7 +184,7 @@ class ServableEncoder:
 
     @locked_cached_property
     def _running(self) -> "RunningServable":
-        from embedder.servables.run import RunningServable
+        from embedder.servables.running_servable import RunningServable
 
         return RunningServable(self._servable)
 

@@ -8,8 +8,8 @@ from embedder.config import ComputeSettings
 from embedder.placement.device_settings import gpu_type
 from embedder.quantities import duration_text, plural
 from shards.plan import ShardPlan
-from shards.planning.costs import IMAGE_DECODE_S, STARTUP_S, JsonText
 from shards.planning.devices import cpu_core, with_slow_float16
+from shards.planning.planning_costs import IMAGE_DECODE_S, STARTUP_S, JsonText
 
 SMALL_GPU = "T4"
 """Assumed for GPUs with unknown names."""

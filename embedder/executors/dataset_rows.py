@@ -25,7 +25,7 @@ from embedder.servables.predict import cells_of
 from embedder.sources.columns import is_text, plain_type
 from embedder.sources.listing_schema import HASHED, ROW_SCHEMA, Row, table_of_rows
 from embedder.sources.table_files import TableFile
-from embedder.sources.tables import image_row
+from embedder.sources.table_items import image_row
 from embedder.sources.uris import cell_prefix, row_uri
 from embedder.store.files import StoreFiles
 

@@ -45,7 +45,7 @@ from embedder.store.journal.runs import Run
 from embedder.store.layout import StoreInfo
 from embedder.store.row_metrics import check_columns
 from embedder.store.schema import EMBEDDINGS, with_carryover
-from embedder.user_steps.declared import new_columns, step_fingerprints
+from embedder.user_steps.declared_steps import new_columns, step_fingerprints
 from embedder.user_steps.run_steps import check_run_steps, decoded_steps, written_steps
 from embedder.user_steps.written_rows import NO_STEPS, WrittenSteps
 from shards.fingerprint import preprocess_fingerprint

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.executors.base import Executor, OnSample
 from embedder.executors.carried import detach_carried_columns
+from embedder.executors.executor import Executor, OnSample
 from embedder.executors.job import Job
 from embedder.executors.local_threads import encode_all
 from embedder.executors.signals import StopRequest

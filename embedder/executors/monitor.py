@@ -14,11 +14,11 @@ from embedder.executors.bottleneck import OperatorHistory
 from embedder.executors.fleet_watch import FleetWatch
 from embedder.executors.progress import show_entry, show_operators
 from embedder.placement import hardware
-from embedder.store.errors import StoreUnavailableError
 from embedder.store.journal.journal import JournalEntry, read_entry
 from embedder.store.journal.journal_segments import MIN_ENTRIES, list_journal, seal
 from embedder.store.journal.runs import Run
 from embedder.store.layout import read_record
+from embedder.store.store_errors import StoreUnavailableError
 
 LOG = logging.getLogger(__name__)
 INTERVAL_S = 1.0

@@ -11,7 +11,7 @@ from types import FrameType
 
 from embedder.errors import StoreError
 from embedder.executors.interrupts import SignalCount, hand_on, handling
-from embedder.store.errors import StoreUnavailableError
+from embedder.store.store_errors import StoreUnavailableError
 
 LOG = logging.getLogger(__name__)
 FINISHING = "finishing what is in flight"

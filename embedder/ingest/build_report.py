@@ -20,11 +20,11 @@ from embedder.ingest.work import WorkPlan
 from embedder.installation import vector_libraries
 from embedder.models.model_folder import Model
 from embedder.placement.placement import Node
-from embedder.planning.profile import kept_costs
+from embedder.planning.profile_machine import kept_costs
 from embedder.quantities import plural
 from embedder.report.node_sums import all_devices, cost_per_million, held_devices, node_reports, this_machine
 from embedder.report.plan_review import review_run
-from embedder.report.schema import (
+from embedder.report.report_schema import (
     EventReport,
     LoadReport,
     OperatorReport,

@@ -25,7 +25,7 @@ from embedder.ingest.embed import ingest
 from embedder.ingest.work import IngestOptions
 from embedder.installation import require
 from embedder.quantities import plural
-from embedder.report.schema import Report
+from embedder.report.report_schema import Report
 from embedder.sources.join import JOINED
 from embedder.sources.listing import LISTING_SCHEMA, list_given
 from embedder.sources.listing_schema import HASHED, Listing, table_of_rows

@@ -24,7 +24,7 @@ from embedder.store.journal.runs import REPORT_FILE, all_runs
 from embedder.store.layout import Current, run_file
 from embedder.store.tables.arrow_lookup import KnownIds
 from embedder.store.tables.tables import RecordTable
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 NUM_RUNS = 5  # the estimate is made of their medians
 

@@ -25,7 +25,7 @@ from embedder.ingest.comparison import ListingComparison, compare_listing
 from embedder.ingest.execute import EngineOutcome, execute
 from embedder.ingest.guards import Verdict, check_forced, judge_earlier, judge_hold, judge_listing, refusal
 from embedder.ingest.inputs import Inputs, list_again_if_published, open_inputs, supply_contents
-from embedder.ingest.interim import interim_publications
+from embedder.ingest.interim_publications import interim_publications
 from embedder.ingest.model_work import begin_models, check_models, items_of_any_model, report_removed
 from embedder.ingest.publish_or_refuse import end_run, log_left_out
 from embedder.ingest.takeover import (
@@ -41,7 +41,7 @@ from embedder.installation import require
 from embedder.observability.run_observer import RunObserver, observe_run
 from embedder.placement.compute_dtype import check_dtype, describe_dtype
 from embedder.quantities import plural
-from embedder.report.schema import Report
+from embedder.report.report_schema import Report
 from embedder.store.files import StoreFiles
 from embedder.store.journal.refusals import remove_empty_folders, rollback_on_mistake, snapshot_files
 from embedder.store.journal.runs import Run, finished_items, next_session, start_run
@@ -52,7 +52,7 @@ from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.store_info import bind_store, check_writable, other_libraries
 from embedder.store.tables.tables import RecordTable
 from embedder.store_index.keep_index import index_builder, make_first_index
-from shards.summary import untrained_reason
+from shards.model_summary import untrained_reason
 
 LOG = logging.getLogger(__name__)
 DEFAULT_OPTIONS = IngestOptions()

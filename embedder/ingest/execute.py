@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from embedder.config_toml.values import toml
-from embedder.executors.base import Executor, OnSample
 from embedder.executors.bottleneck import OperatorHistory
 from embedder.executors.choose_engine import EngineChoice, choose_engine
+from embedder.executors.executor import Executor, OnSample
 from embedder.executors.fleet_watch import FleetWatch
 from embedder.executors.job import Job, ModelRun, plan_job, ray_store_bytes
 from embedder.executors.monitor import RunMonitor

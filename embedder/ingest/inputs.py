@@ -35,7 +35,7 @@ from embedder.store.journal.runs import FINISHED_ITEMS, Run, finished_items, res
 from embedder.store.layout import STORE_FILE, Current, RunInfo, StoreInfo, read_current, read_record
 from embedder.store.store_info import served_info
 from embedder.store.tables.tables import RecordTable
-from embedder.user_steps.declared import check_columns
+from embedder.user_steps.declared_steps import check_columns
 from shards.plan import ShardPlan
 
 EMBED = IngestOptions()

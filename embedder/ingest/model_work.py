@@ -24,7 +24,7 @@ from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import WorkPlan, outdated_by, plan_work
 from embedder.models.run_model import RunModel
 from embedder.quantities import plural
-from embedder.report.schema import ModelReport
+from embedder.report.report_schema import ModelReport
 from embedder.storage.hashed_rows import HashedRows, RowsInOrder, common_parts
 from embedder.store.files import StoreFiles
 from embedder.store.journal.runs import Run, begin_model_run

@@ -24,7 +24,7 @@ from embedder.ingest.run_result import RunResult
 from embedder.ingest.run_times import keep_times
 from embedder.observability.run_observer import RunObserver
 from embedder.quantities import plural
-from embedder.report.schema import Report
+from embedder.report.report_schema import Report
 from embedder.report.step_sums import split_loads
 from embedder.report.timeline import TIMELINE_FILE, Timeline, timeline_of, timeline_of_calls
 from embedder.sources.selection import LeftOut

@@ -3,7 +3,7 @@
 from embedder.executors.choose_engine import RunTimes
 from embedder.placement import hardware
 from embedder.planning.cache import keep, read_kept
-from embedder.report.schema import Report
+from embedder.report.report_schema import Report
 
 MIN_ITEMS = 8
 """Runs with fewer items say nothing about the rate, only about the start."""

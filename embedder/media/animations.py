@@ -7,9 +7,9 @@ from fractions import Fraction
 from PIL import Image
 
 from embedder.media.colour import to_rgb
-from embedder.media.errors import STILL_IMAGE, DecodeError
 from embedder.media.images import check_pixels, finish_image, open_image, orientation_of, resize_image, upright
 from embedder.media.loaded_image import LoadedImage
+from embedder.media.media_errors import STILL_IMAGE, DecodeError
 from embedder.media.resize import ResizeSpec, Size, SizedPixels, scaled_size
 from embedder.media.segments import PickedSegment, SegmentRule, TimedFrame, pick_segments
 

@@ -34,7 +34,7 @@ from embedder.media.colour_tags import (
     png_cicp,
     says_adobe_rgb,
 )
-from embedder.media.errors import DecodeError
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import Colour
 
 if TYPE_CHECKING:

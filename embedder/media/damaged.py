@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from PIL import Image, ImageChops, ImageFile
 
-from embedder.media.errors import TRUNCATED_IMAGE, DecodeError
+from embedder.media.media_errors import TRUNCATED_IMAGE, DecodeError
 from embedder.media.sniff import jpeg_start
 
 MIN_SHARE = 0.95  # of the picture's rows; less is a reject

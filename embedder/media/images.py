@@ -14,10 +14,10 @@ from PIL import AvifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, Unident
 
 from embedder.media.colour import changes_colours, may_follow_resize, note_colour, profile_of, to_rgb, to_srgb
 from embedder.media.colour_tags import without_png_profile
-from embedder.media.errors import DecodeError
 from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.jpeg import decode_pixels
 from embedder.media.loaded_image import LoadedImage
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import (
     DRAFT_SCALES,
     PADDING_LEVELS,
@@ -78,7 +78,7 @@ def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPi
     if kind is None:
         loaded = load_image(encoded, resize, max_pixels)
     else:  # their packages cost up to half a second and are imported with the first such file
-        from embedder.media.extra_formats.load import load_extra
+        from embedder.media.extra_formats.extra_decoders import load_extra
 
         loaded = load_extra(kind, encoded, resize, max_pixels)
     return finish_image(loaded, resize, max_pixels)

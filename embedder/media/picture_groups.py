@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
-from embedder.media.errors import DecodeError
+from embedder.media.media_errors import DecodeError
 
 PARTIAL_FRAME = "a frame could be decoded in part only"
 WITH_TIMES = frozenset({"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "mpegts", "flv"})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 if TYPE_CHECKING:
     from shards.preprocess import PreprocessConfig
-    from shards.towers.kinds import VisionTower
+    from shards.towers.tower_kinds import VisionTower
 
 Size = tuple[int, int]
 Box = tuple[int, int, int, int]

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, Self, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from embedder.media.errors import DecodeError
 from embedder.media.limits import PROGRESS_BYTES, DecodeLimits
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec, Size, max_bytes
 from embedder.process.child import ChildDiedError, ChildHungError, ChildProcess
 from embedder.process.child_main import FAILED, JSON
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 Source = bytes | bytearray | memoryview | str | Path
 """Encoded bytes, or the path of a local file."""

@@ -17,9 +17,9 @@ from fractions import Fraction
 from importlib import import_module
 from typing import Any, BinaryIO
 
-from embedder.media.errors import DecodeError
 from embedder.media.images import decode_image, prepare_pillow
 from embedder.media.limits import PROGRESS_BYTES
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec, SizedPixels
 from embedder.media.segments import PickedSegment, SegmentRule
 from embedder.media.sniff import HEAD_BYTES, sniff

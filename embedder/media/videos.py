@@ -18,8 +18,8 @@ from PIL import Image
 
 from embedder.media.colour import CICP, to_rgb
 from embedder.media.declared_size import declared_bytes
-from embedder.media.errors import DecodeError
 from embedder.media.images import check_pixels, resize_image, upright
+from embedder.media.media_errors import DecodeError
 from embedder.media.picture_groups import PARTIAL_FRAME, FrameOnDemand, GroupedFrames
 from embedder.media.resize import ResizeSpec, Size, SizedPixels, scaled_size
 from embedder.media.segments import FrameClock, PickedSegment, SegmentRule, TimedFrame, pick_segments

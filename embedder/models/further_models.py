@@ -17,8 +17,11 @@ from embedder.media.resize import Colour, ResizeSpec
 from embedder.models.model_folder import Model, resize_spec
 from embedder.models.run_model import RunModel
 from embedder.servables import make_servable
-from embedder.servables.base import Servable
-from embedder.servables.columns import (
+from embedder.servables.declared_servables import find_tokenizer
+from embedder.servables.order import order_servables
+from embedder.servables.running_servable import comes_from_servable, decoded_name
+from embedder.servables.servable import Servable
+from embedder.servables.servable_columns import (
     IMAGES,
     BytesInput,
     ColumnInput,
@@ -28,14 +31,11 @@ from embedder.servables.columns import (
     ResizedInput,
     TokensInput,
 )
-from embedder.servables.declared import find_tokenizer
-from embedder.servables.order import order_servables
-from embedder.servables.run import comes_from_servable, decoded_name
 from embedder.steps.further_inputs import FurtherInput, Make
 from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import Searched, StoreInfo
 from embedder.store.schema import EMBEDDINGS, with_carryover
-from embedder.user_steps.declared import changes_rows, step_fingerprints
+from embedder.user_steps.declared_steps import changes_rows, step_fingerprints
 from shards.fingerprint import short_hash
 
 EMBEDDING = "embedding"

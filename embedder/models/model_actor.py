@@ -16,7 +16,7 @@ from embedder.models.further_models import FurtherModel
 from embedder.servables.order import ERROR
 from embedder.servables.packing import ActorGroup, pack_servables
 from embedder.servables.predict import ACTOR_BYTES, ServableActor, ServableStage, item_inputs
-from embedder.servables.run import RunningServable
+from embedder.servables.running_servable import RunningServable
 from embedder.steps.further_inputs import for_main, is_needed
 from embedder.store.journal.runs import Run
 from embedder.store.journal.step_metrics import measure, trace_column

@@ -6,8 +6,8 @@ from pathlib import Path
 from embedder.errors import ConfigError
 from embedder.media.resize import Colour, ResizeSpec
 from embedder.storage.model_download import resolve_model
-from shards.config import TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.fingerprint import model_fingerprint
+from shards.model_config import TOKENIZER_FILE, ModelConfig, load_model_config
 
 
 @dataclass(frozen=True)

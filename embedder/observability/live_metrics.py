@@ -234,7 +234,7 @@ class PublishedFigures:
 
 def read_published(store: str) -> PublishedFigures | None:
     """Read what is published; None if nothing is. Raises an OSError, StoreError or StoreUnavailableError."""
-    from embedder.store_index.versions import manifest_of
+    from embedder.store_index.index_versions import manifest_of
 
     files = StoreFiles(store)
     if not files.exists(CURRENT_FILE):  # mere reading would create the folder

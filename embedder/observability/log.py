@@ -8,8 +8,8 @@ from pathlib import Path
 from embedder.errors import StoreError
 from embedder.redaction import mask
 from embedder.storage.printable import printable
-from embedder.store.errors import StoreUnavailableError
 from embedder.store.layout import utc_now
+from embedder.store.store_errors import StoreUnavailableError
 
 LOGGERS = tuple(logging.getLogger(name) for name in ("embedder", "shards", "index"))
 UNWRITABLE = (OSError, StoreError, StoreUnavailableError)

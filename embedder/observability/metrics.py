@@ -26,7 +26,7 @@ def write_metrics(path: Path, summary: Mapping[str, Any]) -> None:
 
 
 def metrics_text(summary: Mapping[str, Any]) -> str:
-    """Return a summary of `embedder.observability.summary.summarise` in Prometheus' text format."""
+    """Return a summary of `embedder.observability.run_summary.summarise` in Prometheus' text format."""
     from prometheus_client import CollectorRegistry, generate_latest  # takes 60 ms, which only runs with metrics need
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector

@@ -24,7 +24,7 @@ REAP_S = 2.0
 
 
 def notify_failure(on_failure: OnFailure, summary: Mapping[str, Any]) -> None:
-    """Run the command and call the webhook with a summary of `embedder.observability.summary`; log any problem."""
+    """Run the command and call the webhook with a summary of `embedder.observability.run_summary`; log any problem."""
     if on_failure.command:
         LOG.info(f"on_failure.command: {run_command(on_failure.command, summary, on_failure.timeout_s) or 'done'}")
     if on_failure.webhook:

@@ -29,8 +29,8 @@ from embedder.observability.live_metrics import LiveMetrics, answering
 from embedder.observability.log import UNWRITABLE, RunLog, messages_to
 from embedder.observability.metrics import write_metrics
 from embedder.observability.notify import notify_failure
+from embedder.observability.run_summary import summarise
 from embedder.observability.run_tracking import RunTracking
-from embedder.observability.summary import summarise
 from embedder.observability.traces import NoTraces, RunTraces, trace_run
 from embedder.observability.trackers import NoTracker, track_run
 from embedder.quantities import duration_text, plural, rate

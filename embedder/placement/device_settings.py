@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embedder.placement.resources import OBJECT_STORE_BYTES
-from shards.config import ModelConfig
-from shards.errors import ModelError
 from shards.length_groups import GroupCosts, gpu_groups
-from shards.planning.costs import ModelCosts
+from shards.model_config import ModelConfig
+from shards.model_errors import ModelError
 from shards.planning.devices import DEVICES, DeviceType, Fleet, device_of_ray_type
+from shards.planning.planning_costs import ModelCosts
 from shards.planning.problem import ROWS_PER_BATCH
 
 CAPTION_TOKENS = 16

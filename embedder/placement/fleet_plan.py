@@ -7,10 +7,10 @@ from embedder.models.model_folder import Model
 from embedder.placement.device_settings import GPU_SETTINGS, rows_per_batch
 from embedder.placement.fleet import Available
 from shards.costs import Dtype
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.plan import ShardPlan, plan_placement
-from shards.planning.costs import DataMix, estimate_costs, estimate_host
 from shards.planning.devices import MAX_TYPES, DeviceType, device_of_ray_type
+from shards.planning.planning_costs import DataMix, estimate_costs, estimate_host
 from shards.planning.problem import BOUNDLESS, make_problem
 
 LOG = logging.getLogger(__name__)

@@ -20,12 +20,12 @@ from embedder.placement.node_probe import PACKAGES, NodeFacts
 from embedder.placement.placement import Node
 from embedder.quantities import plural
 from embedder.sources.byte_ranges import open_ranges
-from embedder.sources.errors import FetchError
+from embedder.sources.source_errors import FetchError
 from embedder.sources.uris import split_uri
 from embedder.storage.model_download import resolve_checkpoint
 from embedder.storage.web_address import is_web
-from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles
+from embedder.store.store_errors import StoreUnavailableError
 
 LOG = logging.getLogger(__name__)
 

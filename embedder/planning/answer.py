@@ -12,13 +12,13 @@ from embedder.installation import require
 from embedder.placement import hardware
 from embedder.placement.compute_dtype import DtypeChoice, choose_dtype, gpus_of_fleet
 from embedder.placement.device_settings import rows_per_batch, settings_of_fleet
-from embedder.planning.options import PlanOptions
+from embedder.planning.plan_options import PlanOptions
 from embedder.storage.model_download import resolve_model
-from shards.config import ModelConfig, load_model_config
+from shards.model_config import ModelConfig, load_model_config
 from shards.plan import ShardPlan, place
-from shards.planning.costs import STARTUP_S, DataMix, HostCosts, ModelCosts, estimate_costs, estimate_host
 from shards.planning.devices import Fleet, cpu_core, parse_devices, with_slow_float16
 from shards.planning.explain import Alternative, PlanComparison, compare_with_equal_parts, find_num_stages
+from shards.planning.planning_costs import STARTUP_S, DataMix, HostCosts, ModelCosts, estimate_costs, estimate_host
 from shards.planning.problem import PlacementProblem, make_problem
 from shards.planning.what_if import WhatIf, what_if
 
@@ -150,7 +150,7 @@ def _with_engine(
     """Add Ray's own share of an item for a number of stages, if costs were measured here."""
     if host.source != "measured":
         return host
-    from embedder.planning.profile import with_engine
+    from embedder.planning.profile_machine import with_engine
 
     (measured,) = costs.values()
     return with_engine(compute, model, measured, host, DataMix())
@@ -179,7 +179,7 @@ def _costs(request: _Request, fleet: Fleet) -> tuple[dict[str, ModelCosts], Host
         return {device.name: estimate_costs(model, device, dtype) for _, device in fleet}, estimate_host(model)
     require("embed", "embedder plan without --estimate, which measures the model")
     from embedder.models.model_folder import open_model
-    from embedder.planning.profile import measured_costs
+    from embedder.planning.profile_machine import measured_costs
 
     measured, host = measured_costs(_on_cores(request.compute), request.rows, open_model(str(request.folder)))
     return {device.name: measured for _, device in fleet}, host

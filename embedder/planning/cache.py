@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from embedder.storage.atomic_write import atomic_write
 from embedder.storage.user_cache import cache_folder
-from shards.errors import ModelError
-from shards.planning.costs import JsonText
+from shards.model_errors import ModelError
+from shards.planning.planning_costs import JsonText
 
 KeptT = TypeVar("KeptT", bound=JsonText)
 

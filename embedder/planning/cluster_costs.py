@@ -21,13 +21,13 @@ from embedder.placement.placement import Node
 from embedder.planning.background_load import delivered_cores
 from embedder.planning.cache import read_or_make
 from embedder.planning.node_types import NodeHardware, NodeType, node_types
-from embedder.planning.profile import host_costs, machine_key, model_costs, with_engine
+from embedder.planning.profile_machine import host_costs, machine_key, model_costs, with_engine
 from embedder.planning.sample import sample_items
 from embedder.quantities import duration_text, figure, plural
-from shards.config import ModelConfig
 from shards.costs import Dtype, tower_costs
-from shards.planning.costs import DataMix, HostCosts, JsonText, ModelCosts, estimate_costs, estimate_host
+from shards.model_config import ModelConfig
 from shards.planning.devices import DeviceType, cpu_core, device_of_ray_type, with_slow_float16
+from shards.planning.planning_costs import DataMix, HostCosts, JsonText, ModelCosts, estimate_costs, estimate_host
 from shards.planning.problem import PlacementProblem, make_problem
 from shards.ranges import STRICT
 

@@ -18,8 +18,8 @@ class NodeHardware:
     """What is known of a node before any measurement there.
 
     `node` is Ray's description, `cores` the CPU seconds that Ray's processes may spend there per second,
-    `memory_bytes` main memory, `machine` the key of measurements on it (`embedder.planning.profile.machine_key`), and
-    `has_bf16` whether its cores have bfloat16 instructions.
+    `memory_bytes` main memory, `machine` the key of measurements on it
+    (`embedder.planning.profile_machine.machine_key`), and `has_bf16` whether its cores have bfloat16 instructions.
     """
 
     node: Node

@@ -16,10 +16,10 @@ from embedder.placement import hardware
 from embedder.planning.background_load import busy_machine
 from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
-from embedder.steps.captions import CaptionEncoder
+from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.steps.decode import ItemReader, grids_of
 from embedder.store.journal.step_metrics import Measurement
-from shards.planning.costs import DataMix
+from shards.planning.planning_costs import DataMix
 
 NUM_ITEMS = 64
 NUM_WARM = 4  # the first ones start the sandbox

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from embedder.placement.fleet import Available
 from embedder.placement.placement import Node
 from embedder.quantities import plural
-from embedder.report.schema import NodeReport
+from embedder.report.report_schema import NodeReport
 from embedder.store.journal.step_metrics import LOAD, Measurement
 
 if TYPE_CHECKING:

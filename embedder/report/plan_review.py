@@ -11,11 +11,11 @@ from embedder.placement.fleet import Available
 from embedder.planning.sample import observed_mix
 from embedder.quantities import figure, plural, rate
 from embedder.report.prediction import Host, RunPrediction, StageShape, balanced_cut, predict, problem_of
-from embedder.report.schema import BetterPlan, Expected, Review, StepReport
+from embedder.report.report_schema import BetterPlan, Expected, Review, StepReport
 from embedder.store.journal.step_metrics import Measurement
 from embedder.store.layout import run_file
 from shards.plan import plan_specs
-from shards.planning.costs import DataMix, HostCosts, ModelCosts
+from shards.planning.planning_costs import DataMix, HostCosts, ModelCosts
 from shards.planning.problem import PlacementProblem
 from shards.shard_specs import ShardSpec
 

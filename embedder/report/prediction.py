@@ -7,12 +7,12 @@ uses them: decoding, stages on the CPU, writing, Ray. The least of these is the 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shards.config import ModelConfig
 from shards.costs import Dtype
-from shards.planning.costs import DataMix, HostCosts, ModelCosts
+from shards.model_config import ModelConfig
 from shards.planning.devices import DeviceType
+from shards.planning.planning_costs import DataMix, HostCosts, ModelCosts
 from shards.planning.problem import BOUNDLESS, PlacementProblem, Pool
-from shards.planning.solver.search import best_placement
+from shards.planning.solver.throughput_search import best_placement
 from shards.shard_specs import ShardSpec
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from embedder.executors.monitor import CpuUse
 from embedder.quantities import duration_text, plural
-from embedder.report.schema import LoadReport, StepReport
+from embedder.report.report_schema import LoadReport, StepReport
 from embedder.store.journal.step_metrics import LOAD, Measurement
 
 MIN_UP_S = 1.0  # a shorter time is no measurement

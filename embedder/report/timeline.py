@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedder.report.schema import EventReport, ReportSection
+from embedder.report.report_schema import EventReport, ReportSection
 from embedder.storage.atomic_write import atomic_write
 from embedder.store.journal.step_metrics import Measurement
 

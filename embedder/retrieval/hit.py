@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.media.sniff import HEAD_BYTES
@@ -142,7 +142,7 @@ class Hit:
 
         Raises:
             embedder.sources.fetch.FetchError: the file is gone or can't be read.
-            embedder.media.errors.DecodeError: it can't be decoded.
+            embedder.media.media_errors.DecodeError: it can't be decoded.
         """
         from PIL import Image
 

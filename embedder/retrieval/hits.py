@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from embedder.installation import InstallationError
-from embedder.media.errors import DecodeError
+from embedder.media.media_errors import DecodeError
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.retrieval.hit import THUMBNAIL, Hit, Pixels, decode_hits, describe
 from embedder.retrieval.queries import DEFAULT_OPTIONS, QueryBatch, QueryParts, SearchOptions, read_search

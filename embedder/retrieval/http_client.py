@@ -15,8 +15,8 @@ from embedder.errors import ConfigError, StoreError
 from embedder.storage.http import Connections, Limits, Response, retry_after_s
 from embedder.storage.printable import printable
 from embedder.storage.web_address import SCHEMES, WebAddress
-from index.errors import RetrievalError
-from shards.schema import parse_json
+from index.index_errors import RetrievalError
+from shards.file_schema import parse_json
 
 MAX_TRIES = 6
 FIRST_WAIT_S, MAX_WAIT_S = 0.1, 5.0  # between two attempts, doubled each time; 3.1 s in all

@@ -30,11 +30,11 @@ from embedder.store.files import StoreFiles
 from embedder.store.tables.tables import RecordTable
 from embedder.store_index import keep_words
 from embedder.store_index.analyser import RULES, UNICODE, Analyser, hash_term
-from embedder.store_index.versions import COPIES_FOLDER, MAX_KEPT_COPIES, drop_copies
+from embedder.store_index.index_versions import COPIES_FOLDER, MAX_KEPT_COPIES, drop_copies
 from embedder.store_index.word_index import CURE, NO_ROW, WordIndex, build_words, open_word_index
 from embedder.store_index.word_parts import Numbers, WordPart
 from index.atomic_folder import whole_folder
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.vectors import Among, Floats, Mask, Rows, distinct, is_among
 
 if TYPE_CHECKING:

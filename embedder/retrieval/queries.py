@@ -12,7 +12,7 @@ import numpy as np
 
 from embedder.errors import ArgumentTypeError, ConfigError, check_argument
 from embedder.media.given_inputs import ARRAY_RULE, EXPECTED, file_or_content, is_array, is_pillow_image
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.vectors import Floats
 
 if TYPE_CHECKING:

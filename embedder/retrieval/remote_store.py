@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 import numpy as np
 
 from embedder.errors import ConfigError, StoreError, check_argument
-from embedder.media.errors import DecodeError
 from embedder.media.given_inputs import image_list, text_list
+from embedder.media.media_errors import DecodeError
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.retrieval.hit import IMAGE_PX, THUMBNAIL, Duplicate, Hit, Pixels, Segment
 from embedder.retrieval.hits import Hits, Searchable
@@ -96,7 +96,7 @@ class RemoteHit(Hit):
 
         Raises:
             embedder.sources.fetch.FetchError: the image is gone, or can't be fetched.
-            embedder.media.errors.DecodeError: it can't be decoded.
+            embedder.media.media_errors.DecodeError: it can't be decoded.
         """
         from PIL import Image
 

@@ -23,8 +23,8 @@ from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import Current, StoreInfo
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_nulls
 from embedder.store.tables.tables import RecordTable
-from embedder.store_index.versions import open_version
-from index.errors import RetrievalError
+from embedder.store_index.index_versions import open_version
+from index.index_errors import RetrievalError
 from index.vectors import Among, Floats, Mask, Rows
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from embedder.models.model_folder import Model, open_model
 from embedder.retrieval.hits import Hits, Searchable
 from embedder.retrieval.model_columns import ModelColumns
 from embedder.retrieval.queries import QueryBatch, SearchOptions
-from embedder.retrieval.search import Searcher
 from embedder.retrieval.snapshot import Snapshot
+from embedder.retrieval.snapshot_search import Searcher
 from embedder.store.files import StoreFiles
 from embedder.store.layout import MAIN, Current, Published, is_model_name
 from embedder.store.publish.history import check_readable, find_publication
@@ -30,13 +30,13 @@ from embedder.store.publish.query_towers import find_towers, has_towers
 from embedder.store.store_info import differing, read_published, read_store_info, served_info
 from embedder.store.tables.models import check_has_vectors, find_model, model_names
 from embedder.store.tables.tables import RecordTable
-from embedder.store_index.versions import has_version
+from embedder.store_index.index_versions import has_version
 from index.vectors import Floats
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 
 if TYPE_CHECKING:
     from embedder.media.given_inputs import GivenImage
-    from embedder.servables.base import Servable
+    from embedder.servables.servable import Servable
 
 LOG = logging.getLogger(__name__)
 

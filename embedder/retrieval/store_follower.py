@@ -19,7 +19,7 @@ from embedder.store.layout import read_current
 from embedder.store.store_info import read_published
 
 if TYPE_CHECKING:
-    from embedder.servables.base import Servable
+    from embedder.servables.servable import Servable
 
 MAX_DOUBLINGS = 5  # a failed opening is retried after 2, 4, ... 32 times the usual wait: it may be large
 

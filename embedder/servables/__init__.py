@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from embedder.entry_points import RUNNERS, find_plugins
-from embedder.servables.errors import ServableError
+from embedder.servables.servable_errors import ServableError
 
 if TYPE_CHECKING:
-    from embedder.servables.base import Servable
+    from embedder.servables.servable import Servable
 
 KINDS = {
     "towers": "embedder.servables.towers:TowersServable",
@@ -33,7 +33,7 @@ def make_servable(settings: "Mapping[str, Any] | Servable") -> "Servable":
 
     Raises a ServableError if the kind is unknown, or a key is unknown, missing, or breaks its rule.
     """
-    from embedder.servables.base import Servable
+    from embedder.servables.servable import Servable
 
     if isinstance(settings, Servable):
         return settings

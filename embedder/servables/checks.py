@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from embedder.servables.columns import OutputColumn, Shape
-from embedder.servables.errors import ServableError
+from embedder.servables.servable_columns import OutputColumn, Shape
+from embedder.servables.servable_errors import ServableError
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]

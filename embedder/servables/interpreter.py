@@ -19,8 +19,8 @@ import pyarrow as pa
 from embedder.process.child import ChildDiedError, ChildError, ChildProcess
 from embedder.process.child_main import FAILED
 from embedder.servables import program as program_file
-from embedder.servables.errors import ServableError, shorten_line
 from embedder.servables.program import BATCH, READY, TABLE, ServableProgram
+from embedder.servables.servable_errors import ServableError, shorten_line
 
 MIN_PYTHON = (3, 9)
 MIN_PYARROW = (14,)
@@ -53,7 +53,7 @@ class InterpreterLimits:
 
 
 class ChildProgram:
-    """Program in a child process, as `embedder.servables.base.Computation`; only one thread calls it at a time."""
+    """Program in a child process, as `embedder.servables.servable.Computation`; only one thread calls it at a time."""
 
     def __init__(self, command: list[str], start: Mapping[str, Any], where: str, limits: InterpreterLimits) -> None:
         """Start the child with the arguments `start` of `program.serve` and wait; ServableError if it fails."""

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Sequence
 from graphlib import CycleError, TopologicalSorter
 
-from embedder.servables.base import Servable
 from embedder.servables.checks import format_shape
-from embedder.servables.columns import ColumnInput, InputColumn, OutputColumn
-from embedder.servables.errors import ServableError
+from embedder.servables.servable import Servable
+from embedder.servables.servable_columns import ColumnInput, InputColumn, OutputColumn
+from embedder.servables.servable_errors import ServableError
 
 ERROR = "error"
 """Name of the output column, NAME.error, that says why a row has no outputs."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from embedder.servables.base import Servable
+from embedder.servables.servable import Servable
 
 DECODE_PART = 0.25  # of the CPUs, so that decoding and reading continue next to the actors
 

@@ -16,22 +16,22 @@ from embedder.batch_schema import CARRIED
 from embedder.compat import worker_options
 from embedder.config import WebConfig
 from embedder.errors import ConfigError, EmbedderError
-from embedder.media.errors import DecodeError
 from embedder.media.given_inputs import file_or_content
 from embedder.media.limits import DecodeLimits
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import Colour
 from embedder.media.sniff import sniff
 from embedder.servables import make_servable
-from embedder.servables.base import Servable
-from embedder.servables.columns import IMAGES, ColumnInput, InputColumn
 from embedder.servables.order import order_servables
 from embedder.servables.packing import ActorGroup, pack_servables, reserved_cpus
 from embedder.servables.prepare import GRID, InputPreparer
-from embedder.servables.run import DECODED, RunningServable, comes_from_servable, decoded_name
+from embedder.servables.running_servable import DECODED, RunningServable, comes_from_servable, decoded_name
+from embedder.servables.servable import Servable
+from embedder.servables.servable_columns import IMAGES, ColumnInput, InputColumn
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.steps.attempts import limit_deaths
-from embedder.steps.base import Stage
 from embedder.steps.stage_actor import RowActor
+from embedder.steps.stage_contract import Stage
 from embedder.store.journal.runs import Run
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Preparation of a servable's inputs from images, texts and other servables' columns.
 
 What is made from an image or a text travels packed, one binary per row (`arrow_tensors`). `bind` lays it out as
-`embedder.servables.columns` declares it, without a copy if possible.
+`embedder.servables.servable_columns` declares it, without a copy if possible.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
+from embedder.media.media_errors import DecodeError
 from embedder.media.patches import pixel_columns
 from embedder.media.resize import Colour
 from embedder.media.sandbox import SandboxedDecoder
-from embedder.servables.columns import (
+from embedder.servables.declared_servables import find_tokenizer
+from embedder.servables.servable_columns import (
     BaseInput,
     BytesInput,
     ImageInput,
@@ -27,8 +28,7 @@ from embedder.servables.columns import (
     TokensInput,
     TowerPixelsInput,
 )
-from embedder.servables.declared import find_tokenizer
-from embedder.steps.captions import CaptionEncoder
+from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.store.tables.arrow_tensors import pack, unpack
 
 GRID = "_grid"

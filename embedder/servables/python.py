@@ -5,10 +5,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from embedder.servables.base import absolute_path
-from embedder.servables.declared import DeclaredServable, find_file, find_module
-from embedder.servables.errors import ServableError
+from embedder.servables.declared_servables import DeclaredServable, find_file, find_module
 from embedder.servables.program import FILE_SUFFIX, ServableProgram
+from embedder.servables.servable import absolute_path
+from embedder.servables.servable_errors import ServableError
 
 
 class PythonServable(DeclaredServable):

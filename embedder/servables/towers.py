@@ -13,17 +13,24 @@ from embedder.batch_schema import IMAGE_GRID, TRACE
 from embedder.config import ComputeDtype
 from embedder.errors import ConfigError
 from embedder.media.resize import ResizeSpec
-from embedder.servables.base import Servable, absolute_path
-from embedder.servables.columns import ADDRESS, ColumnInput, InputColumn, OutputColumn, TokensInput, TowerPixelsInput
-from embedder.servables.errors import ServableError
 from embedder.servables.order import ERROR
 from embedder.servables.prepare import GRID
 from embedder.servables.program import ServableProgram
+from embedder.servables.servable import Servable, absolute_path
+from embedder.servables.servable_columns import (
+    ADDRESS,
+    ColumnInput,
+    InputColumn,
+    OutputColumn,
+    TokensInput,
+    TowerPixelsInput,
+)
+from embedder.servables.servable_errors import ServableError
 from embedder.storage.model_download import resolve_model
 from embedder.store.tables.arrow_tensors import pack_flat
-from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
-from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint, short_hash
+from shards.model_config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
+from shards.model_errors import ModelError
 from shards.plan import PlannedStage, ShardPlan, check_plan, plan_shards
 from shards.shard_specs import ShardSpec, text_only, vision_only, whole_model
 from shards.weights import find_weights

@@ -7,9 +7,9 @@ import re
 import stat
 from typing import BinaryIO, NamedTuple, Self
 
-from embedder.sources.errors import FetchError, from_os_error
 from embedder.sources.listing_schema import time_text
 from embedder.sources.local_listing import is_inside
+from embedder.sources.source_errors import FetchError, from_os_error
 from embedder.storage.file_adapter import ByteRanges, RangeFile
 from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedder.sources.byte_ranges import open_ranges
-from embedder.sources.errors import FetchError
+from embedder.sources.source_errors import FetchError
 from embedder.sources.type_inference import clean_text
 from embedder.sources.uris import TarMember, split_uri
 from embedder.storage.printable import readable
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 MAX_CAPTION_BYTES = 1 << 20
 JSON_KEYS = ("caption", "text", "description", "alt_text", "alt", "prompt")

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 _FEATURES = b"huggingface"  # key of a Parquet file's metadata, where the library `datasets` describes its columns
 

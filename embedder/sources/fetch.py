@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Self
 from embedder.config import WebConfig
 from embedder.sources.byte_ranges import EmbeddedFile, local_version, open_ranges, open_regular
 from embedder.sources.captions import read_caption
-from embedder.sources.errors import FetchError, from_os_error
 from embedder.sources.fetched import Fetched, write_temporary
 from embedder.sources.parquet_cells import ParquetCells
+from embedder.sources.source_errors import FetchError, from_os_error
 from embedder.sources.tar_scan import BLOCK_BYTES, check_member
 from embedder.sources.uris import TableCell, TarMember, split_uri
 from embedder.storage.file_adapter import ByteRanges

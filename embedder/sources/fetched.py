@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from embedder.sources.errors import from_os_error
+from embedder.sources.source_errors import from_os_error
 
 
 @dataclass(frozen=True)

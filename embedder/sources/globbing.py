@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import chain, product
 
 from embedder.errors import SourceError
-from embedder.sources.errors import listing_errors
 from embedder.sources.listing_schema import time_text
 from embedder.sources.local_listing import Entry, SkipsFolder, look_at, walk_folder
+from embedder.sources.source_errors import listing_errors
 from embedder.storage.object_stores import is_remote
 
 MAX_BRACE_NAMES = 1_000_000

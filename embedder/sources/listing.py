@@ -12,9 +12,9 @@ from embedder.errors import SourceError
 from embedder.sources.captions import ANY_CAPTION, CaptionRules
 from embedder.sources.column_keys import format_assignment, key_of, setting
 from embedder.sources.join import OpenJoin, open_joins
-from embedder.sources.kinds import KINDS, detect_kind
 from embedder.sources.listing_schema import ROW_SCHEMA, Listing
 from embedder.sources.selection import LeftOut, Selection
+from embedder.sources.source_kinds import KINDS, detect_kind
 from embedder.sources.uris import normalise_source
 from embedder.sources.web.changes import with_states
 from embedder.store.schema import EMBEDDINGS

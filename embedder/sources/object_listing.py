@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.sources.errors import FetchError
 from embedder.sources.local_listing import Entry
 from embedder.sources.read_ahead import NUM_AHEAD, Begin, read_ahead
 from embedder.sources.sorted_tables import SortedTables
+from embedder.sources.source_errors import FetchError
 from embedder.sources.uris import looks_like_part
 from embedder.storage.object_ranges import AHEAD_BYTES, ObjectRanges, object_version
 from embedder.storage.object_stores import ObjectStoreError, bucket_store, named_errors, split_place

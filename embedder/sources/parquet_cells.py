@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from embedder.sources.byte_ranges import EmbeddedFile, local_version, open_ranges
 from embedder.sources.columns import column_path, parquet_name, take_column
-from embedder.sources.errors import FetchError
+from embedder.sources.source_errors import FetchError
 from embedder.sources.uris import TableCell
 from embedder.storage.file_adapter import RangeFile
 from embedder.storage.object_stores import is_remote

@@ -3,11 +3,11 @@
 from hashlib import blake2b
 
 from embedder.errors import SourceError
-from embedder.sources.errors import FetchError, listing_errors
 from embedder.sources.fetch import Fetcher
 from embedder.sources.listing_schema import Row
 from embedder.sources.parquet_cells import ParquetCells, cell_buffer, cell_reference
 from embedder.sources.selection import LeftOut
+from embedder.sources.source_errors import FetchError, listing_errors
 from embedder.sources.uris import TableCell, split_uri
 from embedder.storage.web_address import is_web, shown_address
 

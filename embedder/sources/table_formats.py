@@ -16,8 +16,8 @@ import pyarrow as pa
 from embedder.errors import SourceError
 from embedder.sources.byte_ranges import open_file, open_ranges
 from embedder.sources.columns import column_path, label_names, parquet_name, take_column
-from embedder.sources.errors import listing_errors
 from embedder.sources.listing_schema import ROWS_PER_TABLE
+from embedder.sources.source_errors import listing_errors
 from embedder.sources.type_inference import (
     SAMPLE_ROWS,
     arrow_columns,
@@ -30,7 +30,7 @@ from embedder.sources.type_inference import (
 )
 from embedder.storage.file_adapter import RangeFile
 from embedder.storage.printable import readable
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 PAGE_BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20  # anything longer is a file without line ends, not a JSON Lines row

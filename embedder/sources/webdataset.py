@@ -17,12 +17,12 @@ from embedder.errors import SourceError
 from embedder.quantities import plural
 from embedder.sources.byte_ranges import open_ranges
 from embedder.sources.captions import MAX_CAPTION_BYTES, caption_in, decode_text, json_object
-from embedder.sources.errors import FetchError, listing_errors
 from embedder.sources.file_names import sort_of, words
 from embedder.sources.globbing import GlobMatches
 from embedder.sources.listing_schema import Listing, Row, RowWithValues, list_with_values
 from embedder.sources.local_listing import Entry
 from embedder.sources.selection import LeftOut, Selection, find_selected
+from embedder.sources.source_errors import FetchError, listing_errors
 from embedder.sources.tar_scan import PACKED_TAR_SUFFIXES, BrokenTarError, Member, compression_of, scan_members
 from embedder.sources.uris import member_uri, row_uri
 from embedder.storage.file_adapter import ByteRanges

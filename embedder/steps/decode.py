@@ -25,13 +25,13 @@ from embedder.batch_schema import (
     model_column,
 )
 from embedder.installation import MISSING_EXTRA
-from embedder.media.errors import UNSUPPORTED_CAMERA
+from embedder.media.media_errors import UNSUPPORTED_CAMERA
 from embedder.media.sandbox import MAX_BATCH_BYTES, MAX_BATCH_IMAGES
 from embedder.media.sniff import HEAD_BYTES, is_own_sheet, may_be_animated, other_kind, sniff, unreadable_kind
 from embedder.quantities import plural
-from embedder.sources.errors import from_os_error
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
 from embedder.sources.file_names import RAW_SUFFIXES, UNREADABLE_SUFFIXES, suffix_of
+from embedder.sources.source_errors import from_os_error
 from embedder.sources.uris import name_in
 from embedder.steps.attempts import limit_deaths
 from embedder.steps.item_decoder import (

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from embedder.batch_schema import IMAGE_GRID, NEEDED, REASON, TENSOR, VECTOR, model_column
 from embedder.media.patches import pixel_columns
 from embedder.media.resize import ResizeSpec
-from embedder.steps.captions import CaptionEncoder
+from embedder.steps.caption_encoder import CaptionEncoder
 
 MAIN_INPUTS = {"pixels": "image_embedding", "token_ids": "text_embedding"}
 """Inputs of the main model, and the output that its last stage makes of each."""

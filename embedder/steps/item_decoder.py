@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from embedder.batch_schema import DECODED, IMAGE_GRID, NEEDED, model_column
 from embedder.config import WebConfig
-from embedder.media.errors import STILL_IMAGE, TRUNCATED_IMAGE, DecodeError
 from embedder.media.limits import DecodeLimits
+from embedder.media.media_errors import STILL_IMAGE, TRUNCATED_IMAGE, DecodeError
 from embedder.media.resize import Colour, ResizeSpec
 from embedder.media.sandbox import DecodedImage, SandboxedDecoder
-from embedder.steps.captions import CaptionEncoder
+from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.steps.further_inputs import FurtherInput, FurtherInputs
 
 BMP_HEAD_BYTES = 54

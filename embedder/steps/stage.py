@@ -13,23 +13,23 @@ import torch
 from embedder.batch_schema import IMAGE_GRID, TENSOR, VECTOR
 from embedder.compat.malloc import keep_freed_memory
 from embedder.errors import ConfigError
-from embedder.steps.base import Stage
 from embedder.steps.batch_size_tuner import BatchSize
 from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.host_copies import DeviceTimes, OverlappedCopies
 from embedder.steps.oom_backoff import OomBackoffEncoder
+from embedder.steps.stage_contract import Stage
 from embedder.steps.stage_spec import StageSpec
 from embedder.storage.model_download import resolve_model
 from embedder.store.journal.step_metrics import LOAD, Measurement, measure, trace_column
 from embedder.store.tables.arrow_tensors import pack_flat, pack_vectors, unpack
 from shards.activations import Arranged, Batch, TowerState
 from shards.compat import num_graphs
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 from shards.profile import has_own_clock
 from shards.reference import TwinTower, load_towers
 from shards.shard import Shard, load_shard
 from shards.towers.base import Tower
-from shards.towers.kinds import TextTower
+from shards.towers.tower_kinds import TextTower
 
 INPUTS = {"vision": "pixels", "text": "token_ids"}
 ACTIVATIONS = {"vision": "image_activation", "text": "text_activation"}

@@ -15,7 +15,7 @@ from embedder.compat.ray_attempts import attempt_number
 from embedder.errors import USER_MISTAKES, RunFailedError
 from embedder.quantities import plural
 from embedder.steps.attempts import MAX_CAUSE_CHARACTERS, limit_deaths
-from embedder.steps.base import Stage
+from embedder.steps.stage_contract import Stage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.journal.runs import Run
 from embedder.store.journal.step_metrics import LOAD, measure

@@ -16,8 +16,8 @@ from embedder.storage.atomic_write import atomic_write
 from embedder.storage.object_ranges import PIECE_BYTES, ObjectRanges
 from embedder.storage.object_stores import ObjectStoreError, is_remote, named_errors, open_place, without_credentials
 from embedder.storage.user_cache import cache_folder
-from shards.config import CONFIG_FILE, find_model_folder, load_model_config
-from shards.errors import ModelError
+from shards.model_config import CONFIG_FILE, find_model_folder, load_model_config
+from shards.model_errors import ModelError
 from shards.saving import staged_folder
 from shards.shard_specs import ShardSpec, whole_model
 from shards.tensor_shapes import shard_shapes

@@ -26,7 +26,7 @@ from embedder.storage.object_ranges import TAIL_BYTES, ObjectRanges
 from embedder.storage.object_stores import ObjectStoreError, explain, open_place
 from embedder.storage.parquet_ranges import read_parquet
 from embedder.store.environment import REAL_ENVIRONMENT, Environment, lease_s
-from embedder.store.errors import local_problem, remote_problem
+from embedder.store.store_errors import local_problem, remote_problem
 
 Tag = dict[str, Any]
 """Opaque version of a file that was read or written."""

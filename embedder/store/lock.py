@@ -24,10 +24,10 @@ from embedder.errors import RunFailedError, StoreError
 from embedder.quantities import duration_text
 from embedder.store.backends import Tag, WriteConflictError
 from embedder.store.environment import LEASE_S, MAX_LEASE_S, Repetition, lease_s
-from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, read_current, record_bytes
-from shards.schema import parse_json
+from embedder.store.store_errors import StoreUnavailableError
+from shards.file_schema import parse_json
 
 LOCK_FILE = ".lock"
 BEATS_PER_LEASE = 6

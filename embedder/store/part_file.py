@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 
 class PartFile(BaseModel):

@@ -28,7 +28,7 @@ from embedder.store_check.records import (
     check_purges,
     check_runs,
 )
-from embedder.store_check.rows import check_counts, check_rows
+from embedder.store_check.row_checks import check_counts, check_rows
 from embedder.store_check.scope import CheckedModel, checked_models
 
 MAX_LOOKS = 3

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from embedder.errors import StoreError
 from embedder.storage.printable import printable
-from embedder.store.errors import StoreUnavailableError
-from index.errors import RetrievalError
+from embedder.store.store_errors import StoreUnavailableError
+from index.index_errors import RetrievalError
 
 Severity = Literal["error", "warning", "note"]
 """Error: readers or writers get something wrong, or nothing.

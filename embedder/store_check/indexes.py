@@ -14,7 +14,7 @@ from embedder.store.tables.words import WORDS_FOLDER, words_path
 from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.parts import Counts
 from embedder.store_check.scope import CheckedModel
-from embedder.store_index.versions import INDEX_FOLDER, fetched_manifest
+from embedder.store_index.index_versions import INDEX_FOLDER, fetched_manifest
 from embedder.store_index.word_index import WordsManifest
 from index.manifest import MANIFEST_NAME, QUERIES_NAME, Manifest
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from embedder.store.files import StoreFiles
 from embedder.store.lock import LOCK_FILE, describe
 from embedder.store_check.findings import Finding, Unreadable, attempt
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 
 def check_lock(files: StoreFiles) -> tuple[list[Finding], bool]:

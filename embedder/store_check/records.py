@@ -31,7 +31,7 @@ from embedder.store.store_info import FINGERPRINTS, read_store_info, served_info
 from embedder.store.tables.models import model_files
 from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.scope import Listing, own_files
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 NEWER = "use the embedder that wrote the store"
 """Marks the message about a store in a later release's format, which is no damage."""

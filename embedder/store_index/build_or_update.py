@@ -15,13 +15,10 @@ import pyarrow as pa
 from embedder.config_toml.sections import IndexConfig
 from embedder.errors import RunFailedError
 from embedder.quantities import percent, size_text
-from embedder.store.errors import local_problem
 from embedder.store.files import StoreFiles
 from embedder.store.layout import SEARCHED_NAMES, StoreInfo
-from embedder.store_index.recall_queries import recall_queries
-from embedder.store_index.rows import IndexRows
-from embedder.store_index.sharded_build import cluster_filler
-from embedder.store_index.versions import (
+from embedder.store.store_errors import local_problem
+from embedder.store_index.index_versions import (
     INDEX_FOLDER,
     Build,
     add_version,
@@ -29,11 +26,14 @@ from embedder.store_index.versions import (
     open_version,
     version_folder,
 )
+from embedder.store_index.indexed_rows import IndexRows
+from embedder.store_index.recall_queries import recall_queries
+from embedder.store_index.sharded_build import cluster_filler
 from index.constraints import Constraints
 from index.designs import KINDS, parse_design
-from index.errors import GateRefusedError, RebuildNeededError, RetrievalError
 from index.gate import Gate, check_gate
 from index.ids import compare_ids
+from index.index_errors import GateRefusedError, RebuildNeededError, RetrievalError
 from index.manifest import Manifest
 from index.vectors import Floats
 

@@ -15,8 +15,8 @@ from embedder.store.publish.publish import IndexBuilder
 from embedder.store.store_info import read_published, read_store_info, served_info
 from embedder.store.tables.models import check_has_vectors, find_model, model_files
 from embedder.store_index.build_or_update import IndexJob, build_anew, make_index
+from embedder.store_index.index_versions import has_version, list_manifests, open_version
 from embedder.store_index.keep_words import ensure_words, repair_words
-from embedder.store_index.versions import has_version, list_manifests, open_version
 from index.manifest import Manifest
 
 DEFAULT_INDEX_CONFIG = IndexConfig()

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from embedder.config_toml.sections import IndexConfig
 from embedder.errors import StoreError
-from embedder.store.errors import local_problem
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
+from embedder.store.store_errors import local_problem
 from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import WORDS_FOLDER, words_path
 from embedder.store_index.analyser import RULES, Analyser
-from embedder.store_index.versions import fetched_copy
+from embedder.store_index.index_versions import fetched_copy
 from embedder.store_index.word_index import (
     WordIndex,
     WordsManifest,
@@ -29,7 +29,7 @@ from embedder.store_index.word_index import (
     update_words,
 )
 from index.atomic_folder import sweep_leftovers, whole_folder
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.manifest import MANIFEST_NAME
 
 LOG = logging.getLogger(__name__)

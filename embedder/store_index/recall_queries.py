@@ -1,7 +1,7 @@
 """Queries for tuning and judging an index: the store's captions; without any, queries distributed as texts are.
 
 An index tuned with the images themselves has low recall for texts. Any words that the model knows show where its texts
-are and in which directions they vary (`index.queries.text_like_queries`).
+are and in which directions they vary (`index.held_out_queries.text_like_queries`).
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ from embedder.encoders.query_encoder import QueryEncoder
 from embedder.errors import EmbedderError
 from embedder.models.model_folder import Model, open_model
 from embedder.store.layout import StoreInfo
-from embedder.store_index.rows import IndexRows
-from index.queries import CAPTIONS, SAMPLED, TEXT_LIKE, text_like_queries
+from embedder.store_index.indexed_rows import IndexRows
+from index.held_out_queries import CAPTIONS, SAMPLED, TEXT_LIKE, text_like_queries
 from index.vectors import Floats
-from shards.errors import ModelError
-from shards.schema import parse_json
+from shards.file_schema import parse_json
+from shards.model_errors import ModelError
 
 NUM_WORDS = 512
 MIN_LETTERS = 3

@@ -18,7 +18,7 @@ from embedder.quantities import duration_text, plural
 from embedder.steps.attempts import limit_deaths
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Searched
-from embedder.store_index.rows import IndexRows
+from embedder.store_index.indexed_rows import IndexRows
 from index.designs import Design
 from index.vectors import Floats, VectorTable
 

@@ -33,7 +33,7 @@ from embedder.store_index.word_parts import (
     write_part,
 )
 from index.atomic_folder import hash_files
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.manifest import MANIFEST_NAME
 
 ROWS_NAME = "rows.u32"

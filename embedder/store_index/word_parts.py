@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.store_index.analyser import Analyser, Terms, split
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 
 DTYPES = {"terms": "u64", "starts": "u64", "docs": "u32", "counts": "u8", "sums": "u32", "lengths": "u16"}
 NUMPY: dict[str, np.dtype[Any]] = {

@@ -18,7 +18,7 @@ from embedder.process.child import ChildDiedError, ChildError, ChildHungError
 from embedder.servables.interpreter import ChildProgram, InterpreterLimits, start_program
 from embedder.servables.program import FILE_SUFFIX, ServableProgram
 from embedder.steps.item_decoder import ItemProblem
-from embedder.user_steps.declared import BOX, IMAGE, StepError, UserStep, digest_of
+from embedder.user_steps.declared_steps import BOX, IMAGE, StepError, UserStep, digest_of
 
 PACKAGE_ROOT = str(Path(__file__).parents[3])
 """Folder of this package, which a step's process searches after all of its interpreter's own folders."""

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.batch_schema import CARRIED, NEEDED, step_schema
-from embedder.media.errors import DecodeError
+from embedder.media.media_errors import DecodeError
 from embedder.steps.item_decoder import MAIN_ALONE, STEP_IMAGE, ItemDecoder, ItemProblem, Values
 from embedder.user_steps.calls import StepCalls
-from embedder.user_steps.declared import ROW_COLUMNS, UserStep, input_types
+from embedder.user_steps.declared_steps import ROW_COLUMNS, UserStep, input_types
 
 CHANNELS = 3
 MAX_WAITING_BYTES = 64 << 20  # of images that wait for a full batch

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from embedder.config_toml.sections import StepConfig, StepPlace
 from embedder.user_steps.calls import check_steps_load
-from embedder.user_steps.declared import check_columns, new_columns, open_step
+from embedder.user_steps.declared_steps import check_columns, new_columns, open_step
 from embedder.user_steps.decoded_rows import DecodedSteps
 from embedder.user_steps.written_rows import WrittenSteps
 

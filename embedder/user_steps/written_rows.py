@@ -11,7 +11,7 @@ from embedder.batch_schema import CARRIED, step_type
 from embedder.steps.item_decoder import ItemProblem
 from embedder.store.schema import EMBEDDINGS
 from embedder.user_steps.calls import StepCalls, Values
-from embedder.user_steps.declared import ROW_COLUMNS, VECTORS, UserStep
+from embedder.user_steps.declared_steps import ROW_COLUMNS, VECTORS, UserStep
 
 
 @dataclass(frozen=True)

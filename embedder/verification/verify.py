@@ -39,7 +39,7 @@ from embedder.store.store_info import differing, read_published, read_store_info
 from embedder.store.tables.arrow_lookup import KnownIds
 from embedder.store.tables.arrow_tensors import unpack_vectors
 from embedder.store.tables.tables import RecordTable
-from embedder.verification.compare import Limit, VectorComparison, Vectors, compare, cosines
+from embedder.verification.compare_vectors import Limit, VectorComparison, Vectors, compare, cosines
 from index.vectors import Mask
 from shards.costs import Dtype, weight_bytes
 from shards.shard_specs import ShardSpec, whole_model

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, Dataset
 
 from shards.activations import Batch, TowerState
-from shards.config import TOKENIZER_FILE, load_model_config
+from shards.model_config import TOKENIZER_FILE, load_model_config
 from shards.shard import Shard, load_shard
 from shards.shard_specs import whole_model
 

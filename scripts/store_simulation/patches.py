@@ -31,7 +31,8 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal import part_writer
 from embedder.store.journal.journal import JournalEntry, PartFile
 from embedder.store.maintenance import compact
-from embedder.store.maintenance.purge import audit, plan, purge, unknown_ids
+from embedder.store.maintenance.purge import audit, purge, unknown_ids
+from embedder.store.maintenance.purge import purge_plan as plan
 from embedder.store.publish import current, history, interim, publication, publish
 from embedder.store.publish.interim import InterimBatch, InterimState
 from embedder.store.tables import delta_log, delta_state, tables

@@ -32,8 +32,8 @@ from embedder.store.publish.tombstones import PURGED_FILE, PurgedIds, purged_bef
 from embedder.store.store_info import bind_store
 from embedder.store.tables.models import model_files
 from embedder.store.tables.tables import RecordTable
-from embedder.store_index import versions
-from embedder.store_index.versions import has_version
+from embedder.store_index import index_versions as versions
+from embedder.store_index.index_versions import has_version
 from index.manifest import MANIFEST_NAME
 from store_simulation.checker import Checker
 from store_simulation.patches import NO_COLUMNS, Rows

@@ -14,8 +14,8 @@ import greenlet
 
 from embedder.store.backends import Condition, Disk, FileInfo, Tag, WriteConflictError
 from embedder.store.environment import Environment
-from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles
+from embedder.store.store_errors import StoreUnavailableError
 from store_simulation.checker import Checker
 
 Kind = Literal[

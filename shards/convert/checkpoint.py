@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shards.config import CONFIG_FILE, ModelConfig, find_model_folder
 from shards.convert.checkpoint_hints import OPEN_CLIP_FILE, WEIGHT_SUFFIXES, find_weight_file, weights_hint
 from shards.convert.single_tower import import_timm, import_tower, read_timm_config, read_tower_config
 from shards.convert.transformers_model import import_transformers, read_transformers_config
-from shards.errors import ModelError
+from shards.file_schema import read_json
+from shards.model_config import CONFIG_FILE, ModelConfig, find_model_folder
+from shards.model_errors import ModelError
+from shards.model_summary import DELTA_FILE, fresh_towers
 from shards.saving import staged_model
-from shards.schema import read_json
-from shards.summary import DELTA_FILE, fresh_towers
 from shards.tensor_shapes import LOGIT_SCALE
 from shards.towers.registry import CLASSES, IMPORTS
 from shards.weights import find_weights, read_entries

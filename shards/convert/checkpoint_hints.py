@@ -8,11 +8,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from shards.config import CONFIG_FILE
-from shards.errors import ModelError
-from shards.schema import read_json
-from shards.towers.kinds import TextTower
+from shards.file_schema import read_json
+from shards.model_config import CONFIG_FILE
+from shards.model_errors import ModelError
 from shards.towers.registry import CLASSES, IMPORTS, MODULES
+from shards.towers.tower_kinds import TextTower
 from shards.weights import read_header
 
 WEIGHT_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".safetensors", ".pth.tar")

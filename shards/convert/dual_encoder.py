@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shards.config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.convert.preprocessing import (
     PROCESSOR_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -15,7 +14,8 @@ from shards.convert.preprocessing import (
     export_tokenizer_config,
 )
 from shards.convert.transformers_model import their_names
-from shards.errors import ModelError
+from shards.model_config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
+from shards.model_errors import ModelError
 from shards.saving import staged_folder, write_weights
 from shards.tensor_shapes import LOGIT_SCALE, model_shapes
 from shards.towers.text_encoder import TextEncoderTower

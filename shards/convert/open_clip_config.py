@@ -11,9 +11,9 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from shards.convert.preprocessing import Interpolation, Resize
-from shards.errors import ModelError
+from shards.file_schema import ModelSection, describe, read_json
+from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
-from shards.schema import ModelSection, describe, read_json
 
 OPEN_CLIP_CONFIG_FILE = "open_clip_config.json"
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from shards.config import ModelConfig, find_model_folder
 from shards.convert.open_clip_config import (
     OpenClipConfig,
     PreprocessSection,
@@ -23,9 +22,10 @@ from shards.convert.open_clip_tokenizer import import_open_clip_tokenizer
 from shards.convert.open_clip_towers import Side, Source, read_text, read_vision
 from shards.convert.pickled_weights import PICKLE_FILE, checkpoint_weights
 from shards.convert.transformers_model import check_all_used, joined_tensor
-from shards.errors import ModelError
+from shards.file_schema import describe
+from shards.model_config import ModelConfig, find_model_folder
+from shards.model_errors import ModelError
 from shards.saving import staged_model, write_weights
-from shards.schema import describe
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
 from shards.towers.base import Shape, Tower
 from shards.weights import INDEX_SUFFIX, WEIGHTS_FILE, stored_names

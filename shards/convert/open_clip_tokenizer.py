@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
-from shards.config import TOKENIZER_FILE
 from shards.convert.open_clip_config import TextSection
 from shards.convert.preprocessing import TOKENIZER_CONFIG_FILE, import_tokenizer
 from shards.convert.siglip_tokenizer import FINAL_SIGMA
-from shards.errors import ModelError
-from shards.schema import read_json
+from shards.file_schema import read_json
+from shards.model_config import TOKENIZER_FILE
+from shards.model_errors import ModelError
 from shards.tokenizer import check_tokenizer, parse_tokenizer
-from shards.towers.kinds import TextTower
+from shards.towers.tower_kinds import TextTower
 
 VOCABULARY_FILE, MERGES_FILE = "vocab.json", "merges.txt"
 _OWN_VOCABULARY_FILE = "bpe_simple_vocab_16e6.txt.gz"

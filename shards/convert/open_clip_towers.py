@@ -12,19 +12,19 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
-from shards.config import Projection
 from shards.convert.open_clip_config import OPEN_CLIP_CONFIG_FILE, OpenClipConfig, TextSection
 from shards.convert.timm_vision import read_timm_tower
 from shards.convert.transformers_model import read_tower
-from shards.errors import ModelError
-from shards.schema import describe
+from shards.file_schema import describe
+from shards.model_config import Projection
+from shards.model_errors import ModelError
 from shards.towers.base import Tower
 from shards.towers.clip import ClipActivation, ClipTextTower
 from shards.towers.from_transformers import one_side
-from shards.towers.kinds import TextTower, VisionTower
 from shards.towers.registry import IMPORTS
 from shards.towers.siglip import SiglipTextTower
 from shards.towers.text_encoder import TextEncoderTower
+from shards.towers.tower_kinds import TextTower, VisionTower
 from shards.towers.vit import VisionActivation, VitTower
 
 AnyTower_co = TypeVar("AnyTower_co", bound=Tower, covariant=True)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.weights import INDEX_SUFFIX, WEIGHTS_FILE, check_present, read_entries, read_index
 
 if TYPE_CHECKING:

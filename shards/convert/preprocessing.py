@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from shards.config import TOKENIZER_FILE
-from shards.errors import ModelError
+from shards.file_schema import read_json
+from shards.model_config import TOKENIZER_FILE
+from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
-from shards.schema import read_json
 from shards.tokenizer import check_tokenizer, parse_tokenizer
-from shards.towers.kinds import TextTower, VisionTower
+from shards.towers.tower_kinds import TextTower, VisionTower
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 PROCESSOR_FILE = "preprocessor_config.json"

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shards.config import CONFIG_FILE
-from shards.errors import ModelError
-from shards.schema import read_json
+from shards.file_schema import read_json
+from shards.model_config import CONFIG_FILE
+from shards.model_errors import ModelError
 
 SPIECE_FILE = "spiece.model"
 TOKENIZER_CLASS = "SiglipTokenizer"

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from shards.config import CONFIG_FILE, ModelConfig, find_model_folder
 from shards.convert.pickled_weights import checkpoint_weights
 from shards.convert.preprocessing import import_budget, import_processor, import_tokenizer, max_caption_tokens
 from shards.convert.timm_vision import build_timm_model, load_timm_model, read_timm_preprocess, read_timm_tower
 from shards.convert.transformers_model import check_all_used, import_tensor, read_tower, resize_tower
-from shards.errors import ModelError
+from shards.file_schema import describe, read_json
+from shards.model_config import CONFIG_FILE, ModelConfig, find_model_folder
+from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
 from shards.saving import staged_model, write_weights
-from shards.schema import describe, read_json
 from shards.tensor_shapes import model_shapes
 from shards.towers.base import Shapes, Tower, TowerImport
-from shards.towers.kinds import TextTower, VisionTower
 from shards.towers.registry import IMPORTS
+from shards.towers.tower_kinds import TextTower, VisionTower
 from shards.weights import stored_names
 
 if TYPE_CHECKING:

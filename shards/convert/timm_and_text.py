@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from shards.config import CONFIG_FILE, ModelConfig
 from shards.convert.checkpoint import find_checkpoint
 from shards.convert.checkpoint_hints import check_joined
 from shards.convert.pickled_weights import checkpoint_weights
@@ -16,13 +15,14 @@ from shards.convert.preprocessing import import_tokenizer, max_caption_tokens
 from shards.convert.single_tower import bare_names
 from shards.convert.timm_vision import load_timm_model, read_timm_preprocess, read_timm_tower
 from shards.convert.transformers_model import check_all_used, joined_tensor, read_tower
-from shards.errors import ModelError
+from shards.file_schema import describe, read_json
+from shards.model_config import CONFIG_FILE, ModelConfig
+from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 from shards.saving import staged_model, write_weights
-from shards.schema import describe, read_json
 from shards.tensor_shapes import LOGIT_SCALE, model_shapes
-from shards.towers.kinds import TextTower
 from shards.towers.registry import IMPORTS
+from shards.towers.tower_kinds import TextTower
 
 if TYPE_CHECKING:
     import torch

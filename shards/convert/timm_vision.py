@@ -10,11 +10,11 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from shards.config import CONFIG_FILE
 from shards.convert.preprocessing import Interpolation, Resize
-from shards.errors import ModelError
+from shards.file_schema import describe, read_json
+from shards.model_config import CONFIG_FILE
+from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
-from shards.schema import describe, read_json
 from shards.towers.eva import EvaTower
 from shards.towers.from_transformers import mlp_ratio, one_side
 from shards.towers.naflex import NaFlexTower

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from shards.config import CONFIG_FILE, ModelConfig, find_model_folder
 from shards.convert.pickled_weights import checkpoint_weights
 from shards.convert.preprocessing import import_budget, import_processor, import_tokenizer, max_caption_tokens
-from shards.errors import ModelError
+from shards.file_schema import describe, read_json
+from shards.model_config import CONFIG_FILE, ModelConfig, find_model_folder
+from shards.model_errors import ModelError
 from shards.saving import staged_model, write_weights
-from shards.schema import describe, read_json
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
 from shards.towers.base import ModelClass, Shape, Tower, TowerImport
 from shards.towers.from_transformers import parse_config
-from shards.towers.kinds import TextTower, VisionTower
 from shards.towers.registry import CLASSES, IMPORTS
+from shards.towers.tower_kinds import TextTower, VisionTower
 from shards.weights import CHECKPOINT_CURE, POSITIONS_CURE, check_shape, stored_names
 
 if TYPE_CHECKING:

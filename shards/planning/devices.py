@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.ranges import STRICT
 
 GB = 10**9

@@ -8,10 +8,10 @@ from math import ceil
 import numpy as np
 
 from shards.costs import weight_bytes
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.planning.problem import BOUNDLESS, PlacementProblem, StageLoad
-from shards.planning.solver.resources import Resources, Stages, smallest_part
-from shards.planning.solver.search import MIN_RATE_SHARE, best_placement
+from shards.planning.solver.capacities import Resources, Stages, smallest_part
+from shards.planning.solver.throughput_search import MIN_RATE_SHARE, best_placement
 from shards.shard_specs import ShardSpec, specs_between
 
 # The most stages that a plan considers: more rarely gain anything, and each makes the search longer.

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from shards.config import ModelConfig
 from shards.costs import Dtype, cut_bytes, tensor_bytes, weight_bytes
-from shards.planning.costs import DataMix, HostCosts, ModelCosts
+from shards.model_config import ModelConfig
 from shards.planning.devices import DeviceType, Fleet
+from shards.planning.planning_costs import DataMix, HostCosts, ModelCosts
 from shards.shard_specs import ShardSpec
 from shards.tensor_shapes import PARTS, held_dtype, model_shapes, part_of
 

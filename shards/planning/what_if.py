@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from math import ceil
 
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.planning.explain import stages_text
 from shards.planning.problem import PlacedStage, PlacementProblem, PlanPrediction, Pool, predict
-from shards.planning.solver.search import best_placement
+from shards.planning.solver.throughput_search import best_placement
 
 HOUR_S = 3600.0
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from shards.file_schema import ModelSection
 from shards.ranges import LayerRange
-from shards.schema import ModelSection
 
 if TYPE_CHECKING:
     import torch

@@ -2,8 +2,8 @@
 
 Legend: `R` captions, `T` tokens of the longest one, `N` tokens of all captions, `D` width. Source: transformers 5.23,
 `CLIPTextModel.forward` and `CLIPEncoder.forward`, whose steps these methods follow. Captions end with their first end
-token (`embedder.steps.captions` cuts them there), so the last token is pooled; no token sees a later one, so padding
-affects no token that counts.
+token (`embedder.steps.caption_encoder` cuts them there), so the last token is pooled; no token sees a later one, so
+padding affects no token that counts.
 """
 
 from __future__ import annotations

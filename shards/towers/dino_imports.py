@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.towers.base import TowerImport
 from shards.towers.eva import EvaTower
 from shards.towers.from_transformers import check_settings, one_side, vision_fields

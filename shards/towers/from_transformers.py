@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from shards.errors import ModelError
-from shards.schema import ModelSection, describe
+from shards.file_schema import ModelSection, describe
+from shards.model_errors import ModelError
 
 T = TypeVar("T", bound=ModelSection)
 

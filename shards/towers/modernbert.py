@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shards.errors import ModelError
+from shards.file_schema import require_multiple
+from shards.model_errors import ModelError
 from shards.ranges import LayerRange
-from shards.schema import require_multiple
 from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
 from shards.towers.from_transformers import check_settings
 from shards.towers.text_encoder import TextActivation, TextEncoderTower, encoder_names

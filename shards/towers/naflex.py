@@ -19,9 +19,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from shards.compat import replace_naflex_positions
-from shards.errors import ModelError
+from shards.file_schema import require_multiple
+from shards.model_errors import ModelError
 from shards.ranges import LayerRange
-from shards.schema import require_multiple
 from shards.towers.base import Shape, Shapes, TowerImport, linear_shapes
 from shards.towers.from_transformers import check_settings, vision_fields
 from shards.towers.siglip import IMPORTS as SIGLIP_IMPORTS

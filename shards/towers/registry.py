@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Discriminator, Tag
 
-from shards.schema import FAMILY_TAG
+from shards.file_schema import FAMILY_TAG
 from shards.towers import (
     albert,
     bert,
@@ -24,7 +24,7 @@ from shards.towers import (
 )
 from shards.towers.albert import AlbertTower
 from shards.towers.base import ModelClass, Tower, TowerImport
-from shards.towers.kinds import TextTower, VisionTower
+from shards.towers.tower_kinds import TextTower, VisionTower
 from shards.towers.vit import VitTower
 
 MODULES = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.towers.base import ModelClass, TowerImport
 from shards.towers.clip import PreNormTextTower, clip_vision_names
 from shards.towers.from_transformers import check_settings, one_side, vision_fields

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from shards.errors import ModelError
+from shards.file_schema import require_multiple
+from shards.model_errors import ModelError
 from shards.ranges import LayerRange
-from shards.schema import require_multiple
 from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
 from shards.towers.from_transformers import check_settings, without_token_id_warnings
-from shards.towers.kinds import TextTower
+from shards.towers.tower_kinds import TextTower
 
 if TYPE_CHECKING:
     import torch

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shards.errors import ModelError
+from shards.file_schema import require_multiple
+from shards.model_errors import ModelError
 from shards.ranges import LayerRange
-from shards.schema import require_multiple
 from shards.towers.base import Shapes, TowerFlops, attention_flops, linear_shapes, norm_shapes
-from shards.towers.kinds import VisionTower
+from shards.towers.tower_kinds import VisionTower
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from shards.compat import with_positions
+from shards.file_schema import require_multiple
 from shards.ranges import LayerRange
-from shards.schema import require_multiple
 from shards.towers.base import Shapes, linear_shapes, norm_shapes
 from shards.towers.timm_tower import TimmVisionTower
 

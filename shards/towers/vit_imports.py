@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.towers.base import TowerImport
 from shards.towers.from_transformers import check_settings, one_side, vision_fields
 from shards.towers.vit import VisionActivation, VitTower

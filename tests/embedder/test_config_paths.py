@@ -4,7 +4,7 @@ import pytest
 
 from embedder.config import load_config
 from embedder.errors import ConfigError
-from embedder.plugins.train.config import load_train_config
+from embedder.plugins.train.train_config import load_train_config
 
 RUN = """
 model = "models/mine"

@@ -37,8 +37,8 @@ from embedder.config import DecodeConfig, SourceConfig
 from embedder.errors import EmbedderError
 from embedder.ingest.embed import embed
 from embedder.media import images, videos
-from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.observability.log import messages_to
@@ -46,8 +46,8 @@ from embedder.sources.listing import list_sources
 from embedder.storage.model_download import resolve_model
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
-from index.errors import RetrievalError
-from shards.errors import ModelError
+from index.index_errors import RetrievalError
+from shards.model_errors import ModelError
 from shards.shard import load_shard
 
 ROOT = Path(__file__).parents[2]
@@ -201,7 +201,7 @@ def test_a_pickle_in_a_model_folder_is_never_executed(tiny_model, tmp_path, name
     result = CliRunner().invoke(app, ["model", "info", str(folder)])
     assert result.exception is not None
     with pytest.raises(ModelError):
-        from shards.config import load_model_config
+        from shards.model_config import load_model_config
         from shards.shard_specs import whole_model
 
         load_shard(resolve_model(str(folder)), whole_model(load_model_config(folder)))

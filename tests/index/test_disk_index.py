@@ -15,7 +15,7 @@ from index.atomic_folder import sweep_leftovers
 from index.constraints import Constraints
 from index.designs import designs_in_parts, parse_design
 from index.disk_index import DiskIndex
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.manifest import Manifest, read_manifest
 from index.search import Index, open_index
 from index.update import update_index

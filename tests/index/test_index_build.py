@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from index_samples import DIM, Build, make_ids, make_vectors
 
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.manifest import read_manifest
 from index.search import open_index
 from index.vectors import VectorTable

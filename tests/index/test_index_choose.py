@@ -10,7 +10,7 @@ from index.choose import may_stop
 from index.constraints import Constraints, judge, rank
 from index.design_trials import QueryDirections
 from index.designs import Design, candidate_designs, count_lists, parse_design
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.manifest import DesignTrial
 from index.search import open_index
 

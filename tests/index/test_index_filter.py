@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from index_samples import Build, exact_rows, index_builder, make_images_and_captions, make_vectors, share_found
 
-from index.errors import RetrievalError
 from index.faiss_scan import RowScan
+from index.index_errors import RetrievalError
 from index.search import Index, open_index, widen_search_params
 from index.selector import Selector
 

@@ -3,8 +3,8 @@
 import pytest
 from index_samples import Build
 
-from index.errors import GateRefusedError, RetrievalError
 from index.gate import Gate, check_gate
+from index.index_errors import GateRefusedError, RetrievalError
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from index_samples import Build, make_ids, make_vectors
 
 from index import faiss_build
-from index.errors import RebuildNeededError, RetrievalError
+from index.index_errors import RebuildNeededError, RetrievalError
 from index.search import open_index
 from index.update import update_index
 

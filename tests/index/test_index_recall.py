@@ -9,7 +9,7 @@ from index_samples import Build, make_images_and_captions, make_vectors, share_f
 from index import faiss_build
 from index.constraints import Constraints
 from index.designs import parse_design
-from index.queries import MAX_MEASURED, RecallQueries, sampled_queries, split_queries, text_like_queries
+from index.held_out_queries import MAX_MEASURED, RecallQueries, sampled_queries, split_queries, text_like_queries
 from index.recall import GroundTruth, find_ground_truth, measure_recall
 from index.search import open_index
 from index.vectors import VectorTable

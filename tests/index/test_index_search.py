@@ -10,7 +10,7 @@ from index_samples import DIM, Build, make_ids, make_vectors
 
 from index import faiss_build, faiss_search
 from index.constraints import Constraints
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.search import open_index
 
 KINDS = ("flat", "hnsw", "ivf")

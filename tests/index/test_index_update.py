@@ -10,8 +10,8 @@ from index_samples import Build, exact_rows, make_ids, make_images_and_captions,
 
 from index.autotune import Meter
 from index.constraints import Constraints
-from index.errors import RebuildNeededError, RetrievalError
 from index.ids import compare_ids
+from index.index_errors import RebuildNeededError, RetrievalError
 from index.manifest import Point
 from index.recall import GroundTruth
 from index.search import open_index

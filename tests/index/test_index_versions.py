@@ -14,7 +14,7 @@ import pytest
 from index_samples import Build, make_ids, make_vectors
 
 from index.atomic_folder import sweep_leftovers, whole_folder
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.search import open_index
 from index.versions import list_versions, next_version, version_path
 

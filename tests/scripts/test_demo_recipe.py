@@ -14,7 +14,7 @@ from script_runs import run_script
 from train_demo_model import average
 
 from demo_recipe.sources import MORE_STYLES
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 
 COLOURS = {"red": "#d02020", "green": "#20a020", "blue": "#2040d0", "yellow": "#e0c020"}
 SHAPES = ("square", "circle", "bar")

@@ -3,8 +3,8 @@
 import pytest
 from gpu_simulation import MODELS
 
-from shards.planning.costs import estimate_costs
 from shards.planning.devices import DEVICES
+from shards.planning.planning_costs import estimate_costs
 from shards.ranges import LayerRange
 
 H100 = DEVICES["H100"]

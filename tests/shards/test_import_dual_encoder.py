@@ -12,10 +12,10 @@ from tower_checkpoints import edit_json
 from tower_checks import check_refused, randomise
 
 from shards.activations import Batch, TowerState
-from shards.config import load_model_config
 from shards.convert import export_vision_text_dual_encoder, import_transformers
-from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 from shards.plan import plan_shards
 from shards.shard import load_shard
 from shards.towers.from_transformers import mlp_ratio

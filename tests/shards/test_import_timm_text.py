@@ -11,10 +11,10 @@ from torch.testing import assert_close
 from tower_checks import randomise
 
 from shards.activations import Batch, TowerState
-from shards.config import load_model_config
 from shards.convert import import_timm_and_text
-from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 from shards.plan import plan_shards
 from shards.reference import load_towers
 from shards.shard import load_shard

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shards.config import find_model_folder, load_model_config
-from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint, preprocess_fingerprint
 from shards.fresh import init_model
+from shards.model_config import find_model_folder, load_model_config
+from shards.model_errors import ModelError
+from shards.model_summary import describe_model
 from shards.saving import write_weights
-from shards.summary import describe_model
 
 
 def edit(folder, section=None, **changes):
@@ -185,11 +185,11 @@ def test_a_summary_refuses_weights_of_another_configuration(model):
 def test_configuring_planning_hashing_and_summarising_import_nothing_heavy(make_config, make_model):
     code = """
 import sys
-import shards, shards.plan, shards.config, shards.activations, shards.convert, shards.summary
+import shards, shards.plan, shards.model_config, shards.activations, shards.convert, shards.model_summary
 config = shards.load_model_config(sys.argv[1])
 shards.plan_shards(config, 3).to_json()
-shards.summary.describe_model(sys.argv[1])
-shards.config.find_model_folder(sys.argv[1])
+shards.model_summary.describe_model(sys.argv[1])
+shards.model_config.find_model_folder(sys.argv[1])
 heavy = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av", "pyarrow", "huggingface_hub", "obstore"}
 assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 """

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from shards.errors import ModelError
-from shards.planning.costs import DataMix, HostCosts, ModelCosts, TowerSeconds, estimate_costs, estimate_host
+from shards.model_errors import ModelError
 from shards.planning.devices import DEVICES, cpu_core, parse_devices, with_slow_float16
+from shards.planning.planning_costs import DataMix, HostCosts, ModelCosts, TowerSeconds, estimate_costs, estimate_host
 from shards.planning.problem import make_problem
 from shards.planning.solver.grid import make_grid
 from shards.ranges import LayerRange

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from shards.costs import weight_bytes
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.plan import ShardPlan, check_plan, plan_placement, plan_shards
-from shards.planning.costs import DataMix, estimate_costs, estimate_host
 from shards.planning.devices import parse_devices
 from shards.planning.explain import best_rate_of_cut, compare_with_equal_parts, equal_parts
+from shards.planning.planning_costs import DataMix, estimate_costs, estimate_host
 from shards.planning.problem import make_problem, predict
-from shards.planning.solver.search import best_placement
+from shards.planning.solver.throughput_search import best_placement
 from shards.planning.what_if import what_if
 
 VISION = {"width": 384, "depth": 12, "num_heads": 6, "image_size": 224, "patch_size": 16}

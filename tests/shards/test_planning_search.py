@@ -9,10 +9,10 @@ import pytest
 from work import count_calls
 
 from shards.costs import cut_bytes, weight_bytes
-from shards.planning.costs import DataMix, ModelCosts, TowerSeconds, estimate_costs, estimate_host
 from shards.planning.devices import DeviceType, parse_devices
+from shards.planning.planning_costs import DataMix, ModelCosts, TowerSeconds, estimate_costs, estimate_host
 from shards.planning.problem import PlacementProblem, Pool, predict
-from shards.planning.solver.search import best_placement
+from shards.planning.solver.throughput_search import best_placement
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec
 

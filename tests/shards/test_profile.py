@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
-from shards.config import ModelConfig
 from shards.fresh import init_model
-from shards.planning.costs import ModelCosts
+from shards.model_config import ModelConfig
+from shards.planning.planning_costs import ModelCosts
 from shards.preprocess import PreprocessConfig
 from shards.profile import TimingSetting, measure_costs, measure_part
 from shards.ranges import LayerRange

@@ -128,7 +128,7 @@ def test_one_thread_and_two_give_the_same_vectors(make_config, make_model, make_
 PEAKS = """
 import sys
 from shards.shard_specs import vision_only, whole_model
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 from shards.shard import load_shard
 def peak(): return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 folder, dtype = sys.argv[1:]

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from shards.activations import Batch, TowerState
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.plan import LayerRange, ShardSpec, plan_shards
 from shards.reference import load_towers
 from shards.shard import load_shard

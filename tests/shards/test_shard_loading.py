@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shards.costs import weight_bytes
-from shards.errors import ModelError
 from shards.fresh import init_model
+from shards.model_errors import ModelError
 from shards.plan import LayerRange, ShardSpec, plan_shards
 from shards.reference import TwinTower, load_towers
 from shards.shard import load_shard

@@ -4,10 +4,10 @@ import pytest
 from work import count_calls
 
 from shards.costs import tower_costs
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.plan import MIXED_SLACK, LayerRange, ShardPlan, ShardSpec, check_plan, plan_shards, plan_specs
-from shards.planning.costs import DataMix
-from shards.planning.solver.resources import TIE
+from shards.planning.planning_costs import DataMix
+from shards.planning.solver.capacities import TIE
 
 BIG_TEXT = {"num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072, "embedding_size": 128}
 

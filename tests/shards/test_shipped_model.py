@@ -12,10 +12,10 @@ import torch
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.retrieval.rank_metrics import retrieval_at
-from embedder.steps.captions import CaptionEncoder
+from embedder.steps.caption_encoder import CaptionEncoder
 from shards.activations import Batch, TowerState
-from shards.config import load_model_config
 from shards.fingerprint import model_fingerprint
+from shards.model_config import load_model_config
 from shards.plan import plan_shards
 from shards.shard import load_shard
 from shards.shard_specs import whole_model

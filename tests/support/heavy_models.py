@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import samples
 
-from shards.config import ModelConfig
 from shards.fresh import init_model
+from shards.model_config import ModelConfig
 from shards.plan import plan_specs
 from shards.preprocess import PreprocessConfig
 from shards.ranges import LayerRange

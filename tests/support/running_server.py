@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from embedder.plugins.serve.run_server import DrainingServer
-from embedder.plugins.serve.settings import ServeSettings
+from embedder.plugins.serve.serve_settings import ServeSettings
 
 START_TIMEOUT_S = 60.0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from embedder.media.errors import DecodeError
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
 
 FIT = ResizeSpec(16)

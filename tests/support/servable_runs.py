@@ -10,7 +10,7 @@ from embedder.media.limits import DecodeLimits
 from embedder.servables import make_servable
 from embedder.servables.order import order_servables
 from embedder.servables.predict import decode_rows, show_rows
-from embedder.servables.run import RunningServable
+from embedder.servables.running_servable import RunningServable
 
 
 def png(seed: int, size: tuple[int, int] = (40, 30)) -> bytes:

@@ -11,7 +11,7 @@ import uvicorn
 
 from embedder.plugins.serve.connections import uvicorn_options
 from embedder.plugins.serve.protection import protect
-from embedder.plugins.serve.settings import ServeSettings
+from embedder.plugins.serve.serve_settings import ServeSettings
 
 BIG_BYTES = 64 << 20
 

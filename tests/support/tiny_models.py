@@ -1,6 +1,6 @@
 """Twin towers small enough to embed an image in a millisecond."""
 
-from shards.config import ModelConfig
+from shards.model_config import ModelConfig
 from shards.preprocess import PreprocessConfig
 from shards.towers.albert import AlbertTower
 from shards.towers.vit import VitTower

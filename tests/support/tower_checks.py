@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shards.activations import Batch, TowerState
-from shards.config import ModelConfig, load_model_config
-from shards.errors import ModelError
 from shards.length_groups import count_computed
+from shards.model_config import ModelConfig, load_model_config
+from shards.model_errors import ModelError
 from shards.reference import load_towers
 from shards.shard import load_shard
 from shards.shard_specs import ShardSpec, specs_between, whole_model

@@ -5,14 +5,14 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from shards.config import ModelConfig
 from shards.fresh import init_model
+from shards.model_config import ModelConfig
 from shards.preprocess import PreprocessConfig
 from shards.saving import write_weights
 from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE, model_shapes
 from shards.towers.albert import AlbertTower
-from shards.towers.kinds import VisionTower
 from shards.towers.registry import MODULES
+from shards.towers.tower_kinds import VisionTower
 from shards.towers.vit import VitTower
 from shards.weights import WEIGHTS_FILE
 

@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from shards.activations import Batch, TowerState
-from shards.config import ModelConfig
 from shards.fresh import init_model
+from shards.model_config import ModelConfig
 from shards.preprocess import PreprocessConfig
 from shards.saving import write_weights
 from shards.tensor_shapes import model_shapes

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from embedder.plugins.train.config import TrainConfig, load_train_config
+from embedder.plugins.train.train_config import TrainConfig, load_train_config
 
 COLOURS = {
     "red": (230, 30, 30),

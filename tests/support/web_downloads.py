@@ -3,7 +3,7 @@
 import pytest
 import samples
 
-from embedder.sources.errors import FetchError
+from embedder.sources.source_errors import FetchError
 from embedder.sources.web.body import SizeLimits
 
 LIMITS = SizeLimits(image_bytes=1 << 20, video_bytes=2 << 20)

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import embedder
-from shards.config import ModelConfig
 from shards.costs import count_parameters
 from shards.fresh import init_model
+from shards.model_config import ModelConfig
 from shards.preprocess import PreprocessConfig
 from shards.tensor_shapes import model_shapes
 from shards.towers.registry import DEFAULT_TEXT

@@ -10,9 +10,9 @@ import io
 import rawpy
 from PIL import Image
 
-from embedder.media.errors import UNSUPPORTED_CAMERA, DecodeError
 from embedder.media.images import WHOLE_FACTOR, check_pixels, load_image, open_image, orientation_of
 from embedder.media.loaded_image import LoadedImage
+from embedder.media.media_errors import UNSUPPORTED_CAMERA, DecodeError
 from embedder.media.resize import ResizeSpec, Size, scaled_size
 
 ORIENTATIONS = {0: 1, 3: 3, 5: 8, 6: 6}

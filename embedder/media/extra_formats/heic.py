@@ -7,9 +7,9 @@ from PIL import Image
 
 from embedder.media.colour import CICP
 from embedder.media.colour_tags import heif_cicp
-from embedder.media.errors import DecodeError
 from embedder.media.images import WHOLE_FACTOR, check_pixels
 from embedder.media.loaded_image import LoadedImage
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec, Size
 
 UPRIGHT = 1

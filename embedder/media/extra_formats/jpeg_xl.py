@@ -5,9 +5,9 @@ from typing import NamedTuple
 import pillow_jxl
 from PIL import Image
 
-from embedder.media.errors import DecodeError
 from embedder.media.images import WHOLE_FACTOR, check_pixels, load_image
 from embedder.media.loaded_image import LoadedImage
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec, Size
 
 UPRIGHT = 1

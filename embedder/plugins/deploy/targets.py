@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from embedder.cli.options import AsJson
-from embedder.cli.refresh import CONFIG_HELP
+from embedder.cli.refresh_command import CONFIG_HELP
 from embedder.cli.results import Result, print_result
 from embedder.errors import ConfigError
 from embedder.version import __version__

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.plugins.evaluate.exact import MAX_SCORES, TIE, Ints
-from embedder.plugins.evaluate.images import ImageTable
+from embedder.plugins.evaluate.published_images import ImageTable
 from index.vectors import Floats
 
 Values = np.ndarray[Any, np.dtype[np.float64]]

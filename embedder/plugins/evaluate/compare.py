@@ -28,7 +28,7 @@ from embedder.plugins.evaluate.comparison_report import (
     Finding,
 )
 from embedder.plugins.evaluate.exact import Ints, RelevantPairs, right_rows, search_exactly
-from embedder.plugins.evaluate.images import ImageTable
+from embedder.plugins.evaluate.published_images import ImageTable
 from embedder.plugins.evaluate.query_sets import QuerySet, file_query_set, own_captions, read_query_file
 from embedder.plugins.evaluate.sides import describe_side, open_side
 from embedder.quantities import plural
@@ -46,7 +46,7 @@ from embedder.store.tables.tables import RecordTable
 from index.vectors import Floats
 
 if TYPE_CHECKING:
-    from embedder.servables.base import Servable
+    from embedder.servables.servable import Servable
 
 LOG = logging.getLogger(__name__)
 DEFAULT_NUM_CAPTIONS = 2000

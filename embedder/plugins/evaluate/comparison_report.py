@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from embedder.config_toml.sections import Metric
-from embedder.report.schema import ReportSection
+from embedder.report.report_schema import ReportSection
 
 Finding = Literal["equal", "better", "worse", "too few"]
 

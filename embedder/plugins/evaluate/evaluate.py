@@ -16,11 +16,18 @@ from embedder.installation import require
 from embedder.observability.run_tracking import parameters_of
 from embedder.observability.trackers import Tracker, track_run
 from embedder.plugins.evaluate.common_images import CommonImages, best_items, ndcg
+from embedder.plugins.evaluate.evaluate_outputs import TRACKER_NAME, evaluation_files, list_figures
+from embedder.plugins.evaluate.evaluate_report import (
+    ConfidenceInterval,
+    Evaluation,
+    HardQuery,
+    Latency,
+    ModelFigures,
+    QueryFigures,
+)
 from embedder.plugins.evaluate.exact import Ints, RelevantPairs, right_rows, search_exactly
-from embedder.plugins.evaluate.images import ImageTable
 from embedder.plugins.evaluate.index_recall import ask_index, index_figures
-from embedder.plugins.evaluate.metrics import by_group, mean, mean_reciprocal_rank, recalls
-from embedder.plugins.evaluate.outputs import TRACKER_NAME, evaluation_files, list_figures
+from embedder.plugins.evaluate.published_images import ImageTable
 from embedder.plugins.evaluate.query_sets import (
     ONE_TOWER,
     OWN_CAPTIONS,
@@ -29,14 +36,7 @@ from embedder.plugins.evaluate.query_sets import (
     own_captions,
     read_query_file,
 )
-from embedder.plugins.evaluate.report import (
-    ConfidenceInterval,
-    Evaluation,
-    HardQuery,
-    Latency,
-    ModelFigures,
-    QueryFigures,
-)
+from embedder.plugins.evaluate.retrieval_metrics import by_group, mean, mean_reciprocal_rank, recalls
 from embedder.plugins.evaluate.timing import time_each
 from embedder.quantities import agree, plural
 from embedder.redaction import mask

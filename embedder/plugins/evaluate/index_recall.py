@@ -9,15 +9,15 @@ import numpy as np
 import psutil
 
 from embedder.placement.hardware import num_cpus
+from embedder.plugins.evaluate.evaluate_report import CurvePoint, IndexFigures, Latency
 from embedder.plugins.evaluate.exact import TIE, ExactNeighbours, Ints, RelevantPairs
-from embedder.plugins.evaluate.images import ImageTable
-from embedder.plugins.evaluate.metrics import mean, recalls
+from embedder.plugins.evaluate.published_images import ImageTable
 from embedder.plugins.evaluate.query_sets import QuerySet
-from embedder.plugins.evaluate.report import CurvePoint, IndexFigures, Latency
+from embedder.plugins.evaluate.retrieval_metrics import mean, recalls
 from embedder.plugins.evaluate.timing import time_each, time_throughput
 from embedder.retrieval.model_columns import match_keys
 from embedder.retrieval.store_api import Store
-from embedder.store_index.versions import open_version
+from embedder.store_index.index_versions import open_version
 from index.designs import Parameters, parse_design
 from index.manifest import Manifest
 from index.search import Index

@@ -2,7 +2,7 @@
 
 from io import BytesIO
 
-from embedder.plugins.evaluate.report import IndexFigures
+from embedder.plugins.evaluate.evaluate_report import IndexFigures
 
 SIZE_INCH = (7, 5)
 DOTS_PER_INCH = 110

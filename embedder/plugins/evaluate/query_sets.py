@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from embedder.errors import ConfigError, StoreError
 from embedder.plugins.evaluate.clicks import grades_of_clicks
 from embedder.plugins.evaluate.exact import Ints
-from embedder.plugins.evaluate.images import ImageTable
+from embedder.plugins.evaluate.published_images import ImageTable
 from embedder.quantities import percent, plural
 from embedder.retrieval.store_api import Store
 from embedder.sources.table_files import Table, find_table

@@ -6,14 +6,14 @@ from typing import Any
 
 from embedder.errors import ConfigError, StoreError, check_argument
 from embedder.plugins.evaluate.comparison_report import ComparedSide
-from embedder.plugins.evaluate.images import ImageTable
+from embedder.plugins.evaluate.published_images import ImageTable
 from embedder.plugins.evaluate.query_sets import ONE_TOWER
 from embedder.retrieval.store_api import Store, open_store
 from embedder.store.journal.runs import REPORT_FILE
 from embedder.store.layout import run_file
 from embedder.store.tables.models import check_has_vectors
-from embedder.store_index.versions import manifest_of
-from shards.schema import parse_json
+from embedder.store_index.index_versions import manifest_of
+from shards.file_schema import parse_json
 
 SIDE = re.compile(r"(?P<store>.+?)(?:@(?P<run>\d{8}T\d{6}Z[\w.-]*))?(?:#(?P<model>[a-z0-9_]+))?")
 """Address of a store, then optionally `@RUN_ID`, then optionally `#NAME`; other `@` and `#` belong to the address."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from embedder.plugins.evaluate.report import Latency, Throughput
+from embedder.plugins.evaluate.evaluate_report import Latency, Throughput
 from index.vectors import Floats
 
 NUM_WARM_UP = 3

@@ -8,14 +8,14 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from embedder.plugins.runners import PROGRAMS
-from embedder.servables.base import Servable
-from embedder.servables.columns import ADDRESS, ImageInput, InputColumn, OutputColumn, PixelsInput, TextInput
-from embedder.servables.errors import ServableError
 from embedder.servables.program import ServableProgram
+from embedder.servables.servable import Servable
+from embedder.servables.servable_columns import ADDRESS, ImageInput, InputColumn, OutputColumn, PixelsInput, TextInput
+from embedder.servables.servable_errors import ServableError
 from embedder.storage.model_download import ALLOWED_FILES, PICKLED_FILES, resolve_checkpoint
-from shards.config import CONFIG_FILE
+from shards.file_schema import read_json
+from shards.model_config import CONFIG_FILE
 from shards.preprocess import PreprocessConfig
-from shards.schema import read_json
 
 Task = Literal[
     "image-feature-extraction",

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Literal
 
 from embedder.plugins.runners import PROGRAMS
-from embedder.servables.declared import SAID, DeclaredServable, find_file, kind_of_file
-from embedder.servables.errors import ServableError
+from embedder.servables.declared_servables import SAID, DeclaredServable, find_file, kind_of_file
 from embedder.servables.program import ServableProgram
+from embedder.servables.servable_errors import ServableError
 
 FIRST_TAGS = (b"\x08", b"\x12", b"\x3a")
 """Protobuf's tags of the fields that a graph's file can begin with: ir_version, producer_name, graph."""

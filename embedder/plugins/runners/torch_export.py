@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from embedder.plugins.runners import PROGRAMS
-from embedder.servables.declared import DeclaredServable, check_kind
+from embedder.servables.declared_servables import DeclaredServable, check_kind
 from embedder.servables.program import ServableProgram
 
 

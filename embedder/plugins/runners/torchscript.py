@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from embedder.plugins.runners import PROGRAMS
-from embedder.servables.declared import DeclaredServable, check_kind
+from embedder.servables.declared_servables import DeclaredServable, check_kind
 from embedder.servables.program import ServableProgram
 
 

@@ -11,13 +11,13 @@ from pydantic import Field, model_validator
 
 from embedder.plugins.runners import PROGRAMS
 from embedder.plugins.runners.hf import local_checkpoint
-from embedder.servables.base import Servable
-from embedder.servables.columns import ADDRESS, ImageInput, InputColumn, OutputColumn, TextInput
-from embedder.servables.errors import ServableError
 from embedder.servables.program import ServableProgram
+from embedder.servables.servable import Servable
+from embedder.servables.servable_columns import ADDRESS, ImageInput, InputColumn, OutputColumn, TextInput
+from embedder.servables.servable_errors import ServableError
 from embedder.storage.model_download import ALLOWED_FILES
-from shards.config import CONFIG_FILE
-from shards.schema import read_json
+from shards.file_schema import read_json
+from shards.model_config import CONFIG_FILE
 
 
 class VllmServable(Servable):

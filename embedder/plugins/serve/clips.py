@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.sniff import HEAD_BYTES
-from embedder.plugins.serve.errors import RequestError
+from embedder.plugins.serve.serve_errors import RequestError
 from embedder.plugins.serve.task_threads import TaskThreads
 from embedder.plugins.serve.thumbnails import unreadable
 from embedder.retrieval.snapshot import EmbeddedFiles

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from embedder.plugins.serve.protection import SECURITY_HEADERS
 from embedder.plugins.serve.rate_limit import client_key
-from embedder.plugins.serve.settings import ServeSettings
+from embedder.plugins.serve.serve_settings import ServeSettings
 
 MAX_HEADER_BYTES = 32 << 10
 MIN_BYTES_PER_S = 1024  # of an answer that a client reads; must be more than one byte at a time

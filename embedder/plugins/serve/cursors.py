@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NamedTuple
 
-from embedder.plugins.serve.errors import RequestError
+from embedder.plugins.serve.serve_errors import RequestError
 from embedder.retrieval.hit import Hit
 from embedder.retrieval.queries import SearchOptions
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 NAME_BYTES = 5  # of ten thousand hits, two have the same name in one of 20,000 lists
 

@@ -15,13 +15,13 @@ from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 
 from embedder.errors import USER_MISTAKES
-from embedder.plugins.serve.errors import RequestError, invalid
+from embedder.plugins.serve.api_schema import DuplicatesAnswer, ExportRequest
+from embedder.plugins.serve.item_lists import describe_items, list_items
 from embedder.plugins.serve.item_routes import Version, Where
-from embedder.plugins.serve.listing import describe_items, list_items
 from embedder.plugins.serve.openapi import body_of, errors_of
-from embedder.plugins.serve.schema import DuplicatesAnswer, ExportRequest
 from embedder.plugins.serve.search_batch import as_answer
 from embedder.plugins.serve.search_routes import read_body
+from embedder.plugins.serve.serve_errors import RequestError, invalid
 from embedder.plugins.serve.served_publication import ServedPublication, no_item
 from embedder.plugins.serve.service import Service
 from embedder.retrieval.hit import Hit

@@ -12,10 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 
 from embedder.errors import USER_MISTAKES
-from embedder.plugins.serve.errors import RequestError, busy, mistake
-from embedder.plugins.serve.item_routes import Version, Where
-from embedder.plugins.serve.openapi import errors_of
-from embedder.plugins.serve.schema import (
+from embedder.plugins.serve.api_schema import (
     IMAGE_SIZES,
     MAX_K,
     MAX_QUERIES,
@@ -25,6 +22,9 @@ from embedder.plugins.serve.schema import (
     StatusAnswer,
     VersionsAnswer,
 )
+from embedder.plugins.serve.item_routes import Version, Where
+from embedder.plugins.serve.openapi import errors_of
+from embedder.plugins.serve.serve_errors import RequestError, busy, mistake
 from embedder.plugins.serve.served_publication import ServedPublication, error_without_place
 from embedder.plugins.serve.service import Service
 

@@ -8,12 +8,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, BeforeValidator
 from pydantic_core import to_json
 
-from embedder.plugins.serve.clips import clip_response
-from embedder.plugins.serve.errors import RequestError
-from embedder.plugins.serve.listing import describe_items, list_items
-from embedder.plugins.serve.openapi import errors_of
-from embedder.plugins.serve.page_files import is_known
-from embedder.plugins.serve.schema import (
+from embedder.plugins.serve.api_schema import (
     MAX_ID_CHARACTERS,
     MAX_K,
     MAX_TEXT_CHARACTERS,
@@ -22,7 +17,12 @@ from embedder.plugins.serve.schema import (
     Sort,
     none_if_blank,
 )
+from embedder.plugins.serve.clips import clip_response
+from embedder.plugins.serve.item_lists import describe_items, list_items
+from embedder.plugins.serve.openapi import errors_of
+from embedder.plugins.serve.page_files import is_known
 from embedder.plugins.serve.search_batch import as_answer
+from embedder.plugins.serve.serve_errors import RequestError
 from embedder.plugins.serve.served_publication import ServedPublication, error_without_place, no_item
 from embedder.plugins.serve.service import Service
 from embedder.plugins.serve.thumbnails import CONTENT_TYPE, Frame

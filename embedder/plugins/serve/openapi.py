@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from embedder.plugins.serve.schema import EmbedRequest, ErrorAnswer, ExportRequest, SearchRequest
+from embedder.plugins.serve.api_schema import EmbedRequest, ErrorAnswer, ExportRequest, SearchRequest
 
 REF = "#/components/schemas/{model}"
 BODIES: tuple[type[BaseModel], ...] = (SearchRequest, EmbedRequest, ExportRequest)

@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedder.errors import ConfigError
-from embedder.plugins.serve.errors import RequestError, busy
 from embedder.plugins.serve.rate_limit import RateLimit
-from embedder.plugins.serve.settings import LOOPBACK, ServeSettings
+from embedder.plugins.serve.serve_errors import RequestError, busy
+from embedder.plugins.serve.serve_settings import LOOPBACK, ServeSettings
 from embedder.quantities import plural
 from embedder.redaction import mask
 

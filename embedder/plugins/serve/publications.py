@@ -8,9 +8,9 @@ from contextlib import suppress
 
 from embedder.encoders.servable_encoder import CodeSources
 from embedder.errors import USER_MISTAKES, StoreError
-from embedder.plugins.serve.errors import RequestError
+from embedder.plugins.serve.serve_errors import RequestError
+from embedder.plugins.serve.serve_settings import ServeSettings
 from embedder.plugins.serve.served_publication import WARM_UP_TEXT, ServedPublication
-from embedder.plugins.serve.settings import ServeSettings
 from embedder.retrieval.store_api import Store
 from embedder.retrieval.store_follower import FollowingStore
 from embedder.store.files import StoreFiles

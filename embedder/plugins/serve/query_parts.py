@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from embedder.errors import USER_MISTAKES
-from embedder.plugins.serve.errors import STORE_RETRY_S, RequestError, busy, mistake
-from embedder.plugins.serve.schema import Example, ImageQuery, Query
+from embedder.plugins.serve.api_schema import Example, ImageQuery, Query
 from embedder.plugins.serve.search_batch import Asked
+from embedder.plugins.serve.serve_errors import STORE_RETRY_S, RequestError, busy, mistake
 from embedder.plugins.serve.served_publication import ServedPublication
 from embedder.plugins.serve.service import Service, too_large
 from embedder.redaction import mask
 from embedder.retrieval.queries import SearchOptions
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from index.vectors import Floats, check_vectors
 
 LOG = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message
 from embedder.errors import RunFailedError
 from embedder.executors.interrupts import handling
 from embedder.executors.ray_session import start_ray
-from embedder.plugins.serve.app import create_app
-from embedder.plugins.serve.settings import ServeSettings
+from embedder.plugins.serve.serve_settings import ServeSettings
+from embedder.plugins.serve.web_app import create_app
 from embedder.store.files import StoreFiles
 from embedder.store.store_info import read_published
 

@@ -13,10 +13,10 @@ import uvicorn
 
 from embedder.errors import ConfigError
 from embedder.executors.interrupts import handling
-from embedder.plugins.serve.app import add_limits, create_routes
 from embedder.plugins.serve.connections import uvicorn_options
-from embedder.plugins.serve.metrics import ACCESS_LOG
-from embedder.plugins.serve.settings import ServeSettings
+from embedder.plugins.serve.serve_metrics import ACCESS_LOG
+from embedder.plugins.serve.serve_settings import ServeSettings
+from embedder.plugins.serve.web_app import add_limits, create_routes
 
 
 class DrainingServer(uvicorn.Server):

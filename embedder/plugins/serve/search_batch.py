@@ -12,11 +12,11 @@ import numpy as np
 from pydantic_core import to_json
 
 from embedder.errors import USER_MISTAKES
+from embedder.plugins.serve.api_schema import Sort
 from embedder.plugins.serve.cursors import Cursor, count_seen, following, make_cursor
-from embedder.plugins.serve.errors import RequestError, mistake
-from embedder.plugins.serve.listing import sorted_hits
-from embedder.plugins.serve.metrics import Metrics
-from embedder.plugins.serve.schema import Sort
+from embedder.plugins.serve.item_lists import sorted_hits
+from embedder.plugins.serve.serve_errors import RequestError, mistake
+from embedder.plugins.serve.serve_metrics import Metrics
 from embedder.plugins.serve.served_publication import ServedPublication
 from embedder.retrieval.hit import Hit
 from embedder.retrieval.hits import Hits

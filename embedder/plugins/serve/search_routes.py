@@ -11,11 +11,7 @@ from pydantic_core import to_json
 from starlette.datastructures import UploadFile
 
 from embedder.errors import USER_MISTAKES
-from embedder.plugins.serve.cursors import Cursor, check_cursor, query_digest, read_cursor
-from embedder.plugins.serve.errors import RequestError, invalid, mistake
-from embedder.plugins.serve.openapi import body_of, errors_of
-from embedder.plugins.serve.query_parts import PartEncoder, Uploads, describe_query, image_content, read_content
-from embedder.plugins.serve.schema import (
+from embedder.plugins.serve.api_schema import (
     MAX_QUERIES,
     EmbedAnswer,
     EmbedRequest,
@@ -24,7 +20,11 @@ from embedder.plugins.serve.schema import (
     SearchRequest,
     Sort,
 )
+from embedder.plugins.serve.cursors import Cursor, check_cursor, query_digest, read_cursor
+from embedder.plugins.serve.openapi import body_of, errors_of
+from embedder.plugins.serve.query_parts import PartEncoder, Uploads, describe_query, image_content, read_content
 from embedder.plugins.serve.search_batch import Asked
+from embedder.plugins.serve.serve_errors import RequestError, invalid, mistake
 from embedder.plugins.serve.served_publication import ServedPublication
 from embedder.plugins.serve.service import Service
 from embedder.retrieval.queries import HYBRID_RULE, SearchOptions

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from embedder.compat.locked_property import locked_cached_property
 from embedder.errors import USER_MISTAKES, ConfigError
-from embedder.plugins.serve.errors import STORE_RETRY_S, RequestError
+from embedder.plugins.serve.serve_errors import STORE_RETRY_S, RequestError
 from embedder.redaction import mask
 from embedder.retrieval.ranking import RowNumbers
 from embedder.retrieval.snapshot import EmbeddedFiles, IdRows

@@ -11,13 +11,13 @@ from typing import Any
 
 from embedder.errors import USER_MISTAKES
 from embedder.media.limits import DecodeLimits
-from embedder.plugins.serve.errors import RequestError, busy, mistake
-from embedder.plugins.serve.metrics import Metrics
 from embedder.plugins.serve.micro_batcher import BusyError, MicroBatcher
 from embedder.plugins.serve.publications import Publications
 from embedder.plugins.serve.search_batch import Answer, Asked, BatchSearcher
+from embedder.plugins.serve.serve_errors import RequestError, busy, mistake
+from embedder.plugins.serve.serve_metrics import Metrics
+from embedder.plugins.serve.serve_settings import ServeSettings
 from embedder.plugins.serve.served_publication import ServedPublication
-from embedder.plugins.serve.settings import ServeSettings
 from embedder.plugins.serve.task_threads import TaskThreads
 from embedder.plugins.serve.thumbnails import DecoderThreads, ThumbnailCache, Thumbnails
 from embedder.storage.user_cache import cache_folder

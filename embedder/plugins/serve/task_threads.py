@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from embedder.plugins.serve.errors import busy
+from embedder.plugins.serve.serve_errors import busy
 
 MAX_WAITING_TASKS = 64
 

@@ -14,10 +14,10 @@ import pyarrow as pa
 import torch
 
 from embedder.batch_schema import LEFT_OUT
-from embedder.plugins.train.config import TrainConfig
 from embedder.plugins.train.examples import Tokens, TrainExample, examples_of
 from embedder.plugins.train.items import Items, TeacherRow
 from embedder.plugins.train.sampler import drawn_captions, epoch_order, num_batches
+from embedder.plugins.train.train_config import TrainConfig
 from embedder.plugins.train.trainer.batch import TrainBatch
 
 Decode = Callable[[pa.Table], Generator[pa.Table, None, None]]

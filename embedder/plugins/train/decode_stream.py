@@ -16,13 +16,13 @@ from embedder.executors.choose_engine import EngineChoice
 from embedder.executors.local import ahead
 from embedder.placement.resources import decode_cpus
 from embedder.plugins.train.batches import Decode
-from embedder.plugins.train.config import TrainConfig
 from embedder.plugins.train.examples import ExampleSpec, decode_examples
 from embedder.plugins.train.rank_batches import decode_share
+from embedder.plugins.train.train_config import TrainConfig
 from embedder.quantities import duration_text, plural
 from embedder.steps.attempts import limit_deaths
 from embedder.steps.decode import DECODE_CURE
-from shards.planning.costs import IMAGE_DECODE_S, STARTUP_S
+from shards.planning.planning_costs import IMAGE_DECODE_S, STARTUP_S
 
 if TYPE_CHECKING:
     from ray.data import Dataset

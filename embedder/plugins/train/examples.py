@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.batch_schema import CARRIED, TENSOR
-from embedder.steps.captions import CaptionEncoder
+from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.steps.decode import ItemReader
 from embedder.steps.item_decoder import DecodeSpec
 

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED
 from embedder.errors import SourceError
-from embedder.plugins.train.config import TrainConfig
 from embedder.plugins.train.sampler import Keys, epoch_order, is_held_out
+from embedder.plugins.train.train_config import TrainConfig
 from embedder.plugins.train.trainer.batch import item_key
 from embedder.quantities import plural
 from embedder.sources.listing import list_sources

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 from embedder.errors import RunFailedError, SourceError
 from embedder.executors.choose_engine import EngineChoice
 from embedder.observability.trackers import NoTracker, Tracker
-from embedder.plugins.train.config import TrainConfig
 from embedder.plugins.train.examples import ExampleSpec
 from embedder.plugins.train.items import Items
-from embedder.plugins.train.outputs import Outputs, draw_curves
-from embedder.plugins.train.progress import TrainProgress, to_plain
-from embedder.plugins.train.trainer.checkpoint import save_checkpoint
+from embedder.plugins.train.train_config import TrainConfig
+from embedder.plugins.train.train_outputs import Outputs, draw_curves
+from embedder.plugins.train.train_progress import TrainProgress, to_plain
+from embedder.plugins.train.trainer.train_checkpoint import save_checkpoint
 from embedder.plugins.train.trainer.trainer import StepMetrics, Trainer
 from embedder.plugins.train.validation import ValidationRecall
 from embedder.quantities import plural

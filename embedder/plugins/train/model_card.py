@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from importlib.metadata import version
 
 from embedder.observability.run_tracking import parameters_of
-from embedder.plugins.train.config import TrainConfig
-from embedder.plugins.train.report import TrainReport
+from embedder.plugins.train.train_config import TrainConfig
+from embedder.plugins.train.train_report import TrainReport
 from embedder.quantities import plural
 from embedder.storage.printable import printable
-from shards.config import ModelConfig
+from shards.model_config import ModelConfig
 
 _RECALLS = ("r_at_1", "r_at_5", "r_at_10")
 FOR_ITS_OWNER = """## For its owner to write

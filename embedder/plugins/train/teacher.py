@@ -17,9 +17,9 @@ from embedder.config import RunConfig
 from embedder.config_toml.sections import IndexConfig
 from embedder.errors import SourceError, StoreError
 from embedder.ingest.embed import embed
-from embedder.plugins.train.config import TeacherConfig, TrainConfig
 from embedder.plugins.train.items import Items, TeacherVectors, Vectors
-from embedder.plugins.train.outputs import Outputs
+from embedder.plugins.train.train_config import TeacherConfig, TrainConfig
+from embedder.plugins.train.train_outputs import Outputs
 from embedder.quantities import plural
 from embedder.retrieval.store_api import Store, open_store
 from embedder.store.tables.models import check_has_vectors

@@ -21,14 +21,14 @@ from embedder.errors import ConfigError
 from embedder.placement.fleet import TOLERANCE, Available
 from embedder.placement.resources import decode_cpus
 from embedder.plugins.train.batches import ExampleCounts, Pair, make_batch, sampler_of
-from embedder.plugins.train.config import TrainConfig
 from embedder.plugins.train.rank_batches import take_share
+from embedder.plugins.train.train_config import TrainConfig
 from embedder.plugins.train.trainer.batch import TrainBatch
 from embedder.plugins.train.trainer.group import ProcessGroup
-from embedder.plugins.train.trainer.settings import DistillSettings
+from embedder.plugins.train.trainer.train_settings import DistillSettings
 from embedder.plugins.train.trainer.trainer import StepMetrics, Trainer
 from embedder.plugins.train.validation import Validation, ValidationRecall
-from shards.config import ModelConfig
+from shards.model_config import ModelConfig
 
 BLOCKS_AHEAD = 2  # decoded shares that are fetched in advance
 START_TIMEOUT_S = 120.0  # processes start and import; also those that decode, within a stream's first step

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from embedder.media.sniff import sniff, unreadable_kind
-from embedder.sources.errors import FetchError
 from embedder.sources.fetched import Fetched, write_temporary
+from embedder.sources.source_errors import FetchError
 from embedder.storage.http import Response
 from embedder.storage.printable import printable
 

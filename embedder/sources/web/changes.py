@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED
 from embedder.config import WebConfig
-from embedder.sources.errors import FetchError
 from embedder.sources.listing_schema import HASHED
+from embedder.sources.source_errors import FetchError
 from embedder.storage.web_address import is_web
 
 COMPARED = ("uri", "caption")

@@ -14,8 +14,8 @@ from typing import TypeVar
 from urllib.parse import urljoin
 
 from embedder.config import WebConfig
-from embedder.sources.errors import FetchError
 from embedder.sources.fetched import Fetched
+from embedder.sources.source_errors import FetchError
 from embedder.sources.web.body import SizeLimits, receive
 from embedder.sources.web.hosts import Hosts
 from embedder.storage.http import Connections, Limits, PrivateAddressError, Response, Stop, is_public, retry_after_s

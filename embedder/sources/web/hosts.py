@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from embedder.sources.errors import FetchError
+from embedder.sources.source_errors import FetchError
 from embedder.storage.http import Stop
 
 MAX_FAILURES = 10  # consecutive failed attempts after which a host is left alone

@@ -18,7 +18,6 @@ from obstore.exceptions import BaseError
 
 from embedder.batch_schema import CARRIED
 from embedder.errors import StoreError
-from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.journal.journal import TASK_DIGITS, JournalEntry, entry_name, entry_path
 from embedder.store.journal.journal_segments import find_entry
@@ -27,6 +26,7 @@ from embedder.store.journal.step_metrics import measure
 from embedder.store.layout import record_bytes, utc_now
 from embedder.store.part_file import PartFile
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
+from embedder.store.store_errors import StoreUnavailableError
 from embedder.store.tables.arrow_lookup import without_items
 from embedder.store.tables.item_states import split_records
 

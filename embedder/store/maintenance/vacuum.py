@@ -22,7 +22,7 @@ from embedder.store.tables.delta_log import LOG_FOLDER
 from embedder.store.tables.models import model_files, model_folders
 from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import unneeded_words
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 _PART = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.parquet")
 _JOURNAL = re.compile(

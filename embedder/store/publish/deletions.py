@@ -12,7 +12,7 @@ from embedder.errors import StoreError
 from embedder.store.backends import FileInfo, is_unfinished
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 DELETIONS_FOLDER = "deletions"
 

@@ -16,7 +16,7 @@ from embedder.store.backends import is_unfinished
 from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.layout import swap_bytes
 from embedder.store.part_file import PartFile
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 LOG_FOLDER = "_delta_log"
 LAST_CHECKPOINT = "_last_checkpoint"

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from embedder.store.files import StoreFiles
 from embedder.store.tables.delta_log import LOG_FOLDER, Action, entry_file, last_checkpoint, parse_entry
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 READER_VERSIONS, READER_FEATURES = (1, 3), frozenset({"timestampNtz"})
 CHECKPOINT_COLUMNS = ["add.path", "add.size", "add.stats", "protocol", "metaData.schemaString", "txn"]

@@ -11,7 +11,7 @@ from embedder.store.part_file import PartFile
 from embedder.store.schema import TABLES, with_nulls
 from embedder.store.tables.delta_log import Action, columns_entry, commit_entry, entry_file, put_checkpoint, table_entry
 from embedder.store.tables.delta_state import LogError, TableState, advance, read_state
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 ROWS_PER_PIECE = 100_000
 FILES_AT_ONCE = 1000

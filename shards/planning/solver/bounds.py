@@ -11,10 +11,10 @@ from functools import cached_property
 
 import numpy as np
 
+from shards.planning.solver.capacities import TIE, Floats, Ints, Resources, Stages
 from shards.planning.solver.feasibility import DualSolution
 from shards.planning.solver.grid import Grid, row_blocks
 from shards.planning.solver.label_setting import Steps
-from shards.planning.solver.resources import TIE, Floats, Ints, Resources, Stages
 
 
 @dataclass(frozen=True)

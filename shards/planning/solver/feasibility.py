@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shards.planning.solver.capacities import TIE, Floats, Ints, Resources
 from shards.planning.solver.label_setting import Steps, best_within
-from shards.planning.solver.resources import TIE, Floats, Ints, Resources
 
 PRICE_ROUNDS = 12
 FIRST_PRICE_STEP = 1.0

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.planning.costs import TowerSeconds
+from shards.planning.planning_costs import TowerSeconds
 from shards.planning.problem import PlacementProblem
-from shards.planning.solver.resources import Floats, Ints, StageCosts, Stages, smallest_part
+from shards.planning.solver.capacities import Floats, Ints, StageCosts, Stages, smallest_part
 
 Flags = NDArray[np.bool_]
 

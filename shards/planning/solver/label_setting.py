@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.planning.solver.resources import TIE, Floats, Ints, Stages
+from shards.planning.solver.capacities import TIE, Floats, Ints, Stages
 
 FAR = 1 << 62  # no path
 NUM_NEIGHBOURS = 16

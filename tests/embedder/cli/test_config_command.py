@@ -8,8 +8,8 @@ from light_runs import commands_light
 
 import embedder
 from embedder.config import RunConfig, load_config
-from embedder.config_toml.reference import sections_of
-from embedder.plugins.train.config import load_train_config
+from embedder.config_toml.config_reference import sections_of
+from embedder.plugins.train.train_config import load_train_config
 
 
 def test_the_version_is_printed_without_a_command():

@@ -8,8 +8,8 @@ from command_runs import run_here
 
 from embedder.ingest.dry_run import RunEstimate
 from embedder.plugins.serve.protection import TokenFile
-from embedder.plugins.train.command import train_parts
-from embedder.plugins.train.report import TrainReport
+from embedder.plugins.train.train_command import train_parts
+from embedder.plugins.train.train_report import TrainReport
 
 WRONG = re.compile(
     r"(?<![\d.,])1 (new |published |part |text |right |index |decoded |held-out )*[a-z]+s\b(?<!across)|\(s\)"

@@ -12,8 +12,8 @@ from embedder.config import load_config
 from embedder.errors import ConfigError, StoreError
 from embedder.store.layout import read_current
 from embedder.store.maintenance.rollback import rollback
-from embedder.store_index.versions import list_manifests
-from index.errors import GateRefusedError
+from embedder.store_index.index_versions import list_manifests
+from index.index_errors import GateRefusedError
 
 runner = CliRunner()
 

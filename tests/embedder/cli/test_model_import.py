@@ -13,10 +13,10 @@ from tiny_tokenizers import NUM_TOKENS, wordpiece
 from tower_checkpoints import save_clip
 from tower_checks import randomise
 
-from shards.config import load_model_config
 from shards.convert import import_checkpoint
 from shards.fresh import init_model
-from shards.summary import fresh_towers
+from shards.model_config import load_model_config
+from shards.model_summary import fresh_towers
 
 
 @pytest.fixture(scope="module")

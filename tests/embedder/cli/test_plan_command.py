@@ -14,7 +14,7 @@ from embedder.errors import ConfigError
 from embedder.placement import hardware
 from embedder.placement.fleet import Available
 from embedder.placement.resources import allocate
-from embedder.planning.options import parse_size
+from embedder.planning.plan_options import parse_size
 from shards.plan import PlannedStage, ShardPlan
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}

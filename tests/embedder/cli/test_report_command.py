@@ -14,7 +14,7 @@ from embedder.cli.terminal import Terminal, operator_lines
 from embedder.compat.operator_stats import OperatorState, Replica, Sample
 from embedder.executors.bottleneck import OperatorView
 from embedder.ingest.embed import embed
-from embedder.report.schema import EventReport, NodeReport, OperatorReport, Report, StepReport
+from embedder.report.report_schema import EventReport, NodeReport, OperatorReport, Report, StepReport
 from embedder.report.timeline import TIMELINE_FILE, Timeline, timeline_of
 
 WIDTH = 200

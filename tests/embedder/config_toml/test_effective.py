@@ -6,8 +6,8 @@ import pytest
 
 from embedder.config import RunConfig
 from embedder.config_toml.effective import as_data, effective, lines_of
-from embedder.config_toml.load import load
-from embedder.plugins.train.config import TrainConfig
+from embedder.config_toml.load_config import load
+from embedder.plugins.train.train_config import TrainConfig
 
 RUN = """
 model = "models/mine"

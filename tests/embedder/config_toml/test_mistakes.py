@@ -7,10 +7,10 @@ import pytest
 
 from embedder.config import OF_TRAINING, RunConfig, load_config
 from embedder.config_toml.fields import tables_below
-from embedder.config_toml.load import load
+from embedder.config_toml.load_config import load
 from embedder.config_toml.mistakes import ConfigMistakesError
 from embedder.errors import ConfigError
-from embedder.plugins.train.config import TrainConfig, load_train_config
+from embedder.plugins.train.train_config import TrainConfig, load_train_config
 
 TAKES_DTYPE = 'takes "auto" or "float32" or "bfloat16" or "float16" or "int8"'
 

@@ -7,7 +7,7 @@ import pytest
 
 from embedder.config import RunConfig, load_config
 from embedder.config_toml.effective import as_data, effective
-from embedder.config_toml.load import load
+from embedder.config_toml.load_config import load
 from embedder.config_toml.sections import FurtherModelConfig, MetricConfig
 from embedder.errors import ConfigError
 

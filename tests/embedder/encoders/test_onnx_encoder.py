@@ -19,18 +19,18 @@ from embedder.models.model_folder import open_model
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.publish.query_towers import find_towers, towers_path
-from shards.config import ModelConfig
 from shards.fingerprint import preprocess_fingerprint
+from shards.model_config import ModelConfig
 from shards.preprocess import PreprocessConfig
 from shards.towers.albert import AlbertTower
 from shards.towers.bert import RobertaTower
 from shards.towers.clip import ClipTextTower
 from shards.towers.distilbert import DistilBertTower
 from shards.towers.eva import EvaTower
-from shards.towers.kinds import VisionTower
 from shards.towers.modernbert import ModernBertTower
 from shards.towers.naflex import NaFlexTower
 from shards.towers.siglip import SiglipTextTower
+from shards.towers.tower_kinds import VisionTower
 from shards.towers.vit import VitTower
 
 TOLERANCE = 1e-5

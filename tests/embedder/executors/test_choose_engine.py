@@ -9,7 +9,7 @@ import embedder
 from embedder.config import load_config
 from embedder.executors.choose_engine import RunTimes, choose_engine
 from embedder.placement import hardware
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 from shards.plan import plan_shards
 
 DEMO_MODEL = Path(embedder.__file__).with_name("demo_model")

@@ -15,7 +15,7 @@ from embedder.models.model_folder import open_model
 from embedder.pipeline import embed_on_ray, translate_ray_error
 from embedder.placement.fleet import Available
 from embedder.sources.listing import list_sources
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 
 
 def failure_of(run):

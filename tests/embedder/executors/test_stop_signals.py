@@ -173,7 +173,7 @@ def test_a_signal_while_sources_are_listed_leaves_no_store(make_run, tmp_path, m
 
 def test_a_signal_in_any_other_command_is_one_line_too_that_promises_nothing(make_run, tmp_path, monkeypatch):
     from embedder.store.publish import history
-    from shards import summary
+    from shards import model_summary as summary
 
     config = make_run(samples.folder(tmp_path / "in", num_images=2, num_clips=0))
     embed(config)

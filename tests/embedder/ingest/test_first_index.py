@@ -26,8 +26,8 @@ from embedder.store.publish.history import publications
 from embedder.store.publish.publish import finish_publication
 from embedder.store_index import build_or_update as index_making
 from embedder.store_index import recall_queries as queries_module
+from embedder.store_index.index_versions import list_manifests, manifest_of
 from embedder.store_index.keep_index import index_builder
-from embedder.store_index.versions import list_manifests, manifest_of
 
 
 def assert_found_through_index(store: str, num_items: int):

@@ -57,7 +57,7 @@ def test_what_hangs_in_the_runs_own_process_ends_it_in_one_line_and_the_same_com
     Image.new("RGB", (20, 20), (7,) * 3).save(source / "zz.png")
     flag, shades = hanging(tmp_path)
     config = make_run(source, model=[{"uri": str(tiny_model)}, shades], rows_per_part=2, batch_size=2)
-    monkeypatch.setattr("embedder.servables.run.CALL_S", 2.0)
+    monkeypatch.setattr("embedder.servables.running_servable.CALL_S", 2.0)
     with pytest.raises(RunFailedError, match=r"servable shades .*: a call of \d rows took longer than 2 s") as failed:
         embed(config)
     assert "\n" not in str(failed.value)

@@ -13,8 +13,8 @@ from refresh_runs import contents, items_of, refreshed, rows_of, touch
 import embedder
 from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
-from embedder.sources.errors import FetchError
 from embedder.sources.fetch import Fetcher
+from embedder.sources.source_errors import FetchError
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
 HEAVY |= {"embedder.executors.local", "embedder.steps.stage"}

@@ -6,12 +6,12 @@ import samples
 from refresh_runs import items_of, refreshed, touch
 
 import embedder
-from embedder.cli.refresh import list_rejects, retry_rejects
+from embedder.cli.refresh_command import list_rejects, retry_rejects
 from embedder.cli.render_report import report_parts
 from embedder.errors import ConfigError
-from embedder.report.schema import Report
-from embedder.sources.errors import FetchError
+from embedder.report.report_schema import Report
 from embedder.sources.fetch import Fetcher
+from embedder.sources.source_errors import FetchError
 
 
 @pytest.fixture

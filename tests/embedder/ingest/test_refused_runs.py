@@ -12,7 +12,7 @@ from command_runs import run_here
 from safetensors.numpy import load_file, save_file
 
 import embedder
-from embedder.cli.refresh import list_rejects, retry_rejects
+from embedder.cli.refresh_command import list_rejects, retry_rejects
 from embedder.config import load_config
 from embedder.errors import ConfigError, RunFailedError
 from embedder.ingest.embed import embed, refresh

@@ -12,7 +12,7 @@ from embedder.ingest.run_result import count_run
 from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import PAIRS_FILE, read_current, run_file
 from embedder.store.maintenance.compact import compact
-from embedder.store.maintenance.purge.plan import plan_purge
+from embedder.store.maintenance.purge.purge_plan import plan_purge
 from embedder.store.maintenance.rollback import rollback
 from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.publication import ModelWork

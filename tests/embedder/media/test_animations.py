@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 from quarters import BLUE, GREEN, RED, WHITE, YELLOW, close
 
-from embedder.media.errors import STILL_IMAGE, DecodeError
 from embedder.media.limits import DecodeLimits
+from embedder.media.media_errors import STILL_IMAGE, DecodeError
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 

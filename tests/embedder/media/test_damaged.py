@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from embedder.media.errors import DecodeError
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
 
 SIZE = (320, 240)

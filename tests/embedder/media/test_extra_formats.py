@@ -12,10 +12,10 @@ from quarters import BLUE, GREEN, RED, SHOWN, WHITE, YELLOW, close, corners, qua
 from sandbox_checks import refused
 
 from embedder.installation import MISSING_EXTRA
-from embedder.media.errors import UNSUPPORTED_CAMERA
 from embedder.media.extra_formats import camera_raw
 from embedder.media.extra_formats.jpeg_xl import declared_size
 from embedder.media.limits import DecodeLimits
+from embedder.media.media_errors import UNSUPPORTED_CAMERA
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from hostile.files import dng, heic_size, jxl_size

@@ -9,8 +9,8 @@ from PIL import Image
 from quarters import BLUE, GREEN, RED, SHOWN, WHITE, YELLOW, close, corners, quarters
 from sandbox_checks import chunk
 
-from embedder.media.errors import DecodeError
 from embedder.media.images import to_rgb
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
 
 LOSSLESS = ["PNG", "GIF", "BMP", "TIFF"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 

@@ -11,7 +11,7 @@ from test_resample import noise, skip_without
 from embedder.media.images import resize_image, to_rgb
 from embedder.media.resize import ResizeSpec
 from shards.convert.preprocessing import export_processor, import_processor
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
 
 torch = pytest.importorskip("torch")

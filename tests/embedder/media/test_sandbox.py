@@ -15,8 +15,8 @@ from library_versions import is_older
 from PIL import Image
 from sandbox_checks import FIT, ORANGE, chunk, has_ended, is_orange, png_bomb, refused, while_decoding
 
-from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.process import child_main

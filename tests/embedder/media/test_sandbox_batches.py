@@ -6,8 +6,8 @@ from PIL import Image
 from sandbox_checks import FIT, ORANGE, is_orange
 
 from embedder.media import sandbox
-from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
+from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 from sandbox_checks import FIT, has_ended, is_orange, refused, wait_until
 
-from embedder.media.errors import DecodeError
 from embedder.media.limits import DecodeLimits
+from embedder.media.media_errors import DecodeError
 from embedder.media.sandbox import SandboxedDecoder, receive
 from embedder.process.child import ChildDiedError, ChildProcess
 

@@ -26,10 +26,10 @@ from embedder.observability.metrics import metrics_text, write_metrics
 from embedder.observability.notify import call_webhook, run_command
 from embedder.observability.run_observer import observe_run
 from embedder.redaction import mask
-from embedder.store.errors import StoreUnavailableError, StoreUnwritableError
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import write_part
 from embedder.store.journal.runs import Run, all_runs
+from embedder.store.store_errors import StoreUnavailableError, StoreUnwritableError
 
 SUMMARY = {"kind": "refresh", "store": "s", "message": "the disk is gone", "exit_code": 1}
 

@@ -13,7 +13,7 @@ from embedder.placement.fleet import MAX_THREADS, PROCESS_BYTES, Available, cpu_
 from embedder.placement.fleet_plan import plan_for_fleet
 from embedder.placement.placement import Node
 from embedder.placement.resources import allocate
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 from shards.plan import plan_shards
 
 DEMO = load_model_config(Path(embedder.__file__).parent / "demo_model")

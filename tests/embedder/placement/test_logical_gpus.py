@@ -18,7 +18,7 @@ from embedder.encoders.query_encoder import QueryEncoder
 from embedder.models.model_folder import open_model
 from embedder.placement.fleet import Available
 from embedder.placement.resources import allocate
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 from shards.plan import plan_shards
 
 PROGRAM = Path(__file__).parents[2] / "support" / "logical_gpu_run.py"

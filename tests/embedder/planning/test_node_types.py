@@ -10,10 +10,10 @@ from embedder.placement.compute_dtype import DtypeChoice
 from embedder.placement.placement import Node
 from embedder.planning.cluster_costs import ClusterCosts, TypeCosts, problem_of_cluster
 from embedder.planning.node_types import NodeHardware, node_types
-from shards.config import ModelConfig
+from shards.model_config import ModelConfig
 from shards.plan import plan_placement
-from shards.planning.costs import DataMix, HostCosts, estimate_costs
 from shards.planning.devices import DEVICES, device_of_ray_type
+from shards.planning.planning_costs import DataMix, HostCosts, estimate_costs
 from shards.preprocess import PreprocessConfig
 from shards.towers.vit import VitTower
 

@@ -6,13 +6,13 @@ import pytest
 import samples
 
 from embedder.models.model_folder import open_model
-from embedder.planning import profile
+from embedder.planning import profile_machine as profile
 from embedder.planning.cache import read_or_make
 from embedder.planning.sample import sample_items
 from embedder.sources.listing import list_sources
 from embedder.storage.user_cache import cache_folder
-from shards.planning.costs import DataMix, HostCosts, estimate_costs
 from shards.planning.devices import DEVICES
+from shards.planning.planning_costs import DataMix, HostCosts, estimate_costs
 from shards.shard_specs import whole_model
 
 COSTS = HostCosts(0.001, 0.002, 0.003, 0.004, 15.0, "measured")

@@ -20,11 +20,11 @@ from embedder.models.model_folder import open_model
 from embedder.placement.fleet import Available
 from embedder.report.plan_review import review_run
 from embedder.report.prediction import Host, StageShape, predict, problem_of
-from embedder.report.schema import Expected, PlaceReport, Review, StepReport
+from embedder.report.report_schema import Expected, PlaceReport, Review, StepReport
 from embedder.report.step_sums import join_measurements, step_reports
 from embedder.store.journal.step_metrics import Measurement
 from shards.plan import ShardPlan, plan_specs
-from shards.planning.costs import DataMix, HostCosts, ModelCosts, TowerSeconds
+from shards.planning.planning_costs import DataMix, HostCosts, ModelCosts, TowerSeconds
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec
 

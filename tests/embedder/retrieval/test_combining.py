@@ -8,8 +8,8 @@ from search_stores import QUERY, ids, picture, searchable, towards, video
 
 from embedder.errors import ArgumentTypeError, ConfigError
 from embedder.retrieval.queries import SearchOptions, read_search
-from embedder.retrieval.search import EXAMPLE_COSINE, combine, cosine_deviation, is_apart
-from index.errors import RetrievalError
+from embedder.retrieval.snapshot_search import EXAMPLE_COSINE, combine, cosine_deviation, is_apart
+from index.index_errors import RetrievalError
 
 
 def unit(values):

@@ -10,7 +10,7 @@ from search_stores import QUERY, ids, picture, searchable
 
 from embedder.errors import ArgumentTypeError, ConfigError
 from embedder.retrieval.queries import SearchOptions, read_options, read_queries
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 
 PIXELS = np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3)
 VECTOR = np.ones(3, np.float32)

@@ -17,7 +17,7 @@ from embedder.errors import ArgumentTypeError, ConfigError, StoreError
 from embedder.ingest.embed import embed
 from embedder.retrieval import http_client
 from embedder.retrieval.remote_store import _requests
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 
 TOKEN = "a token of more than sixteen characters".replace(" ", "-")
 

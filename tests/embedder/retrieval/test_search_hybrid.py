@@ -12,7 +12,7 @@ from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.store_api import open_store
 from embedder.storage.user_cache import cache_folder
 from embedder.store_index import keep_words
-from embedder.store_index.versions import COPIES_FOLDER, drop_copies
+from embedder.store_index.index_versions import COPIES_FOLDER, drop_copies
 
 CAPTIONS = ["a red car", "the sea", None, "STRASSE im Regen", "a blue boat on the sea", "", "车"]
 

@@ -11,7 +11,7 @@ from store_samples import reject
 from embedder.compat.locked_property import locked_cached_property
 from embedder.errors import ConfigError
 from embedder.retrieval.ranking import Ranking, best_segments, fold
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 
 
 def cosine(degrees: float) -> float:

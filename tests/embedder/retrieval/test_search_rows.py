@@ -11,7 +11,7 @@ from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.ranking import ItemRows
 from embedder.retrieval.snapshot import RowMetadata
 from embedder.store.tables.tables import RecordTable
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 
 
 def keys(*pairs) -> pa.Table:

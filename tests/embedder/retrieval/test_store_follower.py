@@ -18,7 +18,7 @@ from embedder.retrieval.store_follower import MAX_DOUBLINGS
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, read_current
 from embedder.store.maintenance.vacuum import vacuum
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 from shards.fresh import init_model
 from shards.train_tokenizer import train_tokenizer
 

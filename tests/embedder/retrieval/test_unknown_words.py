@@ -11,7 +11,7 @@ from served import make_store
 import embedder
 from embedder.encoders.query_encoder import QueryEncoder
 from embedder.models.model_folder import open_model
-from embedder.steps.captions import CaptionEncoder
+from embedder.steps.caption_encoder import CaptionEncoder
 from shards.train_tokenizer import train_tokenizer
 
 DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from embedder.servables.checks import check_outputs
-from embedder.servables.columns import OutputColumn
-from embedder.servables.errors import ServableError
+from embedder.servables.servable_columns import OutputColumn
+from embedder.servables.servable_errors import ServableError
 
 VECTOR = {"vector": OutputColumn(shape=(3,))}
 BOXES = {"boxes": OutputColumn(shape=("any", 2))}

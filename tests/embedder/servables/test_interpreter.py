@@ -13,9 +13,9 @@ import pytest
 from servable_runs import run_servables
 
 from embedder.servables import make_servable
-from embedder.servables.errors import ServableError
 from embedder.servables.interpreter import ChildError, InterpreterLimits, child_environment, start_program
 from embedder.servables.program import ServableProgram
+from embedder.servables.servable_errors import ServableError
 
 SOURCE = '''
 import os

@@ -3,8 +3,8 @@
 import pytest
 
 from embedder.servables import make_servable
-from embedder.servables.errors import ServableError
 from embedder.servables.order import order_servables
+from embedder.servables.servable_errors import ServableError
 
 
 def python(name, of=None, output=None, **declared):

@@ -12,8 +12,8 @@ from embedder.errors import ConfigError, EmbedderError, RunFailedError
 from embedder.executors.ray_session import ray_session
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.servables import make_servable
-from embedder.servables.errors import ServableError
 from embedder.servables.packing import pack_servables, reserved_cpus
+from embedder.servables.servable_errors import ServableError
 
 SOURCE = '''
 import os

@@ -8,7 +8,7 @@ from servable_runs import own_maker, run_servables
 
 from embedder.batch_schema import HUNG
 from embedder.errors import RunFailedError
-from embedder.servables.run import OwnThread, RunningServable, decoded_name
+from embedder.servables.running_servable import OwnThread, RunningServable, decoded_name
 
 SOURCE = '''
 import pyarrow as pa
@@ -96,7 +96,7 @@ def test_a_module_of_this_interpreter_is_found_by_its_process(tmp_path, monkeypa
 
 
 def test_what_hangs_in_this_process_ends_the_run_in_one_line_and_is_not_called_again(own, monkeypatch):
-    monkeypatch.setattr("embedder.servables.run.CALL_S", 0.2)
+    monkeypatch.setattr("embedder.servables.running_servable.CALL_S", 0.2)
     running = RunningServable(own())
     table = pa.table({"input::text": ["hang", "a"]}).rename_columns([decoded_name(running.inputs["text"])])
     with pytest.raises(RunFailedError, match=r"servable own .*: a call of 2 rows took longer than 0.2 s.*timeout_s"):
@@ -108,7 +108,7 @@ def test_what_hangs_in_this_process_ends_the_run_in_one_line_and_is_not_called_a
 
 
 def test_what_does_not_load_in_time_in_this_process_ends_the_run_in_one_line(own, monkeypatch):
-    monkeypatch.setattr("embedder.servables.run.LOAD_S", 0.2)
+    monkeypatch.setattr("embedder.servables.running_servable.LOAD_S", 0.2)
     with pytest.raises(RunFailedError, match=r"servable own .*: loading it took longer than 0.2 s in this process"):
         RunningServable(own(settings={"loads_s": 30}))
 

@@ -9,10 +9,10 @@ from servable_runs import png, run_servables
 
 from embedder.errors import ConfigError
 from embedder.servables import make_servable
-from embedder.servables.errors import ServableError
 from embedder.servables.packing import pack_servables
-from shards.config import load_model_config
+from embedder.servables.servable_errors import ServableError
 from shards.fingerprint import model_fingerprint
+from shards.model_config import load_model_config
 from shards.plan import plan_shards
 
 IMAGES = [png(seed) for seed in range(4)]

@@ -10,10 +10,10 @@ from embedder.encoders.query_encoder import QueryEncoder
 from embedder.errors import EmbedderError
 from embedder.models.model_folder import open_model
 from embedder.servables import make_servable
-from embedder.servables.errors import ServableError
-from embedder.servables.run import RunningServable
-from shards.config import ModelConfig
-from shards.errors import ModelError
+from embedder.servables.running_servable import RunningServable
+from embedder.servables.servable_errors import ServableError
+from shards.model_config import ModelConfig
+from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
 from shards.towers.naflex import NaFlexTower
 

@@ -7,10 +7,10 @@ import pytest
 from embedder.batch_schema import CARRIED
 from embedder.config import Columns, SourceConfig, SourceKind
 from embedder.errors import SourceError
-from embedder.sources.kinds import KINDS, detect_kind
 from embedder.sources.listing import LISTING_SCHEMA, list_sources, rechunk, reject_duplicates, with_unique_ids
 from embedder.sources.listing_schema import Row, shown_modified, table_of_rows
 from embedder.sources.selection import take_all
+from embedder.sources.source_kinds import KINDS, detect_kind
 from embedder.store.schema import EMBEDDINGS
 
 

@@ -367,7 +367,7 @@ def test_a_broken_delta_log_is_a_source_error(tmp_path, list_items):
 
 def listed_row_by_row(list_items, monkeypatch, *arguments, **settings):
     with monkeypatch.context() as patch:
-        patch.setattr("embedder.sources.tables._plain_rows", lambda *_: None)
+        patch.setattr("embedder.sources.table_items._plain_rows", lambda *_: None)
         return list_items(*arguments, **settings)
 
 

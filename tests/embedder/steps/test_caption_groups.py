@@ -15,8 +15,8 @@ from embedder.steps.stage import TowerStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.journal.step_metrics import Measurement
 from embedder.store.tables.arrow_tensors import pack, unpack_vectors
-from shards.config import load_model_config
 from shards.length_groups import CPU_GROUPS
+from shards.model_config import load_model_config
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec, text_only
 

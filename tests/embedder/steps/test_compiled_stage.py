@@ -20,9 +20,9 @@ from embedder.store.journal.step_metrics import TRACE
 from embedder.store.tables.arrow_tensors import pack
 from shards.compat import num_graphs
 from shards.compiled import CACHE_VARIABLE, THREADS_VARIABLE
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 from shards.shard_specs import text_only, vision_only
-from shards.towers.kinds import VisionTower
+from shards.towers.tower_kinds import VisionTower
 from shards.towers.vit import VitTower
 
 TOLERANCE = 1e-6

@@ -15,7 +15,7 @@ from embedder.steps.stage import CONTEXT_BYTES, TowerStage, memory_fraction, siz
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.tables.arrow_tensors import pack
 from shards.activations import Batch, TowerState
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec, whole_model
 

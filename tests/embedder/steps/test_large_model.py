@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from shards.config import load_model_config
-from shards.errors import ModelError
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
+from shards.model_summary import describe_model
 from shards.plan import plan_shards
 from shards.saving import stream_weights
 from shards.shard import load_shard
-from shards.summary import describe_model
 from shards.tensor_shapes import shard_shapes
 
 SCRIPT = Path(__file__).parents[2] / "support" / "write_large_model.py"

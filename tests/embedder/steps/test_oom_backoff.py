@@ -15,7 +15,7 @@ from embedder.steps.oom_backoff import OomBackoffEncoder
 from embedder.steps.stage import TowerStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.tables.arrow_tensors import pack, unpack_vectors
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 from shards.shard_specs import whole_model
 
 CUDA_ERROR = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")

@@ -25,12 +25,12 @@ from embedder.models.model_folder import open_model
 from embedder.planning.sample import sample_items
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader, grids_of
-from shards.config import load_model_config
 from shards.convert import import_checkpoint
 from shards.costs import cut_bytes
-from shards.errors import ModelError
-from shards.planning.costs import DataMix, estimate_costs
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 from shards.planning.devices import DEVICES
+from shards.planning.planning_costs import DataMix, estimate_costs
 
 SIZES = ((40, 40), (300, 90), (50, 200), (1, 1), (9, 120), (64, 48), (17, 23))
 BUDGET = 36

@@ -13,7 +13,7 @@ from embedder.batch_schema import TRACE
 from embedder.steps.stage import TowerStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.tables.arrow_tensors import pack, pack_flat
-from shards.config import load_model_config
+from shards.model_config import load_model_config
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec
 

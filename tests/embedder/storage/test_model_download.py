@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from embedder.cli import app
 from embedder.storage.model_download import ALLOWED_FILES, download_model, model_name, resolve_checkpoint, resolve_model
-from shards.config import load_model_config
-from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 
 
 @pytest.fixture

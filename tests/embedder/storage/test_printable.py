@@ -303,7 +303,7 @@ def test_a_notebook_shows_no_markup_and_no_control_characters():
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing")
 def test_the_title_of_a_plot_is_literal(tmp_path):
-    from embedder.plugins.train.outputs import draw_curves
+    from embedder.plugins.train.train_outputs import draw_curves
 
     for number, title in enumerate(("5$ or \\frac{$ more", "a\x1b[31m\nb\u202e\udcff", "plain")):
         draw_curves(tmp_path / f"{number}.png", [], title)

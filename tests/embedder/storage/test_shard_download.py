@@ -19,10 +19,10 @@ from embedder.steps.stage_spec import StageSpec
 from embedder.storage import model_download
 from embedder.storage.model_download import resolve_model
 from embedder.storage.object_stores import open_place
-from shards.config import load_model_config
-from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.fresh import init_model
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 from shards.plan import plan_shards
 from shards.shard_specs import whole_model
 from shards.tensor_shapes import shard_shapes

@@ -16,16 +16,16 @@ from bucket_server import KEY, SECRET
 from embedder.cli import main
 from embedder.config import SourceConfig
 from embedder.errors import SourceError, StoreError
-from embedder.sources.errors import FetchError
 from embedder.sources.listing import list_sources
 from embedder.sources.object_listing import find_object
+from embedder.sources.source_errors import FetchError
 from embedder.storage import object_stores
 from embedder.storage.model_download import resolve_model
 from embedder.storage.object_stores import explain, without_credentials
-from embedder.store.errors import StoreUnavailableError
 from embedder.store.files import StoreFiles
+from embedder.store.store_errors import StoreUnavailableError
 from embedder.store.tables.tables import RecordTable
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 
 CREDENTIALS = f"s3://{KEY}:{SECRET}@team/a"
 

@@ -25,9 +25,9 @@ from embedder.store.journal.part_writer import store_part, write_part
 from embedder.store.layout import read_current
 from embedder.store.store_info import bind_store
 from embedder.store.tables.tables import RecordTable
-from embedder.store_index import versions
-from embedder.store_index.versions import list_manifests
-from index.errors import RetrievalError
+from embedder.store_index import index_versions as versions
+from embedder.store_index.index_versions import list_manifests
+from index.index_errors import RetrievalError
 
 SAME = ("modality", "uri", "caption", "content_version", "model_fingerprint", "preprocess_fingerprint")
 SAME += ("image_embedding", "text_embedding", "start_s", "end_s")

@@ -17,8 +17,8 @@ from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.current import move_current
 from embedder.store.publish.history import past_runs
 from embedder.store.tables.tables import RecordTable
+from embedder.store_index.index_versions import list_manifests
 from embedder.store_index.keep_index import index_choice
-from embedder.store_index.versions import list_manifests
 
 UP, DOWN = [0.0, 1.0], [0.0, -1.0]
 DIFFER = ("run_id", "embedded_at", "updated_at")

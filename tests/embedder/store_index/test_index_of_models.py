@@ -13,8 +13,8 @@ from embedder.store.layout import PUBLISHED_FILE, Published, read_current, read_
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.tables.models import model_files
+from embedder.store_index.index_versions import list_manifests
 from embedder.store_index.keep_index import rollback_index, update_store_index
-from embedder.store_index.versions import list_manifests
 
 NUMBERS = range(60)
 

@@ -19,7 +19,7 @@ from embedder.store.maintenance.vacuum import needed_indexes, vacuum
 from embedder.store.publish.history import publications
 from embedder.store_index import keep_index
 from embedder.store_index.keep_index import rollback_index
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 
 QUERY = np.array([0.0, 1.0], np.float32)
 

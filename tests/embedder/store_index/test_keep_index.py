@@ -12,13 +12,13 @@ from embedder.retrieval.store_api import open_store
 from embedder.store.layout import read_current
 from embedder.store.maintenance.compact import PartTarget, compact
 from embedder.store.publish.publish import finish_publication
-from embedder.store_index import rows as index_rows
+from embedder.store_index import indexed_rows as index_rows
 from embedder.store_index.build_or_update import IndexJob, make_index
+from embedder.store_index.index_versions import list_manifests, manifest_of
+from embedder.store_index.indexed_rows import IndexRows
 from embedder.store_index.keep_index import index_builder, update_store_index
-from embedder.store_index.rows import IndexRows
-from embedder.store_index.versions import list_manifests, manifest_of
 from index import build, update
-from index.errors import GateRefusedError
+from index.index_errors import GateRefusedError
 
 MODULES = {"build_index": build, "update_index": update}
 

@@ -20,9 +20,9 @@ from embedder.store.maintenance.rollback import rollback
 from embedder.store.maintenance.vacuum import vacuum
 from embedder.store_index import word_index
 from embedder.store_index.analyser import hash_term
+from embedder.store_index.index_versions import COPIES_FOLDER
 from embedder.store_index.keep_index import index_choice, same_index_and_words
 from embedder.store_index.keep_words import ensure_words, has_words, open_words
-from embedder.store_index.versions import COPIES_FOLDER
 
 
 @pytest.fixture(autouse=True)

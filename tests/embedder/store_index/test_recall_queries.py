@@ -12,9 +12,9 @@ from embedder.models.model_folder import open_model
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.store_info import read_store_info
+from embedder.store_index.index_versions import list_manifests
+from embedder.store_index.indexed_rows import IndexRows
 from embedder.store_index.recall_queries import recall_queries
-from embedder.store_index.rows import IndexRows
-from embedder.store_index.versions import list_manifests
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from store_states import new_store
 from embedder.store.layout import read_current
 from embedder.store_index import build_or_update as index_builder
 from embedder.store_index.build_or_update import IndexJob, build_anew
+from embedder.store_index.index_versions import version_folder
+from embedder.store_index.indexed_rows import IndexRows
 from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG
-from embedder.store_index.rows import IndexRows
 from embedder.store_index.sharded_build import ROWS_PER_PART, ClusterFiller, ClusterGroup, cluster_filler, plan_groups
-from embedder.store_index.versions import version_folder
 from index import faiss_build
 from index.designs import parse_design
 from index.search import open_index

@@ -128,7 +128,7 @@ def test_equal_captions_are_in_the_order_of_rows(tmp_path, in_small_steps):
 )
 @pytest.mark.parametrize("damage", ["altered", "cut", "missing"])
 def test_a_damaged_file_is_refused(tmp_path, name, damage):
-    from index.errors import RetrievalError
+    from index.index_errors import RetrievalError
 
     files = new_store(tmp_path / "s")
     night(files, dict.fromkeys(range(50), "sea"))

@@ -4,10 +4,10 @@ import pyarrow as pa
 import pytest
 
 from embedder.config_toml.sections import StepConfig, with_declared
-from embedder.servables.errors import ServableError
+from embedder.servables.servable_errors import ServableError
 from embedder.steps.item_decoder import ItemProblem
 from embedder.user_steps.calls import StepCalls
-from embedder.user_steps.declared import open_step
+from embedder.user_steps.declared_steps import open_step
 
 SOURCE = """
 import ast, os, sys

@@ -17,11 +17,11 @@ from embedder.errors import ConfigError, SourceError, StoreError
 from embedder.executors.job import check_int8
 from embedder.ingest.embed import embed
 from embedder.models.model_folder import open_model
-from embedder.verification.compare import Limit, Vectors, compare
+from embedder.verification.compare_vectors import Limit, Vectors, compare
 from embedder.verification.verify import verify
-from shards.config import ModelConfig
 from shards.fresh import init_model
 from shards.int8_benefit import Int8Benefit, measure_int8_benefit
+from shards.model_config import ModelConfig
 from shards.plan import LayerRange, ShardSpec, plan_specs
 from shards.preprocess import PreprocessConfig
 from shards.towers.albert import AlbertTower

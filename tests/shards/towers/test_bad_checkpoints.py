@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from tower_checkpoints import NUM_TOKENS, SIZE, TEXT, VISION, byte_level_bpe, edit_json, save_clip
 from tower_checks import randomise
 
-from shards.config import load_model_config
 from shards.convert import import_checkpoint
 from shards.convert.pickled_weights import checkpoint_weights
-from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 
 WEIGHTS, PICKLE, INDEX = "model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"
 POSITIONS = "vision_model.embeddings.position_embedding.weight"

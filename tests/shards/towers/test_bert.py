@@ -32,11 +32,11 @@ from tower_checks import (
     with_padding,
 )
 
-from shards.config import load_model_config
 from shards.convert import export_vision_text_dual_encoder, import_transformers
-from shards.errors import ModelError
 from shards.fingerprint import model_fingerprint
 from shards.layouts import Padding
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 from shards.towers.bert import BertTower, RobertaTower
 
 NUM_POSITIONS = SMALL_TEXT["max_position_embeddings"]

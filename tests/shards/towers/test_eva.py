@@ -4,9 +4,9 @@ import pytest
 import torch
 from tower_checks import LEAST_MOVE, embed_whole, make_batch
 
-from shards.config import ModelConfig
-from shards.errors import ModelError
 from shards.fresh import init_model
+from shards.model_config import ModelConfig
+from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
 from shards.ranges import LayerRange
 from shards.towers.eva import EvaTower

@@ -10,14 +10,14 @@ from tower_families import FAMILIES, beside_default, captions_for
 
 from embedder.plugins.train.trainer.batch import TrainBatch
 from embedder.plugins.train.trainer.export import write_delta
-from embedder.plugins.train.trainer.settings import TrainSettings, is_trainable
+from embedder.plugins.train.trainer.train_settings import TrainSettings, is_trainable
 from embedder.plugins.train.trainer.trainer import Trainer
 from shards.costs import weight_bytes
 from shards.delta import apply_delta
 from shards.fingerprint import model_fingerprint
 from shards.fresh import init_model
 from shards.plan import plan_shards
-from shards.planning.costs import DataMix
+from shards.planning.planning_costs import DataMix
 from shards.profile import TimingSetting, measure_costs
 from shards.ranges import LayerRange
 from shards.reference import load_towers

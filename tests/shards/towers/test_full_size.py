@@ -18,14 +18,14 @@ from work import count_calls
 
 from embedder.config import load_config
 from embedder.entrances import plan
-from shards.config import load_model_config
 from shards.convert import import_checkpoint, import_config
 from shards.convert.open_clip_config import read_open_clip_config
 from shards.convert.open_clip_model import open_clip_sources
 from shards.convert.open_clip_towers import read_text, read_vision
 from shards.convert.transformers_model import below, their_names
 from shards.costs import weight_bytes
-from shards.errors import ModelError
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 from shards.shard_specs import whole_model
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
 from shards.towers.registry import CLASSES, IMPORTS

@@ -21,11 +21,11 @@ from tower_checks import (
     randomise,
 )
 
-from shards.config import load_model_config
 from shards.convert import import_checkpoint, import_timm_and_text, import_transformers
 from shards.costs import tower_costs, weight_bytes
-from shards.errors import ModelError
 from shards.layouts import Padding
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 from shards.plan import check_plan, plan_shards
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec

@@ -21,13 +21,13 @@ from tower_checks import (
     randomise,
 )
 
-from embedder.plugins.train.trainer.settings import TrainSettings
+from embedder.plugins.train.trainer.train_settings import TrainSettings
 from embedder.plugins.train.trainer.trainer import Trainer
 from shards.activations import Batch, TowerState
-from shards.config import load_model_config
 from shards.convert import import_checkpoint
 from shards.convert.timm_vision import read_timm_tower
-from shards.errors import ModelError
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 from shards.shard import load_shard
 from shards.shard_specs import whole_model

@@ -18,11 +18,11 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from embedder.media.images import resize_image
 from embedder.media.resize import ResizeSpec
-from embedder.steps.captions import CaptionEncoder
-from shards.config import load_model_config
+from embedder.steps.caption_encoder import CaptionEncoder
 from shards.convert.open_clip_model import import_open_clip
-from shards.errors import ModelError
 from shards.layouts import Normalise
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 
 SIZE, CONTEXT = 32, 16
 VISION = {"image_size": SIZE, "patch_size": 8, "layers": 2, "width": 48, "head_width": 12, "mlp_ratio": 2.0}

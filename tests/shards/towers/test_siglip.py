@@ -8,13 +8,13 @@ from siglip_checkpoints import CAPTIONS, LENGTH, WIDTH, save_siglip, save_siglip
 from tower_checkpoints import edit_json
 from tower_checks import check_refused, make_batch
 
-from embedder.plugins.train.trainer.settings import TrainSettings
+from embedder.plugins.train.trainer.train_settings import TrainSettings
 from embedder.plugins.train.trainer.trainer import Trainer
-from embedder.steps.captions import CaptionEncoder
-from shards.config import ModelConfig, load_model_config
+from embedder.steps.caption_encoder import CaptionEncoder
 from shards.convert import import_transformers
-from shards.errors import ModelError
 from shards.loading import read_tensor
+from shards.model_config import ModelConfig, load_model_config
+from shards.model_errors import ModelError
 from shards.shard import load_shard
 from shards.shard_specs import whole_model
 from shards.weights import find_weights

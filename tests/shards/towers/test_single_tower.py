@@ -4,22 +4,22 @@ import library_checkpoints as checkpoints
 import pytest
 from tower_checkpoints import edit_json
 
-from embedder.plugins.train.trainer.settings import TrainSettings
+from embedder.plugins.train.trainer.train_settings import TrainSettings
 from embedder.plugins.train.trainer.trainer import Trainer
-from shards.config import ModelConfig, load_model_config
 from shards.convert import import_checkpoint
-from shards.errors import ModelError
 from shards.int8_benefit import measure_int8_benefit
+from shards.model_config import ModelConfig, load_model_config
+from shards.model_errors import ModelError
+from shards.model_summary import describe_model
 from shards.plan import check_plan, plan_placement, plan_shards
-from shards.planning.costs import DataMix, estimate_costs, estimate_host
 from shards.planning.devices import parse_devices
 from shards.planning.explain import compare_with_equal_parts
+from shards.planning.planning_costs import DataMix, estimate_costs, estimate_host
 from shards.planning.problem import make_problem
 from shards.planning.what_if import what_if
 from shards.preprocess import PreprocessConfig
 from shards.profile import TimingSetting, measure_costs
 from shards.shard_specs import text_only, vision_only
-from shards.summary import describe_model
 from shards.towers.vit import VitTower
 
 DEPTH = 3

@@ -7,10 +7,10 @@ from library_checkpoints import save_timm
 from library_versions import is_older
 from tower_checks import check_against, check_every_cut, check_every_part_matters, check_refused, make_batch, randomise
 
-from shards.config import load_model_config
 from shards.convert import import_checkpoint
 from shards.convert.timm_vision import read_timm_tower
-from shards.errors import ModelError
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 
 SIZE = 32

@@ -6,9 +6,9 @@ import torch
 from tiny_tokenizers import ODD_CAPTIONS, padded
 from tower_checks import check_against, check_every_cut, check_every_part_matters, make_batch
 
-from embedder.steps.captions import CaptionEncoder
-from shards.config import load_model_config
+from embedder.steps.caption_encoder import CaptionEncoder
 from shards.convert import import_checkpoint
+from shards.model_config import load_model_config
 
 SAVERS = [
     checkpoints.clip,

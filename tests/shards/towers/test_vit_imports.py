@@ -8,8 +8,8 @@ from tiny_tokenizers import NUM_TOKENS, image_features, save_checkpoint, wordpie
 from tower_checkpoints import edit_json
 from tower_checks import check_against, check_every_cut, check_every_part_matters, check_refused, make_batch, randomise
 
-from shards.config import load_model_config
 from shards.convert import import_checkpoint
+from shards.model_config import load_model_config
 
 DINOV2 = SMALL_VISION | {"mlp_ratio": 2}
 DINOV3 = WIDE_VISION | {"num_register_tokens": 2}

@@ -19,7 +19,7 @@ from embedder.errors import ConfigError, RunFailedError
 from embedder.retrieval.http_client import HttpClient
 from embedder.storage.http import Response
 from embedder.storage.printable import printable
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 TIMEOUT_S = 10.0  # of a connection, and of an answer
 PATIENCE_S = 8.0  # in which a request is retried; with a last one that waits, 18 s in all

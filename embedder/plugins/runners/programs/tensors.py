@@ -17,7 +17,7 @@ MAX_BYTE = 255.0
 def graph_inputs(batch: pa.RecordBatch, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Convert a batch to arrays by the names of the graph's inputs, in their order.
 
-    `declared` has each input's settings, as in `embedder.servables.columns`.
+    `declared` has each input's settings, as in `embedder.servables.servable_columns`.
     """
     arrays: dict[str, Any] = {}
     for name, settings in declared.items():

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from embedder.plugins.train.trainer.batch import FeatureBatch, TrainBatch
-from embedder.plugins.train.trainer.settings import DistillSettings
+from embedder.plugins.train.trainer.train_settings import DistillSettings
 
 LEAST_ROWS = 2  # in a similarity matrix: a softmax over one column says nothing
 

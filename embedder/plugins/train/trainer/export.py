@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from shards.config import CONFIG_FILE, ModelConfig
 from shards.fingerprint import model_fingerprint
 from shards.loading import read_tensor, torch_dtype
+from shards.model_config import CONFIG_FILE, ModelConfig
+from shards.model_summary import DELTA_FILE, DELTA_FORMAT
 from shards.saving import staged_folder, staged_model, write_weights
-from shards.summary import DELTA_FILE, DELTA_FORMAT
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
 from shards.weights import find_weights
 

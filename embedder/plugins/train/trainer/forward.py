@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from embedder.plugins.train.trainer.batch import TrainBatch
-from embedder.plugins.train.trainer.settings import AugmentSettings, TrainSettings
+from embedder.plugins.train.trainer.train_settings import AugmentSettings, TrainSettings
 from shards.activations import TowerState
 from shards.layouts import check_pixels
 from shards.length_groups import group_by_length

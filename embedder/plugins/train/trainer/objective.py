@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 from embedder.plugins.train.trainer.batch import FeatureBatch, TrainBatch
-from embedder.plugins.train.trainer.settings import TrainSettings
-from shards.errors import ModelError
+from embedder.plugins.train.trainer.train_settings import TrainSettings
 from shards.fresh import INITIAL_LOGIT_SCALE
+from shards.model_errors import ModelError
 
 # SigLIP starts by taking all pairs for negatives. Source: Zhai et al. 2023, section 3.
 INITIAL_SIGLIP_BIAS = -10.0

@@ -7,10 +7,10 @@ temperature) is copied. Layers that share weights keep them, and apply them less
 from collections.abc import Mapping
 from pathlib import Path
 
-from embedder.plugins.train.trainer.settings import LayerChoice, chosen_layers
-from shards.config import TOKENIZER_FILE, load_model_config
-from shards.errors import ModelError
+from embedder.plugins.train.trainer.train_settings import LayerChoice, chosen_layers
 from shards.loading import read_tensor
+from shards.model_config import TOKENIZER_FILE, load_model_config
+from shards.model_errors import ModelError
 from shards.saving import staged_model, write_weights
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
 from shards.towers.base import Tower

@@ -29,7 +29,7 @@ from embedder.plugins.train.trainer.export import export_model, read_logit, writ
 from embedder.plugins.train.trainer.forward import caption_features, image_features
 from embedder.plugins.train.trainer.group import ProcessGroup, gather_batch
 from embedder.plugins.train.trainer.objective import INITIAL_SIGLIP_BIAS, Objective
-from embedder.plugins.train.trainer.settings import (
+from embedder.plugins.train.trainer.train_settings import (
     DistillSettings,
     TrainSettings,
     ema_decay_at,
@@ -37,9 +37,9 @@ from embedder.plugins.train.trainer.settings import (
     is_trainable,
     learning_rate_at,
 )
-from shards.config import TOKENIZER_FILE, ModelConfig
-from shards.errors import ModelError
 from shards.fresh import INITIAL_LOGIT_SCALE, fresh_tensors
+from shards.model_config import TOKENIZER_FILE, ModelConfig
+from shards.model_errors import ModelError
 from shards.reference import TwinTower, load_towers
 from shards.shard import BATCH_COUNTER
 from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE

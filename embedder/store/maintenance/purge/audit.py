@@ -18,7 +18,7 @@ from embedder.store.publish.tombstones import PURGED_FILE
 from embedder.store.tables.arrow_tensors import unpack_vectors
 from embedder.store.tables.delta_log import LOG_FOLDER
 from embedder.store.tables.tables import RecordTable
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 RECORDS = (
     STORE_FILE,

@@ -7,7 +7,7 @@ from itertools import groupby, takewhile
 from typing import Any
 
 from embedder.storage.printable import printable
-from shards.schema import parse_json
+from shards.file_schema import parse_json
 
 GONE = "[purged]"
 MIN_TEXT_LENGTH = 4

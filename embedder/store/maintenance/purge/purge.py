@@ -37,7 +37,14 @@ from embedder.store.maintenance.purge.audit import (
     texts_of,
 )
 from embedder.store.maintenance.purge.id_matcher import ItemNames
-from embedder.store.maintenance.purge.plan import PurgePlan, index_folder, is_part, place_of, plan_purge, split_segment
+from embedder.store.maintenance.purge.purge_plan import (
+    PurgePlan,
+    index_folder,
+    is_part,
+    place_of,
+    plan_purge,
+    split_segment,
+)
 from embedder.store.part_file import PartFile
 from embedder.store.publish.current import (
     IndexChoice,

@@ -16,11 +16,11 @@ from embedder.cli import app
 from embedder.config import RunConfig
 from embedder.errors import ConfigError, EmbedderError, StoreError
 from embedder.observability import trackers
-from embedder.plugins.evaluate.command import evaluation_parts, save_evaluation
 from embedder.plugins.evaluate.evaluate import EvaluationOptions, evaluate, evaluate_tracked
-from embedder.plugins.evaluate.report import Evaluation
+from embedder.plugins.evaluate.evaluate_command import evaluation_parts, save_evaluation
+from embedder.plugins.evaluate.evaluate_report import Evaluation
 from embedder.retrieval.store_api import Store
-from index.errors import RetrievalError
+from index.index_errors import RetrievalError
 
 NUM = 40
 

@@ -16,8 +16,8 @@ from exported_towers import SIDE_PX, export
 from servable_runs import png, run_servables, vectors
 
 from embedder.servables import make_servable
-from embedder.servables.errors import ServableError
-from embedder.servables.run import RunningServable
+from embedder.servables.running_servable import RunningServable
+from embedder.servables.servable_errors import ServableError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
 WIDTH = 5
@@ -300,7 +300,7 @@ class Bag(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", ["torch_export", "torchscript"])
 def test_captions_are_padded_and_masked(kind, tmp_path, tiny_model):
-    from embedder.steps.captions import CaptionEncoder
+    from embedder.steps.caption_encoder import CaptionEncoder
 
     module = Bag().eval()
     example = (torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.int64))

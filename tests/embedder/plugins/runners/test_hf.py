@@ -14,8 +14,8 @@ from PIL import Image
 from servable_runs import png, run_servables, vectors
 
 from embedder.servables import make_servable
-from embedder.servables.errors import ServableError
-from embedder.servables.run import RunningServable
+from embedder.servables.running_servable import RunningServable
+from embedder.servables.servable_errors import ServableError
 
 SIZES = [(32, 32), (90, 60), (60, 90), (47, 100)]
 IMAGES = [png(seed, size) for seed, size in enumerate(SIZES)]

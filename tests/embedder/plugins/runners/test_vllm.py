@@ -10,8 +10,8 @@ from PIL import Image
 
 from embedder.plugins.runners.programs.vllm_engine import requests
 from embedder.servables import make_servable
-from embedder.servables.errors import ServableError
 from embedder.servables.order import order_servables
+from embedder.servables.servable_errors import ServableError
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from embedder.plugins.serve.metrics import Metrics
+from embedder.plugins.serve.serve_metrics import Metrics
 from embedder.plugins.serve.service import ENTRY_BYTES, AnswerCache
 
 

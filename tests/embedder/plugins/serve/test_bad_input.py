@@ -9,7 +9,7 @@ import samples
 from sandbox_checks import png_bomb
 from small_server import RawConnection
 
-from embedder.plugins.serve.schema import MAX_QUERIES
+from embedder.plugins.serve.api_schema import MAX_QUERIES
 
 NAN = "NaN"
 IMAGE = "pictures/0000.png"

@@ -6,7 +6,7 @@ import json
 import pytest
 import samples
 
-from embedder.plugins.serve.schema import MAX_EXAMPLES
+from embedder.plugins.serve.api_schema import MAX_EXAMPLES
 
 IMAGE, OTHER = samples.image_bytes(0), samples.image_bytes(3)
 

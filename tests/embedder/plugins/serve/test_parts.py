@@ -8,9 +8,9 @@ import pytest
 
 from embedder.plugins.serve.clips import parse_range
 from embedder.plugins.serve.cursors import NAME_BYTES, Cursor, make_cursor, read_cursor
-from embedder.plugins.serve.errors import RequestError
 from embedder.plugins.serve.info_routes import MAX_DISTINCT, describe_column
 from embedder.plugins.serve.item_paths import item_path
+from embedder.plugins.serve.serve_errors import RequestError
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import base64
 import numpy as np
 import samples
 
-from embedder.plugins.serve.errors import RequestError
-from embedder.plugins.serve.metrics import Metrics
 from embedder.plugins.serve.search_batch import Asked, BatchSearcher
+from embedder.plugins.serve.serve_errors import RequestError
+from embedder.plugins.serve.serve_metrics import Metrics
 from embedder.plugins.serve.served_publication import ServedPublication
 
 

@@ -22,7 +22,7 @@ from PIL import Image
 from reverse_proxies import CLIENT, NAME, caddy, nginx, program, put
 from served import Served, make_store
 
-from embedder.plugins.serve.settings import ServeSettings
+from embedder.plugins.serve.serve_settings import ServeSettings
 
 ROOT = Path(__file__).parents[4]
 TEXT = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")

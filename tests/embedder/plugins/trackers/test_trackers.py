@@ -29,7 +29,7 @@ from embedder.observability import run_tracking, trackers
 from embedder.observability.run_tracking import RunTracking, contact_sheet, parameters_of
 from embedder.observability.trackers import ThreadedTracker, track_run
 from embedder.plugins.trackers import clients
-from embedder.plugins.train.run import train
+from embedder.plugins.train.train_run import train
 from embedder.store.files import StoreFiles
 
 

@@ -17,14 +17,14 @@ from embedder.ingest.embed import embed
 from embedder.models.model_folder import open_model
 from embedder.plugins.train import teacher as teacher_module
 from embedder.plugins.train.batches import ExampleCounts, SamplerConfig
-from embedder.plugins.train.command import train_parts
 from embedder.plugins.train.examples import ExampleSpec
 from embedder.plugins.train.items import list_items
 from embedder.plugins.train.rank_batches import cut_shares, decode_share, take_share
-from embedder.plugins.train.run import train
 from embedder.plugins.train.sampler import epoch_order
 from embedder.plugins.train.teacher import COLUMNS, join_teacher
-from shards.config import load_model_config
+from embedder.plugins.train.train_command import train_parts
+from embedder.plugins.train.train_run import train
+from shards.model_config import load_model_config
 
 COLUMN_NAMES = {"id": "sku", "image": "photo", "caption": "title"}
 

@@ -2,8 +2,8 @@
 
 import train_samples
 
-from embedder.plugins.train.outputs import Outputs
-from embedder.plugins.train.run import train
+from embedder.plugins.train.train_outputs import Outputs
+from embedder.plugins.train.train_run import train
 
 
 def test_the_card_has_towers_data_settings_and_figures(tiny_model, tmp_path):

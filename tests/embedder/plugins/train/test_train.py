@@ -20,8 +20,8 @@ import embedder
 from embedder.config import load_config
 from embedder.errors import ConfigError, RunFailedError, SourceError
 from embedder.ingest.embed import embed
-from embedder.plugins.train.run import train
-from embedder.plugins.train.trainer.settings import TrainSettings
+from embedder.plugins.train.train_run import train
+from embedder.plugins.train.trainer.train_settings import TrainSettings
 
 ARCHITECTURE = {
     "embedding_dim": 16,
@@ -163,9 +163,9 @@ def test_training_runs_where_ray_is_not_installed(pairs, tiny_model, tmp_path):
 import pickle, sys
 sys.modules["ray"] = None  # as if it weren't there: importing it fails
 from embedder.plugins.train import decode_stream
-from embedder.plugins.train.command import step_bar
-from embedder.plugins.train.run import train
-from embedder.plugins.train.trainer.settings import TrainSettings
+from embedder.plugins.train.train_command import step_bar
+from embedder.plugins.train.train_run import train
+from embedder.plugins.train.trainer.train_settings import TrainSettings
 decode_stream.IMAGE_DECODE_S = 1e3  # so slow that `auto` would take Ray
 report = train(pickle.load(sys.stdin.buffer), show_steps=step_bar)
 assert (report.engine, report.engine_reason, report.num_steps) == ("local", "Ray is not installed", 12), report

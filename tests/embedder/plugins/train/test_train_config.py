@@ -3,7 +3,7 @@
 import pytest
 
 from embedder.errors import ConfigError
-from embedder.plugins.train.config import load_train_config
+from embedder.plugins.train.train_config import load_train_config
 
 GOOD = """
 model = "models/base"

@@ -7,8 +7,8 @@ import train_samples
 from safetensors.torch import load_file
 from train_samples import training, weights
 
-from embedder.plugins.train.command import train_parts
-from embedder.plugins.train.run import train
+from embedder.plugins.train.train_command import train_parts
+from embedder.plugins.train.train_run import train
 
 WHO = {"anna": {"vision_layers": [3, 4], "seed": 1}, "ben": {"text_layers": [0, 4], "seed": 2}}
 

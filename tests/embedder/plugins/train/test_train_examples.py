@@ -81,7 +81,7 @@ def test_a_share_of_another_place_in_the_stream_is_refused(tiny_model, tmp_path)
 
 
 def test_titles_lists_and_tag_sets_become_captions_each_once(tiny_model, tmp_path):
-    from embedder.steps.captions import CaptionEncoder
+    from embedder.steps.caption_encoder import CaptionEncoder
 
     rows = train_samples.rows_of(range(2))
     rows[1]["title"] = rows[1]["tags"] = None

@@ -11,13 +11,13 @@ from test_training_trainer import STEM, assert_same_weights, make_train_batch, s
 from tower_checks import make_batch, vectors
 from tower_families import FAMILIES, beside_default, captions_for, save_random_model
 
-from embedder.plugins.train.trainer.checkpoint import load_checkpoint, save_checkpoint
 from embedder.plugins.train.trainer.distillation import row_divergence, similarity_losses, vector_loss
 from embedder.plugins.train.trainer.prune import prune_model
-from embedder.plugins.train.trainer.settings import AugmentSettings, DistillSettings, chosen_layers, is_trainable
+from embedder.plugins.train.trainer.train_checkpoint import load_checkpoint, save_checkpoint
+from embedder.plugins.train.trainer.train_settings import AugmentSettings, DistillSettings, chosen_layers, is_trainable
 from embedder.plugins.train.trainer.trainer import Trainer
-from shards.config import load_model_config
-from shards.errors import ModelError
+from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 from shards.reference import load_towers
 
 ALONE = DistillSettings(pairs=0)

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from embedder.plugins.train.trainer.batch import TrainBatch
 from embedder.plugins.train.trainer.group import ProcessGroup
-from embedder.plugins.train.trainer.settings import AugmentSettings
+from embedder.plugins.train.trainer.train_settings import AugmentSettings
 from embedder.plugins.train.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.slow  # each scenario trains twice; on Ray, test_train.py does the same

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from embedder.plugins.train.trainer.batch import item_key
 from embedder.plugins.train.trainer.forward import NUM_DRAWS, augment, draw, kept_tokens
 from embedder.plugins.train.trainer.objective import alignment_loss, clip_loss, concept_loss, positives_of, siglip_loss
-from embedder.plugins.train.trainer.settings import AugmentSettings, TrainSettings, ema_decay_at, learning_rate_at
+from embedder.plugins.train.trainer.train_settings import AugmentSettings, TrainSettings, ema_decay_at, learning_rate_at
 from embedder.retrieval.rank_metrics import best_ranks, retrieval_at
 from shards.ranges import LayerRange
 

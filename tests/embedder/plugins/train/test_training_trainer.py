@@ -10,13 +10,13 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from embedder.plugins.train.trainer.batch import TrainBatch
-from embedder.plugins.train.trainer.checkpoint import load_checkpoint, save_checkpoint
-from embedder.plugins.train.trainer.settings import AugmentSettings, TrainSettings
+from embedder.plugins.train.trainer.train_checkpoint import load_checkpoint, save_checkpoint
+from embedder.plugins.train.trainer.train_settings import AugmentSettings, TrainSettings
 from embedder.plugins.train.trainer.trainer import Trainer
 from embedder.retrieval.rank_metrics import retrieval_at
 from shards.activations import Batch, TowerState
 from shards.delta import apply_delta
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 from shards.reference import load_towers
 from shards.shard import load_shard

@@ -14,9 +14,9 @@ from train_samples import calling, metrics, training, weights
 
 from embedder.errors import ConfigError, RunFailedError
 from embedder.placement.fleet import Available
-from embedder.plugins.train.run import train
+from embedder.plugins.train.train_run import train
 from embedder.plugins.train.train_worker import WorkerResources, allocate_workers
-from shards.errors import ModelError
+from shards.model_errors import ModelError
 
 pytestmark = pytest.mark.timeout(600)  # each run starts five processes, and they share what is left of two cores
 TOGETHER = {"engine": "auto", "num_workers": 2, "decode": {"num_cpus": 0.5}, "no_progress_timeout_s": 150}

@@ -7,8 +7,8 @@ import samples
 from web_server import image, slowly, status
 
 from embedder.config import WebConfig
-from embedder.sources.errors import FetchError
 from embedder.sources.fetch import Fetcher
+from embedder.sources.source_errors import FetchError
 from embedder.sources.web import body
 from embedder.sources.web.ahead import DEPTH, DownloadsAhead
 from embedder.sources.web.body import SizeLimits

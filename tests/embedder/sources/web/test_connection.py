@@ -11,7 +11,7 @@ import samples
 from certificates import make_certificate
 from web_server import image, web_server
 
-from embedder.sources.errors import FetchError
+from embedder.sources.source_errors import FetchError
 from embedder.sources.web.body import SizeLimits
 from embedder.storage import http
 from embedder.storage.http import is_public

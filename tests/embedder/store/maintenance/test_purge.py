@@ -33,8 +33,8 @@ from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import read_current
 from embedder.store.maintenance.compact import PartTarget, compact
 from embedder.store.maintenance.purge import purge as purge_module
-from embedder.store.maintenance.purge.plan import plan_purge
 from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.purge.purge_plan import plan_purge
 from embedder.store.maintenance.rollback import rollback
 from embedder.store.publish.history import one_before, past_runs, publications, readable
 from embedder.store.publish.publication import ModelWork

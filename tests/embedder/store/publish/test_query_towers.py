@@ -31,7 +31,7 @@ from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import PublishIntent, publish
 from embedder.store.publish.query_towers import TOWERS_FOLDER, find_towers, towers_path, write_manifest
 from embedder.store.store_info import bind_store
-from shards.config import ModelConfig
+from shards.model_config import ModelConfig
 from shards.preprocess import PreprocessConfig
 from shards.towers.albert import AlbertTower
 from shards.towers.vit import VitTower

@@ -1,0 +1,140 @@
+"""`embedder demo`: the shipped emoji through three stages on Ray, an index, R@k of text queries, a contact sheet."""
+
+import json
+import threading
+from dataclasses import asdict
+from functools import partial
+from importlib import import_module
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+
+from embedder.cli.options import Force, ReadConfig, command
+from embedder.cli.results import Result, new_table
+from embedder.cli.terminal import Terminal, item_bar
+from embedder.entry_points import COMMANDS, find_plugins, load_plugin
+from embedder.installation import command_here, require
+from embedder.quantities import duration_text, plural
+from embedder.store.files import StoreFiles
+
+if TYPE_CHECKING:
+    from embedder.retrieval.caption_recall import Recall
+    from embedder.retrieval.store_api import Store
+
+QUERIES = ("red heart", "slice of pizza", "cat crying with laughter", "flag of Japan", "medical doctor", "snow")
+SHEET_QUERY = "smiling cat"
+UNSEEN_TAGS = "openmoji_tags"  # a second set of human tags, which no training has used
+
+
+@command
+def demo(
+    read: ReadConfig,
+    out: Annotated[Path, typer.Option(help="Folder for the store and the contact sheet.")] = Path("runs/demo"),
+    force: Force = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Then serve the store, and open its search page in a browser.")
+    ] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="With --serve, open no browser.")] = False,
+) -> Result:
+    """Embed the shipped emoji through three stages, index them, and search."""
+    config, store = read(), out / "store"
+    require("embed", "embedder demo")
+    if serve:
+        require("serve", "embedder demo --serve")
+        load_plugin(COMMANDS, "serve", "embedder demo --serve")
+
+    from embedder.cli.render_report import report_parts
+    from embedder.ingest.embed import embed
+    from embedder.retrieval.store_api import open_store
+    from embedder.sources.demo_source import shipped_source
+
+    # A second run finds everything done.
+    with as_file(files("embedder") / "demo_model") as model, shipped_source((UNSEEN_TAGS, "group")) as source:
+        run = config.model_copy(
+            update={
+                "model": config.model or str(model),
+                "store": str(store),
+                "source": (source,),
+                "engine": "ray" if config.engine == "auto" else config.engine,
+            }
+        )
+        report = embed(run, item_bar, forced=force or ())
+        index = _index_line(StoreFiles(store))
+        opened = open_store(store)
+        recalls = _measure(opened)
+        shown = [*report_parts(report), index, "", _recall_table(recalls), "", *_search(opened, out)]
+    figures = [asdict(each) for each in recalls]
+    return Result(
+        {"report": json.loads(report.model_dump_json()), "store": store, "recalls": figures},
+        shown,
+        afterwards=partial(_serve, store, opens_browser=not no_browser) if serve else None,
+    )
+
+
+def _serve(store: Path, *, opens_browser: bool) -> None:
+    """Serve the store on a free port of localhost until Ctrl-C, and open the search page."""
+    import webbrowser
+
+    def tell(url: str) -> None:
+        Terminal(stderr=True).print(f"search page of {store}: {url} (Ctrl-C ends it)", soft_wrap=True)
+        if opens_browser:
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # it may wait for the browser
+
+    import_module(find_plugins(COMMANDS)["serve"].module).serve_store(str(store), tell)
+
+
+def _index_line(store: StoreFiles) -> str:
+    from embedder.store.store_info import read_published
+    from embedder.store_index.index_versions import manifest_of
+
+    number = read_published(store).index
+    manifest = manifest_of(store, number) if number is not None else None
+    if manifest is None:
+        return "no index: search compares with every vector"
+    vectors = plural(manifest.num_vectors, "vector")
+    return f"index {number}: {manifest.kind}, {vectors}, built in {duration_text(round(manifest.build_s, 1))}"
+
+
+def _measure(store: "Store") -> "list[Recall]":
+    """Measure text-to-image R@k over all emoji: by caption, without flags, and by tags that no training has used."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    from embedder.retrieval.caption_recall import caption_recall, text_recall
+    from embedder.store_index.keep_index import rows_with_images
+
+    rows = rows_with_images(store.to_arrow()).combine_chunks()
+    is_flag = pc.equal(rows["group"], "flags").to_numpy(zero_copy_only=False)
+    # The first thousand emoji have no such tags, so the column of lists arrived as JSON texts.
+    tags = [", ".join(json.loads(words)) for words in rows[UNSEEN_TAGS].to_pylist()]
+    has_tags = np.array([bool(words) for words in tags])
+    tag_queries = store.encode_text([words for words in tags if words])
+    return [
+        caption_recall(rows),
+        caption_recall(rows, "caption, without flags", ~is_flag),
+        caption_recall(rows, "caption, flags only", is_flag),
+        text_recall(rows, "tags unseen in training", tag_queries, has_tags),
+    ]
+
+
+def _recall_table(recalls: "list[Recall]") -> Table:
+    from embedder.retrieval.caption_recall import KS
+
+    heading = "text -> image, by"
+    rows = [(each.queries, f"{each.num_queries:,}", *(f"{each.recall[k]:.3f}" for k in KS)) for each in recalls]
+    return new_table(heading, "queries", *(f"R@{k}" for k in KS), left=(heading,), rows=rows)
+
+
+def _search(store: "Store", out: Path) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for query in QUERIES:
+        hits = store.search(query, k=4)
+        lines.append(f"{query!r:26} {', '.join(f'{hit.caption} ({hit.score:.2f})' for hit in hits)}")
+    sheet = out / "sheet.png"
+    store.search(SHEET_QUERY, k=10).save_sheet(sheet, SHEET_QUERY)
+    more = f"{command_here()} search 'loud music' --store {out / 'store'}"
+    return [*lines, f"contact sheet: {sheet}", f"search more: {more}"]

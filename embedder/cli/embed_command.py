@@ -1,0 +1,77 @@
+"""`embedder embed`: the main job."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from embedder.cli.options import (
+    DryRun,
+    Dtype,
+    Force,
+    ModelUri,
+    NumStages,
+    PlanFile,
+    ReadConfig,
+    Repair,
+    RetryRejects,
+    StoreUri,
+    command,
+    source_override,
+)
+from embedder.cli.results import Result
+from embedder.cli.terminal import item_bar
+from embedder.sources.column_keys import ColumnOptions
+
+
+@command
+def embed(
+    read: ReadConfig,
+    source: Annotated[str | None, typer.Argument(help="Folder, file, table, tars or URI.")] = None,
+    model: ModelUri = None,
+    store: StoreUri = None,
+    kind: Annotated[str | None, typer.Option(help="auto, files, table or webdataset.")] = None,
+    id_column: Annotated[str | None, typer.Option(help="Column that becomes item_id; or content, or file+row.")] = None,
+    image_column: Annotated[str | None, typer.Option(help="Column with images or videos: bytes or URIs.")] = None,
+    caption_column: Annotated[str | None, typer.Option(help="Column with captions.")] = None,
+    carryover: Annotated[list[str] | None, typer.Option(help="Column to copy into the embeddings table.")] = None,
+    include: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Only such files, as '*.jpg'.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="No such files, as 'private/'.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, ray or local.")] = None,
+    device: Annotated[str | None, typer.Option(help="What stages compute on: auto, cpu or cuda.")] = None,
+    num_stages: NumStages = None,
+    plan: PlanFile = None,
+    dtype: Dtype = None,
+    ray_address: Annotated[str | None, typer.Option(help="Ray cluster to attach to.")] = None,
+    dry_run: DryRun = False,
+    retry_rejects: RetryRejects = False,
+    repair: Repair = False,
+    force: Force = None,
+) -> Result:
+    """Stream embeddings into the store: creates it or goes on, then publishes."""
+    given = (id_column, image_column, caption_column)
+    columns = ColumnOptions(id=id_column, image=image_column, caption=caption_column)
+    described = {"kind": kind, "carryover": carryover, "include": include, "exclude": exclude}
+    overrides = {
+        "model": model,
+        "store": store,
+        "source": source_override(source, columns=columns if source or any(given) else None, **described),
+        "engine": engine,
+        "device": device,
+        "num_stages": num_stages,
+        "plan": plan,
+        "dtype": dtype,
+        "ray_address": ray_address,
+    }
+    run = read(overrides)
+    if dry_run:
+        from embedder.cli.refresh_command import forecast_run
+        from embedder.ingest.work import IngestOptions
+
+        return forecast_run(run, IngestOptions(retry_rejects=retry_rejects, repair=repair, forced=tuple(force or ())))
+
+    from embedder.cli.render_report import report_parts
+    from embedder.ingest.embed import embed as run_embed
+
+    report = run_embed(run, item_bar, retry_rejects=retry_rejects, repair=repair, forced=force or ())
+    return Result(json.loads(report.model_dump_json()), report_parts(report))

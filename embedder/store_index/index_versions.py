@@ -1,0 +1,171 @@
+"""Index versions of a store: built locally and uploaded with the manifest last; searched from a local copy.
+
+If the store is in a local folder, they are built and searched in place.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embedder.errors import StoreError
+from embedder.storage.user_cache import cache_folder, mark_used
+from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
+from index.atomic_folder import sweep_leftovers, whole_folder
+from index.index_errors import RetrievalError
+from index.manifest import MANIFEST_NAME, Manifest, read_manifest
+from index.versions import list_versions, next_version, version_path
+
+if TYPE_CHECKING:
+    from index.search import Index
+
+INDEX_FOLDER = "index"
+CLAIM_NAME = "claim"
+"""File with which a writer claims a version's number before it uploads the version."""
+COPIES_FOLDER = "indexes"  # in the user's cache
+MAX_KEPT_COPIES = 4
+
+Build = Callable[[Path], Manifest]
+"""Creates the given folder with a complete index in it; if it fails, it leaves none."""
+
+
+def add_version(files: StoreFiles, build: Build) -> tuple[int, Manifest]:
+    """Build the next version; return its number and manifest."""
+    if files.folder is not None:
+        root = files.folder / INDEX_FOLDER
+        number = next_version(root, _last_deleted(files))
+        return number, build(version_path(root, number))
+    number = _claim_number(files)
+    with tempfile.TemporaryDirectory(prefix="embedder-index-") as name:
+        folder = version_path(name, number)
+        manifest = build(folder)
+        for file_name in (*manifest.sha256, MANIFEST_NAME):
+            files.confirm_lease()  # two runs that upload under one number would mix their files
+            files.upload(folder / file_name, _path(number, file_name))
+    return number, manifest
+
+
+def has_version(files: StoreFiles, number: int) -> bool:
+    """Return whether a version exists completely."""
+    return files.exists(_path(number, MANIFEST_NAME))
+
+
+def list_manifests(files: StoreFiles) -> list[tuple[int, Manifest]]:
+    """Return number and manifest of complete versions, oldest first."""
+    if files.folder is not None:
+        root = files.folder / INDEX_FOLDER
+        return [(number, read_manifest(version_path(root, number))) for number in list_versions(root)]
+    names = (info.path.split("/")[1:] for info in sorted(files.list(INDEX_FOLDER)))
+    numbers = [int(number) for number, name in names if name == MANIFEST_NAME and number.isdecimal()]
+    return [(number, fetched_manifest(files, number)) for number in numbers]
+
+
+def manifest_of(files: StoreFiles, number: int) -> Manifest | None:
+    """Return the manifest of a version; None if it is missing or can't be read any more."""
+    try:
+        return fetched_manifest(files, number)
+    except (FileNotFoundError, RetrievalError):
+        return None
+
+
+def fetched_manifest(files: StoreFiles, number: int) -> Manifest:
+    """Read a manifest; FileNotFoundError if there is none, RetrievalError if damaged or from a newer release."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / MANIFEST_NAME).write_bytes(files.read(_path(number, MANIFEST_NAME)))
+        return read_manifest(folder)
+
+
+def version_folder(files: StoreFiles, number: int) -> Path:
+    """Return a version's local folder, fetched if remote; StoreError if missing, RetrievalError if damaged."""
+    if files.folder is not None:
+        return version_path(files.folder / INDEX_FOLDER, number)
+    return _local_copy(files, number)[0]
+
+
+def open_version(files: StoreFiles, number: int, model_fingerprint: str) -> "Index":
+    """Open a version; FAISS reads only files whose hash matches the manifest.
+
+    Raises StoreError if there is no such version, and RetrievalError if it is damaged or of another model.
+    """
+    from index.search import open_index
+
+    if files.folder is not None:
+        return open_index(version_path(files.folder / INDEX_FOLDER, number), model_fingerprint=model_fingerprint)
+    folder, is_new = _local_copy(files, number)
+    try:
+        return open_index(folder, model_fingerprint=model_fingerprint)
+    except RetrievalError:
+        if is_new or read_manifest(folder).model_fingerprint != model_fingerprint:
+            raise
+    shutil.rmtree(folder, ignore_errors=True)  # the copy was damaged; the store may be intact
+    return open_index(_local_copy(files, number)[0], model_fingerprint=model_fingerprint)
+
+
+def _local_copy(files: StoreFiles, number: int) -> tuple[Path, bool]:
+    """Return a folder with a copy of a version, named after its manifest's hash, and whether it was fetched now."""
+    if not has_version(files, number):
+        raise StoreError(
+            f"store {files.address}: index version {number} is not there; build one with `embedder index build`"
+        )
+
+    def names(stage: Path) -> Iterable[str]:
+        return read_manifest(stage).sha256
+
+    try:
+        return fetched_copy(files, f"{INDEX_FOLDER}/{number:06d}", names)
+    except FileNotFoundError as error:
+        raise StoreError(f"{error}: a file of index version {number} is missing; build the index again") from None
+
+
+def fetched_copy(files: StoreFiles, path: str, names: Callable[[Path], Iterable[str]]) -> tuple[Path, bool]:
+    """Return a local copy of a folder of a store, and whether it was fetched now.
+
+    The folder at `path` has a manifest and never changes; its copy is named after the manifest's hash. `names` maps a
+    folder with the manifest to the names of the other files. Raises FileNotFoundError if a file is missing.
+    """
+    manifest = files.read(f"{path}/{MANIFEST_NAME}")
+    folder = cache_folder(COPIES_FOLDER) / hashlib.sha256(manifest).hexdigest()[:32]
+    if folder.is_dir():
+        mark_used(folder)
+        return folder, False
+    try:
+        with whole_folder(folder) as stage:
+            (stage / MANIFEST_NAME).write_bytes(manifest)
+            for name in names(stage):
+                files.download(f"{path}/{name}", stage / name)
+    except RetrievalError:
+        if not folder.is_dir():  # else another process fetched it at the same time
+            raise
+    drop_copies(MAX_KEPT_COPIES)
+    return folder, True
+
+
+def drop_copies(num_kept: int = 0) -> None:
+    """Delete this machine's copies of indexes except those used last: they hold ids, including purged ones."""
+    sweep_leftovers(cache_folder(COPIES_FOLDER))
+    copies = [path for path in cache_folder(COPIES_FOLDER).glob("*") if path.is_dir() and not path.name.startswith(".")]
+    copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for folder in copies[num_kept:]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _claim_number(files: StoreFiles) -> int:
+    """Claim the number after the highest one that ever existed, complete or not, unless another writer did."""
+    names = {info.path.split("/")[1] for info in files.list(INDEX_FOLDER)}
+    number = max([_last_deleted(files), *(int(name) for name in names if name.isdecimal())]) + 1
+    files.confirm_lease()
+    while not files.create(_path(number, CLAIM_NAME), files.environment.token(8).encode()):
+        number += 1
+    return number
+
+
+def _last_deleted(files: StoreFiles) -> int:
+    current = read_current(files.main)
+    return 0 if current is None else current.last_index.get(files.model, 0)
+
+
+def _path(number: int, name: str) -> str:
+    return f"{INDEX_FOLDER}/{number:06d}/{name}"

@@ -1,0 +1,152 @@
+"""Configuration of a model, its config.json: all constructor dimensions of both towers, and the preprocessing.
+
+Enough to plan a cut without torch.
+"""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from shards.file_schema import ModelSection, describe, read_json
+from shards.model_errors import ModelError
+from shards.preprocess import PreprocessConfig
+from shards.towers.base import Tower
+from shards.towers.registry import AnyTextTower, AnyVisionTower
+from shards.towers.tower_kinds import TextTower, VisionTower
+
+CONFIG_FILE = "config.json"
+TOKENIZER_FILE = "tokenizer.json"
+SIGMOID_FILE = "sigmoid.json"  # next to exported towers: scale and bias of the logits, or null
+
+Projection = Literal["linear", "mlp", "none"]
+
+
+class ModelConfig(ModelSection):
+    """Configuration of a model with one or two towers: everything but the weights and the tokeniser."""
+
+    format_version: Literal[1] = 1
+    name: str = Field(min_length=1)
+    trained: bool = Field(description="false: the projections are fresh, and search means nothing yet")
+    embedding_dim: int = Field(ge=1, description="size of the common space: `E`")
+    projection_bias: bool = False
+    vision_projection: Projection = Field(
+        "linear", description="none: the vision tower's own vectors are the space; mlp: two layers around a GELU"
+    )
+    text_projection: Projection = Field(
+        "linear", description="none: the text tower's own vectors are the space; mlp: two layers around a GELU"
+    )
+    vision: AnyVisionTower | None
+    text: AnyTextTower | None
+    preprocess: PreprocessConfig
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.vision is None and self.text is None:
+            raise ValueError("vision and text are both null; a model has one tower at least")
+        if self.vision is not None and self.preprocess.image_size != self.vision.side_px:
+            raise ValueError(
+                f"preprocess.image_size ({self.preprocess.image_size}) is not the vision tower's "
+                f"({self.vision.side_px}); make them equal"
+            )
+        if self.vision is not None and (self.preprocess.resize == "patches") != (self.vision.patch_px is not None):
+            rule = '"patches"' if self.vision.patch_px is not None else 'another than "patches"'
+            raise ValueError(
+                f'preprocess.resize is "{self.preprocess.resize}"; a {self.vision.label} tower takes {rule}'
+            )
+        if self.text is not None and self.preprocess.max_caption_tokens > self.text.max_tokens:
+            raise ValueError(
+                f"preprocess.max_caption_tokens ({self.preprocess.max_caption_tokens}) exceeds "
+                f"the {self.text.max_tokens} tokens that the text tower takes; lower it"
+            )
+        for side, tower in self.towers.items():
+            if self.projections[side] == "none" and tower.dim != self.embedding_dim:
+                raise ValueError(
+                    f'{side}_projection is "none", and the tower\'s vectors of {tower.dim} values are no vectors of '
+                    f'embedding_dim ({self.embedding_dim}); make them equal, or write "linear"'
+                )
+        return self
+
+    @property
+    def projections(self) -> dict[str, Projection]:
+        """Projections into the common space, by side."""
+        return {"vision": self.vision_projection, "text": self.text_projection}
+
+    @property
+    def towers(self) -> dict[str, Tower]:
+        """The towers that the model has, by side."""
+        sides = {"vision": self.vision, "text": self.text}
+        return {side: tower for side, tower in sides.items() if tower is not None}
+
+    @property
+    def num_layers(self) -> dict[str, int]:
+        """Number of layers by side; 0 for a missing tower."""
+        return {"vision": 0, "text": 0} | {side: tower.num_layers for side, tower in self.towers.items()}
+
+    @property
+    def required_vision(self) -> VisionTower:
+        """The vision tower; raises a ModelError if the model has none."""
+        if self.vision is None:
+            raise ModelError(f"model {self.name!r} has no vision tower: it embeds captions alone; give it texts")
+        return self.vision
+
+    @property
+    def required_text(self) -> TextTower:
+        """The text tower; raises a ModelError if the model has none."""
+        if self.text is None:
+            raise ModelError(f"model {self.name!r} has no text tower: it embeds images alone; give it images")
+        return self.text
+
+    def at_patches(self, num_patches: int | None) -> Self:
+        """Copy the configuration for images of so many patches, where the tower allows that; None changes nothing."""
+        if self.vision is None or num_patches is None:
+            return self
+        return self.model_copy(update={"vision": self.vision.at_patches(num_patches)})
+
+    def check_trainable(self) -> None:
+        """Raise a ModelError if the model can't be trained: a single tower, or images that keep their proportions."""
+        if len(self.towers) < 2:
+            raise ModelError(
+                f"model {self.name!r} has a {next(iter(self.towers))} tower alone; training needs two towers, "
+                "so give a model for images and captions"
+            )
+        if self.required_vision.patch_px is not None:
+            raise ModelError(
+                f"model {self.name!r} has a {self.required_vision.label} tower, whose images keep their own "
+                "proportions; training takes images of one size, so give a model with another vision tower"
+            )
+
+    def to_json(self) -> str:
+        """Return the text of config.json."""
+        return self.model_dump_json(indent=2) + "\n"
+
+
+def find_model_folder(path: str | Path) -> Path:
+    """Return a local model folder, without checking its content; raises a ModelError if it doesn't exist."""
+    folder = Path(path).expanduser()
+    if str(path) and folder.is_dir():
+        return folder
+    if str(path) and folder.exists():
+        raise ModelError(f"{path}: this is a file; give the model folder that it lies in")
+    raise ModelError(f"{str(path)!r}: there is no such folder; give a model folder")
+
+
+def load_model_config(folder: str | Path) -> ModelConfig:
+    """Read a model folder's `config.json`; raises a ModelError if it is missing, invalid, or another library's."""
+    path = Path(folder) / CONFIG_FILE
+    tree = read_json(path, _cure(Path(folder)))
+    if "format_version" not in tree and {"model_type", "architecture", "architectures"} & tree.keys():
+        raise ModelError(
+            f"{path}: this is a checkpoint of transformers or timm, not a model folder; "
+            "turn it into one with `embedder model import SRC --out DIR` (for a plan, `--config-only` is enough)"
+        )
+    try:
+        return ModelConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ModelError(f"{path}: {describe(error)}") from None
+
+
+def _cure(folder: Path) -> str:
+    if (folder / "delta.json").is_file():
+        return f"this is a delta; make a model of it with `embedder model apply-delta BASE {folder} --out DIR`"
+    return "give a model folder (made by `embedder model import`)"
