@@ -61,8 +61,8 @@ PYTHON = [
 WITH_RAY = [example for example in PYTHON if "ray.init(" in example.values[0]]
 WITHOUT_RAY = [example for example in PYTHON if example not in WITH_RAY]
 PYTHON_EXCEPTED = {
-    "ray-head:6379": "a cluster: tests/embedder/engine/test_cluster_jobs.py",
-    "embedder.submit(": "a cluster: tests/embedder/submission/test_cluster_submission.py",
+    "ray-head:6379": "a cluster: tests/embedder/executors/test_cluster_jobs.py",
+    "embedder.submit(": "a cluster: tests/embedder/plugins/deploy/test_cluster_submission.py",
 }
 """Text of an example in Python that doesn't run in these tests, and what it needs; it compiles, and its names exist."""
 SHELL = re.compile(r"(?:embedder|curl|python|pip|docker|kubectl|sbatch|scripts/\w+|EMBEDDER_\w+=\S+) ?")
@@ -80,22 +80,22 @@ EXCEPTED = {
     r"embedder model import path/to/timm-vit": "checkpoints: tests/embedder/cli/test_model_import.py",
     r"embedder .*models/dinov3": "a folder that the example before it brings from the hub",
     r"embedder .*s3://": "a bucket: tests/embedder/ingest/test_runs_in_bucket.py",
-    r"embedder .*(ray-address|10\.77\.0)": "a cluster: tests/embedder/engine/test_cluster_jobs.py",
+    r"embedder .*(ray-address|10\.77\.0)": "a cluster: tests/embedder/executors/test_cluster_jobs.py",
     r"embedder plan .*--cluster": "a cluster",
     r"embedder verify .*--dtype int8": "judges by this machine's times: tests/embedder/verification/test_verify.py",
-    r"embedder (submit|jobs) ": "a cluster: tests/embedder/submission/test_cluster_submission.py",
+    r"embedder (submit|jobs) ": "a cluster: tests/embedder/plugins/deploy/test_cluster_submission.py",
     r"embedder .*--device cuda": "a GPU",
     r"embedder demo --serve": "opens a browser: tests/embedder/cli/test_demo.py",
     r"embedder .*--model own": "a model of the reader's own code: tests/embedder/servables/test_written_captions.py",
     r"embedder serve --store runs/archive --config": "a model of the reader's own code",
-    r"embedder serve --store /srv": "a machine with /srv and tokens: tests/embedder/serve/test_tokens.py",
+    r"embedder serve --store /srv": "a machine with /srv and tokens: tests/embedder/plugins/serve/test_tokens.py",
     r"embedder search .*--token-file token$": "a service with tokens: tests/embedder/cli/test_search_server.py",
     r"scripts/(demo|test)": "makes an environment: tests/scripts",
     r"EMBEDDER_SECOND_PYTHON": "a second environment",
     r"EMBEDDER_STORE_TRACE": "a trace of a whole process: tests/embedder/store/test_protocol.py",
     r"python scripts/": "a benchmark or check of minutes",
     r"python -m venv|pip ": "an installation: .ci",
-    r"docker |kubectl |sbatch ": "a container, a cluster of Kubernetes or Slurm: tests/embedder/deploy",
+    r"docker |kubectl |sbatch ": "a container, a cluster of Kubernetes or Slurm: tests/embedder/plugins/deploy",
 }
 """Examples that don't run in these tests, and what they need or which test runs the like; their commands and options
 exist (tests/test_readme.py), and their scripts take the options that they are given."""
@@ -104,8 +104,8 @@ exist (tests/test_readme.py), and their scripts take the options that they are g
 LINES_BEFORE = 10  # of a guide, before its first example
 BEGIN_ELSEWHERE = {
     "docs/buckets.md": "with a bucket: tests/embedder/ingest/test_runs_in_bucket.py",
-    "docs/cluster.md": "with a cluster: tests/embedder/engine/test_cluster_jobs.py",
-    "docs/submit.md": "with a cluster: tests/embedder/submission/test_cluster_submission.py",
+    "docs/cluster.md": "with a cluster: tests/embedder/executors/test_cluster_jobs.py",
+    "docs/submit.md": "with a cluster: tests/embedder/plugins/deploy/test_cluster_submission.py",
 }
 """Guides whose first example doesn't run in these tests, what it begins with, and which test runs the like."""
 
@@ -273,6 +273,11 @@ def test_every_exception_is_one_of_an_example():
     unused = [pattern for pattern in EXCEPTED if not any(re.match(pattern, line) for _, line in EXAMPLES)]
     unused += [text for text in PYTHON_EXCEPTED if not any(text in PAGES[page] for page in READER_PAGES)]
     assert unused == []
+
+
+def test_the_tests_that_exceptions_name_exist():
+    reasons = " ".join([*EXCEPTED.values(), *PYTHON_EXCEPTED.values(), *BEGIN_ELSEWHERE.values()])
+    assert [path for path in re.findall(r"tests/[\w/.]*\w", reasons) if not (ROOT / path).exists()] == []
 
 
 GUIDES = [

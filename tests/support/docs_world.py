@@ -104,6 +104,7 @@ def build(folder: Path, pages: dict[str, str]) -> None:
     for _ in range(2):  # publications of before and of now
         made("refresh", "nightly.toml")
         samples.make_image(77).save(folder / "path/to/archive/late.jpg")
+    shutil.copytree(folder / "runs/mine", folder / "runs/nightly")
     for price in (0.0, 1.0):
         make_tables(folder, price)
         made("refresh", "shop.toml")
