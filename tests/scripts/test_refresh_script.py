@@ -4,7 +4,7 @@ import pytest
 from script_runs import found_by
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_two_thousand_items_without_a_change_take_seconds_and_one_percent_is_one_percent():
     found = found_by("measure_refresh.py", 2_000)

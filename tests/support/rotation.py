@@ -1,21 +1,27 @@
-"""Tests that CI leaves out in turn: seven of eight that take minutes each, and those that a leg of versions runs."""
+"""Tests that CI leaves out in turn: the slow ones of every other file, and those that a leg of versions runs."""
 
 from collections.abc import Sequence
 
 import pytest
 
-ROTATIONS = 8
+ROTATIONS = 2
+ONE_RAY = "one_ray"
+"""In the name of every test with Ray; all of them run in one process, beside the others."""
 
 
 def left_out(items: Sequence[pytest.Item], rotation: int) -> list[pytest.Item]:
-    """Tests that this rotation leaves to the others; eight that follow each other leave out none.
+    """Slow tests that this rotation leaves to the others; `ROTATIONS` that follow each other leave out none.
+
+    Those of a file, which share what is slow to set up, run together; each rotation has its share of those with Ray.
 
     Args:
         items: all tests, in the order in which they were collected.
         rotation: any number, as that of a commit.
     """
-    rotating = [item for item in items if any(mark.kwargs.get("rotates") for mark in item.iter_markers("slow"))]
-    return [item for number, item in enumerate(rotating) if (number - rotation) % ROTATIONS]
+    slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    keys = [(ONE_RAY in item.nodeid, item.nodeid.partition("::")[0]) for item in slow]
+    files = {with_ray: list(dict.fromkeys(key for key in keys if key[0] is with_ray)) for with_ray in (True, False)}
+    return [item for item, key in zip(slow, keys, strict=True) if (files[key[0]].index(key) - rotation) % ROTATIONS]
 
 
 def left_to_leg(items: Sequence[pytest.Item], paths: Sequence[str]) -> list[pytest.Item]:

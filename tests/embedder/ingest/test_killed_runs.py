@@ -105,7 +105,7 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_rows(
     assert len(list((tmp_path / "store" / "runs").iterdir())) == 1, "the second call went on with the first one's run"
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_several_kills_of_one_run_are_survived_by_rows_and_metrics(
     source, tiny_model, tmp_path, undisturbed, undisturbed_store
 ):
@@ -117,7 +117,7 @@ def test_several_kills_of_one_run_are_survived_by_rows_and_metrics(
     assert metrics_of(undisturbed_store)["rows"]["num"] == len(undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow(rotates=True))])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_stopped_run_finishes_what_is_in_flight_and_says_how_to_go_on(
     source, tiny_model, tmp_path, undisturbed, number
 ):
@@ -127,13 +127,4 @@ def test_a_stopped_run_finishes_what_is_in_flight_and_says_how_to_go_on(
     assert "the same command goes on" in stderr
     assert "Traceback" not in stderr
     assert not (tmp_path / "store" / "CURRENT.json").exists()
-    assert_same(run_to_the_end(*arguments), undisturbed)
-
-
-@pytest.mark.usefixtures("starts_ray")
-@pytest.mark.slow(rotates=True)
-def test_a_run_on_ray_survives_its_driver(source, tiny_model, tmp_path, undisturbed):
-    arguments = (source, tiny_model, tmp_path / "store", "ray")
-    code, stderr = signalled(arguments, 3, signal.SIGKILL)
-    assert code == -signal.SIGKILL, stderr
     assert_same(run_to_the_end(*arguments), undisturbed)

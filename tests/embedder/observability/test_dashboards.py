@@ -164,7 +164,7 @@ def empty_panels(server, names):
     return found
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.timeout(700)
 @needs_prometheus
 def test_each_panel_finds_data_in_a_prometheus_that_scraped_a_run_its_file_and_the_service(

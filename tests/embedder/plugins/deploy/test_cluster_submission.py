@@ -20,7 +20,7 @@ from embedder.plugins.deploy.submission.job_server import JobServer
 from embedder.plugins.deploy.submission.packages import code_package
 
 pytestmark = [
-    pytest.mark.slow(rotates=True),
+    pytest.mark.slow,
     pytest.mark.timeout(1500),
     pytest.mark.skipif(not ray_head.can_start(), reason="the dashboard of Ray needs the packages of ray[default]"),
 ]
