@@ -1,4 +1,4 @@
-"""The scripts for small clusters: nodes of namespaces and of logical resources; test_cluster_growth has one that grows."""
+"""The scripts for small clusters: nodes of namespaces and of logical resources; one that grows: test_cluster_growth."""
 
 import json
 import os

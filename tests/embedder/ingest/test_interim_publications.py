@@ -11,6 +11,7 @@ import pytest
 import samples
 from command_runs import run_apart, run_here
 from embedding_runs import assert_same
+from killed_runs import arguments_of, rows_of, run_to_the_end
 from model_runs import classifier, other_towers
 
 import embedder
@@ -26,33 +27,9 @@ def source(tmp_path_factory):
     return samples.folder(tmp_path_factory.mktemp("interim") / "in", num_images=NUM_IMAGES, num_clips=NUM_CLIPS)
 
 
-def arguments_of(source, model, store, engine, *settings):
-    settings = [
-        "rows_per_part=8",
-        "batch_size=4",
-        "decode.items_per_task=8",
-        "segment_s=1.0",
-        "no_progress_timeout_s=90",
-        "min_vector_spread=0",
-        *settings,
-    ]
-    options = [part for setting in settings for part in ("--set", setting)]
-    return ["embed", str(source), "--model", str(model), "--store", str(store), "--engine", engine, *options]
-
-
-def rows_of(store, model=None):
-    table = embedder.open_store(store, model=model).to_arrow()
-    rows = {(row["item_id"], row["segment"]): row for row in table.to_pylist()}
-    assert len(rows) == table.num_rows, "no (item_id, segment) stands twice"
-    return rows
-
-
 @pytest.fixture(scope="module")
 def undisturbed(source, tiny_model, tmp_path_factory):
-    store = tmp_path_factory.mktemp("interim") / "undisturbed"
-    ended = run_here(*arguments_of(source, tiny_model, store, "local"))
-    assert ended.code == 0, ended.stderr
-    return rows_of(store)
+    return run_to_the_end(source, tiny_model, tmp_path_factory.mktemp("interim") / "undisturbed")
 
 
 def killed_in_mid_run(arguments, store, model=None):

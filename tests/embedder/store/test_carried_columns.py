@@ -2,8 +2,8 @@
 
 import pyarrow as pa
 import pytest
-from published_rows import delta_rows
-from store_samples import begin, publish_rows, row, table
+from store_samples import begin, publish_rows, row, rows_of, table
+from store_states import no_index
 
 from embedder.errors import ConfigError, StoreError
 from embedder.store.files import StoreFiles
@@ -19,16 +19,6 @@ def files(tmp_path):
     return StoreFiles(tmp_path / "a store with ünicode")
 
 
-def rows_of(files, name="embeddings"):
-    """Rows that a plain Delta reader sees, by item and segment."""
-    found = delta_rows(files.uri(name)).to_pylist()
-    return sorted(found, key=lambda each: (each["item_id"], each.get("segment") or 0))
-
-
-def nothing_built(version):
-    return None
-
-
 def test_carried_columns_keep_their_values_in_types_that_delta_has(files):
     carryover = pa.schema({"error": pa.string(), "price": pa.uint32(), "tags": pa.large_list(pa.string())})
     run, metadata = begin(files, carryover)
@@ -38,7 +28,7 @@ def test_carried_columns_keep_their_values_in_types_that_delta_has(files):
         "tags": pa.array([["a", "b"]], pa.large_list(pa.string())),
     }
     write_part(files, metadata, 0, table(row("a.jpg"), **values))
-    publish(run, metadata, nothing_built)
+    publish(run, metadata, no_index)
     (found,) = rows_of(files)
     assert (found["error"], found["price"], found["tags"]) == ("mine", 4_000_000_000, ["a", "b"])
 

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
-from published_rows import delta_rows
-from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
-from store_states import Killed, dying, finished_ids
+from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, rows_of, table
+from store_states import Killed, dying, finished_ids, no_index
 from work_on_disk import finished_items_in, in_memory_and_on_disk  # noqa: F401 - each test runs both ways
 
 from embedder.errors import StoreError
@@ -41,16 +40,6 @@ def files(tmp_path):
     return StoreFiles(tmp_path / "a store with ünicode")
 
 
-def rows_of(files, name="embeddings"):
-    """Rows that a plain Delta reader sees, by item and segment."""
-    found = delta_rows(files.uri(name)).to_pylist()
-    return sorted(found, key=lambda each: (each["item_id"], each.get("segment") or 0))
-
-
-def nothing_built(version):
-    return None
-
-
 def test_published_rows_are_read_back_with_their_values(files):
     run = publish_rows(
         files, row("a.jpg", caption="a cat", text_embedding=[0.0, 1.0], modality="pair"), reject("b.jpg")
@@ -74,7 +63,7 @@ def test_a_killed_run_is_continued_under_its_own_id(files):
     assert second.session > first.session
     assert finished_ids(second) == ["a.jpg"]
     write_part(files, metadata, 0, table(row("b.jpg")))
-    publish(second, metadata, nothing_built)
+    publish(second, metadata, no_index)
     assert [each["item_id"] for each in rows_of(files)] == ["a.jpg", "b.jpg"]
     third, _ = begin(files)
     assert third.run_id > first.run_id
@@ -90,7 +79,7 @@ def test_a_video_cut_off_between_two_parts_is_done_again_and_counted_once(files)
         row("v.mp4", segment=number, modality="video", num_vectors=3 if number == 2 else None) for number in range(3)
     ]
     write_part(files, metadata, 0, table(*again))
-    publish(run, metadata, nothing_built)
+    publish(run, metadata, no_index)
     assert [(each["item_id"], each["segment"]) for each in rows_of(files)] == [
         ("a.jpg", 0),
         ("v.mp4", 0),
@@ -112,7 +101,7 @@ def test_an_item_done_in_two_sessions_keeps_the_later_vectors(files):
     write_part(files, metadata, 0, table(row("a.jpg"), row("b.jpg")))
     run, metadata = begin(files)
     write_part(files, metadata, 0, table(row("a.jpg", image_embedding=[0.0, 1.0], modified="t1")))
-    publish(run, metadata, nothing_built)
+    publish(run, metadata, no_index)
     assert [each["image_embedding"] for each in rows_of(files)] == [[0.0, 1.0], [1.0, 0.0]]
     assert [each["modified"] for each in rows_of(files, "items")] == ["t1", "t0"]
 
@@ -121,7 +110,7 @@ def test_a_write_task_tried_twice_leaves_its_rows_once(files):
     run, metadata = begin(files)
     for _ in range(2):
         write_part(files, metadata, 7, table(row("a.jpg")))
-    publish(run, metadata, nothing_built)
+    publish(run, metadata, no_index)
     assert len(rows_of(files)) == 1
 
 
@@ -185,7 +174,7 @@ def test_retired_items_leave_both_tables_and_nothing_else_does(files):
     publish_rows(files, row("a.jpg"), row("b.jpg"), reject("c.jpg"))
     run, metadata = begin(files)
     write_part(files, metadata, 0, table(row("d.jpg"), row("e.jpg")))
-    publish(run, metadata, nothing_built, retired=pa.chunked_array([["b.jpg", "c.jpg", "e.jpg"]]))
+    publish(run, metadata, no_index, retired=pa.chunked_array([["b.jpg", "c.jpg", "e.jpg"]]))
     assert [each["item_id"] for each in rows_of(files)] == ["a.jpg", "d.jpg"]
     assert [each["item_id"] for each in rows_of(files, "items")] == ["a.jpg", "d.jpg"]
 
@@ -196,7 +185,7 @@ def test_nothing_of_another_model_stays(files):
     write_part(files, metadata, 0, table(row("a.jpg", image_embedding=[0.0, 1.0])))
     info = INFO.model_copy(update={"model": "new", "model_fingerprint": "two"})
     bind_store(files, INFO)
-    publish(run, metadata, nothing_built, PublishIntent(kind="refresh", info=info, replaces_all=True))
+    publish(run, metadata, no_index, PublishIntent(kind="refresh", info=info, replaces_all=True))
     assert [(each["item_id"], each["image_embedding"]) for each in rows_of(files)] == [("a.jpg", [0.0, 1.0])]
     assert [each["item_id"] for each in rows_of(files, "items")] == ["a.jpg"]
     assert read_current(files).model_fingerprint == read_store_info(files).model_fingerprint == "two"
@@ -218,7 +207,7 @@ def test_a_publication_cut_off_between_its_commits_is_finished_as_it_was_decided
     with monkeypatch.context() as patch:
         patch.setattr(RecordTable, "commit_files", dying_commit)
         with pytest.raises(Killed):
-            publish(run, metadata, nothing_built, retired=pa.chunked_array([["b.jpg"]]))
+            publish(run, metadata, no_index, retired=pa.chunked_array([["b.jpg"]]))
     _, later = begin(files)
     write_part(files, later, 0, table(row("d.jpg")))  # work of a later session must not mix in
     assert finish_publication(files, lambda version, model: None).run_id == run.run_id
@@ -288,7 +277,7 @@ def test_a_run_killed_before_any_write_of_publishing_ends_in_the_same_store(tmp_
         run, metadata = about_to_publish(files)
         published, rows = read_current(files), rows_of(files)
         with dying(monkeypatch, number) as made, suppress(Killed):
-            publish(run, metadata, nothing_built)
+            publish(run, metadata, no_index)
         is_published = read_current(files) != published
         assert is_published == (f"put {CURRENT_FILE}" in made), "by one write, before which readers see the old state"
         if not is_published:
@@ -313,7 +302,7 @@ def check_that_it_ends(files, run_id):
     """What the next session publishes is the same run, and whole."""
     again, metadata = begin(files)
     assert again.run_id == run_id
-    publish(again, metadata, nothing_built)
+    publish(again, metadata, no_index)
     check_rows(files)
     assert read_current(files).embeddings == RecordTable(files, "embeddings").version
 
@@ -332,7 +321,7 @@ def test_parts_of_cut_off_tasks_are_swept_when_the_run_is_published(files):
     write_part(files, metadata, 0, table(row("a.jpg")))
     orphan = f"embeddings/part-{run.run_id}-{run.session}-000099.parquet"
     files.write(orphan, b"half a file")
-    publish(run, metadata, nothing_built)
+    publish(run, metadata, no_index)
     assert not files.exists(orphan)
     assert len(rows_of(files)) == 1
 
@@ -341,7 +330,7 @@ def test_vectors_that_are_not_finite_become_rejects_of_the_step_embed(files):
     run, metadata = begin(files)
     bad = row("bad.jpg", image_embedding=[float("nan"), 0.0])
     write_part(files, metadata, 0, table(row("good.jpg"), bad))
-    publish(run, metadata, nothing_built)
+    publish(run, metadata, no_index)
     assert {each["item_id"]: each["image_embedding"] for each in rows_of(files)} == {
         "bad.jpg": None,
         "good.jpg": [1.0, 0.0],
