@@ -1,10 +1,10 @@
-"""Tests that CI leaves out in turn: the slow ones of every other file, and those that a leg of versions runs."""
+"""Tests that CI leaves out in turn: three of four slow ones, and those that a leg of versions runs."""
 
 from collections.abc import Sequence
 
 import pytest
 
-ROTATIONS = 2
+ROTATIONS = 4
 ONE_RAY = "one_ray"
 """In the name of every test with Ray; all of them run in one process, beside the others."""
 
@@ -12,16 +12,15 @@ ONE_RAY = "one_ray"
 def left_out(items: Sequence[pytest.Item], rotation: int) -> list[pytest.Item]:
     """Slow tests that this rotation leaves to the others; `ROTATIONS` that follow each other leave out none.
 
-    Those of a file, which share what is slow to set up, run together; each rotation has its share of those with Ray.
+    Those with Ray, which all run in one process, and the others are counted apart: each rotation has its share of both.
 
     Args:
         items: all tests, in the order in which they were collected.
         rotation: any number, as that of a commit.
     """
     slow = [item for item in items if item.get_closest_marker("slow") is not None]
-    keys = [(ONE_RAY in item.nodeid, item.nodeid.partition("::")[0]) for item in slow]
-    files = {with_ray: list(dict.fromkeys(key for key in keys if key[0] is with_ray)) for with_ray in (True, False)}
-    return [item for item, key in zip(slow, keys, strict=True) if (files[key[0]].index(key) - rotation) % ROTATIONS]
+    groups = [[item for item in slow if (ONE_RAY in item.nodeid) is with_ray] for with_ray in (True, False)]
+    return [item for group in groups for number, item in enumerate(group) if (number - rotation) % ROTATIONS]
 
 
 def left_to_leg(items: Sequence[pytest.Item], paths: Sequence[str]) -> list[pytest.Item]:

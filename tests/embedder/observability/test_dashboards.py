@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[3]
 GRAFANA, PROMETHEUS = ROOT / "scripts/grafana", ROOT / "scripts/prometheus"
 NAMES = ("fleet", "run", "service")
 DASHBOARDS = {name: json.loads((GRAFANA / f"{name}.json").read_text()) for name in NAMES}
-SCRAPES = 4
 WAIT_S = 240.0
 SIZES = (160, 320, 640, 1280)
 
