@@ -47,13 +47,10 @@ def signal_after(process, files, num_entries, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_entries", [1, 5])
-def test_a_run_into_a_bucket_that_is_killed_goes_on_and_ends_in_the_same_rows(
-    source, tiny_model, bucket, undisturbed, num_entries
-):
+def test_a_run_into_a_bucket_that_is_killed_goes_on_and_ends_in_the_same_rows(source, tiny_model, bucket, undisturbed):
     store = f"{bucket}/store"
     files, process = StoreFiles(store), start(source, tiny_model, store)
-    signal_after(process, files, num_entries, signal.SIGKILL)
+    signal_after(process, files, 5, signal.SIGKILL)
     code = process.wait(60)
     assert code == -signal.SIGKILL, process.stderr.read()
     process.stderr.close()
