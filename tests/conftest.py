@@ -7,14 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from rotation import left_out, left_to_leg
+from rotation import ONE_RAY, left_out, left_to_leg
 from xdist.scheduler import LoadFileScheduling
 
 from embedder.observability.log import messages_to
 from embedder.placement import hardware
 
 MAX_WORKERS = 2
-ONE_RAY = "one_ray"
 NUM_CPUS = 2
 RELEASED_WITHIN_S = 30.0
 
@@ -98,7 +97,7 @@ def pytest_xdist_auto_num_workers(config):
 def pytest_collection_modifyitems(config, items):
     """What takes one process longest begins first; of it, the tests with a Ray of their own, while no other is up.
 
-    CI sets TEST_ROTATION, which chooses among the slow tests that rotate, and TEST_LEFT_TO_LEG, the paths of tests that
+    CI sets TEST_ROTATION, which chooses among the slow tests, and TEST_LEFT_TO_LEG, the paths of tests that
     it runs with other versions.
     """
     left = set(left_to_leg(items, os.environ.get("TEST_LEFT_TO_LEG", "").split()))

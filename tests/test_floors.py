@@ -64,7 +64,7 @@ def project_beside(held: set[str], python: str, folder: Path, *extras: str) -> s
     return resolve("\n".join(wanted), python, "--constraint", str(constraints))
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("torch", "python"),
     [
@@ -93,7 +93,7 @@ def write_wheel(folder: Path, name: str, version: str) -> str:
     return str(path)
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_a_vendors_own_build_of_torch_stays(tmp_path):
     vendors = {"torch": "2.9.0a0+50eac811a6.nv25.9", "torchvision": "0.24.0a0+98f8b375", "triton": "3.4.0+gitc817b9b6"}
     venv.create(tmp_path / "venv")
@@ -107,7 +107,7 @@ def test_a_vendors_own_build_of_torch_stays(tmp_path):
     assert "ray" in taken and [each for each in taken if HELD.match(each)] == []
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.parametrize("python", ["3.11", "3.14"])
 @pytest.mark.parametrize("system", ["x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin"])
 def test_wheels_of_all_that_is_needed_exist_for_each_system(system, python):
@@ -119,7 +119,7 @@ def test_wheels_of_all_that_is_needed_exist_for_each_system(system, python):
     assert {each.partition("==")[0] for each in taken} >= {"torch", "ray", "faiss-cpu", "av", "pillow", "deltalake"}
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.parametrize("transformers", ["4.57.6", "5.24.0"])
 def test_the_light_installation_leaves_a_transformers_that_is_there_alone(transformers, tmp_path):
     held = resolve(f"transformers=={transformers}", "3.12")

@@ -18,14 +18,24 @@ class Marked:
 
 
 @pytest.mark.parametrize("first", [0, 1, 1001])
-def test_each_slow_test_that_rotates_runs_in_one_rotation_and_all_others_in_each(first):
-    rotating = [Marked(pytest.mark.slow(rotates=True)) for _ in range(2 * ROTATIONS + 1)]
-    always = [Marked(), Marked(pytest.mark.slow), Marked(pytest.mark.timeout(5))]
-    items = [*rotating[:3], *always, *rotating[3:]]
+def test_each_slow_test_runs_in_one_rotation_all_others_in_each_and_each_has_its_share_of_those_with_ray(first):
+    marked = [
+        [
+            Marked(pytest.mark.slow, nodeid=f"tests/test_a.py::test_{number}{ending}")
+            for number in range(2 * ROTATIONS + 1)
+        ]
+        for ending in ("", "[one_ray]")
+    ]
+    always = [
+        Marked(nodeid="tests/test_a.py::test_quick"),
+        Marked(pytest.mark.timeout(5), nodeid="tests/test_b.py::test_1"),
+    ]
+    items = [*marked[0][:3], *always, *marked[1], *marked[0][3:]]
     runs = [[item for item in items if item not in left_out(items, first + number)] for number in range(ROTATIONS)]
-    assert all(sum(item in run for run in runs) == 1 for item in rotating)
     assert all(item in run for run in runs for item in always)
-    assert all(2 <= len(set(run) & set(rotating)) <= 3 for run in runs)
+    for group in marked:
+        assert all(sum(item in run for run in runs) == 1 for item in group)
+        assert all(2 <= len(set(run) & set(group)) <= 3 for run in runs)
 
 
 def test_the_quick_tests_of_a_leg_are_left_to_it():

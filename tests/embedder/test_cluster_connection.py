@@ -20,7 +20,7 @@ OPTIONS = ("--model", str(MODEL), "--set", "num_stages=1", "--set", "decode.num_
 LEAVES_A_MARK = "\nimport pathlib, socket\npathlib.Path({folder!r}, socket.gethostname()).touch()\n"
 
 pytestmark = [
-    pytest.mark.slow(rotates=True),
+    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "nsenter"))),

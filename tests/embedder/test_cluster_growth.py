@@ -12,19 +12,21 @@ import samples
 
 from cluster.nodes import NodeCluster
 
-MODEL = Path(__file__).parents[2] / "embedder" / "demo_model"
+ROOT = Path(__file__).parents[2]
+MODEL, NODES = ROOT / "embedder" / "demo_model", ROOT / "scripts" / "cluster" / "nodes.py"
 
 
 @pytest.fixture
 def growing(starts_ray):
     """A head without CPUs, whose cluster grows up to three nodes of one CPU."""
     cluster = NodeCluster(f"grow{os.getpid()}-")
-    cluster.start(1, 0, grow=3)
+    options = ("--name", cluster.name, "start", "1", "--cpus", "0", "--grow", "3")
+    subprocess.run([sys.executable, NODES, *options], stdout=subprocess.DEVNULL, check=True, timeout=200)
     yield cluster
     cluster.stop()
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "nsenter"))),

@@ -1,7 +1,7 @@
 """Security checklist, one test per line. Where a line has many cases, its own test file is named beside it.
 
-media         formats, pixels, playlists, memory, time      tests/media
-sources       tars, links, paths                            tests/embedder/sources
+media         formats, pixels, playlists, memory, time      tests/embedder/media: test_images, test_videos, test_sandbox
+sources       tars, links, paths                            tests/embedder/sources: test_{webdataset,local}_listing
 credentials   in addresses and answers of buckets           tests/embedder/store/test_bucket_errors.py
 hostile bytes 1,000 mutated inputs                          tests/scripts/test_hostile_inputs.py
 index         sha256 before FAISS reads                     tests/index/test_index_open.py
@@ -15,17 +15,14 @@ import pickle
 import subprocess
 import sys
 import tarfile
-import zlib
 from fractions import Fraction
 from pathlib import Path
 
 import av
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import samples
-from PIL import Image
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
@@ -33,20 +30,13 @@ import embedder
 from embedder.cli import app
 from embedder.cli.terminal import TerminalLog
 from embedder.compat import FAST_START_VARIABLE
-from embedder.config import DecodeConfig, SourceConfig
-from embedder.errors import EmbedderError
+from embedder.config import DecodeConfig
 from embedder.ingest.embed import embed
 from embedder.media import images, videos
-from embedder.media.limits import DecodeLimits
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
-from embedder.media.sandbox import SandboxedDecoder
 from embedder.observability.log import messages_to
-from embedder.sources.listing import list_sources
 from embedder.storage.model_download import resolve_model
-from embedder.store.files import StoreFiles
-from embedder.store.layout import read_current
-from index.index_errors import RetrievalError
 from shards.model_errors import ModelError
 from shards.shard import load_shard
 
@@ -91,14 +81,6 @@ def test_images_are_opened_with_a_list_of_formats_that_has_no_interpreter_in_it(
     assert set(images.FORMATS) <= {"JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"}
 
 
-@pytest.mark.parametrize("kind", ["PDF", "EPS", "ICO", "PCX", "TGA", "PPM", "JPEG2000", "ICNS"])
-def test_other_formats_are_refused_although_pillow_reads_them(kind):
-    file = io.BytesIO()
-    Image.new("RGB", (32, 32)).save(file, kind)
-    with SandboxedDecoder() as decoder, pytest.raises(DecodeError):
-        decoder.image(file.getvalue(), FIT)
-
-
 def test_videos_are_opened_with_lists_of_formats_and_protocols(tmp_path, monkeypatch):
     clip, calls_of_open, av_open = samples.clip(tmp_path / "clip.mp4"), [], av.open
 
@@ -121,38 +103,8 @@ def test_videos_are_opened_in_one_place():
     assert [where.split(":")[0] for where, _, _ in calls("av.open")] == ["embedder/media/videos.py"]
 
 
-def test_a_playlist_named_like_a_video_opens_no_neighbour(tmp_path):
-    samples.clip(tmp_path / "real.mp4")
-    (tmp_path / "list.mp4").write_text("ffconcat version 1.0\nfile 'real.mp4'\n")
-    with SandboxedDecoder() as decoder, pytest.raises(DecodeError):
-        next(decoder.video(tmp_path / "list.mp4", FIT, segment_s=1.0, frames_per_segment=1))
-
-
-def test_pixels_of_an_image_are_limited_before_they_are_decoded():
+def test_pixels_of_an_image_are_limited():
     assert DecodeConfig().max_pixels <= 100_000_000
-    header = b"IHDR" + (60_000).to_bytes(4, "big") * 2 + b"\x08\x02\0\0\0"
-    png = b"\x89PNG\r\n\x1a\n\0\0\0\r" + header + zlib.crc32(header).to_bytes(4, "big") + b"\0\0\0\0IDAT" + b"\0" * 9
-    with SandboxedDecoder() as decoder, pytest.raises(DecodeError, match="TooManyPixels"):
-        decoder.image(png, FIT)
-
-
-def test_the_decoder_has_a_limit_of_memory_that_the_kernel_keeps():
-    with SandboxedDecoder(DecodeLimits(memory_bytes=700 << 20)) as decoder:
-        decoder.image(samples.image_bytes(1), FIT)
-        limits = Path(f"/proc/{decoder.child_pid}/limits").read_text()
-    (line,) = [line for line in limits.splitlines() if line.startswith("Max address space")]
-    assert line.split()[3:5] == [str(700 << 20)] * 2
-
-
-def test_the_decoder_has_a_deadline():
-    rows = np.random.default_rng(0).integers(0, 255, (3000, 3000, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(rows).save(file, "PNG", compress_level=1)
-    with SandboxedDecoder(DecodeLimits(timeout_s=0.02)) as decoder:
-        with pytest.raises(DecodeError) as caught:
-            decoder.image(file.getvalue(), FIT)
-        assert caught.value.error_type == "TimeoutError"
-        assert caught.value.transient
 
 
 # Code in data
@@ -213,41 +165,19 @@ def test_weights_are_safetensors(tiny_model):
     assert {path.suffix for path in tiny_model.iterdir()} <= {".safetensors", ".json"}
 
 
-def test_an_index_is_read_by_faiss_only_with_the_sha256_of_its_manifest(make_run, tmp_path):
+def test_an_index_is_read_by_faiss_where_the_sha256_of_its_manifest_is_compared():
     reading = [where for where, name, _ in calls("faiss.read_index", "deserialize_index")]
     # Parts of one build go from its own tasks into a folder of its own, and are read before anybody else could.
     assert {where.split(":")[0] for where in reading} == {"index/faiss_build.py", "index/faiss_merge.py"}
     callers = [where for where, _, _ in calls("faiss_build.read", "faiss_build.map_file")]
     assert {where.split(":")[0] for where in callers} == {"index/version_files.py", "index/disk_files.py"}
-    config = make_run(samples.folder(tmp_path / "in"))
-    embed(config)
-    (path,) = (tmp_path / "store" / "index").rglob("*.faiss")
-    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    with pytest.raises((RetrievalError, EmbedderError), match="sha256|checksum"):
-        embedder.open_store(config.store).search(np.ones(24, np.float32), 3)
-    assert read_current(StoreFiles(config.store)).index == 1
 
 
 # Sources
 
 
-def listed(path, **options):
-    tables = list_sources([SourceConfig(path=str(path), **options)])
-    return {row["item_id"]: row for table in tables for row in table.to_pylist()}
-
-
-def test_members_of_a_tar_are_never_unpacked_and_climb_nowhere(tmp_path):
+def test_members_of_a_tar_are_never_unpacked():
     assert not list(calls("extractall", ".extract", "unpack_archive"))
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for name in ("../../climbs.png", "/absolute.png", "good.png"):
-            info = tarfile.TarInfo(name)
-            info.size = len(samples.image_bytes(1))
-            tar.addfile(info, io.BytesIO(samples.image_bytes(1)))
-        link = tarfile.TarInfo("link.png")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        tar.addfile(link)
-    rows = listed(tmp_path / "a.tar")
-    assert [key for key, row in rows.items() if row["error_type"] is None] == ["a/good"]
 
 
 def test_a_member_of_a_tar_may_have_so_many_bytes_and_no_more(make_run, tmp_path):
@@ -260,16 +190,6 @@ def test_a_member_of_a_tar_may_have_so_many_bytes_and_no_more(make_run, tmp_path
     (row,) = embedder.open_store(config.store).rejects().to_pylist()
     assert row["error_type"] == "TooLarge"
     assert "decode.max_file_bytes" in row["error"]
-
-
-def test_a_link_out_of_the_root_is_a_reject_and_nobody_reads_it(tmp_path):
-    (tmp_path / "secret.txt").write_text(SECRET)
-    root = samples.folder(tmp_path / "in", num_images=1)
-    (root / "climbs.txt").symlink_to("../secret.txt")
-    (root / "absolute.txt").symlink_to("/etc/passwd")
-    rows = listed(root)
-    assert {rows[name]["error_type"] for name in ("climbs.txt", "absolute.txt")} == {"LinkOutsideRoot"}
-    assert SECRET not in json.dumps(rows)
 
 
 # Ray

@@ -227,7 +227,7 @@ def test_checkouts_are_compared_round_by_round(capsys):
     assert "over local of old, 3 rounds: items_per_s 1.00 [0.80, 1.50]" in capsys.readouterr().out
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_quick_run_compares_the_pipeline_with_the_loop_and_ends_with_json():
     options = ["--quick", "--num-emoji", "16", "--timeout", "300"]
@@ -239,7 +239,7 @@ def test_quick_run_compares_the_pipeline_with_the_loop_and_ends_with_json():
         assert standing["least_cosine"] >= 0.999 and standing["peak_bytes"] > 0 and len(standing["rounds"]) == 1
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_best_numbers_are_found_by_short_runs(tmp_path, monkeypatch):
     import bench_pipeline

@@ -18,7 +18,7 @@ def tally_of(*arguments, timeout_s):
     return tally
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kills_at_several_steps_end_in_the_same_store():
     """Three kills; the thirty of the script, at every step and in every kind of process, take a quarter of an hour."""
@@ -28,14 +28,14 @@ def test_kills_at_several_steps_end_in_the_same_store():
     assert tally["states_seen"] >= 2, "the reader saw the state before and the one after"
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_beside_a_paused_driver_the_same_command_is_refused_and_the_paused_run_goes_on():
     tally = tally_of(0, 0, "--pauses", 2, timeout_s=800)
     assert tally["pauses"] == tally["refused_meanwhile"] == tally["ended_well"] == 2
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_in_a_bucket_a_paused_driver_is_overtaken_and_changes_nothing_when_it_wakes():
     tally = tally_of(0, 0, "--pauses", 2, "--bucket", timeout_s=800)

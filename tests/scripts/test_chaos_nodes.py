@@ -14,7 +14,7 @@ needs_root = pytest.mark.skipif(
 
 
 @needs_root
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_survives_the_node_of_a_stages_only_replica(starts_ray, tmp_path):
     """One round; the others of the script take a quarter of an hour."""
@@ -36,7 +36,7 @@ def test_a_run_survives_the_node_of_a_stages_only_replica(starts_ray, tmp_path):
 
 
 @needs_root
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_beside_a_paused_driver_the_same_command_is_refused_and_the_paused_run_goes_on(starts_ray):
     words = ["--rounds", 1, "--only", "pause-driver", "--images", 250, "--name", f"test{os.getpid()}-"]

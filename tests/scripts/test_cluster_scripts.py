@@ -1,4 +1,4 @@
-"""The scripts for small clusters: nodes of namespaces, nodes of logical resources, a cluster that grows."""
+"""The scripts for small clusters: nodes of namespaces and of logical resources; one that grows: test_cluster_growth."""
 
 import json
 import os
@@ -24,17 +24,6 @@ seen = [(n["NodeManagerAddress"], n["Resources"].get("CPU", 0), n["Resources"].g
         for n in ray.nodes() if n["Alive"]]
 print(json.dumps(sorted(seen, key=str)))
 """
-ASKS_FOR_TWO = """
-import json, time, ray
-from ray.autoscaler.sdk import request_resources
-ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
-before = ray.cluster_resources().get("CPU", 0)
-request_resources(bundles=[{"CPU": 1}] * 2)
-while ray.cluster_resources().get("CPU", 0) < 2:
-    time.sleep(0.2)
-request_resources(bundles=[])
-print(json.dumps([before, ray.cluster_resources()["CPU"]]))
-"""
 
 
 def nodes(*words, name):
@@ -56,7 +45,7 @@ def cluster(starts_ray):
 
 
 @needs_root
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_nodes_are_machines_of_their_own(cluster, tmp_path):
     own = tmp_path / "own"
     own.mkdir()
@@ -108,15 +97,7 @@ def can_ping(cluster, ip):
     return "ConnectionRefusedError" in done.stderr  # a machine that is there says that nobody listens
 
 
-@needs_root
-@pytest.mark.slow(rotates=True)
-def test_a_cluster_of_no_cpus_grows_when_it_is_asked_to(cluster):
-    nodes("start", 1, "--cpus", 0, "--grow", 3, name=cluster.name)
-    grown = nodes("run", 0, sys.executable, "-c", ASKS_FOR_TWO, name=cluster.name)
-    assert json.loads(grown) == [0, 2.0]
-
-
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_loopback_nodes_have_the_resources_and_labels_that_were_asked_for(starts_ray):
     command = [sys.executable, str(SCRIPTS / "cluster" / "loopback.py"), "1:0", "2:2:type=T4"]
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"}

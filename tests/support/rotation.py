@@ -1,21 +1,26 @@
-"""Tests that CI leaves out in turn: seven of eight that take minutes each, and those that a leg of versions runs."""
+"""Tests that CI leaves out in turn: three of four slow ones, and those that a leg of versions runs."""
 
 from collections.abc import Sequence
 
 import pytest
 
-ROTATIONS = 8
+ROTATIONS = 4
+ONE_RAY = "one_ray"
+"""In the name of every test with Ray; all of them run in one process, beside the others."""
 
 
 def left_out(items: Sequence[pytest.Item], rotation: int) -> list[pytest.Item]:
-    """Tests that this rotation leaves to the others; eight that follow each other leave out none.
+    """Slow tests that this rotation leaves to the others; `ROTATIONS` that follow each other leave out none.
+
+    Those with Ray, which all run in one process, and the others are counted apart: each rotation has its share of both.
 
     Args:
         items: all tests, in the order in which they were collected.
         rotation: any number, as that of a commit.
     """
-    rotating = [item for item in items if any(mark.kwargs.get("rotates") for mark in item.iter_markers("slow"))]
-    return [item for number, item in enumerate(rotating) if (number - rotation) % ROTATIONS]
+    slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    groups = [[item for item in slow if (ONE_RAY in item.nodeid) is with_ray] for with_ray in (True, False)]
+    return [item for group in groups for number, item in enumerate(group) if (number - rotation) % ROTATIONS]
 
 
 def left_to_leg(items: Sequence[pytest.Item], paths: Sequence[str]) -> list[pytest.Item]:

@@ -79,3 +79,14 @@ def make_store(folder: Path, model: Path, settings=None, **source):
     config = load_config(overrides=given | {"no_progress_timeout_s": 60} | (settings or {}))
     embed(config)
     return config, files
+
+
+def form(request: dict, **files: bytes) -> tuple[bytes, str]:
+    """Body and type of a form as browsers send it: the request as JSON, and files by their names."""
+    parts = [("request", "", json.dumps(request).encode())]
+    parts += [(name, '; filename="../../x"', content) for name, content in files.items()]
+    lines = [
+        f'--b0undary\r\nContent-Disposition: form-data; name="{name}"{rest}\r\n\r\n'.encode() + content + b"\r\n"
+        for name, rest, content in parts
+    ]
+    return b"".join(lines) + b"--b0undary--\r\n", "multipart/form-data; boundary=b0undary"

@@ -1,6 +1,7 @@
 """Finished rows as the last stage passes them to the writer, made by hand."""
 
 import pyarrow as pa
+from published_rows import delta_rows
 
 from embedder.batch_schema import CARRIED, TRACE, VECTOR
 from embedder.store.files import StoreFiles
@@ -89,3 +90,9 @@ def publish_rows(files: StoreFiles, *rows: dict) -> Run:
     write_part(files, metadata, 0, table(*rows))
     publish([ModelWork(run, metadata)])
     return run
+
+
+def rows_of(files: StoreFiles, name: str = "embeddings") -> list[dict]:
+    """Rows that a plain Delta reader sees, by item and segment."""
+    found = delta_rows(files.uri(name)).to_pylist()
+    return sorted(found, key=lambda each: (each["item_id"], each.get("segment") or 0))

@@ -50,9 +50,7 @@ def made(tiny_model):
     shutil.rmtree(folder)
 
 
-@pytest.fixture(
-    scope="module", params=[as_another_user, pytest.param(on_a_read_only_mount, marks=pytest.mark.slow(rotates=True))]
-)
+@pytest.fixture(scope="module", params=[as_another_user, pytest.param(on_a_read_only_mount, marks=pytest.mark.slow)])
 def failures(made, request):
     """What fails, by name, where the store can't be written; all of it is run in one process."""
     store, toml = made

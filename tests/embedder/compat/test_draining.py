@@ -18,9 +18,8 @@ from embedder.observability.log import messages_to
 pytestmark = pytest.mark.skipif(not draining.EARLY_END.is_there(), reason="this Ray ends no run early")
 
 
-@pytest.mark.slow(rotates=True)
-@pytest.mark.parametrize("rows_per_part", [8, 10_000])
-def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, monkeypatch, ray_cluster, rows_per_part):
+@pytest.mark.slow
+def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, monkeypatch, ray_cluster):
     from embedder import pipeline
     from embedder.compat import ray_callbacks
     from embedder.steps.stage_actor import StageActor
@@ -37,7 +36,7 @@ def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, mo
     source = samples.folder(tmp_path / "in", num_images=160)
     _, undisturbed = embedded(make_run(source, store=str(tmp_path / "undisturbed")))
     settings = {"batch_size": 4, "decode": {"items_per_task": 8}}
-    config = make_run(source, engine="ray", rows_per_part=rows_per_part, **settings)
+    config = make_run(source, engine="ray", rows_per_part=10_000, **settings)
 
     def is_through(self, executor):
         return [*executor._topology][-1].metrics.num_row_inputs_received >= 8
@@ -62,7 +61,7 @@ def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, mo
     assert_same(rows, undisturbed)
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, tmp_path, monkeypatch, ray_cluster):
     from embedder import pipeline
     from embedder.compat import ray_callbacks
@@ -109,7 +108,7 @@ def test_a_run_on_ray_whose_stages_are_not_up_is_not_waited_for(make_run, tmp_pa
         embed(config)
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_where_ray_has_other_names_a_stopped_run_waits_for_ray_and_keeps_its_rows(
     make_run, tmp_path, monkeypatch, ray_cluster, renamed
 ):

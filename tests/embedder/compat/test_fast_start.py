@@ -118,7 +118,7 @@ def test_libraries_are_imported_as_they_are_where_the_environment_says_so(tmp_pa
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow(rotates=True))])
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_vectors_are_the_same_without_fast_start(make_run, tmp_path, monkeypatch, ray_cluster, engine):
     from embedder import pipeline
     from embedder.steps import stage

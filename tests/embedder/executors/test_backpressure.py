@@ -65,7 +65,7 @@ def figures_of(wide, tmp_path, write_pause_s, held_mb, num_items=NUM_ITEMS):
 
 
 @pytest.mark.usefixtures("starts_ray")
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_a_slow_sink_bounds_what_is_in_flight(wide, tmp_path):
     found = figures_of(wide, tmp_path, 1.0, 0)
     last = found["operators"]["stage 2"]
@@ -76,7 +76,7 @@ def test_a_slow_sink_bounds_what_is_in_flight(wide, tmp_path):
 
 
 @pytest.mark.usefixtures("starts_ray")
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_an_object_store_that_others_hold_spills_and_the_report_says_how_much(wide, tmp_path):
     found = figures_of(wide, tmp_path, 1.0, 62)
     assert found["held_bytes"] == 62 << 20
@@ -96,7 +96,7 @@ def tiny_disk(tmp_path):
 
 
 @pytest.mark.usefixtures("starts_ray", "tiny_disk")
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_a_full_disk_below_the_object_store_is_one_line_and_the_same_command_goes_on(wide, tmp_path):
     found = figures_of(wide, tmp_path, 0.3, 70, num_items=0)
     assert found["failure"].startswith("node ") and "\n" not in found["failure"]

@@ -90,7 +90,7 @@ def test_a_carried_column_of_ten_kilobytes_adds_no_byte_to_what_the_stages_move(
     assert without - with_nothing == 2 * 8 * (len(rows) + 1), "the number of the item, into the stages and out of them"
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_on_ray_a_carried_column_adds_no_byte_to_the_blocks_between_the_steps(catalogue, monkeypatch, ray_cluster):
     graphs = []
     graph_of = pipeline.embedding_graph

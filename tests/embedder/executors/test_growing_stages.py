@@ -12,7 +12,7 @@ def heavy_pictures(tmp_path):
     return heavy_model(tmp_path, [(0, 0), (0, 1), (12, 1), (12, 2)])
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_the_slow_stage_gains_replicas_and_the_others_do_not(make_run, heavy_pictures, tmp_path, ray_cluster):
     growing = {"replicas": {"min": 1, "max": 3}, "num_cpus": 0.2, "num_threads": 1}
     still = {"replicas": {"min": 1, "max": 3}, "num_cpus": 0.1, "num_threads": 1}

@@ -16,7 +16,7 @@ SUPPORT = Path(__file__).parents[2] / "support"
 ROOT = Path(embedder.__file__).parents[1]
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.usefixtures("starts_ray")
 def test_a_run_ends_with_the_same_rows_where_ray_has_renamed_its_internals(make_run, tiny_model, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=40)

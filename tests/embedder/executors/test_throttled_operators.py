@@ -53,7 +53,7 @@ class Views:
         self.views.append(view)
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.parametrize("throttled", ["decode", STAGES[1], "write"])
 def test_the_throttled_operator_is_named(throttled, make_run, tmp_path, ray_cluster, monkeypatch):
     class SlowSink(PartSink):

@@ -267,7 +267,7 @@ KILLED = """
 """
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_a_killed_call_is_gone_on_with_by_the_same_call_exactly(settings, tiny_model, tmp_path, starts_ray):
     count, shop, store = 120, tmp_path / "shop.parquet", tmp_path / "killed"
     rows = [row | {"sku": sku} for sku, row in enumerate(records([sku % 24 for sku in range(count)]))]

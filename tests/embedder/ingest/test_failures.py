@@ -81,7 +81,7 @@ def in_a_small_disk(config, script):
 
 
 @needs_mounts
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_any_moment_of_a_first_run_loses_nothing(make_run, tmp_path):
     """The disk grows by two pages after each failure, so that it fills at one step after the other."""
     source = samples.folder(tmp_path / "in", num_images=24)
@@ -110,7 +110,7 @@ print(json.dumps({"told": told, "rows": rows, "runs": len([path for path in (sto
 
 
 @needs_mounts
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_a_disk_that_is_full_in_a_refresh_leaves_the_old_state_served(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=24)
     found = in_a_small_disk(
@@ -164,7 +164,7 @@ print(json.dumps({"told": told, "num_more": len(tests.rows_of(config)) - len(bef
     assert found["num_more"] == 1
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_a_file_size_limit_is_an_error_and_the_next_run_goes_on(make_run, tmp_path):
     """RLIMIT_FSIZE, as quotas and some containers have it."""
     source = samples.folder(tmp_path / "in", num_images=8)

@@ -40,7 +40,7 @@ def assert_found_through_index(store: str, num_items: int):
         assert opened.search(np.array(row["image_embedding"], np.float32), 1)[0].item_id == row["item_id"]
 
 
-@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow(rotates=True))])
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_search_follows_the_first_embed_without_another_command(make_run, tmp_path, run_embedder, engine):
     config = make_run(samples.folder(tmp_path / "in"), engine=engine)
     arguments = ("embed", tmp_path / "in", "--model", config.model, "--store", config.store, "--engine", engine)
@@ -165,7 +165,7 @@ def test_memory_that_is_too_small_is_told_in_one_line_with_the_way_out(tmp_path,
     assert len(open_store(files.address).search(vector_of("query"), 5)) == 1
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_a_first_run_that_was_killed_ends_with_an_index_however_far_it_was(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=60)
     config = make_run(source, rows_per_part=4, batch_size=2)

@@ -11,6 +11,7 @@ import pytest
 import samples
 from command_runs import run_apart, run_here
 from embedding_runs import assert_same
+from killed_runs import arguments_of, rows_of, run_to_the_end
 from model_runs import classifier, other_towers
 
 import embedder
@@ -26,33 +27,9 @@ def source(tmp_path_factory):
     return samples.folder(tmp_path_factory.mktemp("interim") / "in", num_images=NUM_IMAGES, num_clips=NUM_CLIPS)
 
 
-def arguments_of(source, model, store, engine, *settings):
-    settings = [
-        "rows_per_part=8",
-        "batch_size=4",
-        "decode.items_per_task=8",
-        "segment_s=1.0",
-        "no_progress_timeout_s=90",
-        "min_vector_spread=0",
-        *settings,
-    ]
-    options = [part for setting in settings for part in ("--set", setting)]
-    return ["embed", str(source), "--model", str(model), "--store", str(store), "--engine", engine, *options]
-
-
-def rows_of(store, model=None):
-    table = embedder.open_store(store, model=model).to_arrow()
-    rows = {(row["item_id"], row["segment"]): row for row in table.to_pylist()}
-    assert len(rows) == table.num_rows, "no (item_id, segment) stands twice"
-    return rows
-
-
 @pytest.fixture(scope="module")
 def undisturbed(source, tiny_model, tmp_path_factory):
-    store = tmp_path_factory.mktemp("interim") / "undisturbed"
-    ended = run_here(*arguments_of(source, tiny_model, store, "local"))
-    assert ended.code == 0, ended.stderr
-    return rows_of(store)
+    return run_to_the_end(source, tiny_model, tmp_path_factory.mktemp("interim") / "undisturbed")
 
 
 def killed_in_mid_run(arguments, store, model=None):
@@ -75,37 +52,33 @@ def killed_in_mid_run(arguments, store, model=None):
     return rows
 
 
-def goes_on_to_the_end(source, model, store, undisturbed, engine):
-    arguments = arguments_of(source, model, store, engine, "publish_every_s=0.02")
+@pytest.mark.usefixtures("starts_ray")
+@pytest.mark.slow
+def test_a_run_on_ray_that_publishes_as_it_goes_is_searched_killed_and_resumed(
+    source, tiny_model, tmp_path, undisturbed
+):
+    store = tmp_path / "store"
+    arguments = arguments_of(source, tiny_model, store, "ray", "publish_every_s=0.02")
     assert 0 < len(killed_in_mid_run(arguments, store)) < len(undisturbed)
+    goes_on_to_the_end(arguments, store, undisturbed)
+
+
+def goes_on_to_the_end(arguments, store, undisturbed):
+    """Give the command again after a kill: it goes on with the same run, and ends in the rows of an undisturbed one."""
     found = rows_of(store)
     assert_same(found, {key: row for key, row in undisturbed.items() if key in found})
     (run_id,) = (path.parent.name for path in (store / "runs").glob("*/run.json"))
-    ended = run_apart(*arguments, timeout_s=200) if engine == "ray" else run_here(*arguments)
+    ended = run_apart(*arguments, timeout_s=200) if "ray" in arguments else run_here(*arguments)
     assert ended.code == 0, ended.stderr
     assert_same(rows_of(store), undisturbed)
     history = past_runs(StoreFiles(store))
     assert history[-1].run_id == run_id, "the second call went on with the first one's run"
-    assert all(past.can_be_read for past in history)
-    assert len(history) > 1
+    assert len(history) > 1 and all(past.can_be_read for past in history)
     ended = run_here(*arguments)
     assert "nothing to do" in ended.stdout + ended.stderr
 
 
-@pytest.mark.slow(rotates=True)
-def test_a_run_that_publishes_as_it_goes_is_searched_killed_and_resumed(source, tiny_model, tmp_path, undisturbed):
-    goes_on_to_the_end(source, tiny_model, tmp_path / "store", undisturbed, "local")
-
-
-@pytest.mark.usefixtures("starts_ray")
-@pytest.mark.slow(rotates=True)
-def test_a_run_on_ray_that_publishes_as_it_goes_is_searched_killed_and_resumed(
-    source, tiny_model, tmp_path, undisturbed
-):
-    goes_on_to_the_end(source, tiny_model, tmp_path / "store", undisturbed, "ray")
-
-
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_rows_of_two_models_come_together_while_the_run_goes_on_and_in_the_end_as_if_it_had_not_been_killed(
     source, tiny_model, tmp_path, undisturbed
 ):
@@ -125,11 +98,5 @@ def test_rows_of_two_models_come_together_while_the_run_goes_on_and_in_the_end_a
     assert found.keys() == main.keys()
     images = [key for key, row in main.items() if row["image_embedding"] is not None]
     assert images and all(main[key]["shades.top"] for key in images)
-    ended = run_here(*arguments)
-    assert ended.code == 0, ended.stderr
-    assert_same(rows_of(store), undisturbed)
+    goes_on_to_the_end(arguments, store, undisturbed)
     assert rows_of(store, "other").keys() == rows_of(store, "shades").keys() == undisturbed.keys()
-    history = past_runs(StoreFiles(store))
-    assert len(history) > 1 and all(past.can_be_read for past in history)
-    ended = run_here(*arguments)
-    assert "nothing to do" in ended.stdout + ended.stderr

@@ -4,61 +4,26 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import samples
-from command_runs import run_apart, run_here
 from deltalake import DeltaTable
 from embedding_runs import assert_same
-
-import embedder
+from killed_runs import command, run_to_the_end
 
 NUM_IMAGES, NUM_CLIPS = 120, 2
 NUM_KILLS = int(os.environ.get("EMBEDDER_NUM_KILLS", "3"))  # of one run
 METRICS = (
-    "{name='rows', kind='count'}, {name='captions', kind='count', column='caption'}, "
-    "{name='ends', kind='moments', column='end_s'}, {name='pairs', kind='recall'}"
+    "metric=[{name='rows', kind='count'}, {name='captions', kind='count', column='caption'}, "
+    "{name='ends', kind='moments', column='end_s'}, {name='pairs', kind='recall'}]"
 )
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     return samples.folder(tmp_path_factory.mktemp("killed") / "in", num_images=NUM_IMAGES, num_clips=NUM_CLIPS)
-
-
-def arguments_of(source, model, store, engine):
-    settings = [
-        "rows_per_part=8",
-        "batch_size=4",
-        "decode.items_per_task=8",
-        "segment_s=1.0",
-        "no_progress_timeout_s=90",
-        f"metric=[{METRICS}]",
-    ]
-    options = [part for setting in settings for part in ("--set", setting)]
-    base = ["embed", str(source), "--model", str(model), "--store", str(store)]
-    return [*base, "--engine", engine, *options]
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "embedder", *arguments_of(*arguments)]
-
-
-def run_to_the_end(*arguments):
-    run = run_apart if "ray" in arguments else run_here  # a driver of its own
-    ended = run(*arguments_of(*arguments))
-    assert ended.code == 0, ended.stderr
-    return rows_of(arguments[2])
-
-
-def rows_of(store):
-    table = embedder.open_store(store).to_arrow()
-    rows = {(row["item_id"], row["segment"]): row for row in table.to_pylist()}
-    assert len(rows) == table.num_rows, "no (item_id, segment) stands twice"
-    return rows
 
 
 def signalled(arguments, num_entries, number):
@@ -89,14 +54,14 @@ def undisturbed_store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(source, tiny_model, undisturbed_store):
-    return run_to_the_end(source, tiny_model, undisturbed_store, "local")
+    return run_to_the_end(source, tiny_model, undisturbed_store, "local", METRICS)
 
 
 @pytest.mark.parametrize("num_entries", [0, 6])
 def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_rows(
     source, tiny_model, tmp_path, undisturbed, num_entries
 ):
-    arguments = (source, tiny_model, tmp_path / "store", "local")
+    arguments = (source, tiny_model, tmp_path / "store", "local", METRICS)
     code, _ = signalled(arguments, num_entries, signal.SIGKILL)
     assert code == -signal.SIGKILL
     assert not (tmp_path / "store" / "CURRENT.json").exists()
@@ -105,11 +70,11 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_rows(
     assert len(list((tmp_path / "store" / "runs").iterdir())) == 1, "the second call went on with the first one's run"
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_several_kills_of_one_run_are_survived_by_rows_and_metrics(
     source, tiny_model, tmp_path, undisturbed, undisturbed_store
 ):
-    arguments = (source, tiny_model, tmp_path / "store", "local")
+    arguments = (source, tiny_model, tmp_path / "store", "local", METRICS)
     codes = [signalled(arguments, 1 + (number * 13) // NUM_KILLS, signal.SIGKILL)[0] for number in range(NUM_KILLS)]
     assert codes == [-signal.SIGKILL] * NUM_KILLS
     assert_same(run_to_the_end(*arguments), undisturbed)
@@ -117,23 +82,14 @@ def test_several_kills_of_one_run_are_survived_by_rows_and_metrics(
     assert metrics_of(undisturbed_store)["rows"]["num"] == len(undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow(rotates=True))])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_stopped_run_finishes_what_is_in_flight_and_says_how_to_go_on(
     source, tiny_model, tmp_path, undisturbed, number
 ):
-    arguments = (source, tiny_model, tmp_path / "store", "local")
+    arguments = (source, tiny_model, tmp_path / "store", "local", METRICS)
     code, stderr = signalled(arguments, 2, number)
     assert code == 1
     assert "the same command goes on" in stderr
     assert "Traceback" not in stderr
     assert not (tmp_path / "store" / "CURRENT.json").exists()
-    assert_same(run_to_the_end(*arguments), undisturbed)
-
-
-@pytest.mark.usefixtures("starts_ray")
-@pytest.mark.slow(rotates=True)
-def test_a_run_on_ray_survives_its_driver(source, tiny_model, tmp_path, undisturbed):
-    arguments = (source, tiny_model, tmp_path / "store", "ray")
-    code, stderr = signalled(arguments, 3, signal.SIGKILL)
-    assert code == -signal.SIGKILL, stderr
     assert_same(run_to_the_end(*arguments), undisturbed)

@@ -3,14 +3,13 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 
-import numpy as np
 import pytest
 import samples
-from command_runs import run_apart, run_here
+from embedding_runs import assert_same
+from killed_runs import command, rows_of, run_to_the_end
 from store_samples import INFO, publish_rows, row
 
 import embedder
@@ -22,7 +21,6 @@ from embedder.store.store_info import bind_store
 from embedder.store.tables.tables import RecordTable
 
 NUM_IMAGES = 60
-SAME = ("modality", "uri", "caption", "content_version", "model_fingerprint", "preprocess_fingerprint")
 
 
 @pytest.fixture(scope="module")
@@ -30,42 +28,8 @@ def source(tmp_path_factory):
     return samples.folder(tmp_path_factory.mktemp("bucket_runs") / "in", num_images=NUM_IMAGES, num_clips=1)
 
 
-def arguments_of(source, model, store, engine="local"):
-    settings = ["rows_per_part=8", "batch_size=4", "decode.items_per_task=8", "segment_s=1.0"]
-    options = [part for setting in settings for part in ("--set", setting)]
-    base = ["embed", str(source), "--model", str(model), "--store", store]
-    return [*base, "--engine", engine, *options]
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "embedder", *arguments_of(*arguments)]
-
-
 def start(*arguments):
     return subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
-def run_to_the_end(*arguments):
-    run = run_apart if "ray" in arguments else run_here  # a driver of its own
-    ended = run(*arguments_of(*arguments))
-    assert ended.code == 0, ended.stderr
-    return rows_of(arguments[2])
-
-
-def rows_of(store):
-    content = embedder.open_store(store).to_arrow()
-    rows = {(each["item_id"], each["segment"]): each for each in content.to_pylist()}
-    assert len(rows) == content.num_rows, "no (item_id, segment) stands twice"
-    return rows
-
-
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for key, each in expected.items():
-        assert [found[key][name] for name in SAME] == [each[name] for name in SAME]
-        for name in ("image_embedding", "text_embedding"):
-            assert (found[key][name] is None) == (each[name] is None)
-            assert each[name] is None or np.dot(found[key][name], each[name]) >= 0.9999
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +47,10 @@ def signal_after(process, files, num_entries, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_entries", [1, 5])
-def test_a_run_into_a_bucket_that_is_killed_goes_on_and_ends_in_the_same_rows(
-    source, tiny_model, bucket, undisturbed, num_entries
-):
+def test_a_run_into_a_bucket_that_is_killed_goes_on_and_ends_in_the_same_rows(source, tiny_model, bucket, undisturbed):
     store = f"{bucket}/store"
     files, process = StoreFiles(store), start(source, tiny_model, store)
-    signal_after(process, files, num_entries, signal.SIGKILL)
+    signal_after(process, files, 5, signal.SIGKILL)
     code = process.wait(60)
     assert code == -signal.SIGKILL, process.stderr.read()
     process.stderr.close()

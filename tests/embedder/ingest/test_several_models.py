@@ -305,7 +305,7 @@ def test_the_main_model_does_not_load_for_what_another_needs_alone(make_run, tmp
     assert not loaded
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_on_ray_all_models_give_what_they_give_in_one_process(
     make_run, tmp_path, source, tiny_model, second, ray_cluster
 ):

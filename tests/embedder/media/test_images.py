@@ -251,7 +251,7 @@ def test_what_is_no_image_is_refused(decoder, rubbish):
     assert "BytesIO" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["PPM", "ICO", "TGA", "PDF", "JPEG2000"])
+@pytest.mark.parametrize("kind", ["PPM", "ICO", "ICNS", "TGA", "PCX", "PDF", "EPS", "JPEG2000"])
 def test_formats_off_the_list_are_refused(decoder, encode_image, kind):
     with pytest.raises(DecodeError, match="UnidentifiedImageError"):
         decoder.image(encode_image(quarters(), kind), ResizeSpec(8))

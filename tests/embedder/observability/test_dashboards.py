@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[3]
 GRAFANA, PROMETHEUS = ROOT / "scripts/grafana", ROOT / "scripts/prometheus"
 NAMES = ("fleet", "run", "service")
 DASHBOARDS = {name: json.loads((GRAFANA / f"{name}.json").read_text()) for name in NAMES}
-SCRAPES = 4
 WAIT_S = 240.0
 SIZES = (160, 320, 640, 1280)
 
@@ -164,7 +163,7 @@ def empty_panels(server, names):
     return found
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.timeout(700)
 @needs_prometheus
 def test_each_panel_finds_data_in_a_prometheus_that_scraped_a_run_its_file_and_the_service(

@@ -90,7 +90,7 @@ def gpus_of(notes):
     return sorted((note["step"], note["gpus"]) for note in notes if "gpus" in note)
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_three_stages_on_two_gpus_embed_as_one_process_does(make_run, tiny_model, tmp_path, on_logical_gpus):
     source = samples.folder(tmp_path / "in", num_images=16, num_clips=2)
     _, local = embedded(make_run(source, store=str(tmp_path / "local")))
@@ -107,7 +107,7 @@ def test_three_stages_on_two_gpus_embed_as_one_process_does(make_run, tiny_model
     assert "2 GPUs: stage 0 on cpu (1 GPU), stage 1 on cpu (0.5 GPU)" in ended["stderr"]
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_three_stages_share_one_gpu_and_one_without_a_driver_is_told_in_a_line(
     make_run, tiny_model, tmp_path, on_logical_gpus
 ):
@@ -131,7 +131,7 @@ def test_three_stages_share_one_gpu_and_one_without_a_driver_is_told_in_a_line(
     assert not (tmp_path / "other" / "CURRENT.json").exists()
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_a_predictor_with_more_gpus_than_stages_embeds_as_the_encoder_does(tiny_model, tmp_path, on_logical_gpus):
     pictures = []
     for seed in range(10):
@@ -152,7 +152,7 @@ def test_a_predictor_with_more_gpus_than_stages_embeds_as_the_encoder_does(tiny_
     assert np.allclose(found["text_embedding"], texts, atol=1e-6)
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_stages_land_on_the_types_of_the_plan_and_use_the_whole_fleet(make_run, tiny_model, tmp_path, on_logical_gpus):
     source = samples.folder(tmp_path / "in", num_images=40, num_clips=2)
     _, local = embedded(make_run(source, store=str(tmp_path / "local")))

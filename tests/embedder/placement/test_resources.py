@@ -34,21 +34,14 @@ def test_the_defaults_fit_every_machine(num_cpus, num_stages):
     assert allocation.decode_cpus > 0
 
 
-def test_decode_needs_a_cpu_beside_the_actors():
-    config = load_config(overrides={"stage": [{"num_cpus": 0.5}] * 3, "decode": {"num_cpus": 1.0}})
-    with pytest.raises(ConfigError, match="2.5 CPUs and there are 2"):
-        allocate(config.compute, Available(2))
-
-
-def test_replicas_count_at_their_minimum():
-    stages = [{"num_cpus": 0.25, "replicas": {"min": 4, "max": 8}}] * 3
-    with pytest.raises(ConfigError, match="4 x 0.25"):
-        allocate(load_config(overrides={"stage": stages}).compute, Available(2))
-
-
-def test_gpus_that_do_not_exist_are_refused():
-    with pytest.raises(ConfigError, match="3 GPUs and there is 1"):
-        allocate(load_config(overrides={"stage": [{"num_gpus": 1.0}] * 3}).compute, Available(8, num_gpus=1))
+def test_more_than_there_is_is_refused_where_decode_has_a_cpu_and_replicas_count_at_their_minimum():
+    for settings, there, message in (
+        ({"stage": [{"num_cpus": 0.5}] * 3, "decode": {"num_cpus": 1.0}}, Available(2), "2.5 CPUs and there are 2"),
+        ({"stage": [{"num_cpus": 0.25, "replicas": {"min": 4, "max": 8}}] * 3}, Available(2), "4 x 0.25"),
+        ({"stage": [{"num_gpus": 1.0}] * 3}, Available(8, num_gpus=1), "3 GPUs and there is 1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            allocate(load_config(overrides=settings).compute, there)
 
 
 def test_a_burst_of_parts_does_not_start_a_crowd_of_writers():
@@ -94,16 +87,13 @@ def test_a_stage_grows_no_further_than_the_machine_allows():
     assert describe_limits(config.stage, server) is None
 
 
-def test_gpus_limit_growth_too():
-    stages = [{"num_gpus": 0.5, "replicas": {"min": 1, "max": 4}}] * 2
-    allocation = allocate(load_config(overrides={"stage": stages, "num_stages": 2}).compute, Available(64, num_gpus=2))
-    assert [stage.max_replicas for stage in allocation.stages] == [2, 2]
-
-
-def test_what_lacks_gpus_gives_up_replicas_and_stages_on_cpus_keep_theirs():
-    stages = [{"device": "cpu", "replicas": {"min": 1, "max": 8}}, {"num_gpus": 1, "replicas": {"min": 1, "max": 4}}]
-    allocation = allocate(load_config(overrides={"stage": stages, "num_stages": 2}).compute, Available(64, num_gpus=2))
-    assert [stage.max_replicas for stage in allocation.stages] == [8, 2]
+def test_gpus_limit_growth_too_and_stages_on_cpus_keep_their_replicas():
+    on_cpu = {"device": "cpu", "replicas": {"min": 1, "max": 8}}
+    half, whole = ({"num_gpus": num_gpus, "replicas": {"min": 1, "max": 4}} for num_gpus in (0.5, 1))
+    for stages, expected in (([half, half], [2, 2]), ([on_cpu, whole], [8, 2])):
+        config = load_config(overrides={"stage": stages, "num_stages": 2})
+        allocation = allocate(config.compute, Available(64, num_gpus=2))
+        assert [stage.max_replicas for stage in allocation.stages] == expected
 
 
 def asked(num_gpus, *stages, **options):

@@ -28,7 +28,7 @@ def address(starts_ray, monkeypatch):
         process.wait(timeout=60)
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_each_type_of_node_is_measured_once_and_stages_are_placed_on_them(address, tiny_model, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

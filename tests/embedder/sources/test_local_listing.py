@@ -116,6 +116,7 @@ def test_links_inside_the_root_are_items_and_links_out_of_it_are_rejects(make_fi
     (root / "in.jpg").symlink_to("real/a.jpg")
     (root / "out.jpg").symlink_to(tmp_path / "secret.jpg")
     (root / "out").symlink_to(tmp_path)
+    (root / "note.txt").symlink_to("../secret.jpg")
     (root / "sly.jpg").symlink_to("../root-but-longer/x.jpg")
     (root / "via.jpg").symlink_to("out.jpg")
     (root / "broken.jpg").symlink_to("nowhere")
@@ -129,6 +130,7 @@ def test_links_inside_the_root_are_items_and_links_out_of_it_are_rejects(make_fi
         "out.jpg": "LinkOutsideRoot",
         "out": "LinkOutsideRoot",
         "sly.jpg": "LinkOutsideRoot",
+        "note.txt": "LinkOutsideRoot",
         "via.jpg": "LinkOutsideRoot",
         "broken.jpg": "BrokenLink",
         "loop": "BrokenLink",

@@ -2,8 +2,7 @@
 
 import pyarrow as pa
 import pytest
-from published_rows import delta_rows
-from store_samples import begin, publish_rows, row, table
+from store_samples import begin, publish_rows, row, rows_of, table
 
 from embedder.errors import ConfigError, StoreError
 from embedder.store.files import StoreFiles
@@ -18,12 +17,6 @@ from embedder.store.tables.tables import RecordTable
 @pytest.fixture
 def files(tmp_path):
     return StoreFiles(tmp_path / "a store with ünicode")
-
-
-def rows_of(files, name="embeddings"):
-    """Rows that a plain Delta reader sees, by item and segment."""
-    found = delta_rows(files.uri(name)).to_pylist()
-    return sorted(found, key=lambda each: (each["item_id"], each.get("segment") or 0))
 
 
 def test_carried_columns_keep_their_values_in_types_that_delta_has(files):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import ray_head
 import samples
-from command_runs import run_apart
+from command_runs import run_here
 from light_runs import commands_light
 
 import embedder
@@ -20,7 +20,7 @@ from embedder.plugins.deploy.submission.job_server import JobServer
 from embedder.plugins.deploy.submission.packages import code_package
 
 pytestmark = [
-    pytest.mark.slow(rotates=True),
+    pytest.mark.slow,
     pytest.mark.timeout(1500),
     pytest.mark.skipif(not ray_head.can_start(), reason="the dashboard of Ray needs the packages of ray[default]"),
 ]
@@ -164,13 +164,13 @@ def test_two_jobs_at_once_fill_two_stores_and_a_third_for_the_same_store_is_refu
 def test_wrong_addresses_and_tokens_are_refused(head, write_config, monkeypatch):
     path, store = write_config("token", 2)
     for port in (ray_head.free_port(), head.port):  # nothing; Ray's own, which says no HTTP
-        code, _, told = run_apart("submit", path, "--address", f"http://127.0.0.1:{port}")
+        code, _, told = run_here("submit", path, "--address", f"http://127.0.0.1:{port}")
         assert code == 2 and f"127.0.0.1:{port}: it can't be reached" in told, told
         assert len(told.strip().splitlines()) == 1, told
     for token, found in (("0" * 32, "it wants another token (403)"), ("", "it wants a token (401)")):
         monkeypatch.setenv("RAY_AUTH_TOKEN", token)
         monkeypatch.setenv("HOME", "/nonexistent")
-        code, _, told = run_apart("submit", path, "--address", head.url)
+        code, _, told = run_here("submit", path, "--address", head.url)
         assert code == 2 and found in told and len(told.strip().splitlines()) == 1, told
     assert not store.exists()
 

@@ -137,7 +137,7 @@ def job(tmp_path):
     return tmp_path
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(slurm_cluster.MISSING is not None, reason=f"no {slurm_cluster.MISSING}: apt-get install slurm-wlm")
 @pytest.mark.usefixtures("starts_ray")

@@ -7,6 +7,7 @@ import threading
 import pytest
 import samples
 from sandbox_checks import png_bomb
+from served import form
 from small_server import RawConnection
 
 from embedder.plugins.serve.api_schema import MAX_QUERIES
@@ -110,6 +111,7 @@ def test_vectors_of_another_length_or_without_a_number(server):
 def test_empty_texts(server, text):
     refused(server.search({"text": text}), 422, "body.queries.0.text")
     refused(server.post("/embed", {"texts": [text]}), 422, "body.texts.0")
+    refused(server.post("/embed", {"texts": ["a"], "images": []}), 422, "body")
 
 
 def test_ten_thousand_texts_and_a_text_of_a_megabyte(server):
@@ -202,21 +204,7 @@ def test_uploads_that_are_no_images(server, name):
     refused(answer, 422, "")
     if content:
         refused(server.post("/embed", {"images": [{"image": base64.b64encode(content).decode()}]}), 422, "")
-    refused(server.post(*form({"queries": [{"upload": "f"}]}, f=content)), 422, "")
-
-
-def form(request, boundary="b0undary", **files):
-    """Arguments of a `post` with a form."""
-    parts = [
-        f'--{boundary}\r\nContent-Disposition: form-data; name="request"\r\n\r\n'.encode()
-        + json.dumps(request).encode()
-    ]
-    parts += [
-        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"; filename="../../x"\r\n\r\n'.encode() + content
-        for name, content in files.items()
-    ]
-    body = b"\r\n".join([*parts, f"--{boundary}--\r\n".encode()])
-    return "/search", body, f"multipart/form-data; boundary={boundary}"
+    refused(server.post("/search", *form({"queries": [{"upload": "f"}]}, f=content)), 422, "")
 
 
 @pytest.mark.parametrize(
@@ -237,11 +225,11 @@ def test_forms_that_are_none(server, kind, body, status):
 
 
 def test_forms_without_their_request_or_their_file(server):
-    path, body, kind = form({"queries": [{"upload": "missing"}]})
-    refused(server.post(path, body, kind), 422, "body.queries.0.upload")
-    refused(server.post(path, body.replace(b'"request"', b'"other"'), kind), 422, "body")
-    path, body, kind = form({"queries": [TEXT]}, **{f"f{number}": b"x" for number in range(200)})
-    refused(server.post(path, body, kind), 400, "body")
+    body, kind = form({"queries": [{"upload": "missing"}]})
+    refused(server.post("/search", body, kind), 422, "body.queries.0.upload")
+    refused(server.post("/search", body.replace(b'"request"', b'"other"'), kind), 422, "body")
+    body, kind = form({"queries": [TEXT]}, **{f"f{number}": b"x" for number in range(200)})
+    refused(server.post("/search", body, kind), 400, "body")
 
 
 @pytest.mark.parametrize("image", ["%%%", "a", "a b c d", "data:image/png;base64,AAAA", "\u00e9"])

@@ -1,10 +1,10 @@
 """Queries of several parts by HTTP: they find what the store finds, pages and remembered answers keep them apart."""
 
 import base64
-import json
 
 import pytest
 import samples
+from served import form
 
 from embedder.plugins.serve.api_schema import MAX_EXAMPLES
 
@@ -32,14 +32,8 @@ def test_parts_are_given_in_every_form_that_queries_have(server):
     answer = server.search(by_bytes, by_item, by_vector, k=20)
     assert ids(answer, 0) == ids(answer, 1) == ids(answer, 2)
     assert "pictures/0000.png" not in ids(answer), "the example is no hit"
-    form = (
-        b'--b\r\nContent-Disposition: form-data; name="request"\r\n\r\n%s\r\n'
-        % json.dumps({"queries": [{"text": "a bird", "upload": "one", "not": [{"upload": "two"}]}], "k": 20}).encode()
-    )
-    for name, content in (("one", OTHER), ("two", IMAGE)):
-        head = f'--b\r\nContent-Disposition: form-data; name="{name}"; filename="x"\r\n\r\n'
-        form += head.encode() + content + b"\r\n"
-    uploaded = server.post("/search", form + b"--b--\r\n", "multipart/form-data; boundary=b")
+    asked = {"queries": [{"text": "a bird", "upload": "one", "not": [{"upload": "two"}]}], "k": 20}
+    uploaded = server.post("/search", *form(asked, one=OTHER, two=IMAGE))
     assert ids(uploaded) == ids(answer)
     assert page(uploaded)["query"] == {"text": "a bird", "upload": "one", "not": [{"upload": "two"}]}
 
@@ -123,14 +117,10 @@ def test_a_wrong_part_is_refused_in_its_place(server, query, options, where):
     assert server.search({"text": "a car"}, k=1).status == 200
 
 
-def test_an_unknown_item_among_the_examples_is_not_found(server):
-    answer = server.search({"text": "a", "not": [{"item": "nothing"}]})
-    assert (answer.status, answer.error["where"]) == (404, "item")
-
-
-def test_an_example_that_is_no_image_is_refused(server):
-    answer = server.search({"text": "a", "not": [{"image": encoded(b"no image")}]})
-    assert (answer.status, answer.error["where"]) == (422, "image")
+def test_an_unknown_item_and_no_image_among_the_examples_are_refused(server):
+    for example, refusal in (({"item": "nothing"}, (404, "item")), ({"image": encoded(b"no image")}, (422, "image"))):
+        answer = server.search({"text": "a", "not": [example]})
+        assert (answer.status, answer.error["where"]) == refusal
 
 
 def test_other_queries_of_a_request_keep_their_answers(server):

@@ -39,6 +39,13 @@ class Batches:
         assert self.go.wait(LONG_S)
         return [each * 10 for each in batch]
 
+    async def begun_by(self, queue):
+        """Submit a first request, and wait until it is computed on."""
+        first = queue.submit(0)
+        while not self.batches:
+            await asyncio.sleep(0.001)
+        return first
+
 
 def test_requests_of_one_turn_make_batches_of_the_largest_size_in_their_order():
     compute = Batches()
@@ -55,9 +62,7 @@ def test_requests_that_come_during_a_batch_make_the_next():
     compute = Batches(held=True)
 
     async def scenario(queue):
-        first = queue.submit(0)
-        while not compute.batches:
-            await asyncio.sleep(0.001)
+        first = await compute.begun_by(queue)
         others = [queue.submit(each) for each in (1, 2)]
         compute.go.set()
         return await asyncio.gather(first, *others)
@@ -70,9 +75,7 @@ def test_a_full_queue_refuses_and_serves_again_once_it_is_not():
     compute = Batches(held=True)
 
     async def scenario(queue):
-        first = queue.submit(0)
-        while not compute.batches:
-            await asyncio.sleep(0.001)
+        first = await compute.begun_by(queue)
         waiting = [queue.submit(each) for each in (1, 2)]
         with pytest.raises(BusyError, match="max_queue = 2 allows no further query"):
             queue.submit(3)
@@ -101,9 +104,7 @@ def test_who_went_away_is_not_computed():
     compute = Batches(held=True)
 
     async def scenario(queue):
-        first = queue.submit(0)
-        while not compute.batches:
-            await asyncio.sleep(0.001)
+        first = await compute.begun_by(queue)
         gone, there = queue.submit(1), queue.submit(2)
         gone.cancel()
         compute.go.set()

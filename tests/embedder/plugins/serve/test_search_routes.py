@@ -1,9 +1,9 @@
-"""Searches by HTTP find what the store finds in process."""
+"""Searches by HTTP: what the client of Python (test_remote_store) does not ask for."""
 
 import base64
 
 import numpy as np
-import samples
+from served import form
 
 from embedder.plugins.serve.search_batch import Asked, BatchSearcher
 from embedder.plugins.serve.serve_errors import RequestError
@@ -15,19 +15,11 @@ def ids(answer, number=0):
     return [hit["item_id"] for hit in answer.json["answers"][number]["hits"]]
 
 
-def test_a_text_finds_what_the_store_finds_with_scores_captions_and_times(server):
+def test_an_answer_names_the_model_and_no_place_of_a_file(server):
     answer = server.search({"text": "a red car"}, k=5)
     assert answer.status == 200, answer.body
-    expected = server.store.search("a red car", k=5)
-    (page,) = answer.json["answers"]
-    assert page["query"] == {"text": "a red car"}
-    assert answer.json["version"] == expected.version
     assert answer.json["model"] == server.store.info.model_fingerprint
-    for hit, other in zip(page["hits"], expected, strict=True):
-        assert abs(hit["score"] - other.score) < 1e-5
-        for name in ("item_id", "segment", "modality", "caption", "start_s", "end_s", "carryover"):
-            assert hit[name] == getattr(other, name), name
-        assert hit["uri"] is None, "the server does not show where files lie"
+    assert [hit["uri"] for hit in answer.json["answers"][0]["hits"]] == [None] * 5
 
 
 def test_queries_of_all_kinds_are_answered_together(server):
@@ -53,35 +45,13 @@ def test_queries_of_all_kinds_are_answered_together(server):
 
 def test_an_upload_in_a_form_is_searched_with(server):
     image = (server.source / "pictures" / "0001.png").read_bytes()
-    body, kind = form(request=b'{"queries": [{"upload": "photo"}], "k": 1}', photo=image)
+    body, kind = form({"queries": [{"upload": "photo"}], "k": 1}, photo=image)
     answer = server.post("/search", body, kind)
     assert answer.status == 200, answer.body
     assert ids(answer) == ["pictures/0001.png"]
     assert answer.json["answers"][0]["query"] == {"upload": "photo"}
-    missing = server.post("/search", *form(request=b'{"queries": [{"upload": "other"}]}', photo=image))
+    missing = server.post("/search", *form({"queries": [{"upload": "other"}]}, photo=image))
     assert (missing.status, missing.error["where"]) == (422, "body.queries.0.upload")
-
-
-def form(**parts):
-    """A form as browsers send it: its body and its type."""
-    boundary = "boundary7"
-    lines = []
-    for name, content in parts.items():
-        head = f'Content-Disposition: form-data; name="{name}"' + ("" if name == "request" else '; filename="x"')
-        lines.append(f"--{boundary}\r\n{head}\r\n\r\n".encode() + content + b"\r\n")
-    return b"".join(lines) + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
-
-
-def test_vectors_of_texts_and_images_are_those_of_the_store(server):
-    texts = ["two cats", "a blue bird"]
-    answer = server.post("/embed", {"texts": texts})
-    assert answer.json["dim"] == 24
-    assert np.allclose(answer.json["vectors"], server.store.encode_text(texts), atol=1e-5)
-    image = samples.image_bytes(3)
-    answer = server.post("/embed", {"images": [{"image": base64.b64encode(image).decode()}]})
-    assert np.allclose(answer.json["vectors"], server.store.encode_image([image]), atol=1e-5)
-    refused = server.post("/embed", {"texts": texts, "images": []})
-    assert refused.status == 422
 
 
 def test_a_query_that_was_asked_before_is_remembered(server):

@@ -207,7 +207,7 @@ def artifacts(client, run, folder=None):
     return {path for each in found for path in (artifacts(client, run, each.path) if each.is_dir else {each.path})}
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_mlflow_reads_a_run_back_from_sqlite(make_run, tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
     monkeypatch.setattr(run_tracking, "LOG_EVERY_S", 0.0)

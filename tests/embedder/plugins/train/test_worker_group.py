@@ -50,7 +50,7 @@ def assert_about_equal(folder, other):
             assert_close(one, two, atol=3e-5, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_two_workers_train_the_weights_of_one_and_go_on_exactly(source, tiny_model, tmp_path, ray_cluster):
     alone = train(training(source, tmp_path / "alone" / "run", **options(tiny_model)))
     config = training(source, tmp_path / "whole" / "run", **options(tiny_model), **TOGETHER)
@@ -78,7 +78,7 @@ def test_two_workers_train_the_weights_of_one_and_go_on_exactly(source, tiny_mod
     assert metrics(out) == metrics(whole)
 
 
-@pytest.mark.slow(rotates=True)
+@pytest.mark.slow
 def test_a_worker_that_dies_ends_the_run_in_a_line_and_one_worker_goes_on(source, tiny_model, tmp_path, ray_cluster):
     out = tmp_path / "out"
     config = training(source, out, **options(tiny_model, checkpoint_every_s=1e-9), **TOGETHER)

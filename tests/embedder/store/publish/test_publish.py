@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
-from published_rows import delta_rows
-from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, table
+from store_samples import INFO, MODEL, PREPROCESSING, begin, publish_rows, reject, row, rows_of, table
 from store_states import Killed, dying, finished_ids
 from work_on_disk import finished_items_in, in_memory_and_on_disk  # noqa: F401 - each test runs both ways
 
@@ -40,12 +39,6 @@ from embedder.store.tables.tables import RecordTable
 @pytest.fixture
 def files(tmp_path):
     return StoreFiles(tmp_path / "a store with ünicode")
-
-
-def rows_of(files, name="embeddings"):
-    """Rows that a plain Delta reader sees, by item and segment."""
-    found = delta_rows(files.uri(name)).to_pylist()
-    return sorted(found, key=lambda each: (each["item_id"], each.get("segment") or 0))
 
 
 def test_published_rows_are_read_back_with_their_values(files):
