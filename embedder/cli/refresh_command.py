@@ -155,7 +155,7 @@ def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, st
     files = rejecting_model(StoreFiles(config.required_store), model)
     found = find_rejects(files, run_id, filters)
     items = [row | {"uri": shown_uri(row["uri"])} for row in found.items.to_pylist()]
-    shown: list[RenderableType] = [_rejects_table(items) if items else "no rejects"]
+    shown: list[RenderableType] = [_rejects_table(items) if items else "0 rejected"]
     if num_left_out := sum(row["state"] == "left_out" for row in items):
         shown.append(f"{len(items) - num_left_out:,} rejected; {num_left_out:,} left out, which counts as no reject")
     if not found.is_published:
@@ -211,6 +211,6 @@ def retry_rejects(
             "--run for what is published, or name the newest run"
         )
     if not found.items.num_rows:
-        return Result({"rejects": [], "retried": 0}, ["no rejects"])
+        return Result({"rejects": [], "retried": 0}, ["0 rejected"])
     only = found.items["item_id"].combine_chunks()
     return _refresh(config, IngestOptions(kind="refresh", retry_rejects=True, only=only, forced=tuple(forced)))

@@ -1,5 +1,6 @@
 """Captions in files: plain text, or one key of a JSON object."""
 
+import codecs
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -66,12 +67,24 @@ def _content(uri: str, path: str, member: TarMember | None) -> tuple[str, bytes]
         return name, ranges.read_at(offset, size)
 
 
+def encoding_of(head: bytes) -> str:
+    """Return the encoding that a text's byte order mark names; UTF-8 if it has none. `head` is its first bytes."""
+    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32"
+    return "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+
+
 def decode_text(data: bytes, where: str) -> str:
-    """Decode a caption without its byte order mark and surrounding space; a FetchError if it isn't UTF-8."""
+    """Decode a caption without its byte order mark and surrounding space.
+
+    Raises a FetchError if it isn't UTF-8, or what its mark names.
+    """
+    encoding = encoding_of(data)
     try:
-        return data.decode("utf-8-sig").strip()
+        return data.decode(encoding).strip()
     except UnicodeDecodeError as error:
-        message = f"{readable(where)}: the caption is not UTF-8 at byte {error.start}; save it as UTF-8"
+        name = encoding.removesuffix("-sig").upper()
+        message = f"{readable(where)}: the caption is not {name} at byte {error.start}; save it as UTF-8"
         raise FetchError("CaptionNotUtf8", message) from None
 
 

@@ -95,6 +95,7 @@ _TRASH = ".trash"  # .Trash, .Trashes, .Trash-1000, .trashed-...
 _COPY_NUMBER = re.compile(r"\(\d+\)$")
 # Google Takeout: `a.jpg.json`, `a.jpg.supplemental-metadata.json`; the middle part is cut if the name gets too long.
 _TAKEOUT = "supplemental-metadata"
+_SHARD_STATISTICS = re.compile(r"\d{4,}_stats\.json")  # img2dataset: of each shard, next to its tar or folder
 _PLAIN_SUFFIX = re.compile(r"\.[a-z0-9_+-]{1,12}")
 
 
@@ -122,7 +123,7 @@ def sort_of(name: str) -> Sort:
     if base.startswith(_JUNK_STARTS) or base.lower() in _JUNK_NAMES:
         return "junk"
     suffix = suffix_of(base)
-    if suffix == ".json" and _is_takeout(base):
+    if suffix == ".json" and (_is_takeout(base) or _SHARD_STATISTICS.fullmatch(base)):
         return "sidecar"
     return _SORTS.get(suffix, "unknown")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from embedder.config import SourceConfig, SourceKind
 from embedder.errors import SourceError
-from embedder.sources.file_names import is_hidden
+from embedder.sources.file_names import is_hidden, sort_of
 from embedder.sources.folder_items import list_files
 from embedder.sources.globbing import is_pattern
 from embedder.sources.listing_schema import Listing
@@ -55,14 +55,16 @@ OTHER_FILES: SourceKind = "files"
 Format = tuple[SourceKind, int]
 """A kind, and the index of one of its formats."""
 
+TARS: Format = ("webdataset", 0)
+
 
 @listing_errors()
 def detect_kind(path: str, selection: Selection) -> SourceKind:
     """Detect the kind of a source from its path and, for a folder, from its content; raises a SourceError.
 
     A folder with a transaction log is a Delta table. A folder that holds only tars, or only table files of one format,
-    is of that kind. Any other folder or single file is `files`. Junk, the run's own files, and data set descriptions
-    are ignored.
+    is of that kind; tars may have tables of the same names next to them, as img2dataset writes them. Any other folder
+    or single file is `files`. Junk, the run's own files, data set descriptions and statistics are ignored.
     """
     if is_pattern(path):
         return _kind_of_pattern(path)
@@ -92,15 +94,22 @@ def _format_of(name: str) -> Format | None:
 
 def _kind_of_names(names: Iterable[str]) -> SourceKind:
     """Return the kind, stopping at the first name that fits none: a folder of photographs needs only one name."""
-    formats: set[Format | None] = set()
+    stems: dict[Format, set[str]] = {}
     for name in names:
-        if is_hidden(name) or is_card(name):
+        if is_hidden(name) or is_card(name) or sort_of(name) == "sidecar":
             continue
-        formats.add(_format_of(name))
-        if None in formats or len(formats) > 1:
+        found = _format_of(name)
+        if found is None:
             return OTHER_FILES
-    found = formats.pop() if formats else None
-    return found[0] if found else OTHER_FILES
+        stems.setdefault(found, set()).add(name.rpartition(".")[0])
+        if len(stems) > 2 or (len(stems) == 2 and TARS not in stems):
+            return OTHER_FILES
+    if not stems:
+        return OTHER_FILES
+    tars = stems.pop(TARS, None)
+    if tars is None:
+        return next(iter(stems))[0]
+    return TARS[0] if all(each <= tars for each in stems.values()) else OTHER_FILES
 
 
 def _names_below(path: str, selection: Selection) -> Iterator[str] | None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from embedder.errors import SourceError
+from embedder.quantities import plural
 from embedder.sources.byte_ranges import open_file, open_ranges
+from embedder.sources.captions import encoding_of
 from embedder.sources.columns import column_path, label_names, parquet_name, take_column
 from embedder.sources.listing_schema import ROWS_PER_TABLE
 from embedder.sources.source_errors import listing_errors
@@ -32,6 +35,7 @@ from embedder.storage.file_adapter import RangeFile
 from embedder.storage.printable import readable
 from shards.file_schema import parse_json
 
+LOG = logging.getLogger(__name__)
 PAGE_BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20  # anything longer is a file without line ends, not a JSON Lines row
 Rows = Iterator[tuple[int, dict[str, Any]]]
@@ -179,7 +183,11 @@ def _open_csv(uri: str, delimiter: str | None = None) -> tuple[list[str], Rows]:
 
 
 def _csv_rows(lines: Iterator[tuple[int, list[str]]], header: list[str], uri: str) -> Rows:
+    num_headers = 0
     for line, row in lines:
+        if row == header:  # of the next file, where several were written one after another
+            num_headers += 1
+            continue
         if row and len(row) != len(header):
             raise SourceError(
                 f"{readable(uri)}:{line}: {len(row)} fields where the header has {len(header)}; "
@@ -187,10 +195,12 @@ def _csv_rows(lines: Iterator[tuple[int, list[str]]], header: list[str], uri: st
             )
         if row:  # a blank line is no row
             yield line, dict(zip(header, row, strict=True))
+    if num_headers:
+        LOG.info(f"{readable(uri)}: {plural(num_headers, 'line')} with the header again left out")
 
 
 def _csv_lines(uri: str, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
-    with io.TextIOWrapper(open_file(uri), encoding="utf-8-sig", newline="") as text:
+    with _open_text(uri) as text:
         reader = csv.reader([], strict=True)
         try:
             header = text.readline()
@@ -199,12 +209,20 @@ def _csv_lines(uri: str, delimiter: str | None) -> Iterator[tuple[int, list[str]
                 yield reader.line_num, row
         except csv.Error as error:
             raise SourceError(f"{readable(uri)}:{reader.line_num}: no valid CSV ({error}); correct that row") from None
-        except UnicodeDecodeError as error:
-            line = reader.line_num + 1
+        except UnicodeError as error:
+            line, encoding = reader.line_num + 1, text.encoding.removesuffix("-sig").upper()
             raise SourceError(
-                f"{readable(uri)}:{line}: not UTF-8 here or soon after ({error.reason}); "
+                f"{readable(uri)}:{line}: not {encoding} here or soon after ({getattr(error, 'reason', error)}); "
                 "save it as UTF-8 (in Excel: CSV UTF-8)"
             ) from None
+
+
+def _open_text(uri: str) -> io.TextIOWrapper:
+    """Open a text in the encoding that its byte order mark names; UTF-8 without one."""
+    file = open_file(uri)
+    encoding = encoding_of(file.read(4))
+    file.seek(0)
+    return io.TextIOWrapper(file, encoding=encoding, newline="")
 
 
 def _delimiter(header: str) -> str:

@@ -157,13 +157,11 @@ def list_tars(source: SourceConfig, path: str, selection: Selection) -> Listing:
 
 
 def _may_be_tar(name: str, left_out: LeftOut) -> bool:
-    """Return whether a file is a tar, or one that shouldn't be among tars; other files are counted and skipped."""
-    if name.lower().endswith((".tar", *PACKED_TAR_SUFFIXES)):
+    """Return whether a file is a tar, or a medium, which has no place among tars; others are counted and skipped."""
+    if name.lower().endswith((".tar", *PACKED_TAR_SUFFIXES)) or (sort := sort_of(name)) == "media":
         return True
-    is_other = sort_of(name) == "other"
-    if is_other:
-        left_out.count("other", name)
-    return not is_other
+    left_out.count("sidecar" if sort == "sidecar" else "other", name)
+    return False
 
 
 def _rows_of_entry(entry: Entry, found: GlobMatches, wanted: tuple[str, ...]) -> Iterator[RowWithValues]:
@@ -178,7 +176,7 @@ def _rows_of_entry(entry: Entry, found: GlobMatches, wanted: tuple[str, ...]) ->
     elif not is_text(uri):
         yield tar.reject(name, "NameNotUtf8", "the tar's name is not valid UTF-8; rename it"), {}
     elif not lower.endswith(".tar"):
-        yield tar.reject(name, "NotATar", "a file among tars; a webdataset source reads only .tar files"), {}
+        yield tar.reject(name, "NotATar", "an image or video among tars; a webdataset source reads only .tar files"), {}
     else:
         yield from _rows_of_tar(tar, wanted)
 

@@ -225,6 +225,10 @@ def test_a_rewritten_table_is_never_read_through_its_old_footer(fetcher, tmp_pat
         ("a.json", b'{"title": "DSC_0001.JPG"}', ""),
         ("a.JSON", b'\xef\xbb\xbf{"caption": "lone \\ud800"}', "lone \\ud800"),
         ("README", b"plain", "plain"),
+        ("a.txt", "a café\n".encode("utf-16"), "a café"),
+        ("a.txt", b"\xfe\xff" + "a café".encode("utf-16-be"), "a café"),
+        ("a.json", '{"caption": "a café"}'.encode("utf-32"), "a café"),
+        ("a.txt", b"\xff\xfe", ""),
     ],
 )  # fmt: skip
 def test_captions(fetcher, make_files, name, content, caption):
@@ -234,7 +238,7 @@ def test_captions(fetcher, make_files, name, content, caption):
 @pytest.mark.parametrize(
     ("name", "content", "error_type"),
     [
-        ("a.txt", b"caf\xe9", "CaptionNotUtf8"), ("a.txt", "x".encode("utf-16"), "CaptionNotUtf8"),
+        ("a.txt", b"caf\xe9", "CaptionNotUtf8"), ("a.txt", b"\xff\xfex", "CaptionNotUtf8"),
         ("a.txt", b"x" * ((1 << 20) + 1), "TooLarge"), ("a.json", b"{", "CaptionBroken"),
         ("a.json", b"", "CaptionBroken"),
         ("a.json", b"[]", "CaptionBroken"), ("a.json", b'{"caption": ["a"]}', "CaptionBroken"),

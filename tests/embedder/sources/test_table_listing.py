@@ -280,6 +280,24 @@ def test_values_separated_by_commas_semicolons_or_tabs(tmp_path, list_items, nam
     assert list_items(tmp_path / name, columns={"id": "id", "caption": "cap"})["a"]["caption"] == "x, y"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
+def test_a_table_of_another_encoding_says_so_by_its_mark(tmp_path, list_items, encoding):
+    mark = "\ufeff" if encoding.endswith("be") else ""
+    (tmp_path / "t.csv").write_bytes((mark + "id,cap\na,café\n").encode(encoding))
+    assert list_items(tmp_path / "t.csv", columns={"id": "id", "caption": "cap"})["a"]["caption"] == "café"
+    (tmp_path / "cut.csv").write_bytes((mark + "id,cap\na,café\n").encode(encoding)[:-1])
+    with pytest.raises(SourceError, match=r"cut\.csv:\d: not UTF-(16|32) here or soon after"):
+        list_items(tmp_path / "cut.csv", columns={"id": "id", "caption": "cap"})
+
+
+def test_the_header_of_the_next_file_is_no_row(tmp_path, list_items, caplog):
+    (tmp_path / "t.csv").write_text("id,cap\na,x\nid,cap\nb,y\n\nid,cap\n")
+    with caplog.at_level("INFO"):
+        rows = list_items(tmp_path / "t.csv", columns={"id": "id", "caption": "cap"})
+    assert list(rows) == ["a", "b"]
+    assert "t.csv: 2 lines with the header again left out" in caplog.text
+
+
 JSON_BEFORE = b'{"id": "a", "cap": "x"}\n\n'
 NUMBERS = "\n".join(["id,cap,n", *(f"{n},x,{n}" for n in range(1000)), "last,x,many"]).encode()
 

@@ -144,7 +144,7 @@ def test_bad_captions_cost_the_caption_alone(make_tar, list_items):
     rows = list_items(
         make_tar(
             [
-                ("1.jpg", b"1"), ("1.txt", b"\xff\xfe"), ("2.jpg", b"2"), ("2.json", b"{broken"),
+                ("1.jpg", b"1"), ("1.txt", b"caf\xe9"), ("2.jpg", b"2"), ("2.json", b"{broken"),
                 ("3.jpg", b"3"), ("3.json", b"[1]"), ("4.jpg", b"4"), ("4.json", b'{"caption": 5}'),
                 ("5.jpg", b"5"), ("5.txt", b"x" * ((1 << 20) + 1)), ("6.jpg", b"6"), ("6.json", b'{"other": 1}'),
                 ("7.jpg", b"7"), ("7.txt", "fine"), ("7.json", b"{broken"), ("8.txt", " "), ("9.cls", "1"),
@@ -248,9 +248,9 @@ def test_a_folder_of_tars_has_ids_by_relative_path_and_rejects_strangers(make_ta
     (tmp_path / "set" / "gone.tar").symlink_to("nowhere.tar")
     rows = list_items(tmp_path / "set", kind="webdataset")
     assert {item: error for item, error in errors_of(rows).items() if error} == {
-        "stray.jpg": "NotATar", "stray.txt": "NotATar", "gone.tar": "BrokenLink",
+        "stray.jpg": "NotATar", "gone.tar": "BrokenLink",
     }  # fmt: skip
-    assert len(rows) == 6
+    assert len(rows) == 5
 
 
 def test_braces_and_wildcards_name_tars(make_tar, tmp_path, list_items):
