@@ -11,13 +11,14 @@ import pyarrow as pa
 
 from embedder.batch_schema import CARRIED, TENSOR
 from embedder.compat import fast_start
-from embedder.config import load_config
+from embedder.config import ComputeSettings, load_config
 from embedder.errors import ConfigError, EmbedderError, check_argument
 from embedder.executors.job import check_int8, decode_limits, decode_spec, make_plan, stage_specs
 from embedder.executors.ray_session import cluster
 from embedder.installation import require
 from embedder.media.sniff import sniff
 from embedder.models.model_folder import Model, open_model
+from embedder.placement.allocation import Allocation
 from embedder.placement.compute_dtype import choose_dtype, gpus_of_nodes
 from embedder.placement.device_settings import rows_per_batch
 from embedder.placement.resources import allocate
@@ -29,6 +30,7 @@ from embedder.steps.attempts import limit_deaths
 from embedder.steps.item_decoder import DecodeSpec, ItemContent, ItemDecoder, ItemProblem, Values
 from embedder.store.journal.step_metrics import measure, trace_column
 from embedder.store.tables.arrow_tensors import pack
+from shards.plan import ShardPlan
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -98,28 +100,10 @@ class BatchPredictor:
                 need more CPUs or GPUs than the cluster has, or int8 doesn't help here.
         """
         require("embed", "BatchPredictor.predict")
-        import ray
-
         from embedder.pipeline import through_stages
 
-        if not ray.is_initialized():
-            raise ConfigError("Ray is not running; call ray.init() before BatchPredictor.predict")
-        expected = "a dataset of Ray Data, as ray.data.from_items makes one"
-        check_argument("BatchPredictor.predict: dataset", dataset, ray.data.Dataset, expected)
-        schema = dataset.schema()
-        if schema is not None:
-            check_columns(dict(zip(schema.names, schema.types, strict=True)), image, caption)
-        compute = self.config.compute
-        plan, there = make_plan(compute, self.model), cluster()
-        planned = plan.dtype if compute.plan is not None else None
-        dtype = choose_dtype(compute, lambda: gpus_of_nodes(there.nodes), planned=planned)
-        compute = dtype.apply_to(compute)
-        if not dtype.was_asked:
-            LOG.info(f"dtype {dtype}")
-        if plan.dtype != dtype.dtype:
-            plan = make_plan(compute, self.model)
-        allocation = allocate(compute, there, plan.stages)
-        check_int8(compute, self.model)
+        _check_dataset(dataset, image, caption)
+        compute, plan, allocation = self._plan_for_cluster()
         spec = decode_spec(self.config.rows, self.model, rows_per_batch(compute.batch_size))
         decoded = dataset.map_batches(
             partial(decode_columns, spec=spec, image=image, caption=caption),
@@ -133,6 +117,34 @@ class BatchPredictor:
         return embedded.map_batches(
             show_columns, batch_format="pyarrow", batch_size=None, num_cpus=allocation.write_cpus
         )
+
+    def _plan_for_cluster(self) -> tuple[ComputeSettings, ShardPlan, Allocation]:
+        """Choose the dtype, cut the model, and allot CPUs and GPUs of the cluster's nodes to its stages."""
+        compute = self.config.compute
+        plan, there = make_plan(compute, self.model), cluster()
+        planned = plan.dtype if compute.plan is not None else None
+        dtype = choose_dtype(compute, lambda: gpus_of_nodes(there.nodes), planned=planned)
+        compute = dtype.apply_to(compute)
+        if not dtype.was_asked:
+            LOG.info(f"dtype {dtype}")
+        if plan.dtype != dtype.dtype:
+            plan = make_plan(compute, self.model)
+        allocation = allocate(compute, there, plan.stages)
+        check_int8(compute, self.model)
+        return compute, plan, allocation
+
+
+def _check_dataset(dataset: "Dataset", image: str, caption: str) -> None:
+    """Refuse what is no dataset of a running Ray, or lacks columns that can be embedded."""
+    import ray
+
+    if not ray.is_initialized():
+        raise ConfigError("Ray is not running; call ray.init() before BatchPredictor.predict")
+    expected = "a dataset of Ray Data, as ray.data.from_items makes one"
+    check_argument("BatchPredictor.predict: dataset", dataset, ray.data.Dataset, expected)
+    schema = dataset.schema()
+    if schema is not None:
+        check_columns(dict(zip(schema.names, schema.types, strict=True)), image, caption)
 
 
 @lru_cache(maxsize=1)

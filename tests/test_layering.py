@@ -84,3 +84,9 @@ def test_the_configuration_is_split_at_the_entrance() -> None:
     figures = Trail(ROOT, "embedder/ingest/embed.py:ingest:config").figures()
     assert figures["files"] <= 40
     assert figures["ways back"] <= 11
+
+
+def test_files_have_names_of_their_own_and_few_functions_are_long() -> None:
+    figures = structure(ROOT)
+    assert figures["file names twice"] == 0
+    assert figures["functions over 40 lines"] <= 30

@@ -1,7 +1,8 @@
 """`embedder embed`: the main job."""
 
 import json
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import typer
 
@@ -24,46 +25,61 @@ from embedder.cli.terminal import item_bar
 from embedder.sources.column_keys import ColumnOptions
 
 
+@dataclass(frozen=True)
+class SourceKeys:
+    """Options that describe SOURCE, as the keys of a `[[source]]` do."""
+
+    kind: Annotated[str | None, typer.Option(help="auto, files, table or webdataset.")] = None
+    id_column: Annotated[str | None, typer.Option(help="Column that becomes item_id; or content, or file+row.")] = None
+    image_column: Annotated[str | None, typer.Option(help="Column with images or videos: bytes or URIs.")] = None
+    caption_column: Annotated[str | None, typer.Option(help="Column with captions.")] = None
+    carryover: Annotated[list[str] | None, typer.Option(help="Column to copy into the embeddings table.")] = None
+    include: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Only such files, as '*.jpg'.")] = None
+    exclude: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="No such files, as 'private/'.")] = None
+
+    def describe(self, source: str | None) -> list[dict[str, Any]] | None:
+        """Return the one source of the command line in the form of a configuration file; see `source_override`."""
+        columns = ColumnOptions(id=self.id_column, image=self.image_column, caption=self.caption_column)
+        has_columns = any((self.id_column, self.image_column, self.caption_column))
+        return source_override(
+            source,
+            columns=columns if source or has_columns else None,
+            kind=self.kind,
+            carryover=self.carryover,
+            include=self.include,
+            exclude=self.exclude,
+        )
+
+
+@dataclass(frozen=True)
+class ComputeKeys:
+    """Options that override the keys of their names: what computes, and how the model is cut for it."""
+
+    engine: Annotated[str | None, typer.Option(help="auto, ray or local.")] = None
+    device: Annotated[str | None, typer.Option(help="What stages compute on: auto, cpu or cuda.")] = None
+    num_stages: NumStages = None
+    plan: PlanFile = None
+    dtype: Dtype = None
+    ray_address: Annotated[str | None, typer.Option(help="Ray cluster to attach to.")] = None
+
+
 @command
 def embed(
     read: ReadConfig,
     source: Annotated[str | None, typer.Argument(help="Folder, file, table, tars or URI.")] = None,
     model: ModelUri = None,
     store: StoreUri = None,
-    kind: Annotated[str | None, typer.Option(help="auto, files, table or webdataset.")] = None,
-    id_column: Annotated[str | None, typer.Option(help="Column that becomes item_id; or content, or file+row.")] = None,
-    image_column: Annotated[str | None, typer.Option(help="Column with images or videos: bytes or URIs.")] = None,
-    caption_column: Annotated[str | None, typer.Option(help="Column with captions.")] = None,
-    carryover: Annotated[list[str] | None, typer.Option(help="Column to copy into the embeddings table.")] = None,
-    include: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Only such files, as '*.jpg'.")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="No such files, as 'private/'.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, ray or local.")] = None,
-    device: Annotated[str | None, typer.Option(help="What stages compute on: auto, cpu or cuda.")] = None,
-    num_stages: NumStages = None,
-    plan: PlanFile = None,
-    dtype: Dtype = None,
-    ray_address: Annotated[str | None, typer.Option(help="Ray cluster to attach to.")] = None,
+    *,
+    source_keys: SourceKeys,
+    compute_keys: ComputeKeys,
     dry_run: DryRun = False,
     retry_rejects: RetryRejects = False,
     repair: Repair = False,
     force: Force = None,
 ) -> Result:
     """Stream embeddings into the store: creates it or goes on, then publishes."""
-    given = (id_column, image_column, caption_column)
-    columns = ColumnOptions(id=id_column, image=image_column, caption=caption_column)
-    described = {"kind": kind, "carryover": carryover, "include": include, "exclude": exclude}
-    overrides = {
-        "model": model,
-        "store": store,
-        "source": source_override(source, columns=columns if source or any(given) else None, **described),
-        "engine": engine,
-        "device": device,
-        "num_stages": num_stages,
-        "plan": plan,
-        "dtype": dtype,
-        "ray_address": ray_address,
-    }
-    run = read(overrides)
+    described = {"model": model, "store": store, "source": source_keys.describe(source)}
+    run = read(described | asdict(compute_keys))
     if dry_run:
         from embedder.cli.refresh_command import forecast_run
         from embedder.ingest.work import IngestOptions

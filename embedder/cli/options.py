@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from functools import update_wrapper
-from inspect import Signature, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,29 +57,49 @@ def command(function: Callable[..., Result]) -> Callable[..., None]:
     """Make a command from a function that takes options and returns what is printed.
 
     The function's first parameter is a `ReadConfig`, its others are the command's own options; `--config`, `--set` and
-    `--json` are added to them.
+    `--json` are added to them. A parameter that is a dataclass is a record of options, one for each of its fields.
 
     Raises:
         RunFailedError: the result is a failure.
     """
+    _, *parameters = signature(function).parameters.values()
+    records = {each.name: each.annotation for each in parameters if _is_record(each)}
 
-    def run(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False, **own: Any) -> None:
+    def run(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False, **given: Any) -> None:
         def read(overrides: Mapping[str, Any] | None = None, options: Iterable[str] = ()) -> RunConfig:
             return load_config(config, overrides, [*options, *(settings or ())])
 
-        result = function(read, **own)
+        filled = {name: _fill_record(record, given) for name, record in records.items()}
+        result = function(read, **filled, **given)
         print_result(as_json, result)
         if result.afterwards is not None:
             result.afterwards()
         if result.failure:
             raise RunFailedError(result.failure)
 
-    _, *own = signature(function).parameters.values()
+    own = [option for each in parameters for option in _options_of(each)]
     *shared, _ = signature(run).parameters.values()
     update_wrapper(run, function)
     vars(run)["__signature__"] = Signature([*own, *shared])  # typer reads it, and the annotations
     run.__annotations__ = {each.name: each.annotation for each in (*own, *shared)}
     return run
+
+
+def _options_of(parameter: Parameter) -> list[Parameter]:
+    """Return the options that a parameter stands for: those of its record, or itself."""
+    if _is_record(parameter):
+        return list(signature(parameter.annotation).parameters.values())
+    return [parameter.replace(kind=Parameter.POSITIONAL_OR_KEYWORD)]
+
+
+def _is_record(parameter: Parameter) -> bool:
+    return is_dataclass(parameter.annotation)
+
+
+def _fill_record(record: Any, given: dict[str, Any]) -> Any:
+    """Make a record of its options, which leave `given`."""
+    names = [each.name for each in fields(record) if each.name in given]
+    return record(**{name: given.pop(name) for name in names})
 
 
 def add_plugins(group: str, to: typer.Typer) -> None:

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -16,6 +16,7 @@ from embedder.quantities import HOUR_S, KIB, MIB, duration_text, figure, money, 
 
 if TYPE_CHECKING:
     from embedder.planning.answer import PlanAnswer
+    from embedder.planning.plan_options import PlanOptions
     from shards.plan import PlannedStage, ShardPlan
     from shards.planning.explain import Alternative
     from shards.planning.problem import PlacementProblem
@@ -26,66 +27,94 @@ UNNAMED_CURRENCY = ' (currency = "EUR" in the configuration names the prices\' c
 BAR = 24  # width of the bar of a stage that is always busy
 
 
+@dataclass(frozen=True)
+class PlanRequest:
+    """Options that say for which devices a plan is made, from which costs, and what is told about it."""
+
+    devices: Annotated[str | None, typer.Option(help="A fleet, as 2xA100:80GB, 4xT4@0.5, 8xCPU.")] = None
+    cluster: Annotated[bool, typer.Option("--cluster", help="For a Ray cluster; measures on each type of node.")] = (
+        False
+    )
+    ray_address: Annotated[str | None, typer.Option(help="Ray cluster, for --cluster.")] = None
+    out: Annotated[Path | None, typer.Option(help="Write the plan file, for `embed --plan`.")] = None
+    estimate: Annotated[bool, typer.Option("--estimate", help="By operations and bandwidth: measure nothing.")] = False
+    explain: Annotated[bool, typer.Option("--explain", help="How busy each stage is, who spends CPU, why.")] = False
+    what_if: Annotated[bool, typer.Option("--what-if", help="Hours, cost, ratios; what one more device buys.")] = False
+
+
+@dataclass(frozen=True)
+class ItemFigures:
+    """Options that describe the items that a plan is for: how many, and what an average one is made of."""
+
+    num_items: Annotated[int | None, typer.Option(min=1, help="Items to embed, for --what-if.")] = None
+    data: Annotated[str | None, typer.Option("--bytes", help="Data to embed instead, as 200TB.")] = None
+    item: Annotated[str | None, typer.Option("--item-bytes", help="Mean size of an item, as 150kB.")] = None
+    images_per_item: Annotated[float, typer.Option(help="Images and video frames of an item, on average.")] = 1.0
+    captions_per_item: Annotated[float, typer.Option(help="Captions of an item, on average.")] = 1.0
+    caption_tokens: Annotated[int, typer.Option(help="Tokens of a caption, on average.")] = 16
+    image_patches: Annotated[int | None, typer.Option(help="Patches of an image, of a NaFlex model.")] = None
+
+
+@dataclass(frozen=True)
+class ReplicaCaps:
+    """Options that bound what one replica of a stage may hold."""
+
+    memory_cap: Annotated[str | None, typer.Option(help="The most memory of one replica, as 8GiB.")] = None
+    weights_cap: Annotated[str | None, typer.Option(help="The most weights of one replica, as 2GiB.")] = None
+
+
 @command
 def plan(
     read: ReadConfig,
     model: ModelUri = None,
     num_stages: NumStages = None,
     dtype: Dtype = None,
-    devices: Annotated[str | None, typer.Option(help="A fleet, as 2xA100:80GB, 4xT4@0.5, 8xCPU.")] = None,
-    cluster: Annotated[
-        bool, typer.Option("--cluster", help="For a Ray cluster; measures on each type of node.")
-    ] = False,
-    ray_address: Annotated[str | None, typer.Option(help="Ray cluster, for --cluster.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the plan file, for `embed --plan`.")] = None,
-    estimate: Annotated[bool, typer.Option("--estimate", help="By operations and bandwidth: measure nothing.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="How busy each stage is, who spends CPU, why.")] = False,
-    what_if: Annotated[bool, typer.Option("--what-if", help="Hours, cost, ratios; what one more device buys.")] = False,
-    num_items: Annotated[int | None, typer.Option(min=1, help="Items to embed, for --what-if.")] = None,
-    data: Annotated[str | None, typer.Option("--bytes", help="Data to embed instead, as 200TB.")] = None,
-    item: Annotated[str | None, typer.Option("--item-bytes", help="Mean size of an item, as 150kB.")] = None,
-    images_per_item: Annotated[float, typer.Option(help="Images and video frames of an item, on average.")] = 1.0,
-    captions_per_item: Annotated[float, typer.Option(help="Captions of an item, on average.")] = 1.0,
-    caption_tokens: Annotated[int, typer.Option(help="Tokens of a caption, on average.")] = 16,
-    image_patches: Annotated[int | None, typer.Option(help="Patches of an image, of a NaFlex model.")] = None,
-    memory_cap: Annotated[str | None, typer.Option(help="The most memory of one replica, as 8GiB.")] = None,
-    weights_cap: Annotated[str | None, typer.Option(help="The most weights of one replica, as 2GiB.")] = None,
+    *,
+    request: PlanRequest,
+    figures: ItemFigures,
+    caps: ReplicaCaps,
 ) -> Result:
     """Plan the cut and where its stages run, and say why."""
     from embedder import entrances
-    from embedder.placement import hardware
-    from embedder.planning.plan_options import PlanOptions, items_in, parse_size
-    from shards.planning.planning_costs import DataMix
 
-    asked = items_in(num_items, data, item)
-    options = PlanOptions(
-        mix=DataMix(images_per_item, captions_per_item, caption_tokens, image_patches),
-        devices=devices,
-        cluster=cluster,
-        estimate=estimate,
-        memory_cap_bytes=parse_size("--memory-cap", memory_cap),
-        weights_cap_bytes=parse_size("--weights-cap", weights_cap),
-        explain=explain,
-        num_items=asked or DEFAULT_NUM_ITEMS if what_if else asked,
-        out=out,
-    )
-    run = read({"model": model, "num_stages": num_stages, "dtype": dtype, "ray_address": ray_address})
+    options = _make_options(request, figures, caps)
+    run = read({"model": model, "num_stages": num_stages, "dtype": dtype, "ray_address": request.ray_address})
     answer = entrances.plan(run, options)
     fixed_by = "--stages" if num_stages is not None else answer.fixed_by
     shown = [
         *answer.node_types,
         *_dtype_lines(answer),
-        *_answer_parts(answer, run.currency, fixed_by=fixed_by, explain=explain),
+        *_answer_parts(answer, run.currency, fixed_by=fixed_by, explain=request.explain),
+        *_unplanned_gpu_lines(request),
     ]
-    if devices is None and not cluster and (num_gpus := hardware.num_gpus()):
-        shown.append(
-            f"for CPU cores, without the {plural(num_gpus, 'GPU')} here; to place stages there, name it all: --devices"
-        )
-    text = answer.plan.to_json()
-    if out is not None:
-        out.write_text(text, encoding="utf-8")
-        shown.append(f"plan: {out}")
-    found = json.loads(text) | {
+    if request.out is not None:
+        request.out.write_text(answer.plan.to_json(), encoding="utf-8")
+        shown.append(f"plan: {request.out}")
+    return Result(_answer_data(answer, run.currency), shown)
+
+
+def _make_options(request: PlanRequest, figures: ItemFigures, caps: ReplicaCaps) -> "PlanOptions":
+    """Read sizes and counts; raises `ConfigError` where one is no size, or items are given in two ways."""
+    from embedder.planning.plan_options import PlanOptions, items_in, parse_size
+    from shards.planning.planning_costs import DataMix
+
+    num_items = items_in(figures.num_items, figures.data, figures.item)
+    return PlanOptions(
+        mix=DataMix(figures.images_per_item, figures.captions_per_item, figures.caption_tokens, figures.image_patches),
+        devices=request.devices,
+        cluster=request.cluster,
+        estimate=request.estimate,
+        memory_cap_bytes=parse_size("--memory-cap", caps.memory_cap),
+        weights_cap_bytes=parse_size("--weights-cap", caps.weights_cap),
+        explain=request.explain,
+        num_items=num_items or DEFAULT_NUM_ITEMS if request.what_if else num_items,
+        out=request.out,
+    )
+
+
+def _answer_data(answer: "PlanAnswer", currency: str | None) -> dict[str, Any]:
+    """Return the plan file's content and what the answer adds to it, for `--json`."""
+    found: dict[str, Any] = json.loads(answer.plan.to_json()) | {
         "num_stages_fixed_by": answer.fixed_by,
         "dtype_reason": answer.dtype.reason,
         "alternatives": [asdict(each) for each in answer.alternatives],
@@ -95,8 +124,17 @@ def plan(
     if answer.comparison is not None:
         found["equal_parts_items_per_s"] = answer.comparison.equal_parts
     if answer.what_if is not None:
-        found["what_if"] = asdict(answer.what_if) | {"currency": run.currency}
-    return Result(found, shown)
+        found["what_if"] = asdict(answer.what_if) | {"currency": currency}
+    return found
+
+
+def _unplanned_gpu_lines(request: PlanRequest) -> list[RenderableType]:
+    """Say that a plan for this machine is one for its CPU cores, if it has GPUs."""
+    from embedder.placement import hardware
+
+    if request.devices is not None or request.cluster or not (num_gpus := hardware.num_gpus()):
+        return []
+    return [f"for CPU cores, without the {plural(num_gpus, 'GPU')} here; to place stages there, name it all: --devices"]
 
 
 def _dtype_lines(answer: "PlanAnswer") -> list[RenderableType]:

@@ -1,6 +1,6 @@
 """`embedder search`: takes queries and options, returns a table and plain data for each query."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +9,7 @@ from rich.console import RenderableType
 
 from embedder.cli.options import AllowStoreCode, PublishedBy, ReadConfig, SearchedModel, StoreUri, command
 from embedder.cli.results import Result, new_table
+from embedder.config import RunConfig
 from embedder.errors import ConfigError
 from embedder.quantities import plural
 from embedder.retrieval.queries import DEFAULT_OPTIONS, SearchOptions
@@ -20,150 +21,210 @@ if TYPE_CHECKING:
     import numpy as np
 
     from embedder.retrieval.hit_files import CopiedFiles
-    from embedder.retrieval.hits import Hits
+    from embedder.retrieval.hits import Answers, Hits
     from embedder.retrieval.remote_store import RemoteStore
     from embedder.retrieval.store_api import Store
 
 
-@command
-def search(
-    read: ReadConfig,
+@dataclass(frozen=True)
+class QueryOptions:
+    """Options that say what is searched with, and what is stayed away from."""
+
     queries: Annotated[
         list[str] | None, typer.Argument(metavar="QUERY", help="What the images should show; several at once.")
-    ] = None,
-    store: StoreUri = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many to find for each query.")] = DEFAULT_OPTIONS.k,
-    where: Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that fulfil it: 'price < 10'.")] = None,
+    ] = None
     images: Annotated[
         list[Path] | None,
         typer.Option("--image", help="Search with an image, alone or together with a text; several at once."),
-    ] = None,
+    ] = None
     not_texts: Annotated[
         list[str] | None, typer.Option("--not", metavar="TEXT", help="What to stay away from; repeatable.")
-    ] = None,
+    ] = None
     not_images: Annotated[
         list[Path] | None, typer.Option("--not-image", help="An image to stay away from; repeatable.")
-    ] = None,
+    ] = None
     text_weight: Annotated[
         float | None, typer.Option(help="Share of the text beside an image, from 0 to 1; by default 0.5.")
-    ] = None,
+    ] = None
     not_weight: Annotated[
         float | None, typer.Option(help="Weight of what to stay away from, from 0 to 1; by default 0.5.")
-    ] = None,
-    vector: Annotated[Path | None, typer.Option(help="Search with the vectors of a .npy file, (E,) or (Q, E).")] = None,
-    hybrid: Annotated[bool, typer.Option("--hybrid", help="Rank by the words of captions, too.")] = False,
-    fold: Annotated[
-        float | None, typer.Option(metavar="COSINE", help="Fold hits this near to a better one: 0.98.")
-    ] = None,
-    min_score: Annotated[float | None, typer.Option(metavar="COSINE", help="Least score of a hit.")] = None,
-    all_segments: Annotated[bool, typer.Option("--all-segments", help="One hit per segment, not per video.")] = False,
-    sheet: Annotated[
-        Path | None, typer.Option(help="Draw the hits as a contact sheet: .png, .jpg, .webp or .pdf.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the hits as a table: .csv, .parquet or .jsonl.")] = None,
+    ] = None
+    vector: Annotated[Path | None, typer.Option(help="Search with the vectors of a .npy file, (E,) or (Q, E).")] = None
+
+    def check(self) -> None:
+        """Refuse (ConfigError) options that give nothing to search with, or do not go together."""
+        if (self.vector is not None) == bool(self.queries or self.images):
+            raise ConfigError(
+                "what to search with: give a text, --image FILE, both together, or --vector FILE.npy alone"
+            )
+        if self.text_weight is not None and not (self.queries and self.images):
+            raise ConfigError("--text-weight is the share of a text beside an --image; give both, or leave it out")
+        if self.not_weight is not None and not (self.not_texts or self.not_images):
+            raise ConfigError("--not-weight is for --not and --not-image; give one of them, or leave it out")
+
+
+@dataclass(frozen=True)
+class HitOptions:
+    """Options that say how many hits there are, of which rows, and how they are ranked."""
+
+    k: Annotated[int, typer.Option("-k", min=1, help="How many to find for each query.")] = DEFAULT_OPTIONS.k
+    where: Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that fulfil it: 'price < 10'.")] = None
+    hybrid: Annotated[bool, typer.Option("--hybrid", help="Rank by the words of captions, too.")] = False
+    fold: Annotated[float | None, typer.Option(metavar="COSINE", help="Fold hits this near to a better one: 0.98.")] = (
+        None
+    )
+    min_score: Annotated[float | None, typer.Option(metavar="COSINE", help="Least score of a hit.")] = None
+    all_segments: Annotated[bool, typer.Option("--all-segments", help="One hit per segment, not per video.")] = False
+
+    def search_options(self, query: QueryOptions) -> SearchOptions:
+        """Return them with the weights of a query, as a store takes them; raises `ConfigError` if one breaks a rule."""
+        weights = {"text_weight": query.text_weight, "not_weight": query.not_weight}
+        given = {name: weight for name, weight in weights.items() if weight is not None}
+        return SearchOptions(
+            k=self.k,
+            where=self.where,
+            group=not self.all_segments,
+            fold=self.fold,
+            hybrid=self.hybrid,
+            min_score=self.min_score,
+            **given,
+        )
+
+
+@dataclass(frozen=True)
+class OutputFiles:
+    """Options that name the files which hits are written to."""
+
+    sheet: Annotated[Path | None, typer.Option(help="Draw the hits as a contact sheet: .png, .jpg, .webp or .pdf.")] = (
+        None
+    )
+    out: Annotated[Path | None, typer.Option(help="Write the hits as a table: .csv, .parquet or .jsonl.")] = None
     copies: Annotated[
         Path | None, typer.Option("--copy", metavar="FOLDER", help="Copy the files of the hits into a new folder.")
-    ] = None,
-    version: PublishedBy = None,
-    model: SearchedModel = None,
+    ] = None
+
+    def check(self) -> None:
+        """Refuse (ConfigError) what can't be written: an unknown suffix, a folder that is missing or not empty."""
+        if self.sheet is not None:
+            from embedder.media.contact_sheet import SHEET_FORMATS
+
+            check_output_file(self.sheet, SHEET_FORMATS, "--sheet")
+        if self.out is not None or self.copies is not None:
+            from embedder.retrieval.hit_files import TABLE_FORMATS, check_copy_folder
+
+            if self.out is not None:
+                check_output_file(self.out, TABLE_FORMATS, "--out")
+            if self.copies is not None:
+                check_copy_folder(self.copies)
+
+
+@dataclass(frozen=True)
+class SearchPlace:
+    """Options that say where is searched: in a store that is opened here, or by the service that has it open."""
+
+    store: StoreUri = None
+    version: PublishedBy = None
+    model: SearchedModel = None
     server: Annotated[
         str | None, typer.Option(metavar="URL", help="Search by a query service (`embedder serve`) instead.")
-    ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File that holds the token of --server.")] = None,
-    allow_store_code: AllowStoreCode = False,
-) -> Result:
-    """Find images and videos that fit a text, an image, both together, or a vector."""
-    weights = {"text_weight": text_weight, "not_weight": not_weight}
-    given = {name: weight for name, weight in weights.items() if weight is not None}
-    options = SearchOptions(
-        k=k, where=where, group=not all_segments, fold=fold, hybrid=hybrid, min_score=min_score, **given
-    )
-    run = read({"store": store})
-    if (vector is not None) == bool(queries or images):
-        raise ConfigError("what to search with: give a text, --image FILE, both together, or --vector FILE.npy alone")
-    if text_weight is not None and not (queries and images):
-        raise ConfigError("--text-weight is the share of a text beside an --image; give both, or leave it out")
-    if not_weight is not None and not (not_texts or not_images):
-        raise ConfigError("--not-weight is for --not and --not-image; give one of them, or leave it out")
-    _check_outputs(sheet, out, copies)
+    ] = None
+    token_file: Annotated[Path | None, typer.Option(help="File that holds the token of --server.")] = None
+    allow_store_code: AllowStoreCode = False
 
-    is_name = model in (None, MAIN) or is_model_name(model or "")
-    if server is not None and (store or not is_name):
-        raise ConfigError(
-            "--server searches the service's store; leave out --store, and give --model the name of a model"
-        )
-    if server is not None and allow_store_code:
-        raise ConfigError(
-            "--allow-store-code is for a store that is opened here; a service is given it by its operator"
-        )
-    if server is None and token_file is not None:
-        raise ConfigError("--token-file is for --server; give both, or neither")
+    def check(self) -> None:
+        """Refuse (ConfigError) options of a store beside a service, and those of a service without one."""
+        if self.server is None:
+            if self.token_file is not None:
+                raise ConfigError("--token-file is for --server; give both, or neither")
+            return
+        is_name = self.model in (None, MAIN) or is_model_name(self.model or "")
+        if self.store or not is_name:
+            raise ConfigError(
+                "--server searches the service's store; leave out --store, and give --model the name of a model"
+            )
+        if self.allow_store_code:
+            raise ConfigError(
+                "--allow-store-code is for a store that is opened here; a service is given it by its operator"
+            )
 
-    opened: RemoteStore | Store
-    if server is not None:
-        from embedder.retrieval.remote_store import connect
+    def open(self, run: RunConfig) -> "RemoteStore | Store":
+        """Connect to the service, or open the store that the options or the configuration name."""
+        if self.server is not None:
+            from embedder.retrieval.remote_store import connect
 
-        opened = connect(server, token=_read_token(token_file) if token_file else None, version=version, model=model)
-    else:
+            token = _read_token(self.token_file) if self.token_file else None
+            return connect(self.server, token=token, version=self.version, model=self.model)
         from embedder.retrieval.store_api import open_store
 
-        opened = open_store(
+        return open_store(
             run.required_store,
-            model=model or run.main_model,
-            version=version,
+            model=self.model or run.main_model,
+            version=self.version,
             servables=run.model_sections,
-            allow_store_code=allow_store_code,
+            allow_store_code=self.allow_store_code,
         )
-    query = queries or (None if vector is None else _read_vectors(vector))
+
+
+@command
+def search(
+    read: ReadConfig, *, query: QueryOptions, hits: HitOptions, files: OutputFiles, place: SearchPlace
+) -> Result:
+    """Find images and videos that fit a text, an image, both together, or a vector."""
+    options = hits.search_options(query)
+    run = read({"store": place.store})
+    for each in (query, files, place):
+        each.check()
+    opened = place.open(run)
     answers = opened.search(
-        query, options, image=images or None, not_text=not_texts or None, not_image=not_images or None
+        query.queries or (None if query.vector is None else _read_vectors(query.vector)),
+        options,
+        image=query.images or None,
+        not_text=query.not_texts or None,
+        not_image=query.not_images or None,
     )
-    results = [
-        {
-            "query": hits.parts.text,
-            "image": hits.parts.image,
-            "vector": vector,
-            "not": hits.parts.away.texts,
-            "not_image": hits.parts.away.images,
-            "hits": [asdict(hit) | {"uri": shown_uri(hit.uri)} for hit in hits],
-            "note": hits.note,
-            "warnings": hits.warnings,
-        }
-        for hits in answers
-    ]
+    results = [_hits_data(each, query.vector) for each in answers]
     shown: list[RenderableType] = []
-    for hits in answers:
-        warnings = [f"warning: {line}" for line in hits.warnings]
-        shown += [*(["", hits.query] if len(answers) > 1 else []), *warnings, _format_hits(hits, options)]
-    found = answers[0] if len(answers) == 1 else answers
-    if sheet is not None:
-        answers.save_sheet(sheet)
-        shown.append(f"contact sheet: {sheet}")
-    if out is not None:
-        found.save(out)
-        shown.append(f"hits: {out}")
-    copied = found.copy_files(copies) if copies is not None else None
-    if copied is not None:
-        shown.append(f"copies: {copies} ({plural(copied.num_files, 'file')}, and the hits in hits.csv)")
-    data = (results[0] if len(results) == 1 else {"results": results}) | {"sheet": sheet, "out": out}
+    for each in answers:
+        warnings = [f"warning: {line}" for line in each.warnings]
+        shown += [*(["", each.query] if len(answers) > 1 else []), *warnings, _format_hits(each, options)]
+    copied = _write_files(answers, files)
+    shown += _file_lines(files, copied)
+    data = (results[0] if len(results) == 1 else {"results": results}) | {"sheet": files.sheet, "out": files.out}
     return Result(
         data | {"copies": None if copied is None else copied._asdict()}, shown, _failure(copied) if copied else ""
     )
 
 
-def _check_outputs(sheet: Path | None, out: Path | None, copies: Path | None) -> None:
-    """Refuse unwritable output files before the search: an unknown suffix, or a folder that is missing or not empty."""
-    if sheet is not None:
-        from embedder.media.contact_sheet import SHEET_FORMATS
+def _hits_data(hits: "Hits", vector: Path | None) -> dict[str, Any]:
+    """Return a query and its hits, for `--json`; `vector` is the file that they were searched with."""
+    return {
+        "query": hits.parts.text,
+        "image": hits.parts.image,
+        "vector": vector,
+        "not": hits.parts.away.texts,
+        "not_image": hits.parts.away.images,
+        "hits": [asdict(hit) | {"uri": shown_uri(hit.uri)} for hit in hits],
+        "note": hits.note,
+        "warnings": hits.warnings,
+    }
 
-        check_output_file(sheet, SHEET_FORMATS, "--sheet")
-    if out is not None or copies is not None:
-        from embedder.retrieval.hit_files import TABLE_FORMATS, check_copy_folder
 
-        if out is not None:
-            check_output_file(out, TABLE_FORMATS, "--out")
-        if copies is not None:
-            check_copy_folder(copies)
+def _write_files(answers: "Answers", files: OutputFiles) -> "CopiedFiles | None":
+    """Write the contact sheet and the table, and copy the files of the hits, as far as they were asked for."""
+    found = answers[0] if len(answers) == 1 else answers
+    if files.sheet is not None:
+        answers.save_sheet(files.sheet)
+    if files.out is not None:
+        found.save(files.out)
+    return None if files.copies is None else found.copy_files(files.copies)
+
+
+def _file_lines(files: OutputFiles, copied: "CopiedFiles | None") -> list[str]:
+    lines = [f"contact sheet: {files.sheet}"] if files.sheet is not None else []
+    lines += [f"hits: {files.out}"] if files.out is not None else []
+    if copied is not None:
+        lines.append(f"copies: {files.copies} ({plural(copied.num_files, 'file')}, and the hits in hits.csv)")
+    return lines
 
 
 def _failure(copied: "CopiedFiles") -> str:

@@ -81,6 +81,26 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
+class _Sides:
+    """Both stores, by the names that they were given, with their images, and the ids of items that both have."""
+
+    names: tuple[str, str]
+    stores: tuple[Store, Store]
+    tables: tuple[ImageTable, ImageTable]
+    item_ids: pa.Array
+
+
+@dataclass(frozen=True)
+class _Judgement:
+    """Differences of each metric over all queries, those of the rule's metric by group, and the verdict."""
+
+    metrics: list[FigureDifference]
+    groups: list[FigureDifference]
+    failed: bool
+    verdict: str
+
+
+@dataclass(frozen=True)
 class _Questions:
     """Queries that both sides were asked, float32 (Q, E) of each, and their right answers among the common items.
 
@@ -133,56 +153,82 @@ def compare(
     """
     require("embed", "embedder compare")
     options = replace(options or CompareOptions(), **keywords)
-    group = options.group or options.rule.group
-    before_store, after_store = (
+    sides = _open_sides(before, after, options)
+    questions = _questions(sides, options)
+    num_items = len(sides.item_ids)
+    LOG.info(f"asking {plural(len(questions.texts), 'query', 'queries')} of both, over {plural(num_items, 'item')}")
+    one, other = (
+        _answer(vectors, CommonImages(table, sides.item_ids), questions, num_items)
+        for vectors, table in zip(questions.vectors, sides.tables, strict=True)
+    )
+    return _report(sides, questions, (one, other), options)
+
+
+def _open_sides(before: str | Path | Store, after: str | Path | Store, options: CompareOptions) -> _Sides:
+    """Open both stores as they are published; ConfigError if they have no item in common."""
+    one, other = (
         open_side(each, servables=options.servables, allow_store_code=options.allow_store_code)
         for each in (before, after)
     )
-    stores = before_store, after_store
-    tables = _images(stores[0]), _images(stores[1])
+    tables = _images(one), _images(other)
+    names = _name(before), _name(after)
     item_ids = common_ids(*tables)
     if not len(item_ids):
-        raise ConfigError(
-            f"compare: {_name(before)} and {_name(after)} have no item in common; compare two of one source"
-        )
-    questions = _questions(stores, tables, item_ids, options, group)
-    num_items = len(item_ids)
-    LOG.info(f"asking {plural(len(questions.texts), 'query', 'queries')} of both, over {plural(num_items, 'item')}")
-    sides = [
-        _answer(vectors, CommonImages(table, item_ids), questions, num_items)
-        for vectors, table in zip(questions.vectors, tables, strict=True)
-    ]
-    rule = Thresholds(options.rule.max_drop, options.rule.confidence, options.rule.prove)
-    groups = {} if questions.groups is None else members_of(questions.groups, questions.right[0])
-    metric = options.rule.metric
-    found = paired_differences(sides[0].metric(metric), sides[1].metric(metric), groups, rule)
-    overall = [
-        paired_difference(sides[0].metric(name), sides[1].metric(name), rule, name) for name in (*SINGLE_METRICS, NDCG)
-    ]
-    failed = describe_failures(found, rule, metric)
-    show = _Shown(questions, sides, item_ids, _addresses(stores[1]), options.num_shown)
+        raise ConfigError(f"compare: {names[0]} and {names[1]} have no item in common; compare two of one source")
+    return _Sides(names, (one, other), tables, item_ids)
+
+
+def _report(
+    sides: _Sides, questions: _Questions, results: tuple[_Results, _Results], options: CompareOptions
+) -> Comparison:
+    """Make figures of the answers, judge them, and choose the queries that are shown."""
+    before, after = (
+        describe_side(name, store, table, vectors.shape[1])
+        for name, store, table, vectors in zip(sides.names, sides.stores, sides.tables, questions.vectors, strict=True)
+    )
+    shown = _Shown(questions, results, sides.item_ids, _addresses(sides.stores[1]), options.num_shown)
+    judgement = _judge(questions, results, options.rule)
+    found, found_after = results[0].items, results[1].items
     return Comparison(
-        before=describe_side(_name(before), stores[0], tables[0], questions.vectors[0].shape[1]),
-        after=describe_side(_name(after), stores[1], tables[1], questions.vectors[1].shape[1]),
+        before=before,
+        after=after,
         compared_at=datetime.now(UTC).isoformat(timespec="seconds"),
         queries=questions.source,
         num_queries=len(questions.texts),
         num_answers=len(questions.gains),
-        num_items=num_items,
-        metric=metric,
-        max_drop=rule.max_drop,
-        confidence=rule.confidence,
-        prove=rule.prove,
+        num_items=len(sides.item_ids),
+        metric=options.rule.metric,
+        max_drop=options.rule.max_drop,
+        confidence=options.rule.confidence,
+        prove=options.rule.prove,
+        metrics=judgement.metrics,
+        groups=judgement.groups,
+        kept_of_top_ten=_share_kept(found, found_after),
+        same_first=float((found[:, 0] == found_after[:, 0]).mean()),
+        wins=shown.most(gained=True),
+        losses=shown.most(gained=False),
+        hard=shown.hard(),
+        passed=not judgement.failed,
+        verdict=judgement.verdict,
+        notes=questions.notes,
+    )
+
+
+def _judge(questions: _Questions, results: tuple[_Results, _Results], config: CompareConfig) -> _Judgement:
+    """Compare the metrics of both sides, query by query, and decide by the rule of `config`."""
+    before, after = results
+    rule = Thresholds(config.max_drop, config.confidence, config.prove)
+    groups = {} if questions.groups is None else members_of(questions.groups, questions.right[0])
+    found = paired_differences(before.metric(config.metric), after.metric(config.metric), groups, rule)
+    overall = [
+        paired_difference(before.metric(name), after.metric(name), rule, name) for name in (*SINGLE_METRICS, NDCG)
+    ]
+    failed = describe_failures(found, rule, config.metric)
+    return _Judgement(
         metrics=[_to_difference(each) for each in overall],
         groups=[_to_difference(each, fails=each.fails(rule)) for each in found],
-        kept_of_top_ten=_share_kept(sides[0].items, sides[1].items),
-        same_first=float((sides[0].items[:, 0] == sides[1].items[:, 0]).mean()),
-        wins=show.most(gained=True),
-        losses=show.most(gained=False),
-        hard=show.hard(),
-        passed=not failed,
-        verdict=failed or _describe_pass(found, rule, metric),
-        notes=questions.notes,
+        failed=bool(failed),
+        verdict=failed or _describe_pass(found, rule, config.metric),
     )
 
 
@@ -204,14 +250,10 @@ def _addresses(store: Store) -> dict[str, tuple[str, float | None]]:
     return found
 
 
-def _questions(
-    stores: tuple[Store, Store],
-    tables: tuple[ImageTable, ImageTable],
-    item_ids: pa.Array,
-    options: CompareOptions,
-    group: str | None,
-) -> _Questions:
-    """Queries of both sides, with the answers that both have; ConfigError without any, or without column `group`."""
+def _questions(sides: _Sides, options: CompareOptions) -> _Questions:
+    """Queries of both sides, with the answers that both have; ConfigError without any, or without a column to group."""
+    stores, tables, item_ids = sides.stores, sides.tables, sides.item_ids
+    group = options.group or options.rule.group
     if options.queries is None:
         number = options.num_queries or DEFAULT_NUM_CAPTIONS
         asked = own_captions(stores[0], number, group), own_captions(stores[1], number)
@@ -316,7 +358,7 @@ class _Shown:
     """Queries that are shown with their images."""
 
     questions: _Questions
-    sides: list[_Results]
+    sides: tuple[_Results, _Results]
     item_ids: pa.Array
     addresses: dict[str, tuple[str, float | None]]
     num_shown: int

@@ -20,13 +20,14 @@ from embedder.plugins.evaluate.evaluate_outputs import TRACKER_NAME, evaluation_
 from embedder.plugins.evaluate.evaluate_report import (
     ConfidenceInterval,
     Evaluation,
+    GroupFigures,
     HardQuery,
     Latency,
     ModelFigures,
     QueryFigures,
 )
-from embedder.plugins.evaluate.exact import Ints, RelevantPairs, right_rows, search_exactly
-from embedder.plugins.evaluate.index_recall import ask_index, index_figures
+from embedder.plugins.evaluate.exact import ExactNeighbours, Ints, RelevantPairs, right_rows, search_exactly
+from embedder.plugins.evaluate.index_recall import IndexAnswers, ask_index, index_figures
 from embedder.plugins.evaluate.published_images import ImageTable
 from embedder.plugins.evaluate.query_sets import (
     ONE_TOWER,
@@ -81,6 +82,20 @@ class EvaluationOptions:
 DEFAULT_OPTIONS = EvaluationOptions()
 
 
+@dataclass(frozen=True)
+class _SearchedQueries:
+    """Queries and what was found for them: by exact search, and through the index unless there is none.
+
+    `right_items` numbers the item of each answer of the queries among those of `images`, int64 (R,).
+    """
+
+    images: ImageTable
+    query_set: QuerySet
+    right_items: Ints
+    exact: ExactNeighbours
+    through_index: IndexAnswers | None
+
+
 def evaluate(
     store: Store | RunConfig,
     options: EvaluationOptions = DEFAULT_OPTIONS,
@@ -116,20 +131,28 @@ def evaluate(
         query_set = own_captions(store, options.num_queries or DEFAULT_NUM_CAPTIONS, options.group)
     else:
         query_set = file_query_set(file, store, images, options.num_queries, options.group)
+    found = _search(store, images, query_set, max(options.ks))
+    return _report(store, options, found)
+
+
+def _search(store: Store, images: ImageTable, query_set: QuerySet, k: int) -> _SearchedQueries:
+    """Search for `k` items of each query through the index, if there is one, and exactly."""
     right_items = images.numbers_of(pa.array(query_set.item_ids, pa.string()))
     right = right_rows(query_set.queries, right_items, images.items)
     answers, found = None, RelevantPairs(right.queries[:0], right.rows[:0])
     if store.current.index is not None:
         LOG.info(f"searching index {store.current.index}")
-        answers = ask_index(store, store.current.index, images, query_set, right_items, max(options.ks))
+        answers = ask_index(store, store.current.index, images, query_set, right_items, k)
         found = answers.pairs()
     queries = plural(len(query_set.texts), "query", "queries")
     LOG.info(f"comparing {queries} with all vectors, of {plural(len(images), 'image')}")
-    exact = search_exactly(query_set.vectors, images.blocks, images.items, right, max(options.ks), found)
-    groups = []
-    if query_set.groups is not None:
-        through_index = None if answers is None else answers.ranks
-        groups = by_group(query_set.queries, query_set.groups, exact.ranks, through_index, options.ks)
+    exact = search_exactly(query_set.vectors, images.blocks, images.items, right, k, found)
+    return _SearchedQueries(images, query_set, right_items, exact, answers)
+
+
+def _report(store: Store, options: EvaluationOptions, found: _SearchedQueries) -> Evaluation:
+    """Make figures of what was found, and time the encoder."""
+    query_set, exact, answers = found.query_set, found.exact, found.through_index
     encoding, failure = _time_encoding(store, query_set.texts[:NUM_ENCODED])
     return Evaluation(
         store=store.files.address,
@@ -137,8 +160,8 @@ def evaluate(
         embeddings_version=store.current.embeddings,
         model_fingerprint=store.info.model_fingerprint,
         evaluated_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        num_pictures=len(images),
-        num_items=len(images.item_ids),
+        num_pictures=len(found.images),
+        num_items=len(found.images.item_ids),
         queries=QueryFigures(
             source=query_set.source,
             num_queries=len(query_set.texts),
@@ -146,20 +169,28 @@ def evaluate(
             num_unknown=query_set.num_unknown,
         ),
         model=ModelFigures(
-            r_at=recalls(exact.ranks, options.ks),
-            mrr=mean_reciprocal_rank(exact.ranks),
-            ndcg_at_10=_ndcg(query_set, images, right_items),
+            r_at=recalls(exact.ranks, options.ks), mrr=mean_reciprocal_rank(exact.ranks), ndcg_at_10=_ndcg(found)
         ),
         index=None if answers is None else index_figures(answers, exact, query_set.vectors, options.ks),
         encoding=encoding,
-        groups=groups,
+        groups=_group_figures(found, options.ks),
         hard=_hard(query_set.texts, exact.ranks),
         notes=[*_notes(query_set, options, has_index=answers is not None), *failure],
     )
 
 
-def _ndcg(query_set: QuerySet, images: ImageTable, right_items: Ints) -> ConfidenceInterval | None:
+def _group_figures(found: _SearchedQueries, ks: list[int]) -> list[GroupFigures]:
+    """Figures of each group of queries; none if they are not grouped."""
+    queries = found.query_set
+    if queries.groups is None:
+        return []
+    through_index = None if found.through_index is None else found.through_index.ranks
+    return by_group(queries.queries, queries.groups, found.exact.ranks, through_index, ks)
+
+
+def _ndcg(found: _SearchedQueries) -> ConfidenceInterval | None:
     """Mean nDCG@10 by exact search, for a file that grades its answers; the first of equal pairs counts."""
+    query_set, images, right_items = found.query_set, found.images, found.right_items
     if query_set.gains is None:
         return None
     num_items = len(images.item_ids)

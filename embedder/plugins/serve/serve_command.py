@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,57 +23,71 @@ if TYPE_CHECKING:
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8765
 
 
+@dataclass(frozen=True)
+class HttpOptions:
+    """Options of the HTTP server: where it listens, whom it lets in, what it keeps and tells."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")] = DEFAULT_HOST
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = DEFAULT_PORT
+    token_file: Annotated[Path | None, typer.Option(help="File of tokens, one a line; clients need one.")] = None
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Let others in without a token, from other machines.")] = (
+        False
+    )
+    cache_dir: Annotated[Path | None, typer.Option(help="Folder of thumbnails; default: in the user's cache.")] = None
+    cache_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes of thumbnails on disk; 1 GiB.")] = None
+    show_uris: Annotated[bool, typer.Option("--show-uris", help="Tell clients where the items' files lie.")] = False
+    allowed_hosts: Annotated[
+        list[str] | None, typer.Option("--allowed-host", help="Name that clients call this server by; repeatable.")
+    ] = None
+    trusted_proxies: Annotated[
+        list[str] | None, typer.Option("--trusted-proxy", help="Address of a reverse proxy before it; repeatable.")
+    ] = None
+    limits: Annotated[
+        list[str] | None,
+        typer.Option("--limit", metavar="NAME=VALUE", help="Set any limit, as rate_per_s=20; repeatable."),
+    ] = None
+
+    def settings(self, served: dict[str, Any]) -> "ServeSettings":
+        """Return the settings for what is `served`; options override `--limit`. ConfigError if one breaks a rule."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("no_auth", "limits")}
+        given = {name: value for name, value in (served | own).items() if value is not None}
+        settings = _settings(_limits(self.limits or ()), given)
+        _check_open(settings, no_auth=self.no_auth)
+        return settings
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Options of a service whose replicas run on Ray Serve."""
+
+    on_ray: Annotated[bool, typer.Option("--ray", help="Run replicas on Ray Serve.")] = False
+    replicas: Annotated[int, typer.Option(min=1, help="With --ray: replicas that always run.")] = 1
+    max_replicas: Annotated[int, typer.Option(min=1, help="With --ray: replicas that run under load.")] = 1
+
+
 @command
 def serve(
     read: ReadConfig,
     store: StoreUri = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")] = DEFAULT_HOST,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = DEFAULT_PORT,
-    token_file: Annotated[Path | None, typer.Option(help="File of tokens, one a line; clients need one.")] = None,
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Let others in without a token, from other machines.")] = (
-        False
-    ),
-    cache_dir: Annotated[Path | None, typer.Option(help="Folder of thumbnails; default: in the user's cache.")] = None,
-    cache_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes of thumbnails on disk; 1 GiB.")] = None,
-    show_uris: Annotated[bool, typer.Option("--show-uris", help="Tell clients where the items' files lie.")] = False,
-    allowed_hosts: Annotated[
-        list[str] | None, typer.Option("--allowed-host", help="Name that clients call this server by; repeatable.")
-    ] = None,
-    trusted_proxies: Annotated[
-        list[str] | None, typer.Option("--trusted-proxy", help="Address of a reverse proxy before it; repeatable.")
-    ] = None,
-    limits: Annotated[
-        list[str] | None,
-        typer.Option("--limit", metavar="NAME=VALUE", help="Set any limit, as rate_per_s=20; repeatable."),
-    ] = None,
+    *,
+    http: HttpOptions,
     model: ModelUri = None,
     allow_store_code: AllowStoreCode = False,
-    on_ray: Annotated[bool, typer.Option("--ray", help="Run replicas on Ray Serve.")] = False,
-    replicas: Annotated[int, typer.Option(min=1, help="With --ray: replicas that always run.")] = 1,
-    max_replicas: Annotated[int, typer.Option(min=1, help="With --ray: replicas that run under load.")] = 1,
+    ray: RayOptions,
 ) -> Result:
     """Serve searches, items and the search page over HTTP."""
     run = read({"store": store, "model": model})
-    given = {
+    served = {
         "store": run.required_store,
         "model": run.main_model if model is not None else None,
         "servables": run.model_sections,
         "allow_store_code": allow_store_code,
-        "host": host,
-        "port": port,
-        "token_file": token_file,
-        "cache_dir": cache_dir,
-        "cache_bytes": cache_bytes,
-        "show_uris": show_uris,
-        "allowed_hosts": allowed_hosts,
-        "trusted_proxies": trusted_proxies,
     }
-    settings = _settings(_limits(limits or ()), {name: value for name, value in given.items() if value is not None})
-    _check_open(settings, no_auth=no_auth)
+    settings = http.settings(served)
     require("serve", "embedder serve")
-    if on_ray:
+    if ray.on_ray:
         require("ray-serve", "embedder serve --ray")
-    elif max(replicas, max_replicas) > 1:
+    elif max(ray.replicas, ray.max_replicas) > 1:
         raise ConfigError("--replicas and --max-replicas are for --ray; add it, or start the command several times")
 
     from embedder.plugins.serve.run_server import run_server
@@ -80,12 +95,12 @@ def serve(
     def tell(url: str) -> None:
         Terminal(width=PIPE_WIDTH).print(f"serving {settings.store} at {url}", soft_wrap=True)
 
-    if on_ray:
+    if ray.on_ray:
         from embedder.executors.cluster_address import find_cluster
         from embedder.plugins.serve.ray_serve import ServeReplicas, serve_on_ray
 
         address = find_cluster(run.ray_address, run.engine)
-        serve_on_ray(settings, ServeReplicas(replicas, max_replicas), address, tell)
+        serve_on_ray(settings, ServeReplicas(ray.replicas, ray.max_replicas), address, tell)
     else:
         run_server(settings, tell)
     return Result({"store": settings.store}, ["stopped"])
