@@ -20,8 +20,10 @@ from embedder.media.patches import pixel_columns
 from embedder.media.resize import Colour
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.models.model_folder import Model, resize_spec
+from embedder.quantities import plural
 from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.storage.printable import is_text, printable
+from shards.tokenizer import QueryText
 
 if TYPE_CHECKING:
     from embedder.media.given_inputs import GivenImage
@@ -93,10 +95,24 @@ class BaseQueryEncoder(ABC):
         return self._in_batches(self._text_batch, [self._captions.query(text.strip()).text for text in texts])
 
     def warning(self, text: str) -> str | None:
-        """Return a line that names words that the tokeniser doesn't know, or only partly; None if it knows all."""
+        """Return a line on words that the tokeniser doesn't know, and on what is cut; None if it reads all."""
         if not self._captions.knows(text):
             return f"the model's tokeniser knows none of these words: {printable(text.strip(), MAX_SHOWN)}; {CURE}"
         query = self._captions.query(text)
+        lines = [line for line in (self._describe_unknown(query), self._describe_cut(query.text)) if line is not None]
+        return "; ".join(lines) or None
+
+    def _describe_cut(self, text: str) -> str | None:
+        read = self._captions.read_part(text)
+        if read is None:
+            return None
+        limit = self.model.config.preprocess.max_caption_tokens
+        return (
+            f"the model reads {limit:,} tokens: of the text's {plural(len(text.split()), 'word')} the first "
+            f"{len(read.split()):,}, and the rest is cut"
+        )
+
+    def _describe_unknown(self, query: QueryText) -> str | None:
         found = [
             *([f"doesn't know {_join_words(query.unknown)}, left out of the query"] if query.unknown else []),
             *([f"knows {_join_words(query.partly_known)} in part"] if query.partly_known else []),

@@ -22,6 +22,7 @@ from embedder.sources.columns import (
     parquet_name,
     plain_type,
 )
+from embedder.sources.file_names import MEDIA_SUFFIXES, suffix_of
 
 IdRule = Literal["column", "address", "content", "file+row"]
 """Where ids come from: the named column, the images' own addresses, a hash of the content, the row's place."""
@@ -104,9 +105,16 @@ class _NamedTable:
             similar = f" (did you mean {close[0]!r}?)" if close else ""
             raise SourceError(
                 f"{self.path}: {key_of(self.columns, key)}: there is no column {name!r}{similar}; it has "
-                f"{shown_columns(self.schema)}"
+                f"{shown_columns(self.schema)}{self._without_header()}"
             )
         return field
+
+    def _without_header(self) -> str:
+        """Say so if the names of a text table's columns look like values of a row."""
+        is_text = self.path.lower().endswith((".csv", ".tsv"))
+        if not is_text or not any(suffix_of(name) in MEDIA_SUFFIXES or name.isdigit() for name in self.schema.names):
+            return ""
+        return "; its first line looks like a row: put a header before it, a line that names the columns"
 
     def carried_field(self, name: str) -> pa.Field:
         """Return the field with the value type of a dictionary: each file and row group has its own dictionary."""

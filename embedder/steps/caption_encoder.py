@@ -46,6 +46,13 @@ class CaptionEncoder:
         (ends,) = np.nonzero(ids == self._end_id)
         return ids[: ends[0] + 1] if len(ends) else ids
 
+    def read_part(self, caption: str) -> str | None:
+        """Return the beginning of a caption that fits the model's limit; None if all of it does."""
+        found = self._tokenizer.encode(caption[:MAX_CHARACTERS])
+        if not found.overflowing and len(caption) <= MAX_CHARACTERS:
+            return None
+        return caption[: max((stop for _, stop in found.offsets), default=0)]
+
     def knows(self, caption: str) -> bool:
         """Return whether the tokeniser knows a word of a caption, or part of one."""
         return knows_a_word(self._tokenizer, caption[:MAX_CHARACTERS])

@@ -1,5 +1,6 @@
 """Queries with words that the model's tokeniser doesn't know: in Python, at the command line and by the service."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -100,3 +101,18 @@ def test_the_command_says_it_in_a_line_before_the_table(folder):
     assert f"warning: {MESSAGE}" in " ".join(ended.stdout.split())
     assert run_here("search", UNKNOWN, "--store", folder / "store", "--json").found["warnings"] == [MESSAGE]
     assert run_here("search", "a red car", "--store", folder / "store", "--json").found["warnings"] == []
+
+
+def test_a_query_beyond_the_limit_of_the_model_says_what_is_read(store):
+    limit = open_model(store.info.model).config.preprocess.max_caption_tokens
+    long = "a red car " * 1000
+    (line,) = store.search(long, k=1).warnings
+    found = re.fullmatch(
+        rf"the model reads {limit} tokens: of the text's 3,000 words the first (\d+), and the rest is cut", line
+    )
+    num_read = int(found[1])
+    assert 1 <= num_read < limit
+    words = long.split()
+    read = store.encoder.encode_text([" ".join(words[:num_read]), long])
+    assert np.allclose(read[0], read[1], atol=1e-6), "what is named is what was read"
+    assert store.search(" ".join(words[: num_read - 1]), k=1).warnings == []

@@ -311,7 +311,12 @@ NUMBERS = "\n".join(["id,cap,n", *(f"{n},x,{n}" for n in range(1000)), "last,x,m
         ("t.csv", b"id,cap\n1,caf\xe9\n", r"t\.csv:\d: not UTF-8 here or soon after"),
         ("t.csv", b"", r"t\.csv: the file is empty; its first line must name the columns"),
         ("t.csv", b"id,id\n1,2\n", r"t\.csv:1: two columns are named 'id'"),
-        ("t.csv", b"id:cap\n1:a\n", r"no column 'id'.*it has the columns id:cap"),
+        ("t.csv", b"id:cap\n1:a\n", r"no column 'id'.*it has the columns id:cap$"),
+        (
+            "t.tsv",
+            b"a house\timg/1.jpg\n",
+            r"no column 'id'.*img/1\.jpg; its first line looks like a row: put a header",
+        ),
         ("t.csv", NUMBERS, r"t\.csv:1002: 'many' is no int64, which the first rows hold"),
         ("t.jsonl", JSON_BEFORE + b'{"id": "b", "cap": \n', r"t\.jsonl:3: no valid JSON"),
         ("t.jsonl", JSON_BEFORE + b"[1]\n", r"t\.jsonl:3: a list where a JSON object is due"),
@@ -320,7 +325,7 @@ NUMBERS = "\n".join(["id,cap,n", *(f"{n},x,{n}" for n in range(1000)), "last,x,m
         ("t.jsonl", JSON_BEFORE + b'{"id": {"$oid": 1}, "cap": "x"}\n', r"t\.jsonl:3: column 'id' holds a dict"),
         ("t.csv.gz", b"\x1f\x8b", r"no table by its suffix; known are .parquet, .csv, .tsv, .jsonl, .ndjson"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_what_is_wrong_in_a_table_is_named_by_file_and_line(tmp_path, list_items, name, content, message):
     (tmp_path / name).write_bytes(content)
