@@ -1,7 +1,8 @@
 """Constraints of an index (memory, latency, recall), and the ranking of measured designs within them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from index.errors import RetrievalError
 from index.manifest import DesignTrial, Point
@@ -9,6 +10,9 @@ from index.manifest import DesignTrial, Point
 DEFAULT_RECALL = 0.95
 # Query latency up to which exact search is chosen by default: no other result is better.
 DEFAULT_LATENCY_MS = 10.0
+OnMissed = Literal["publish", "keep", "fail"]
+"""What to do where no design keeps the constraints: publish the nearest, keep what is published, or fail."""
+_LEAST_MISSED = 1e-3  # share of neighbours that may be missed where a recall of 1 is asked for, to compare designs
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Constraints:
 
 
 def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
-    """Order the trials that keep the constraints, best first; raises a RetrievalError if none does.
+    """Order the trials that keep the constraints, best first; none may.
 
     Exact search comes first if it is fast enough; then the smallest index if a latency is given, else the fastest.
     """
@@ -47,8 +51,6 @@ def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[Design
         trial for trial in trials if trial.design == "Flat" and keeps(trial, constraints, constraints.exact_latency_ms)
     ]
     fitting = [trial for trial in trials if keeps(trial, constraints, constraints.latency_ms)]
-    if not fitting:
-        raise RetrievalError(_no_design(trials, constraints))
 
     def cost(trial: DesignTrial) -> tuple[float, float]:
         costs = (trial.expected_bytes, trial.expected_latency_ms)
@@ -57,15 +59,22 @@ def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[Design
     return exact + sorted((trial for trial in fitting if trial not in exact), key=cost)
 
 
-def judge(trials: Sequence[DesignTrial], ranked: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
-    """Set each trial's verdict (chosen or why not), and whether another beats it in everything."""
+def judge(
+    trials: Sequence[DesignTrial], chosen: DesignTrial, constraints: Constraints, missed: Mapping[str, str]
+) -> list[DesignTrial]:
+    """Set each trial's verdict (chosen or why not), and whether another beats it in everything.
+
+    `missed` says by design what those that were built of the whole table missed.
+    """
 
     def verdict(trial: DesignTrial) -> str:
-        if trial == ranked[0]:
+        if trial == chosen:
             return "chosen"
+        if trial.design in missed:
+            return f"whole table: {missed[trial.design]}"
         if broken := _list_broken(trial, constraints, constraints.latency_ms):
             return "; ".join(broken)
-        if ranked[0].design == "Flat":
+        if chosen.design == "Flat":
             return "not exact"
         return "larger" if constraints.latency_ms is not None else "slower"
 
@@ -87,35 +96,72 @@ def keeps(trial: DesignTrial, constraints: Constraints, latency_ms: float | None
 
 
 def _list_broken(trial: DesignTrial, constraints: Constraints, latency_ms: float | None) -> list[str]:
+    return _list_limits_broken(
+        (trial.recall_at_10, trial.expected_latency_ms, trial.expected_bytes),
+        replace(constraints, latency_ms=latency_ms),
+    )
+
+
+Measures = tuple[float, float, int]
+"""Recall, milliseconds of a query, bytes in memory."""
+
+
+def _list_limits_broken(measures: Measures, constraints: Constraints) -> list[str]:
+    recall, latency_ms, num_bytes = measures
     broken = []
-    if trial.recall_at_10 < constraints.recall:
-        broken.append(f"recall {trial.recall_at_10:.3f}")
-    if latency_ms is not None and trial.expected_latency_ms > latency_ms:
-        broken.append(f"{trial.expected_latency_ms:.2f} ms")
-    if constraints.memory_bytes is not None and trial.expected_bytes > constraints.memory_bytes:
-        broken.append(f"{trial.expected_bytes / 2**20:,.1f} MiB")
+    if recall < constraints.recall:
+        broken.append(f"recall {recall:.3f}")
+    if constraints.latency_ms is not None and latency_ms > constraints.latency_ms:
+        broken.append(f"{latency_ms:.2f} ms")
+    if constraints.memory_bytes is not None and num_bytes > constraints.memory_bytes:
+        broken.append(f"{num_bytes / 2**20:,.1f} MiB")
     return broken
 
 
-def _no_design(trials: Sequence[DesignTrial], constraints: Constraints) -> str:
-    nearest = min(trials, key=lambda trial: len(_list_broken(trial, constraints, constraints.latency_ms)))
+def excess(measures: Measures, constraints: Constraints) -> tuple[bool, float]:
+    """Return how far measures miss the constraints, to compare: whether memory is short, and the largest ratio.
+
+    The ratio is of milliseconds, of bytes, or of the share that isn't found, to what the constraints allow; 1 if all are
+    kept.
+    """
+    recall, latency_ms, num_bytes = measures
+    ratios = [1.0, (1 - recall) / max(1 - constraints.recall, _LEAST_MISSED)]
+    if constraints.latency_ms is not None:
+        ratios.append(latency_ms / constraints.latency_ms)
+    memory = 1.0 if constraints.memory_bytes is None else num_bytes / constraints.memory_bytes
+    return memory > 1, max(*ratios, memory)
+
+
+def nearest(trials: Sequence[DesignTrial], constraints: Constraints) -> DesignTrial:
+    """Return the trial that misses the constraints by least."""
+
+    def missed_by(trial: DesignTrial) -> tuple[bool, float]:
+        return excess((trial.recall_at_10, trial.expected_latency_ms, trial.expected_bytes), constraints)
+
+    return min(trials, key=missed_by)
+
+
+def no_design_text(trials: Sequence[DesignTrial], constraints: Constraints) -> str:
+    """Say that no trial keeps the constraints, and which is the nearest."""
+    found = nearest(trials, constraints)
+    kept = f"none of {len(trials)} designs keeps" if len(trials) > 1 else "the only design does not keep"
+    return (
+        f"index: {kept} {_asked_text(constraints)}; the nearest, {found.design}, has recall "
+        f"{found.recall_at_10:.3f}, {found.expected_latency_ms:.2f} ms and "
+        f"{found.expected_bytes / 2**20:,.1f} MiB: loosen the constraint that it breaks"
+    )
+
+
+def _asked_text(constraints: Constraints) -> str:
     asked = [f"recall = {constraints.recall:g}"]
     if constraints.latency_ms is not None:
         asked.append(f"latency_ms = {constraints.latency_ms:g}")
     if constraints.memory_bytes is not None:
         asked.append(f"memory_bytes = {constraints.memory_bytes} ({constraints.memory_bytes / 2**20:,.1f} MiB)")
-    kept = f"none of {len(trials)} designs keeps" if len(trials) > 1 else "the only design does not keep"
-    return (
-        f"index: {kept} {', '.join(asked)}; the nearest, {nearest.design}, has recall "
-        f"{nearest.recall_at_10:.3f}, {nearest.expected_latency_ms:.2f} ms and "
-        f"{nearest.expected_bytes / 2**20:,.1f} MiB: loosen the constraint that it breaks"
-    )
+    return ", ".join(asked)
 
 
-def point_keeps(point: Point, memory_bytes: int, constraints: Constraints) -> bool:
-    """Whether a whole index keeps the constraints."""
-    return (
-        point.recall_at_10 >= constraints.recall
-        and (constraints.latency_ms is None or point.latency_ms <= constraints.latency_ms)
-        and (constraints.memory_bytes is None or memory_bytes <= constraints.memory_bytes)
-    )
+def missed_text(point: Point, memory_bytes: int, constraints: Constraints) -> str | None:
+    """Say what a whole index misses of the constraints; None if it keeps them."""
+    broken = _list_limits_broken((point.recall_at_10, point.latency_ms, memory_bytes), constraints)
+    return f"{', '.join(broken)} (asked for: {_asked_text(constraints)})" if broken else None
