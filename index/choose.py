@@ -1,14 +1,14 @@
 """Choice of the design of an index: candidates are measured on a sample of the table, with the expected queries.
 
 A graph of some ten thousand vectors takes longer to build than all of a table's lists. So candidates are measured in
-the order in which they may win, until none can win any more: the smallest first if a latency is requested, else the
-fastest on a small sample, on which all are measured.
+the order in which they may win, until none can win any more: the smallest first if a latency is requested, up to twice
+the smallest that keeps it; else the fastest on a small sample, on which all are measured.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from index.constraints import Constraints, judge, keeps, rank
+from index.constraints import LARGER, Constraints, judge, keeps, rank
 from index.design_trials import DesignTrials, Projections
 from index.designs import KINDS, Design, candidate_designs, default_design, designs_in_parts, parse_design
 from index.manifest import DesignTrial
@@ -66,13 +66,13 @@ class DesignSearch:
         if keeps(left[0], self.constraints, self.constraints.exact_latency_ms) and not self.measure_all:
             yield parse_design(left.pop().design)
         if self.constraints.latency_ms is not None:
-            waiting.sort(key=lambda design: design.estimated_bytes(self.table.num_vectors, self.table.dim))
+            waiting.sort(key=self._estimate_bytes)
         elif len(waiting) > _FEW and min(self.table.num_vectors, num_tried) > 2 * NUM_SCREENED and not self.measure_all:
             small = self._trials(NUM_SCREENED)
             self._screened = {design: small.measure(design) for design in waiting}
             waiting.sort(key=lambda design: _screened_cost(self._screened[design], self.constraints))
         while left or waiting:
-            while waiting and (self.measure_all or not may_stop(left, self._screened, waiting[0], self.constraints)):
+            while waiting and (self.measure_all or not self._may_stop(left, waiting[0])):
                 left.append(large.measure(waiting.pop(0)))
                 self.trials.append(left[-1])
             ranked = rank(left, self.constraints)
@@ -93,6 +93,12 @@ class DesignSearch:
         left = [trial for design, trial in self._screened.items() if str(design) not in designs]
         return tuple(judge([*self.trials, *left], found[0], self.constraints, missed))
 
+    def _estimate_bytes(self, design: Design) -> float:
+        return design.estimated_bytes(self.table.num_vectors, self.table.dim)
+
+    def _may_stop(self, trials: Sequence[DesignTrial], following: Design) -> bool:
+        return may_stop(trials, self._screened, following, self._estimate_bytes(following), self.constraints)
+
     def _trials(self, num_rows: int) -> DesignTrials:
         limits = (self.constraints.recall, self.constraints.latency_ms)
         return DesignTrials(self.table, num_rows, self.measured, self.projections, *limits)
@@ -104,15 +110,20 @@ def _screened_cost(trial: DesignTrial, constraints: Constraints) -> tuple[bool, 
 
 
 def may_stop(
-    trials: Sequence[DesignTrial], screened: dict[Design, DesignTrial], following: Design, constraints: Constraints
+    trials: Sequence[DesignTrial],
+    screened: dict[Design, DesignTrial],
+    following: Design,
+    following_bytes: float,
+    constraints: Constraints,
 ) -> bool:
     """Whether no candidate from `following` on can beat those measured on the large sample (`trials`).
 
-    `screened` are the measurements on the small sample, if there is one.
+    `screened` are the measurements on the small sample, if there is one; `following_bytes` is the memory that the
+    following one would take.
     """
     kept = [trial for trial in trials if keeps(trial, constraints, constraints.latency_ms)]
-    if constraints.latency_ms is not None:
-        return bool(kept)  # candidates are in order of size
+    if constraints.latency_ms is not None:  # candidates are in order of size
+        return any(following_bytes > LARGER * trial.expected_bytes for trial in kept)
     times = {str(design): trial.expected_latency_ms for design, trial in screened.items()}
     kept = [trial for trial in kept if trial.design in times]
     if not kept:

@@ -10,6 +10,8 @@ from index.manifest import DesignTrial, Point
 DEFAULT_RECALL = 0.95
 # Query latency up to which exact search is chosen by default: no other result is better.
 DEFAULT_LATENCY_MS = 10.0
+# Where a latency is given, how many times larger than the smallest index a faster one may be.
+LARGER = 2.0
 OnMissed = Literal["publish", "keep", "fail"]
 """What to do where no design keeps the constraints: publish the nearest, keep what is published, or fail."""
 _LEAST_MISSED = 1e-3  # share of neighbours that may be missed where a recall of 1 is asked for, to compare designs
@@ -19,8 +21,9 @@ _LEAST_MISSED = 1e-3  # share of neighbours that may be missed where a recall of
 class Constraints:
     """Limits that the chosen index must keep; non-positive limits or a recall above 1 raise a RetrievalError.
 
-    `memory_bytes` excludes ids. `latency_ms` is the median of one query on one thread: with it, the smallest index that
-    keeps it is chosen; else the fastest, or exact search if it keeps `DEFAULT_LATENCY_MS`. `recall` is of the exact top
+    `memory_bytes` excludes ids. `latency_ms` is the median of one query on one thread: with it, the fastest index is
+    chosen of those that keep it and are at most `LARGER` times as large as the smallest; else the fastest, or exact
+    search if it keeps `DEFAULT_LATENCY_MS`. `recall` is of the exact top
     ten.
     """
 
@@ -45,16 +48,19 @@ class Constraints:
 def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
     """Order the trials that keep the constraints, best first; none may.
 
-    Exact search comes first if it is fast enough; then the smallest index if a latency is given, else the fastest.
+    Exact search comes first if it is fast enough; then the fastest. If a latency is given, those come before that are
+    at most `LARGER` times as large as the smallest.
     """
     exact = [
         trial for trial in trials if trial.design == "Flat" and keeps(trial, constraints, constraints.exact_latency_ms)
     ]
     fitting = [trial for trial in trials if keeps(trial, constraints, constraints.latency_ms)]
 
-    def cost(trial: DesignTrial) -> tuple[float, float]:
-        costs = (trial.expected_bytes, trial.expected_latency_ms)
-        return costs if constraints.latency_ms is not None else (costs[1], costs[0])
+    most = min((LARGER * trial.expected_bytes for trial in fitting), default=0.0)
+
+    def cost(trial: DesignTrial) -> tuple[float, float, float]:
+        is_large = constraints.latency_ms is not None and trial.expected_bytes > most
+        return trial.expected_bytes if is_large else 0, trial.expected_latency_ms, trial.expected_bytes
 
     return exact + sorted((trial for trial in fitting if trial not in exact), key=cost)
 
@@ -76,7 +82,8 @@ def judge(
             return "; ".join(broken)
         if chosen.design == "Flat":
             return "not exact"
-        return "larger" if constraints.latency_ms is not None else "slower"
+        is_smaller = trial.expected_bytes <= chosen.expected_bytes
+        return "larger" if constraints.latency_ms is not None and not is_smaller else "slower"
 
     return [
         trial.model_copy(update={"verdict": verdict(trial), "is_efficient": not _is_beaten(trial, trials)})
@@ -96,14 +103,15 @@ def keeps(trial: DesignTrial, constraints: Constraints, latency_ms: float | None
 
 
 def _list_broken(trial: DesignTrial, constraints: Constraints, latency_ms: float | None) -> list[str]:
-    return _list_limits_broken(
-        (trial.recall_at_10, trial.expected_latency_ms, trial.expected_bytes),
-        replace(constraints, latency_ms=latency_ms),
-    )
+    return _list_limits_broken(_measures(trial), replace(constraints, latency_ms=latency_ms))
 
 
 Measures = tuple[float, float, int]
 """Recall, milliseconds of a query, bytes in memory."""
+
+
+def _measures(trial: DesignTrial) -> Measures:
+    return trial.recall_at_10, trial.expected_latency_ms, trial.expected_bytes
 
 
 def _list_limits_broken(measures: Measures, constraints: Constraints) -> list[str]:
@@ -121,8 +129,8 @@ def _list_limits_broken(measures: Measures, constraints: Constraints) -> list[st
 def excess(measures: Measures, constraints: Constraints) -> tuple[bool, float]:
     """Return how far measures miss the constraints, to compare: whether memory is short, and the largest ratio.
 
-    The ratio is of milliseconds, of bytes, or of the share that isn't found, to what the constraints allow; 1 if all are
-    kept.
+    The ratio is of milliseconds, of bytes, or of the share that isn't found, to what the constraints allow; 1 if all
+    are kept.
     """
     recall, latency_ms, num_bytes = measures
     ratios = [1.0, (1 - recall) / max(1 - constraints.recall, _LEAST_MISSED)]
@@ -134,11 +142,7 @@ def excess(measures: Measures, constraints: Constraints) -> tuple[bool, float]:
 
 def nearest(trials: Sequence[DesignTrial], constraints: Constraints) -> DesignTrial:
     """Return the trial that misses the constraints by least."""
-
-    def missed_by(trial: DesignTrial) -> tuple[bool, float]:
-        return excess((trial.recall_at_10, trial.expected_latency_ms, trial.expected_bytes), constraints)
-
-    return min(trials, key=missed_by)
+    return min(trials, key=lambda trial: excess(_measures(trial), constraints))
 
 
 def no_design_text(trials: Sequence[DesignTrial], constraints: Constraints) -> str:

@@ -37,11 +37,12 @@ _SAMPLE_SEED = 2
 # (`scripts/bench_retrieval.py`), between 50,000 and 1,000,000, graphs took 0.3 to 0.5 and lists 0.1.
 _GROWTH: dict[Kind, float] = {"flat": 1.0, "ivf": 0.4, "hnsw": 0.4}
 
-# Exponent by which fewer rows are re-ranked on a sample than on the table, as a share of its size: a near row has as many
-# more before it by small codes. By product codes of 48 bytes, the ten nearest of 200,000 (192 dimensions, three shapes)
-# were among 640 with 0.88, 0.84 and 0.98; of a sixth of them among 640 with 0.98, 0.99 and 0.99, among 165 (0.75) with
-# 0.88, 0.87 and 0.96.
-_DEPTH_GROWTH = 0.75
+# On a sample, fewer rows are re-ranked to measure recall, by these powers of its share of the table: more rows of a
+# larger table come before a near one by their codes. Among the best 640 by product codes of 48 bytes were 0.88, 0.84
+# and 0.98 of the ten nearest of 200,000 (192 dimensions, three shapes); of a sixth of the rows 0.98, 0.99 and 0.99;
+# and with shares to the powers 1 and 0.5, 0.83, 0.80, 0.93 and 0.92, 0.93, 0.98. Among 40 by 48 of the 192 directions
+# 0.98, 0.98 and 0.68, and to the power 0.5 0.96, 0.99 and 0.70.
+_SMALL_CODES_DEPTH, _DEPTH = 0.75, 0.5
 _SLOW = 2.0  # times the latency asked for, or of exact search: beyond that, no further effort is measured
 
 # Shares of the queries' second moment that a width may keep: the lowest loses a little, which re-ranking recovers.
@@ -145,7 +146,7 @@ class DesignTrials:
             limit_ms = _SLOW * self._exact_ms
             if self._latency_ms is not None:
                 limit_ms = _SLOW * self._latency_ms * share ** _GROWTH[design.kind]
-            depth = share**_DEPTH_GROWTH
+            depth = share ** (_SMALL_CODES_DEPTH if design.has_small_codes else _DEPTH)
             meter = Meter(index, on_sample, self._sample.take, depth=depth, limit_ms=limit_ms)
             _, point = meter.tune(self._ground_truth, self._target)
             if design.is_exact:
