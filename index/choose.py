@@ -15,7 +15,7 @@ from index.manifest import DesignTrial
 from index.queries import RecallQueries
 from index.vectors import VectorTable
 
-# Rows of the sample: a quarter of the table within these bounds, because trials take as long as building so many.
+# Rows of the sample: an eighth of the table within these bounds, because trials take as long as building so many.
 MIN_TRIED, NUM_TRIED = 20_000, 32_768
 # Rows of the small sample (a second for a graph); how much slower than the best a candidate may be there and still win
 # on the large one; and by how much it may miss the recall.
@@ -59,7 +59,7 @@ class DesignSearch:
             return
         widths = self.projections.useful_widths()
         exact, *waiting = _candidates(self.table, widths, self.constraints, measure_all=self.measure_all)
-        num_tried = min(NUM_TRIED, max(MIN_TRIED, self.table.num_vectors // 4))
+        num_tried = min(NUM_TRIED, max(MIN_TRIED, self.table.num_vectors // 8))
         large = self._trials(num_tried)
         self.trials.append(large.measure(exact))
         left = [*self.trials]

@@ -12,6 +12,7 @@ DEFAULT_RECALL = 0.95
 DEFAULT_LATENCY_MS = 10.0
 # Where a latency is given, how many times larger than the smallest index a faster one may be.
 LARGER = 2.0
+_AS_FAST = 1.25  # times the latency of the fastest: as fast, as far as trials can tell
 OnMissed = Literal["publish", "keep", "fail"]
 """What to do where no design keeps the constraints: publish the nearest, keep what is published, or fail."""
 _LEAST_MISSED = 1e-3  # share of neighbours that may be missed where a recall of 1 is asked for, to compare designs
@@ -48,19 +49,25 @@ class Constraints:
 def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
     """Order the trials that keep the constraints, best first; none may.
 
-    Exact search comes first if it is fast enough; then the fastest. If a latency is given, those come before that are
-    at most `LARGER` times as large as the smallest.
+    Exact search comes first if it is fast enough; then the fastest. If a latency is given, those at most `LARGER` times
+    as large as the smallest come before others, and of those about as fast as the fastest the smallest is first.
     """
     exact = [
         trial for trial in trials if trial.design == "Flat" and keeps(trial, constraints, constraints.exact_latency_ms)
     ]
     fitting = [trial for trial in trials if keeps(trial, constraints, constraints.latency_ms)]
 
-    most = min((LARGER * trial.expected_bytes for trial in fitting), default=0.0)
+    most_bytes = LARGER * min((trial.expected_bytes for trial in fitting), default=0)
+    small_ms = [trial.expected_latency_ms for trial in fitting if trial.expected_bytes <= most_bytes]
+    most_ms = _AS_FAST * min(small_ms, default=0)
 
-    def cost(trial: DesignTrial) -> tuple[float, float, float]:
-        is_large = constraints.latency_ms is not None and trial.expected_bytes > most
-        return trial.expected_bytes if is_large else 0, trial.expected_latency_ms, trial.expected_bytes
+    def cost(trial: DesignTrial) -> tuple[int, float, float]:
+        num_bytes, latency_ms = trial.expected_bytes, trial.expected_latency_ms
+        if constraints.latency_ms is None:
+            return 0, latency_ms, num_bytes
+        if num_bytes > most_bytes:
+            return 2, num_bytes, latency_ms
+        return (1, latency_ms, num_bytes) if latency_ms > most_ms else (0, num_bytes, latency_ms)
 
     return exact + sorted((trial for trial in fitting if trial not in exact), key=cost)
 
@@ -82,8 +89,8 @@ def judge(
             return "; ".join(broken)
         if chosen.design == "Flat":
             return "not exact"
-        is_smaller = trial.expected_bytes <= chosen.expected_bytes
-        return "larger" if constraints.latency_ms is not None and not is_smaller else "slower"
+        is_larger = trial.expected_bytes > chosen.expected_bytes
+        return "larger" if constraints.latency_ms is not None and is_larger else "slower"
 
     return [
         trial.model_copy(update={"verdict": verdict(trial), "is_efficient": not _is_beaten(trial, trials)})

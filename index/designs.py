@@ -203,7 +203,6 @@ def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) 
         Design("HNSW32,SQ8", rerank="SQfp16"),
         Design(f"IVF{lists},Flat"),
         Design(f"IVF{lists},SQ8", rerank="SQfp16"),
-        Design(f"IVF{lists},RaBitQ", rerank="SQ8"),
     ]
     designs += designs_in_parts(num_vectors, dim, on_disk=False)
     for width in projections:
