@@ -97,13 +97,12 @@ class Meter:
         return self.tune(ground_truth, target)
 
     def tune_finely(self, ground_truth: GroundTruth, target: float) -> tuple[list[Point], Point]:
-        """Measure as `tune` does, and then between the fastest that reaches the target and half its effort.
+        """Measure as `tune` does, with a margin, and then between the fastest that reaches it and half its effort.
 
-        Efforts double, so up to twice the time would be lost. Parameters that reach the target only by chance are not
-        taken: with 500 queries, recall is off by `CHANCE`. Without texts nothing in between is measured, like the
-        cheapest settings.
+        The margin is what recall is off by chance, with 500 queries: others are asked than measured. Efforts double, so
+        up to twice the time would be lost. Without texts nothing in between is measured, like the cheapest settings.
         """
-        points, best = self.tune(ground_truth, target)
+        points, best = self.tune(ground_truth, min(1.0, target + CHANCE))
         name = next(iter(best.parameters), None)
         if name is None or best.recall_at_10 < target or ground_truth.queries.kind == SAMPLED:
             return points, best

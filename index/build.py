@@ -152,14 +152,14 @@ def _build_best(
         point, num_bytes = built.point, faiss_build.num_bytes(built.meter.index)
         misses = missed_text(point, num_bytes, constraints)
         if misses is None:
-            return built, None, search.judged(str(design), missed)
+            return built, None, search.judge_trials(str(design), missed)
         LOG.info(f"{design} misses the constraints on the whole table: {misses}")
         if isinstance(built.meter.index, DiskIndex):
             remove_files(built.meter.index, folder)
         missed[str(design)] = misses
         found[design] = (point.recall_at_10, point.latency_ms, num_bytes)
     if rank(search.trials[:1], constraints):  # exact search, where nobody said how slow it may be
-        return build(exact := Design("Flat")), None, search.judged(str(exact), missed)
+        return build(exact := Design("Flat")), None, search.judge_trials(str(exact), missed)
     if on_missed != "publish":
         raise ConstraintsMissedError(_none_text(search, missed))
     if found:
@@ -172,7 +172,7 @@ def _build_best(
         LOG.warning(
             f"index: none of {len(search.trials)} designs keeps the constraints; the nearest, {design}: {misses}"
         )
-    return built, misses, search.judged(str(design), missed)
+    return built, misses, search.judge_trials(str(design), missed)
 
 
 def _none_text(search: DesignSearch, missed: Mapping[str, str]) -> str:

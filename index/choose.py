@@ -81,7 +81,7 @@ class DesignSearch:
             left.remove(ranked[0])
             yield parse_design(ranked[0].design)
 
-    def judged(self, chosen: str, missed: Mapping[str, str]) -> tuple[DesignTrial, ...]:
+    def judge_trials(self, chosen: str, missed: Mapping[str, str]) -> tuple[DesignTrial, ...]:
         """Return all measurements with their verdicts; none for a requested design.
 
         `missed` says by design what those that were built of the whole table missed.
