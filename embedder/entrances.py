@@ -58,7 +58,8 @@ def build_index(
     Raises:
         ConfigError: the configuration names no store, or no cluster answers at its address.
         StoreError: nothing is published yet, there is no such model or it has no vectors, or no image is published.
-        RetrievalError: no design meets the constraints.
+        RetrievalError: no design keeps the constraints, and `config.index.on_missed` is `fail`, or nothing is published
+            that could be kept.
         GateRefusedError: the recall of the index is too low; the published one stays.
     """
     check_argument("embedder.build_index: config", config, RunConfig, "one of embedder.load_config")

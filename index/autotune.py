@@ -1,5 +1,6 @@
 """Tuning of a built index: recall and latency by search parameters, and the cheapest that reach a recall."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -41,18 +42,30 @@ class GroundTruths:
 
 @dataclass(frozen=True)
 class Meter:
-    """Measurement of an index; `vectors_of` is as exact as available, (n, E); `selector` None means all rows."""
+    """Measurement of an index.
+
+    Attributes:
+        index: what is measured.
+        design: its design.
+        vectors_of: vectors of rows, (n, E), as exact as available.
+        selector: rows that may be found; None means all.
+        depth: share of the rows to re-rank that recall is measured with; below 1 for a sample of a larger table.
+        limit_ms: latency beyond which no further effort is measured.
+    """
 
     index: faiss.Index | DiskIndex
     design: Design
     vectors_of: Callable[[Rows], Floats]
     selector: Selector | None = None
+    depth: float = 1.0
+    limit_ms: float = math.inf
 
     def tune(self, ground_truth: GroundTruth, target: float) -> tuple[list[Point], Point]:
         """Measure search parameters, cheapest first; for each re-ranking factor up to the target recall.
 
         The largest factor comes first: if it misses the target, smaller ones do too, so they begin where it reached it.
-        Returns all measurements, and the fastest that reaches the target, or the one with the highest recall.
+        Where it is too slow, smaller ones may not be. Returns all measurements, and the fastest that reaches the
+        target, or the one with the highest recall.
         """
         points: list[Point] = []
         num_skipped = _NUM_SKIPPED_WITHOUT_TEXTS if ground_truth.queries.kind == SAMPLED else 0
@@ -60,9 +73,10 @@ class Meter:
             num_skipped = min(num_skipped, len(search_params) - 1)
             measured = self._up_to(ground_truth, search_params[num_skipped:], target)
             points += measured
-            if measured[-1].recall_at_10 < target:
+            if measured[-1].recall_at_10 >= target:
+                num_skipped += len(measured) - 1
+            elif measured[-1].latency_ms <= self.limit_ms:
                 break
-            num_skipped += len(measured) - 1
         enough = [point for point in points if point.recall_at_10 >= target]
         if enough:
             # While measuring, what is read stays in memory; later it may not.
@@ -83,13 +97,12 @@ class Meter:
         return self.tune(ground_truth, target)
 
     def tune_finely(self, ground_truth: GroundTruth, target: float) -> tuple[list[Point], Point]:
-        """Measure as `tune` does, and then between the fastest that reaches the target and half its effort.
+        """Measure as `tune` does, with a margin, and then between the fastest that reaches it and half its effort.
 
-        Efforts double, so up to twice the time would be lost. Parameters that reach the target only by chance are not
-        taken: with 500 queries, recall is off by `CHANCE`. Without texts nothing in between is measured, like the
-        cheapest settings.
+        The margin is what recall is off by chance, with 500 queries: others are asked than measured. Efforts double, so
+        up to twice the time would be lost. Without texts nothing in between is measured, like the cheapest settings.
         """
-        points, best = self.tune(ground_truth, target)
+        points, best = self.tune(ground_truth, min(1.0, target + CHANCE))
         name = next(iter(best.parameters), None)
         if name is None or best.recall_at_10 < target or ground_truth.queries.kind == SAMPLED:
             return points, best
@@ -111,17 +124,21 @@ class Meter:
         for parameters in search_params:
             points.append(self.point(ground_truth, parameters))
             last, before = points[-1].recall_at_10, points[-2].recall_at_10 if len(points) > 1 else 0.0
-            if last >= target or (last > _LEAST_AT_REST and last - before < _AT_REST):
+            is_at_rest = last > _LEAST_AT_REST and last - before < _AT_REST
+            if last >= target or is_at_rest or points[-1].latency_ms > self.limit_ms:
                 break
         return points
 
     def point(self, ground_truth: GroundTruth, parameters: Parameters) -> Point:
         """Measure recall, and the time of a query on one thread, with given search parameters."""
+        shallower = dict(parameters)
+        if "k_factor" in parameters:
+            shallower["k_factor"] = max(1, round(self.depth * parameters["k_factor"]))
 
-        def find(queries: Floats, k: int) -> tuple[Floats, Rows]:
-            return faiss_search.search(self.index, queries, min(k, self.index.ntotal), parameters, self.selector)
+        def find(queries: Floats, k: int, used: Parameters = parameters) -> tuple[Floats, Rows]:
+            return faiss_search.search(self.index, queries, min(k, self.index.ntotal), used, self.selector)
 
-        recall = measure_recall(ground_truth, find, self.vectors_of)
+        recall = measure_recall(ground_truth, lambda queries, k: find(queries, k, shallower), self.vectors_of)
         timed = ground_truth.queries.vectors[:_NUM_TIMED_QUERIES]
         times_s = _times_s(lambda query: find(query[None], NUM_NEIGHBOURS), timed)
         latency_ms = statistics.median(times_s) * 1000 if times_s else 0.0

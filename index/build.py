@@ -1,7 +1,8 @@
 """Build of one version of an index from vectors and ids: choose, add, measure, write, publish."""
 
 import logging
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import faiss
@@ -11,15 +12,16 @@ import pyarrow as pa
 from index import disk_build, faiss_build
 from index.atomic_folder import sweep_leftovers, whole_folder
 from index.autotune import GroundTruths, Meter
-from index.choose import DesignChoice, choose
-from index.constraints import Constraints, point_keeps
-from index.designs import Design
+from index.choose import DesignSearch
+from index.constraints import Constraints, Measures, OnMissed, excess, missed_text, nearest, no_design_text, rank
+from index.design_trials import Projections
+from index.designs import Design, parse_design
 from index.disk_files import remove_files
 from index.disk_index import DiskIndex
 from index.held_out_queries import CAPTIONS, sampled_queries, split_queries
 from index.ids import check_ids
-from index.index_errors import RetrievalError
-from index.manifest import Manifest
+from index.index_errors import ConstraintsMissedError
+from index.manifest import DesignTrial, Manifest
 from index.recall import find_ground_truth
 from index.step_timer import StepTimer
 from index.vectors import Floats, VectorTable, collect_vectors, vectors_text
@@ -32,7 +34,7 @@ Fill = Callable[[Design, VectorTable, Floats | None], faiss.Index]
 
 _SPOOL_NAME = "vectors.f32"
 _NUM_IMAGE_QUERIES = 100
-_MAX_BUILT = 3  # designs built on the whole table before the build fails
+_MAX_BUILT = 3  # designs built on the whole table before exact search, or the nearest of them again
 
 
 def build_index(
@@ -50,11 +52,13 @@ def build_index(
     num_threads: int | None = None,
     fill: Fill | None = None,
     build_bytes: int = disk_build.DEFAULT_BUILD_BYTES,
+    on_missed: OnMissed = "publish",
 ) -> Manifest:
     """Build an index and publish it as the folder `out`, which must not exist, atomically; raises a RetrievalError.
 
-    Memory is bounded by the index itself (by one part of a design on disk), one block of vectors and a sample for
-    training.
+    Without a limit of latency or memory there always is an index: exact search at worst. With one that no design keeps,
+    the nearest is built, and the manifest's `missed` says what it misses. At most four indexes are built. Memory
+    is bounded by the index itself (by one part of a design on disk), one block of vectors and a sample for training.
 
     Args:
         vectors: (N, E) float32 of unit norm, or a stream of such blocks, read once; a stream is kept in a file next to
@@ -71,6 +75,7 @@ def build_index(
         num_threads: threads of FAISS; None for all cores; 1 gives the same file every time.
         fill: trains and fills the index of a design; by default in this process, as always for designs in parts.
         build_bytes: memory for the build of a design in parts; it decides how many rows a part has.
+        on_missed: `publish` the nearest design where none keeps the constraints, else raise a ConstraintsMissedError.
     """
     timer = StepTimer()
     out = Path(out)
@@ -82,8 +87,8 @@ def build_index(
             table = collect_vectors(vectors, spool)
         ids = check_ids(ids, table.num_vectors)
         measured, learned = split_queries(table, queries, query_kind)
-        with timer.step("choose"):
-            choice = choose(table, measured, learned, kind, constraints, measure_all=measure_all)
+        projections = Projections(learned)
+        search = DesignSearch(table, measured, projections, kind, constraints, measure_all)
         with timer.step("exact answers"):
             images = sampled_queries(table, _NUM_IMAGE_QUERIES)
             ground_truths = GroundTruths(find_ground_truth(table, measured), find_ground_truth(table, images))
@@ -91,16 +96,17 @@ def build_index(
         def make(design: Design) -> faiss.Index | DiskIndex:
             if design.in_parts:
                 return disk_build.build(design, table, learned, folder, build_bytes)
-            return (fill or faiss_build.build)(design, table, choice.projections.of(design))
+            return (fill or faiss_build.build)(design, table, projections.of(design))
 
-        built = _build_best(choice, table, ground_truths, constraints, make, folder, timer)
+        built, missed, trials = _build_best(search, ground_truths, make, folder, timer, on_missed)
         origin = VersionOrigin(
             embeddings_version=embeddings_version,
             model_fingerprint=model_fingerprint,
             num_built=table.num_vectors,
             built_recall_at_10=built.point.recall_at_10,
             target_recall=constraints.recall,
-            trials=choice.trials,
+            trials=trials,
+            missed=missed,
         )
         contents = VersionContents(ids, np.ones(ids.num_rows, np.bool_))
         manifest = write_version(folder, built, contents, origin, table.mean(), timer)
@@ -109,30 +115,71 @@ def build_index(
 
 
 def _build_best(
-    choice: DesignChoice,
-    table: VectorTable,
+    search: DesignSearch,
     ground_truths: GroundTruths,
-    constraints: Constraints,
     make: Callable[[Design], faiss.Index | DiskIndex],
     folder: Path,
     timer: StepTimer,
-) -> TunedIndex:
-    """Build designs, best first, until one keeps the constraints (a requested one does), or raise a RetrievalError."""
-    missed = []
-    for design in choice.designs[:_MAX_BUILT]:
-        LOG.info(f"building {design} of {vectors_text(table.num_vectors)}")
+    on_missed: OnMissed,
+) -> tuple[TunedIndex, str | None, tuple[DesignTrial, ...]]:
+    """Build designs, best first, until one keeps the constraints (a requested one does), else the nearest.
+
+    Returns the index, what it misses (None for nothing), and the measurements before. Raises a ConstraintsMissedError
+    where none keeps the constraints unless `on_missed` is `publish`.
+    """
+    constraints, missed = search.constraints, dict[str, str]()
+    found: dict[Design, Measures] = {}
+
+    def build(design: Design) -> TunedIndex:
+        LOG.info(f"building {design} of {vectors_text(search.table.num_vectors)}")
         with timer.step("build"):
             index = make(design)
-        meter = Meter(index, design, table.take)
+        limit_ms = math.inf if constraints.latency_ms is None or not search.trials else 2 * constraints.latency_ms
+        meter = Meter(index, design, search.table.take, limit_ms=limit_ms)
         with timer.step("tune"):
             curve, best = meter.tune_finely(ground_truths.asked, constraints.recall)
-        built = TunedIndex(meter, tuple(curve), best, ground_truths)
-        if not choice.trials or point_keeps(built.point, faiss_build.num_bytes(index), constraints):
-            return built
-        if isinstance(index, DiskIndex):
-            remove_files(index, folder)
-        missed.append(f"{design} has recall {built.point.recall_at_10:.3f} at {built.point.latency_ms:.2f} ms")
-    raise RetrievalError(
-        f"index: of {vectors_text(table.num_vectors)}, {'; '.join(missed)}: none keeps the constraints as on the "
-        "sample; loosen recall, latency or memory, or name a design with kind"
+        return TunedIndex(meter, tuple(curve), best, ground_truths)
+
+    designs = search.designs()
+    while len(found) < _MAX_BUILT:
+        with timer.step("choose"):
+            design = next(designs, None)
+        if design is None:
+            break
+        built = build(design)
+        if not search.trials:
+            return built, None, ()
+        point, num_bytes = built.point, faiss_build.num_bytes(built.meter.index)
+        misses = missed_text(point, num_bytes, constraints)
+        if misses is None:
+            return built, None, search.judge_trials(str(design), missed)
+        LOG.info(f"{design} misses the constraints on the whole table: {misses}")
+        if isinstance(built.meter.index, DiskIndex):
+            remove_files(built.meter.index, folder)
+        missed[str(design)] = misses
+        found[design] = (point.recall_at_10, point.latency_ms, num_bytes)
+    if rank(search.trials[:1], constraints):  # exact search, where nobody said how slow it may be
+        return build(exact := Design("Flat")), None, search.judge_trials(str(exact), missed)
+    if on_missed != "publish":
+        raise ConstraintsMissedError(_none_text(search, missed))
+    if found:
+        design = min(found, key=lambda each: excess(found[each], constraints))
+    else:
+        design = parse_design(nearest(search.trials, constraints).design)
+    built = build(design)
+    misses = missed_text(built.point, faiss_build.num_bytes(built.meter.index), constraints)
+    if misses:
+        LOG.warning(
+            f"index: none of {len(search.trials)} designs keeps the constraints; the nearest, {design}: {misses}"
+        )
+    return built, misses, search.judge_trials(str(design), missed)
+
+
+def _none_text(search: DesignSearch, missed: Mapping[str, str]) -> str:
+    if not missed:
+        return no_design_text(search.trials, search.constraints)
+    return (
+        f"index: of {vectors_text(search.table.num_vectors)}, "
+        f"{'; '.join(f'{design} has {misses}' for design, misses in missed.items())}: none keeps the constraints as on "
+        "the sample; loosen recall, latency or memory, or name a design with kind"
     )

@@ -1,21 +1,21 @@
 """Choice of the design of an index: candidates are measured on a sample of the table, with the expected queries.
 
 A graph of some ten thousand vectors takes longer to build than all of a table's lists. So candidates are measured in
-the order in which they may win, until none can win any more: the smallest first if a latency is requested, else the
-fastest on a small sample, on which all are measured.
+the order in which they may win, until none can win any more: the smallest first if a latency is requested, up to twice
+the smallest that keeps it; else the fastest on a small sample, on which all are measured.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from index.constraints import Constraints, judge, keeps, rank
+from index.constraints import LARGER, Constraints, judge, keeps, rank
 from index.design_trials import DesignTrials, Projections
 from index.designs import KINDS, Design, candidate_designs, default_design, designs_in_parts, parse_design
 from index.held_out_queries import RecallQueries
 from index.manifest import DesignTrial
-from index.vectors import Floats, VectorTable
+from index.vectors import VectorTable
 
-# Rows of the sample: a quarter of the table within these bounds, because trials take as long as building so many.
+# Rows of the sample: an eighth of the table within these bounds, because trials take as long as building so many.
 MIN_TRIED, NUM_TRIED = 20_000, 32_768
 # Rows of the small sample (a second for a graph); how much slower than the best a candidate may be there and still win
 # on the large one; and by how much it may miss the recall.
@@ -23,61 +23,85 @@ NUM_SCREENED, _SLACK, _RECALL_SLACK = 10_000, 1.5, 0.01
 _FEW = 2  # candidates that are all measured on the large sample, as when memory is short
 
 
-@dataclass(frozen=True)
-class DesignChoice:
-    """Designs to build, best first, their `projections`, and all measurements (none for a requested design)."""
+@dataclass
+class DesignSearch:
+    """Search for the design of a table's index; it goes on where a design misses the constraints on the whole table.
 
-    designs: tuple[Design, ...]
-    trials: tuple[DesignTrial, ...]
-    projections: Projections
-
-
-def choose(
-    table: VectorTable,
-    measured: RecallQueries,
-    learned: Floats,
-    kind: str,
-    constraints: Constraints,
-    *,
-    measure_all: bool,
-) -> DesignChoice:
-    """Choose designs for a table.
-
-    Exact search is measured first, and chosen if it keeps the constraints, because its recall is 1. Otherwise
-    candidates are built on a sample and measured with held-out queries, until no other can be better.
-
-    `learned` (L, E) are queries to learn directions from, possibly none. `kind` is `flat`, `hnsw`, `ivf` or a design's
-    notation; `auto` chooses by measuring. With `measure_all`, all candidates are measured, even if exact search does.
-    Raises a RetrievalError if there is no such design, or none keeps the constraints; the message names the nearest.
+    Attributes:
+        table: the vectors.
+        measured: queries that recall is measured with.
+        projections: learned from other queries.
+        kind: `flat`, `hnsw`, `ivf` or a design's notation; `auto` chooses by measuring.
+        constraints: limits to keep.
+        measure_all: measure all candidates even if exact search does.
+        trials: measurements on samples so far; none for a requested design.
     """
-    projections = Projections(learned)
-    if kind != "auto":
-        requested = default_design(kind, table.num_vectors) if kind in KINDS else parse_design(kind)
-        return DesignChoice((requested,), (), projections)
-    exact, *others = _candidates(table, projections.useful_widths(), constraints, measure_all=measure_all)
-    num_tried = min(NUM_TRIED, max(MIN_TRIED, table.num_vectors // 4))
-    large = DesignTrials(table, num_tried, measured, projections, constraints.recall)
-    trials = [large.measure(exact)]
-    screened: dict[Design, DesignTrial] = {}
-    if measure_all:
-        trials += [large.measure(design) for design in others]
-    elif not keeps(trials[0], constraints, constraints.exact_latency_ms):
-        if constraints.latency_ms is not None:
-            others.sort(key=lambda design: design.estimated_bytes(table.num_vectors, table.dim))
-        elif len(others) > _FEW and min(table.num_vectors, num_tried) > 2 * NUM_SCREENED:
-            small = DesignTrials(table, NUM_SCREENED, measured, projections, constraints.recall)
-            screened = {design: small.measure(design) for design in others}
-            others.sort(key=lambda design: _screened_cost(screened[design], constraints))
-        for design in others:
-            if may_stop(trials, screened, design, constraints):
-                break
-            trials.append(large.measure(design))
-    ranked = rank(trials, constraints)
-    left = [trial for design, trial in screened.items() if str(design) not in {each.design for each in trials}]
-    # Unmeasured designs come after the measured ones: the whole table decides.
-    unmeasured = [design for design in others if str(design) not in {trial.design for trial in trials}]
-    chosen = (*(parse_design(trial.design) for trial in ranked), *unmeasured)
-    return DesignChoice(chosen, tuple(judge([*trials, *left], ranked, constraints)), projections)
+
+    table: VectorTable
+    measured: RecallQueries
+    projections: Projections
+    kind: str
+    constraints: Constraints
+    measure_all: bool
+    trials: list[DesignTrial] = field(default_factory=list)
+    _screened: dict[Design, DesignTrial] = field(default_factory=dict)
+
+    def designs(self) -> Iterator[Design]:
+        """Yield designs to build of the whole table, best first: those that keep the constraints on a sample.
+
+        Exact search is measured first, and chosen if it keeps the constraints, because its recall is 1. Otherwise
+        candidates are built on a sample and measured with held-out queries, until no other can be better. To ask for
+        another design says that the last one missed, and measuring goes on. Raises a RetrievalError if there is no such
+        design as `kind`.
+        """
+        if self.kind != "auto":
+            yield default_design(self.kind, self.table.num_vectors) if self.kind in KINDS else parse_design(self.kind)
+            return
+        widths = self.projections.useful_widths()
+        exact, *waiting = _candidates(self.table, widths, self.constraints, measure_all=self.measure_all)
+        num_tried = min(NUM_TRIED, max(MIN_TRIED, self.table.num_vectors // 8))
+        large = self._trials(num_tried)
+        self.trials.append(large.measure(exact))
+        left = [*self.trials]
+        if keeps(left[0], self.constraints, self.constraints.exact_latency_ms) and not self.measure_all:
+            yield parse_design(left.pop().design)
+        if self.constraints.latency_ms is not None:
+            waiting.sort(key=self._estimate_bytes)
+        elif len(waiting) > _FEW and min(self.table.num_vectors, num_tried) > 2 * NUM_SCREENED and not self.measure_all:
+            small = self._trials(NUM_SCREENED)
+            self._screened = {design: small.measure(design) for design in waiting}
+            waiting.sort(key=lambda design: _screened_cost(self._screened[design], self.constraints))
+        while left or waiting:
+            while waiting and (self.measure_all or not self._may_stop(left, waiting[0])):
+                left.append(large.measure(waiting.pop(0)))
+                self.trials.append(left[-1])
+            ranked = rank(left, self.constraints)
+            if not ranked:
+                return
+            left.remove(ranked[0])
+            yield parse_design(ranked[0].design)
+
+    def judge_trials(self, chosen: str, missed: Mapping[str, str]) -> tuple[DesignTrial, ...]:
+        """Return all measurements with their verdicts; none for a requested design.
+
+        `missed` says by design what those that were built of the whole table missed.
+        """
+        found = [trial for trial in self.trials if trial.design == chosen]
+        if not found:
+            return ()
+        designs = {trial.design for trial in self.trials}
+        left = [trial for design, trial in self._screened.items() if str(design) not in designs]
+        return tuple(judge([*self.trials, *left], found[0], self.constraints, missed))
+
+    def _estimate_bytes(self, design: Design) -> float:
+        return design.estimated_bytes(self.table.num_vectors, self.table.dim)
+
+    def _may_stop(self, trials: Sequence[DesignTrial], following: Design) -> bool:
+        return may_stop(trials, self._screened, following, self._estimate_bytes(following), self.constraints)
+
+    def _trials(self, num_rows: int) -> DesignTrials:
+        limits = (self.constraints.recall, self.constraints.latency_ms)
+        return DesignTrials(self.table, num_rows, self.measured, self.projections, *limits)
 
 
 def _screened_cost(trial: DesignTrial, constraints: Constraints) -> tuple[bool, float]:
@@ -86,15 +110,20 @@ def _screened_cost(trial: DesignTrial, constraints: Constraints) -> tuple[bool, 
 
 
 def may_stop(
-    trials: Sequence[DesignTrial], screened: dict[Design, DesignTrial], following: Design, constraints: Constraints
+    trials: Sequence[DesignTrial],
+    screened: dict[Design, DesignTrial],
+    following: Design,
+    following_bytes: float,
+    constraints: Constraints,
 ) -> bool:
     """Whether no candidate from `following` on can beat those measured on the large sample (`trials`).
 
-    `screened` are the measurements on the small sample, if there is one.
+    `screened` are the measurements on the small sample, if there is one; `following_bytes` is the memory that the
+    following one would take.
     """
     kept = [trial for trial in trials if keeps(trial, constraints, constraints.latency_ms)]
-    if constraints.latency_ms is not None:
-        return bool(kept)  # candidates are in order of size
+    if constraints.latency_ms is not None:  # candidates are in order of size
+        return any(following_bytes > LARGER * trial.expected_bytes for trial in kept)
     times = {str(design): trial.expected_latency_ms for design, trial in screened.items()}
     kept = [trial for trial in kept if trial.design in times]
     if not kept:

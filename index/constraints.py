@@ -1,7 +1,8 @@
 """Constraints of an index (memory, latency, recall), and the ranking of measured designs within them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from index.index_errors import RetrievalError
 from index.manifest import DesignTrial, Point
@@ -9,14 +10,21 @@ from index.manifest import DesignTrial, Point
 DEFAULT_RECALL = 0.95
 # Query latency up to which exact search is chosen by default: no other result is better.
 DEFAULT_LATENCY_MS = 10.0
+# Where a latency is given, how many times larger than the smallest index a faster one may be.
+LARGER = 2.0
+_AS_FAST = 1.25  # times the latency of the fastest: as fast, as far as trials can tell
+OnMissed = Literal["publish", "keep", "fail"]
+"""What to do where no design keeps the constraints: publish the nearest, keep what is published, or fail."""
+_LEAST_MISSED = 1e-3  # share of neighbours that may be missed where a recall of 1 is asked for, to compare designs
 
 
 @dataclass(frozen=True)
 class Constraints:
     """Limits that the chosen index must keep; non-positive limits or a recall above 1 raise a RetrievalError.
 
-    `memory_bytes` excludes ids. `latency_ms` is the median of one query on one thread: with it, the smallest index that
-    keeps it is chosen; else the fastest, or exact search if it keeps `DEFAULT_LATENCY_MS`. `recall` is of the exact top
+    `memory_bytes` excludes ids. `latency_ms` is the median of one query on one thread: with it, the fastest index is
+    chosen of those that keep it and are at most `LARGER` times as large as the smallest; else the fastest, or exact
+    search if it keeps `DEFAULT_LATENCY_MS`. `recall` is of the exact top
     ten.
     """
 
@@ -39,35 +47,50 @@ class Constraints:
 
 
 def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
-    """Order the trials that keep the constraints, best first; raises a RetrievalError if none does.
+    """Order the trials that keep the constraints, best first; none may.
 
-    Exact search comes first if it is fast enough; then the smallest index if a latency is given, else the fastest.
+    Exact search comes first if it is fast enough; then the fastest. If a latency is given, those at most `LARGER` times
+    as large as the smallest come before others, and of those about as fast as the fastest the smallest is first.
     """
     exact = [
         trial for trial in trials if trial.design == "Flat" and keeps(trial, constraints, constraints.exact_latency_ms)
     ]
     fitting = [trial for trial in trials if keeps(trial, constraints, constraints.latency_ms)]
-    if not fitting:
-        raise RetrievalError(_no_design(trials, constraints))
 
-    def cost(trial: DesignTrial) -> tuple[float, float]:
-        costs = (trial.expected_bytes, trial.expected_latency_ms)
-        return costs if constraints.latency_ms is not None else (costs[1], costs[0])
+    most_bytes = LARGER * min((trial.expected_bytes for trial in fitting), default=0)
+    small_ms = [trial.expected_latency_ms for trial in fitting if trial.expected_bytes <= most_bytes]
+    most_ms = _AS_FAST * min(small_ms, default=0)
+
+    def cost(trial: DesignTrial) -> tuple[int, float, float]:
+        num_bytes, latency_ms = trial.expected_bytes, trial.expected_latency_ms
+        if constraints.latency_ms is None:
+            return 0, latency_ms, num_bytes
+        if num_bytes > most_bytes:
+            return 2, num_bytes, latency_ms
+        return (1, latency_ms, num_bytes) if latency_ms > most_ms else (0, num_bytes, latency_ms)
 
     return exact + sorted((trial for trial in fitting if trial not in exact), key=cost)
 
 
-def judge(trials: Sequence[DesignTrial], ranked: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
-    """Set each trial's verdict (chosen or why not), and whether another beats it in everything."""
+def judge(
+    trials: Sequence[DesignTrial], chosen: DesignTrial, constraints: Constraints, missed: Mapping[str, str]
+) -> list[DesignTrial]:
+    """Set each trial's verdict (chosen or why not), and whether another beats it in everything.
+
+    `missed` says by design what those that were built of the whole table missed.
+    """
 
     def verdict(trial: DesignTrial) -> str:
-        if trial == ranked[0]:
+        if trial == chosen:
             return "chosen"
+        if trial.design in missed:
+            return f"whole table: {missed[trial.design]}"
         if broken := _list_broken(trial, constraints, constraints.latency_ms):
             return "; ".join(broken)
-        if ranked[0].design == "Flat":
+        if chosen.design == "Flat":
             return "not exact"
-        return "larger" if constraints.latency_ms is not None else "slower"
+        is_larger = trial.expected_bytes > chosen.expected_bytes
+        return "larger" if constraints.latency_ms is not None and is_larger else "slower"
 
     return [
         trial.model_copy(update={"verdict": verdict(trial), "is_efficient": not _is_beaten(trial, trials)})
@@ -87,35 +110,69 @@ def keeps(trial: DesignTrial, constraints: Constraints, latency_ms: float | None
 
 
 def _list_broken(trial: DesignTrial, constraints: Constraints, latency_ms: float | None) -> list[str]:
+    return _list_limits_broken(_measures(trial), replace(constraints, latency_ms=latency_ms))
+
+
+Measures = tuple[float, float, int]
+"""Recall, milliseconds of a query, bytes in memory."""
+
+
+def _measures(trial: DesignTrial) -> Measures:
+    return trial.recall_at_10, trial.expected_latency_ms, trial.expected_bytes
+
+
+def _list_limits_broken(measures: Measures, constraints: Constraints) -> list[str]:
+    recall, latency_ms, num_bytes = measures
     broken = []
-    if trial.recall_at_10 < constraints.recall:
-        broken.append(f"recall {trial.recall_at_10:.3f}")
-    if latency_ms is not None and trial.expected_latency_ms > latency_ms:
-        broken.append(f"{trial.expected_latency_ms:.2f} ms")
-    if constraints.memory_bytes is not None and trial.expected_bytes > constraints.memory_bytes:
-        broken.append(f"{trial.expected_bytes / 2**20:,.1f} MiB")
+    if recall < constraints.recall:
+        broken.append(f"recall {recall:.3f}")
+    if constraints.latency_ms is not None and latency_ms > constraints.latency_ms:
+        broken.append(f"{latency_ms:.2f} ms")
+    if constraints.memory_bytes is not None and num_bytes > constraints.memory_bytes:
+        broken.append(f"{num_bytes / 2**20:,.1f} MiB")
     return broken
 
 
-def _no_design(trials: Sequence[DesignTrial], constraints: Constraints) -> str:
-    nearest = min(trials, key=lambda trial: len(_list_broken(trial, constraints, constraints.latency_ms)))
+def excess(measures: Measures, constraints: Constraints) -> tuple[bool, float]:
+    """Return how far measures miss the constraints, to compare: whether memory is short, and the largest ratio.
+
+    The ratio is of milliseconds, of bytes, or of the share that isn't found, to what the constraints allow; 1 if all
+    are kept.
+    """
+    recall, latency_ms, num_bytes = measures
+    ratios = [1.0, (1 - recall) / max(1 - constraints.recall, _LEAST_MISSED)]
+    if constraints.latency_ms is not None:
+        ratios.append(latency_ms / constraints.latency_ms)
+    memory = 1.0 if constraints.memory_bytes is None else num_bytes / constraints.memory_bytes
+    return memory > 1, max(*ratios, memory)
+
+
+def nearest(trials: Sequence[DesignTrial], constraints: Constraints) -> DesignTrial:
+    """Return the trial that misses the constraints by least."""
+    return min(trials, key=lambda trial: excess(_measures(trial), constraints))
+
+
+def no_design_text(trials: Sequence[DesignTrial], constraints: Constraints) -> str:
+    """Say that no trial keeps the constraints, and which is the nearest."""
+    found = nearest(trials, constraints)
+    kept = f"none of {len(trials)} designs keeps" if len(trials) > 1 else "the only design does not keep"
+    return (
+        f"index: {kept} {_asked_text(constraints)}; the nearest, {found.design}, has recall "
+        f"{found.recall_at_10:.3f}, {found.expected_latency_ms:.2f} ms and "
+        f"{found.expected_bytes / 2**20:,.1f} MiB: loosen the constraint that it breaks"
+    )
+
+
+def _asked_text(constraints: Constraints) -> str:
     asked = [f"recall = {constraints.recall:g}"]
     if constraints.latency_ms is not None:
         asked.append(f"latency_ms = {constraints.latency_ms:g}")
     if constraints.memory_bytes is not None:
         asked.append(f"memory_bytes = {constraints.memory_bytes} ({constraints.memory_bytes / 2**20:,.1f} MiB)")
-    kept = f"none of {len(trials)} designs keeps" if len(trials) > 1 else "the only design does not keep"
-    return (
-        f"index: {kept} {', '.join(asked)}; the nearest, {nearest.design}, has recall "
-        f"{nearest.recall_at_10:.3f}, {nearest.expected_latency_ms:.2f} ms and "
-        f"{nearest.expected_bytes / 2**20:,.1f} MiB: loosen the constraint that it breaks"
-    )
+    return ", ".join(asked)
 
 
-def point_keeps(point: Point, memory_bytes: int, constraints: Constraints) -> bool:
-    """Whether a whole index keeps the constraints."""
-    return (
-        point.recall_at_10 >= constraints.recall
-        and (constraints.latency_ms is None or point.latency_ms <= constraints.latency_ms)
-        and (constraints.memory_bytes is None or memory_bytes <= constraints.memory_bytes)
-    )
+def missed_text(point: Point, memory_bytes: int, constraints: Constraints) -> str | None:
+    """Say what a whole index misses of the constraints; None if it keeps them."""
+    broken = _list_limits_broken((point.recall_at_10, point.latency_ms, memory_bytes), constraints)
+    return f"{', '.join(broken)} (asked for: {_asked_text(constraints)})" if broken else None

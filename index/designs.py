@@ -36,6 +36,7 @@ _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
 _LIST_SHARES = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # one of this many lists is read
 _PARTS_FACTORS = (4, 8, 16, 32, 64)  # each row may be a disk read, so no more than needed
 _EXACT_CODES_FACTORS = (1, 4)  # rows to re-rank, as a multiple of k, for codes that almost preserve the order
+_PROJECTED_FACTORS = (1, 4, 16)  # the same for projections
 _SMALL_CODES_FACTORS = (4, 16, 64)  # the same for codes of a few bits per dimension
 
 # Milliseconds per vector read, when some hundred are requested at once: 200 took 1.8 ms, 600 took 8.6 ms.
@@ -118,6 +119,11 @@ class Design:
         return num_vectors * (of_code + links + places + (0 if self.on_disk else self.row_code_bytes(dim)))
 
     @property
+    def has_small_codes(self) -> bool:
+        """Whether its codes have a few bits per dimension."""
+        return _SMALL_CODES.search(self.factory) is not None
+
+    @property
     def num_training(self) -> int:
         """The most vectors to train on."""
         per_list = TRAINING_VECTORS_PER_LIST * max(self.num_lists, 1024)
@@ -133,7 +139,8 @@ class Design:
         if self.in_parts:
             factors = _PARTS_FACTORS
         elif self.rerank:
-            factors = _SMALL_CODES_FACTORS if _SMALL_CODES.search(self.factory) else _EXACT_CODES_FACTORS
+            factors = _SMALL_CODES_FACTORS if self.has_small_codes else _EXACT_CODES_FACTORS
+            factors = _PROJECTED_FACTORS if self.projection else factors
         for factor in factors:
             yield [
                 search_params | ({"k_factor": factor} if factor else {}) for search_params in self._structure_params()
@@ -196,7 +203,6 @@ def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) 
         Design("HNSW32,SQ8", rerank="SQfp16"),
         Design(f"IVF{lists},Flat"),
         Design(f"IVF{lists},SQ8", rerank="SQfp16"),
-        Design(f"IVF{lists},RaBitQ", rerank="SQ8"),
     ]
     designs += designs_in_parts(num_vectors, dim, on_disk=False)
     for width in projections:
@@ -206,6 +212,7 @@ def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) 
             Design("HNSW32,Flat", width, "SQ8"),
             Design(f"IVF{lists},Flat", width, "SQfp16"),
             Design(f"IVF{lists},SQ8", width, "SQfp16"),
+            Design(f"IVF{lists},SQ8", width, "SQ8"),
         ]
     return tuple(designs)
 

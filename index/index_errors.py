@@ -1,4 +1,4 @@
-"""Errors that a user can fix: their root class, and two kinds that callers handle."""
+"""Errors that a user can fix: their root class, and three kinds that callers handle."""
 
 
 class RetrievalError(ValueError):
@@ -7,6 +7,10 @@ class RetrievalError(ValueError):
 
 class RebuildNeededError(RetrievalError):
     """An index can't take the change, or not well; the message says why. The cure is a full build."""
+
+
+class ConstraintsMissedError(RetrievalError):
+    """No design keeps the constraints; the message names the nearest."""
 
 
 class GateRefusedError(RetrievalError):

@@ -119,6 +119,7 @@ class Manifest(BaseModel):
         description="`sampled`: vectors of the table itself; `text-like`: made from them; else the caller's: `text`"
     )
     target_recall: float = Field(gt=0, le=1, description="recall that was asked for")
+    missed: str | None = Field(default=None, description="which constraints no design kept, and this one by how much")
     latency_ms: float = Field(ge=0, description="of one query on one thread, at these parameters")
     exact_row_us: float = Field(ge=0, description="microseconds to read and score one row of a filtered exact search")
     scan_row_us: float = Field(ge=0, description="the same where texts ask, and projections are held by row")

@@ -97,6 +97,7 @@ def update_index(
             built_recall_at_10=before.built_recall_at_10,
             target_recall=before.target_recall,
             trials=before.trials,
+            missed=before.missed,
             drift=float(np.linalg.norm(table.mean() - centre)) if table.num_vectors else before.drift,
         )
         kept = _link_kept(previous, before, measured.meter.index, folder)

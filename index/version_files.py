@@ -74,7 +74,7 @@ class VersionOrigin:
     """Origin of a version as in its manifest: its data, its requirements, its last full build.
 
     `num_built` and `built_recall_at_10` are of that build; `drift` is the distance between the mean of its vectors and
-    the mean of those added since.
+    the mean of those added since; `missed` says which constraints it does not keep, None for none.
     """
 
     embeddings_version: int
@@ -84,6 +84,7 @@ class VersionOrigin:
     target_recall: float
     trials: tuple[DesignTrial, ...]
     drift: float = 0.0
+    missed: str | None = None
 
 
 def write_version(

@@ -37,20 +37,26 @@ def build(
     explain: Annotated[
         bool, typer.Option("--explain", help="Measure all designs, and show what was chosen from.")
     ] = False,
+    on_missed: Annotated[
+        str | None, typer.Option(help="Where no design keeps the limits: publish the nearest, keep the last, or fail.")
+    ] = None,
     force: Force = False,
 ) -> Result:
     """Build an index of the published embeddings, and publish it with them if it is good enough."""
     from embedder.planning.plan_options import parse_size
 
     asked = {"kind": kind, "memory_bytes": parse_size("--memory", memory), "latency_ms": latency_ms, "recall": recall}
+    asked |= {"on_missed": on_missed}
     run = read({"store": store}, [f"index.{key}={value}" for key, value in asked.items() if value is not None])
 
     from embedder.entrances import build_index
 
+    before = _load_published(StoreFiles(run.required_store), model)[1].index
     number, manifest = build_index(run, model=model or "", force=force, measure_all=explain)
-    shown: list[RenderableType] = [
-        f"{_describe(number, manifest)}, built in {duration_text(round(manifest.build_s, 1))}"
-    ]
+    did = "published before" if number == before else f"built in {duration_text(round(manifest.build_s, 1))}"
+    shown: list[RenderableType] = [f"{_describe(number, manifest)}, {did}"]
+    if manifest.missed:
+        shown.append(f"no design keeps the constraints; this one, the nearest, misses {manifest.missed}")
     if explain:
         shown.insert(0, _trials_table(manifest))
     return Result(_data(number, manifest), shown)

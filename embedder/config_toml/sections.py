@@ -71,6 +71,11 @@ class IndexConfig(ConfigSection):
         json_schema_extra={"default": "0.9, at most recall"},
     )
     max_drop: float = Field(0.02, ge=0, le=1, description="recall@10 that may be lost to the last published index")
+    on_missed: Literal["publish", "keep", "fail"] = Field(
+        "publish",
+        description="where no design keeps recall, latency_ms and memory_bytes: publish the nearest one; keep what is "
+        "published (a run with other rows makes an exact index); or fail",
+    )
     words: Analysis = Field(
         "unicode",
         description="captions in hybrid search: unicode cuts them into words, a language, as english, compares stems; "

@@ -102,25 +102,41 @@ class IndexJob:
     def _judge(self, manifest: Manifest) -> None:
         where, limit = f"store {self.files.address}", self.config.memory_bytes
         check_gate(manifest, self.last, Gate(self.config.min_recall, self.config.max_drop), where)
+        if manifest.missed and self._is_better_published(manifest):
+            raise GateRefusedError(
+                f"{where}: no design keeps the constraints; the nearest, {manifest.design}, misses {manifest.missed}, "
+                f"and what is published finds more, recall@10 {self.last.recall_at_10 if self.last else 0:.3f}, and "
+                "stays; loosen a constraint"
+            )
         if limit is not None and manifest.memory_bytes > limit:
             raise GateRefusedError(
                 f"{where}: the new index ({manifest.design}) takes {size_text(manifest.memory_bytes)}, and "
                 f"index.memory_bytes = {limit} allows {size_text(limit)}; allow more, or ask for a lower recall"
             )
 
+    def _is_better_published(self, manifest: Manifest) -> bool:
+        """Return whether the published index is of the same rows and finds more; with --force that doesn't count."""
+        last = self.last
+        if last is None or self.config.max_drop == 1 or last.embeddings_version != manifest.embeddings_version:
+            return False
+        return last.recall_query_kind == manifest.recall_query_kind and last.recall_at_10 > manifest.recall_at_10
+
 
 def make_index(job: IndexJob, *, may_update: bool = True) -> int | None:
     """Make an index that may be published, by the first of several ways that succeeds; return its number.
 
-    That is the published version's number if no vector changed, and None if there is no vector. `may_update` allows
-    building on the published version; a purge may not, as masked vectors stay in the file. Raises RunFailedError if not
-    even an exact index meets the constraints or memory is too small for any, and StoreError if the disk is full.
+    That is the published version's number if no vector changed, and None if there is no vector. An exact index is the
+    last way, unless `on_missed` is `fail`. `may_update` allows building on the published version; a purge may not, as
+    masked vectors stay in the file. Raises RunFailedError if not even an exact index may be published or memory is too
+    small for any, and StoreError if the disk is full.
     """
     if job.rows.ids.num_rows == 0:
         LOG.info(f"no index: no {SEARCHED_NAMES[job.info.searched]} is among what is published")
         return None
     reasons: list[str] = []
-    attempts: list[Callable[[IndexJob], tuple[int, str]]] = [_rebuilt, _exact]
+    attempts: list[Callable[[IndexJob], tuple[int, str]]] = [_rebuilt]
+    if job.config.on_missed != "fail":
+        attempts.append(_exact)
     if may_update and job.previous is not None:
         attempts.insert(0, _update)
     for attempt in attempts:
@@ -158,7 +174,8 @@ def build_anew(job: IndexJob, kind: str | None = None, *, measure_all: bool = Fa
     """Build an index of all rows, of which there is at least one.
 
     `kind` overrides the configured one; `measure_all` measures all designs even if exact search suffices. Raises
-    RetrievalError if no design meets the constraints, and GateRefusedError if recall is too low.
+    ConstraintsMissedError if no design keeps the constraints and `on_missed` isn't `publish`, and GateRefusedError if
+    recall is too low.
     """
     from index.build import build_index  # which loads FAISS
 
@@ -179,6 +196,7 @@ def build_anew(job: IndexJob, kind: str | None = None, *, measure_all: bool = Fa
                 query_kind=query_kind,
                 measure_all=measure_all,
                 fill=fill,
+                on_missed=config.on_missed,
             )
 
     return job.add(build)
@@ -228,7 +246,8 @@ def _is_kind(manifest: Manifest, kind: str) -> bool:
 def _rebuilt(job: IndexJob) -> tuple[int, str]:
     number, manifest = build_anew(job)
     did = "built" if job.previous is None else "rebuilt"
-    return number, f"{did} as {manifest.design}, recall@10 {manifest.recall_at_10:.3f}"
+    missed = f"; no design keeps the constraints, and this one misses {manifest.missed}" if manifest.missed else ""
+    return number, f"{did} as {manifest.design}, recall@10 {manifest.recall_at_10:.3f}{missed}"
 
 
 def _exact(job: IndexJob) -> tuple[int, str]:

@@ -1,5 +1,7 @@
 """Builds, updates, publishes and rolls back the index of a store's embeddings table."""
 
+import logging
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,8 +19,10 @@ from embedder.store.tables.models import check_has_vectors, find_model, model_fi
 from embedder.store_index.build_or_update import IndexJob, build_anew, make_index
 from embedder.store_index.index_versions import has_version, list_manifests, open_version
 from embedder.store_index.keep_words import ensure_words, repair_words
+from index.index_errors import ConstraintsMissedError
 from index.manifest import Manifest
 
+LOG = logging.getLogger(__name__)
 DEFAULT_INDEX_CONFIG = IndexConfig()
 
 Versions = dict[int, Manifest]
@@ -37,7 +41,8 @@ def build_published_index(
 
     `wanted` holds kind, constraints and the recall to reach; `kind` overrides its kind. Without `ray_address` (of a
     cluster) this machine builds. An empty `model` means the main model. `measure_all` measures all designs even if
-    exact search suffices. Raises StoreError, RetrievalError and GateRefusedError as `embedder.build_index` does.
+    exact search suffices. Where no design keeps the constraints and `on_missed` is `keep`, the published index is
+    returned. Raises StoreError, RetrievalError and GateRefusedError as `embedder.build_index` does.
     """
     find_model(store, read_published(store), model)  # before the lock makes a folder
     with write_lock(store):
@@ -47,7 +52,13 @@ def build_published_index(
         job = IndexJob(files, current.embeddings, info, current.index, wanted, ray_address)
         if job.rows.ids.num_rows == 0:
             raise _empty(files, info)
-        number, manifest = build_anew(job, kind, measure_all=measure_all)
+        try:
+            number, manifest = build_anew(job, kind, measure_all=measure_all)
+        except ConstraintsMissedError as error:
+            if wanted.on_missed != "keep" or current.index is None or job.last is None:
+                raise
+            LOG.warning(f"{error}; index {current.index} stays published")
+            return current.index, job.last
         repair_words(files, current.embeddings, wanted)
         swap_index(files, number)
         add_query_towers(files, info)

@@ -18,7 +18,7 @@ from embedder.store_index.index_versions import list_manifests, manifest_of
 from embedder.store_index.indexed_rows import IndexRows
 from embedder.store_index.keep_index import index_builder, update_store_index
 from index import build, update
-from index.index_errors import GateRefusedError
+from index.index_errors import ConstraintsMissedError, GateRefusedError
 
 MODULES = {"build_index": build, "update_index": update}
 
@@ -180,6 +180,59 @@ def test_by_hand_what_finds_too_little_is_refused_and_force_passes_the_drop_alon
     with pytest.raises(GateRefusedError):
         build_store_index(files, kind="hnsw", force=True)
     build_store_index(files, kind="hnsw", force=True, config=IndexConfig(min_recall=0.4))
+
+
+IMPOSSIBLE_MS = 1e-6
+
+
+def test_by_hand_the_nearest_is_published_where_none_keeps_the_limits_unless_the_last_finds_more(tmp_path):
+    files = indexed_store(tmp_path / "store", kind="flat")
+    first, exact = read_current(files).index, manifest_of(files, read_current(files).index)
+    wanted = IndexConfig(latency_ms=IMPOSSIBLE_MS, min_recall=0.1)
+    number, nearest = build_store_index(files, config=wanted, force=True)
+    assert nearest.missed and f"latency_ms = {IMPOSSIBLE_MS:g}" in nearest.missed
+    assert (exact.missed, read_current(files).index) == (None, number)
+    number, again = build_store_index(files, config=wanted)
+    assert again.missed and again.recall_at_10 >= nearest.recall_at_10
+    assert read_current(files).index == number > first
+
+
+def test_the_nearest_is_refused_where_what_is_published_of_the_same_rows_finds_more(files, monkeypatch):
+    worse(monkeypatch, 0.985, "build_index")
+    with pytest.raises(GateRefusedError, match="no design keeps the constraints; .* finds more, recall@10 .* stays"):
+        build_store_index(files, config=IndexConfig(latency_ms=IMPOSSIBLE_MS))
+    assert read_current(files).index == 1
+    number, _ = build_store_index(files, config=IndexConfig(latency_ms=IMPOSSIBLE_MS), force=True)
+    assert read_current(files).index == number
+
+
+def test_by_hand_the_last_is_kept_or_the_build_fails_where_none_keeps_the_limits(files, said):
+    kept = IndexConfig(latency_ms=IMPOSSIBLE_MS, on_missed="keep")
+    assert build_store_index(files, config=kept) == (1, manifest_of(files, 1))
+    assert said[-1].startswith("index: none of ") and said[-1].endswith("index 1 stays published")
+    with pytest.raises(ConstraintsMissedError, match=f"keeps recall = 0.95, latency_ms = {IMPOSSIBLE_MS:g}"):
+        build_store_index(files, config=IndexConfig(latency_ms=IMPOSSIBLE_MS, on_missed="fail"))
+    assert (read_current(files).index, [number for number, _ in list_manifests(files)]) == (1, [1])
+
+
+@pytest.mark.parametrize(
+    ("on_missed", "told"),
+    [("publish", "no design keeps the constraints, and this one misses "), ("keep", "index 2: exact; ")],
+)
+def test_a_night_whose_rebuild_misses_the_limits_has_its_index_and_says_so(files, said, on_missed, told):
+    config = IndexConfig(latency_ms=IMPOSSIBLE_MS, on_missed=on_missed)
+    indexed_run(files, retired=[f"{number:04d}.jpg" for number in range(80)], config=config)
+    assert told in said[-1]
+    assert read_current(files).index == 2
+    assert_whole(files)
+
+
+def test_a_night_that_is_to_fail_where_the_limits_are_missed_publishes_nothing(files):
+    before = read_current(files)
+    config = IndexConfig(latency_ms=IMPOSSIBLE_MS, on_missed="fail")
+    with pytest.raises(RunFailedError, match="latency_ms = 1e-06; the nearest, .* what was published stays"):
+        indexed_run(files, retired=[f"{number:04d}.jpg" for number in range(80)], config=config)
+    assert read_current(files) == before
 
 
 def test_an_update_by_hand_does_nothing_where_the_index_holds_what_is_published(files, tmp_path):

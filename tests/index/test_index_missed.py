@@ -1,0 +1,141 @@
+"""There is an index whatever comes: where no design keeps the constraints, the nearest one, which says so."""
+
+import shutil
+
+import numpy as np
+import pytest
+from index_samples import Build, make_images_and_captions, make_vectors
+
+import index.build as building
+from index.constraints import Constraints, excess
+from index.index_errors import ConstraintsMissedError
+from index.search import open_index
+
+IMPOSSIBLE = Constraints(latency_ms=1e-6)
+
+
+def test_where_none_keeps_the_latency_the_nearest_is_built_and_says_what_it_misses(build: Build) -> None:
+    images, captions = make_images_and_captions(1500, 400)
+    out, manifest = build(images, queries=captions, constraints=IMPOSSIBLE)
+    assert manifest.missed is not None
+    assert manifest.missed.endswith(" ms (asked for: recall = 0.95, latency_ms = 1e-06)")
+    assert [trial.design for trial in manifest.trials if trial.verdict == "chosen"] == [manifest.design]
+    fastest = min(trial.expected_latency_ms for trial in manifest.trials)
+    chosen = next(trial for trial in manifest.trials if trial.verdict == "chosen")
+    assert chosen.expected_latency_ms == fastest
+    assert open_index(out).search(captions[:3], 10).rows.min() >= 0
+
+
+@pytest.mark.parametrize("on_missed", ["keep", "fail"])
+def test_the_nearest_is_not_built_unless_it_is_to_be_published(build: Build, on_missed: str) -> None:
+    with pytest.raises(ConstraintsMissedError, match=r"none of \d+ designs keeps recall = 0.95, latency_ms = 1e-06"):
+        build(make_vectors(1000), constraints=IMPOSSIBLE, on_missed=on_missed)
+
+
+def test_what_is_kept_misses_nothing(build: Build) -> None:
+    assert build()[1].missed is None
+
+
+def let_miss(monkeypatch: pytest.MonkeyPatch, num_missed: int) -> list[str]:
+    """Let the first indexes of whole tables miss the constraints; returns those measured, as they come."""
+    measured: list[str] = []
+
+    def missed_text(*arguments: object) -> str | None:
+        measured.append("")
+        return "too little" if len(measured) <= num_missed else None
+
+    monkeypatch.setattr(building, "missed_text", missed_text)
+    return measured
+
+
+@pytest.mark.parametrize("num_missed", [1, 2])
+def test_where_a_design_misses_on_the_whole_table_another_is_measured_and_built(
+    build: Build, monkeypatch: pytest.MonkeyPatch, num_missed: int
+) -> None:
+    images, captions = make_images_and_captions(3000, 400)
+    measured = let_miss(monkeypatch, num_missed)
+    limits = Constraints(memory_bytes=700_000)
+    _, manifest = build(images, queries=captions, constraints=limits)
+    verdicts = [trial.verdict for trial in manifest.trials]
+    assert verdicts.count("whole table: too little") == num_missed
+    assert verdicts.count("chosen") == 1
+    assert len(measured) == num_missed + 1
+    assert manifest.missed is None
+    assert manifest.recall_at_10 >= 0.95
+
+
+def test_without_a_limit_exact_search_ends_the_misses(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index.constraints.DEFAULT_LATENCY_MS", 1e-6)
+    images, captions = make_images_and_captions(2000, 400)
+    measured = let_miss(monkeypatch, 99)
+    _, manifest = build(images, queries=captions)
+    assert (manifest.design, manifest.recall_at_10, manifest.missed) == ("Flat", 1.0, None)
+    assert len(measured) == 3, "at most four indexes are built"
+
+
+def test_a_recall_that_only_exact_search_reaches_is_reached(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index.constraints.DEFAULT_LATENCY_MS", 1e-6)
+    _, manifest = build(
+        make_vectors(2000, 32), queries=make_vectors(200, 32, seed=1), constraints=Constraints(recall=1)
+    )
+    assert (manifest.recall_at_10, manifest.missed) == (1.0, None)
+
+
+def test_the_nearest_is_the_one_that_exceeds_its_limits_by_the_smallest_factor() -> None:
+    limits = Constraints(latency_ms=2.0, memory_bytes=1000)
+    kept, a_little_less, slow, large = (0.96, 1.0, 900), (0.94, 1.0, 900), (1.0, 12.0, 900), (1.0, 1.0, 1001)
+    assert excess(kept, limits) == (False, 1.0)
+    assert excess(a_little_less, limits) == (False, pytest.approx(1.2))
+    assert excess(slow, limits) == (False, 6.0)
+    assert sorted([large, slow, a_little_less, kept], key=lambda each: excess(each, limits)) == [
+        kept,
+        a_little_less,
+        slow,
+        large,
+    ]
+
+
+KINDS = ("random", "all equal", "two clusters", "one direction")
+
+
+def make_table(rng: np.random.Generator, kind: str, num: int, dim: int) -> np.ndarray:
+    vectors = rng.standard_normal((num, dim), dtype=np.float32)
+    if kind == "all equal":
+        vectors[:] = vectors[0]
+    elif kind == "two clusters":
+        vectors = vectors[rng.integers(0, min(2, num), num)] + np.float32(1e-3) * vectors
+    elif kind == "one direction":
+        vectors[:, 1:] *= np.float32(1e-4)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def assert_index_of_every_table(build: Build, tmp_path, num_tables: int, most: int, widest: int) -> None:
+    for number in range(num_tables):
+        rng = np.random.default_rng(number)
+        num, dim = (int(high ** rng.random()) for high in (most + 1, widest + 1))
+        num, dim = max(1, num), max(2, dim)
+        kind, num_queries = KINDS[number % len(KINDS)], int(rng.choice([0, 1, 7, 60]))
+        vectors, queries = make_table(rng, kind, num, dim), make_table(rng, "random", num_queries, dim)
+        limits = Constraints(latency_ms=1e-6) if number % 3 == 0 else Constraints()
+        out, manifest = build(vectors, queries=queries, constraints=limits, out=tmp_path / f"{number}")
+        where = f"table {number}: {num} x {dim}, {kind}, {num_queries} queries, {manifest.design}"
+        assert manifest.num_vectors == num, where
+        assert (manifest.missed is not None) == (number % 3 == 0), where
+        asked = queries if num_queries else vectors[:20]
+        found = open_index(out).search(asked, 10)
+        assert found.rows.shape == (len(asked), min(10, num)), where
+        tenth = np.sort(asked @ vectors.T, axis=1)[:, -min(10, num)]
+        share = np.mean(np.einsum("qke,qe->qk", vectors[found.rows], asked) >= tenth[:, None] - 1e-5)
+        if num_queries == 0 or num_queries >= 60:
+            assert share >= manifest.recall_at_10 - 0.06, where
+        shutil.rmtree(out)
+
+
+def test_tables_of_any_size_and_width_get_an_index(build: Build, tmp_path) -> None:
+    assert_index_of_every_table(build, tmp_path, 48, 700, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_thousand_tables_of_any_size_and_width_get_an_index(build: Build, tmp_path) -> None:
+    assert_index_of_every_table(build, tmp_path, 1000, 50_000, 2048)

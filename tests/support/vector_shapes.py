@@ -1,0 +1,152 @@
+"""Seeded images and captions of many shapes, for tests that an index keeps what it promises on each of them.
+
+An image is a meaning and a look; a caption is the meaning alone, with some noise. Shapes differ in the directions that
+either uses, and in how the images are spread.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from index_samples import unit
+
+_BLOCK = 65_536
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Form of a table: `meaning` and `look` map (n, E) of unit variance to vectors, `spread` draws (n, E)."""
+
+    meaning: Callable[[np.ndarray], np.ndarray]
+    look: Callable[[np.ndarray], np.ndarray]
+    spread: Callable[[np.random.Generator, int], np.ndarray]
+    look_strength: float = 1.6
+    caption_noise: float = 0.3
+    gap: float = 1.0
+
+
+def make_shape(name: str, num_images: int, num_captions: int, dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Make images (N, E) and captions (Q, E) of some of them, of one of `SHAPES`; float32 of unit norm."""
+    rng = np.random.default_rng(seed)
+    shape = SHAPES[name](rng, dim)
+    owners = np.sort(rng.integers(0, num_images, num_captions))
+    images, said = np.empty((num_images, dim), np.float32), np.empty((num_captions, dim), np.float32)
+    for start in range(0, num_images, _BLOCK):
+        stop = min(start + _BLOCK, num_images)
+        meanings, looks = shape.spread(rng, stop - start), shape.spread(rng, stop - start)
+        images[start:stop] = unit(shape.meaning(meanings) + shape.look_strength * shape.look(looks))
+        here = (owners >= start) & (owners < stop)
+        said[here] = meanings[owners[here] - start]
+    if name == "duplicates":  # thousands of copies of some, and the rest in copies of a few
+        images = images[(num_images * rng.random(num_images) ** 6).astype(np.int64)]
+    said += np.float32(shape.caption_noise) * rng.standard_normal(said.shape, dtype=np.float32)
+    offset = unit(rng.standard_normal((1, dim)))
+    captions = unit(unit(shape.meaning(said)) + np.float32(shape.gap) * offset)
+    return images, captions[rng.permutation(num_captions)]
+
+
+def _power(rng: np.random.Generator, dim: int, exponent: float = 0.5) -> np.ndarray:
+    """Draw a map with strengths that fall as a power of their number, in a basis of its own."""
+    strengths = np.arange(1, dim + 1) ** -exponent
+    basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
+    return (strengths[:, None] / np.linalg.norm(strengths) * basis).astype(np.float32)
+
+
+def _low_rank(rng: np.random.Generator, dim: int, rank: int) -> np.ndarray:
+    chosen = np.zeros((dim, dim), np.float32)
+    chosen[:rank] = rng.standard_normal((rank, dim)) / np.sqrt(rank * dim)
+    return chosen
+
+
+def _waved(first: np.ndarray, second: np.ndarray, scale: float) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a nonlinear map: the sine between two linear ones."""
+    wide = np.float32(scale * np.sqrt(len(first)))
+    return lambda values: np.sin(values @ first * wide) @ second
+
+
+def _centred(rng: np.random.Generator, dim: int, num: int, noise: float) -> Callable[..., np.ndarray]:
+    centres = rng.standard_normal((num, dim), dtype=np.float32)
+
+    def spread(rng: np.random.Generator, num_drawn: int) -> np.ndarray:
+        chosen = centres[rng.integers(0, num, num_drawn)]
+        return chosen + np.float32(noise) * rng.standard_normal(chosen.shape, dtype=np.float32)
+
+    return spread
+
+
+def _uneven(rng: np.random.Generator, dim: int) -> Callable[..., np.ndarray]:
+    """Return a draw of clusters: half of all are in the largest few, and widths differ a hundredfold."""
+    centres = rng.standard_normal((400, dim), dtype=np.float32)
+    shares = np.arange(1, 401) ** -1.2
+    widths = (10 ** rng.uniform(-2, 0, 400)).astype(np.float32)
+
+    def spread(rng: np.random.Generator, num_drawn: int) -> np.ndarray:
+        chosen = rng.choice(400, num_drawn, p=shares / shares.sum())
+        noise = rng.standard_normal((num_drawn, dim), dtype=np.float32)
+        return centres[chosen] + widths[chosen, None] * noise
+
+    return spread
+
+
+def _normal(dim: int) -> Callable[..., np.ndarray]:
+    return lambda rng, num_drawn: rng.standard_normal((num_drawn, dim), dtype=np.float32)
+
+
+def _linear(matrix: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda values: values @ matrix
+
+
+def _of(
+    meaning: Callable[[np.random.Generator, int], np.ndarray],
+    look: Callable[[np.random.Generator, int], np.ndarray],
+    num_centres: int = 3000,
+    noise: float = 0.5,
+    **others: float,
+) -> Callable[[np.random.Generator, int], Shape]:
+    def make(rng: np.random.Generator, dim: int) -> Shape:
+        maps = _linear(meaning(rng, dim)), _linear(look(rng, dim))
+        return Shape(*maps, _centred(rng, dim, num_centres, noise), **others)
+
+    return make
+
+
+def _nonlinear_look(rng: np.random.Generator, dim: int) -> Shape:
+    look = _waved(_power(rng, dim, 0.75), _power(rng, dim, 0.75), 3.0)
+    return Shape(_linear(_power(rng, dim, 0.75)), look, _normal(dim), 1.6, 1.0, 0.2)
+
+
+def _sharp_look(rng: np.random.Generator, dim: int) -> Shape:
+    look = _waved(_power(rng, dim, 1.0), _power(rng, dim, 1.0), 3.0)
+    return Shape(_linear(_power(rng, dim, 1.0)), look, _normal(dim), 4.0)
+
+
+def _uneven_clusters(rng: np.random.Generator, dim: int) -> Shape:
+    return Shape(_linear(_power(rng, dim)), _linear(_power(rng, dim)), _uneven(rng, dim), 0.8)
+
+
+def _isotropic(rng: np.random.Generator, dim: int) -> Shape:
+    whole = _linear(np.eye(dim, dtype=np.float32) / np.float32(np.sqrt(dim)))
+    return Shape(whole, whole, _normal(dim), 0.5, 0.3, 0.2)
+
+
+def _ordered(rng: np.random.Generator, dim: int) -> np.ndarray:
+    """Make a map whose first dimensions hold the most, as models that are trained to be cut have."""
+    strengths = np.exp(-4 * np.arange(dim) / dim)
+    return np.diag(strengths / np.linalg.norm(strengths)).astype(np.float32)
+
+
+SHAPES: dict[str, Callable[[np.random.Generator, int], Shape]] = {
+    "few directions": _of(
+        lambda rng, dim: _low_rank(rng, dim, min(24, dim)), lambda rng, dim: _low_rank(rng, dim, dim)
+    ),
+    "all directions": _of(_power, _power),
+    "nonlinear look": _nonlinear_look,
+    "sharp look": _sharp_look,
+    "steep power law": _of(lambda rng, dim: _power(rng, dim, 1.0), lambda rng, dim: _power(rng, dim, 1.0)),
+    "uneven clusters": _uneven_clusters,
+    "duplicates": _of(_power, _power),
+    "constant offset": _of(_power, _power, gap=5.0),
+    "matryoshka": _of(_ordered, _ordered),
+    "nearly isotropic": _isotropic,
+}
+"""Makers of a shape by name: from a generator of random numbers, and the width E."""
