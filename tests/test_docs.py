@@ -85,7 +85,7 @@ EXCEPTED = {
     r"embedder verify .*--dtype int8": "judges by this machine's times: tests/embedder/verification/test_verify.py",
     r"embedder (submit|jobs) ": "a cluster: tests/embedder/plugins/deploy/test_cluster_submission.py",
     r"embedder .*--device cuda": "a GPU",
-    r"embedder demo --serve": "opens a browser: tests/embedder/cli/test_demo.py",
+    r"embedder demo --serve": "opens a browser: tests/embedder/cli/test_demo_command.py",
     r"embedder .*--model own": "a model of the reader's own code: tests/embedder/servables/test_written_captions.py",
     r"embedder serve --store runs/archive --config": "a model of the reader's own code",
     r"embedder serve --store /srv": "a machine with /srv and tokens: tests/embedder/plugins/serve/test_tokens.py",
