@@ -56,7 +56,7 @@ def check_log(model: CheckedModel, table: str) -> LogContent:
         findings.append(_gap(place, missing, checkpoints, published))
     newest = max([*entries, *checkpoints], default=-1)
     if newest > published:
-        findings.append(_unpublished(place, newest, published))
+        findings.append(_unpublished_versions(place, newest, published))
     return LogContent(frozenset(added), tuple(findings), is_readable)
 
 
@@ -80,7 +80,7 @@ def _gap(place: str, missing: Sequence[int], checkpoints: Iterable[int], publish
     )
 
 
-def _unpublished(place: str, newest: int, published: int) -> Finding:
+def _unpublished_versions(place: str, newest: int, published: int) -> Finding:
     """Finding on versions after the published one."""
     return Finding(
         "note",

@@ -136,7 +136,7 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
     inputs = [info for info in infos if _INPUT.fullmatch(info.path)]  # pictures, left by a killed run
     named = _find_names(files, infos, names)
     purged = purged_before(files, ids)
-    _refuse_unknown(files, ids, _known_ids(held, named) | purged, named)
+    refuse_unknown(files, _texts_with(ids - purged - _known_ids(held, named), named), len(ids))
     current = read_current(files)
     needs = _needs(files, current, held)
     needed = frozenset().union(*needs.values(), _newest_unpublished(files, current, held))
@@ -200,9 +200,9 @@ def _known_ids(held: Mapping[str, _HeldRows], named: Named) -> frozenset[str]:
     )
 
 
-def _refuse_unknown(files: StoreFiles, ids: frozenset[str], known: frozenset[str], named: Named) -> None:
-    texts = {each: [info.path for info, found in named.items() if each in found] for each in ids - known}
-    refuse_unknown(files, texts, len(ids))
+def _texts_with(ids: Collection[str], named: Named) -> dict[str, list[str]]:
+    """Return the paths of the files that have each id."""
+    return {each: [info.path for info, found in named.items() if each in found] for each in ids}
 
 
 def _needs(files: StoreFiles, current: Current | None, held: Collection[str]) -> dict[str, frozenset[str]]:
