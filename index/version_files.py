@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -111,16 +111,31 @@ def write_version(
     if not contents.is_live.all():
         np.save(folder / LIVE_NAME, np.packbits(contents.is_live, bitorder="little"))
     with timer.step("tune"):
-        _, of_images = meter.tune_from(ground_truths.images, image_parameters_before, origin.target_recall)
-    is_kept = of_images.parameters == image_parameters_before
-    is_enough = of_images.recall_at_10 >= origin.target_recall - (CHANCE if is_kept else 0)
+        of_images = _tune_for_images(measured, image_parameters_before, origin.target_recall)
     with timer.step("hash"):
-        known = {} if known_hashes is None else known_hashes
         names = [*index_names, *(name for name in (QUERIES_NAME, LIVE_NAME) if (folder / name).exists())]
-        hashes = hash_files(folder / name for name in names if name not in known)
-        hashes |= {name: known[name] for name in names if name in known}
+        hashes = _hash_unknown(folder, names, known_hashes or {})
+    manifest = _make_manifest(folder, measured, contents, origin, of_images, hashes, timer)
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _make_manifest(
+    folder: Path,
+    measured: TunedIndex,
+    contents: VersionContents,
+    origin: VersionOrigin,
+    of_images: Point | None,
+    hashes: Mapping[str, str],
+    timer: StepTimer,
+) -> Manifest:
+    """Describe a version whose files are written; measures its scans.
+
+    `of_images` is the search by image; None if it doesn't reach the target. `hashes` are those of the files, by name.
+    """
+    meter, queries = measured.meter, measured.ground_truths.asked.queries
     parts = meter.index.parts if isinstance(meter.index, DiskIndex) else None
-    manifest = Manifest(
+    return Manifest(
         format_version=2 if parts is None else 3,
         parts=None if parts is None else tuple(part.record for part in parts),
         kind=meter.design.kind,
@@ -128,13 +143,13 @@ def write_version(
         dim=meter.index.d,
         num_vectors=contents.num_live,
         num_rows=contents.ids.num_rows,
-        image_parameters=of_images.parameters if is_enough else None,
-        sha256=hashes,
+        image_parameters=None if of_images is None else of_images.parameters,
+        sha256=dict(hashes),
         size_bytes=sum((folder / name).stat().st_size for name in hashes),
         memory_bytes=(folder / INDEX_NAME).stat().st_size if parts is None else faiss_build.num_bytes(meter.index),
-        image_recall_at_10=of_images.recall_at_10 if is_enough else 1.0,
-        num_recall_queries=len(ground_truths.asked.queries.vectors),
-        recall_query_kind=ground_truths.asked.queries.kind,
+        image_recall_at_10=1.0 if of_images is None else of_images.recall_at_10,
+        num_recall_queries=len(queries.vectors),
+        recall_query_kind=queries.kind,
         exact_row_us=meter.row_us(partial(faiss_search.search_exactly, meter.index)),
         scan_row_us=meter.row_us(RowScan(meter.index).find),
         curve=measured.curve,
@@ -145,8 +160,20 @@ def write_version(
         **vars(measured.point),
         **vars(origin),
     )
-    write_manifest(folder, manifest)
-    return manifest
+
+
+def _tune_for_images(measured: TunedIndex, parameters_before: Parameters | None, target_recall: float) -> Point | None:
+    """Choose parameters for searches by image; None if they don't reach the target."""
+    _, point = measured.meter.tune_from(measured.ground_truths.images, parameters_before, target_recall)
+    is_kept = point.parameters == parameters_before
+    is_enough = point.recall_at_10 >= target_recall - (CHANCE if is_kept else 0)
+    return point if is_enough else None
+
+
+def _hash_unknown(folder: Path, names: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the hash of each file, computed only where it is not `known`."""
+    hashes = hash_files(folder / name for name in names if name not in known)
+    return hashes | {name: known[name] for name in names if name in known}
 
 
 def _write_index(folder: Path, index: faiss.Index | DiskIndex, ids: pa.Table) -> list[str]:

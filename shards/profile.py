@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,12 +26,14 @@ from shards.planning.planning_costs import ModelCosts, TowerSeconds
 from shards.ranges import LayerRange
 from shards.shard import Shard, load_shard
 from shards.shard_specs import ShardSpec, one_tower
+from shards.towers.base import Tower
 
 # Calls and seconds per part (a tower's embeddings, one of its layers, its head), of which the median is used.
 MAX_CALLS, MIN_CALLS = 15, 5
 PART_S = 0.5
 # A batch that takes longer than this is measured with fewer inputs, which use the device as well.
 LONG_CALL_S = 0.1
+FIRST_LAYER = LayerRange(0, 1)
 COPY_BYTES = 16 << 20  # larger than the caches, like activations in the object store
 
 # Runs a part on the first n inputs of a batch.
@@ -95,47 +97,64 @@ def _measure_tower(
     tower = config.towers.get(side)
     if tower is None:
         return TowerSeconds(0.0, 0.0, 0.0), 0
-    first, last = LayerRange(0, 1), LayerRange(tower.num_layers - 1, tower.num_layers)
-    lengths = tower.sample_lengths(setting.num_rows, setting.caption_tokens)
-    batch = TowerState(tower.sample_input(lengths), lengths, tower.sample_grids(lengths))
-    dtype, device = activation_dtype(setting.dtype), torch.device(setting.device)
+    sample = _SampleBatch(side, tower, setting)
+    last = LayerRange(tower.num_layers - 1, tower.num_layers)
+    parts = _measure_parts(folder, one_tower(side, FIRST_LAYER), setting, sample.run_front, sample.run_layer)
+    return _tower(*parts, *_measure_parts(folder, one_tower(side, last), setting, sample.run_head))
 
-    def front(shard: Shard, num_rows: int) -> torch.Tensor:
-        module = getattr(shard, side)
+
+class _SampleBatch:
+    """Batch of a tower's sample inputs, and the parts of the tower to run on its first rows."""
+
+    def __init__(self, side: str, tower: Tower, setting: TimingSetting) -> None:
+        lengths = tower.sample_lengths(setting.num_rows, setting.caption_tokens)
+        self._side, self._tower = side, tower
+        self._batch = TowerState(tower.sample_input(lengths), lengths, tower.sample_grids(lengths))
+        self._dtype, self._device = activation_dtype(setting.dtype), torch.device(setting.device)
+        self._groups: dict[int, list[tuple[torch.Tensor, Layout, torch.Tensor]]] = {}
+
+    def run_front(self, shard: Shard, num_rows: int) -> torch.Tensor:
+        """Run the embeddings."""
+        module = getattr(shard, self._side)
         return _join(
             [
-                layout.pack(tower.front(module, shard.front_input(side, values), layout))
-                for values, layout, _ in groups(num_rows)
+                layout.pack(self._tower.front(module, shard.front_input(self._side, values), layout))
+                for values, layout, _ in self._groups_of(num_rows)
             ]
         )
 
-    def layer(shard: Shard, num_rows: int) -> torch.Tensor:
-        module = getattr(shard, side)
-        return _join([layout.pack(tower.run(module, first, x_FLD, layout)) for _, layout, x_FLD in groups(num_rows)])
+    def run_layer(self, shard: Shard, num_rows: int) -> torch.Tensor:
+        """Run the first layer."""
+        module = getattr(shard, self._side)
+        groups = self._groups_of(num_rows)
+        return _join([layout.pack(self._tower.run(module, FIRST_LAYER, x_FLD, layout)) for _, layout, x_FLD in groups])
 
-    def head(shard: Shard, num_rows: int) -> torch.Tensor:
-        module, project = getattr(shard, side), getattr(shard, f"{side}_head")
+    def run_head(self, shard: Shard, num_rows: int) -> torch.Tensor:
+        """Run the head."""
+        module, project = getattr(shard, self._side), getattr(shard, f"{self._side}_head")
         return _join(
             [
-                unit_rows(project(tower.pool_tokens(module, x_FLD, layout)), layout.means)
-                for _, layout, x_FLD in groups(num_rows)
+                unit_rows(project(self._tower.pool_tokens(module, x_FLD, layout)), layout.means)
+                for _, layout, x_FLD in self._groups_of(num_rows)
             ]
         )
 
-    @cache
-    def groups(num_rows: int) -> list[tuple[torch.Tensor, Layout, torch.Tensor]]:
-        """Return input, layout and activation of each group in which the first rows are computed."""
-        some = batch.take(torch.arange(num_rows))
+    def _groups_of(self, num_rows: int) -> list[tuple[torch.Tensor, Layout, torch.Tensor]]:
+        """Return input, layout and activation of each group in which the first rows are computed, made only once."""
+        if num_rows not in self._groups:
+            self._groups[num_rows] = self._make_groups(num_rows)
+        return self._groups[num_rows]
+
+    def _make_groups(self, num_rows: int) -> list[tuple[torch.Tensor, Layout, torch.Tensor]]:
+        tower, device = self._tower, self._device
+        some = self._batch.take(torch.arange(num_rows))
         parts = [some.take(group) for group in some.groups(tower)]
         layouts = [tower.layout(part.lengths, part.grids).move_to(lambda values: values.to(device)) for part in parts]
         shapes = [(int(layout.elements_per_row.sum()), *tower.activation_shape()) for layout in layouts]
         return [
-            (part.values, layout, layout.pad(random_activation(shape, dtype, device)))
+            (part.values, layout, layout.pad(random_activation(shape, self._dtype, device)))
             for part, layout, shape in zip(parts, layouts, shapes, strict=True)
         ]
-
-    parts = _measure_parts(folder, one_tower(side, first), setting, front, layer)
-    return _tower(*parts, *_measure_parts(folder, one_tower(side, last), setting, head))
 
 
 def _join(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -54,15 +54,9 @@ def demo(
 
     # A second run finds everything done.
     with as_file(files("embedder") / "demo_model") as model, shipped_source((UNSEEN_TAGS, "group")) as source:
-        run = config.model_copy(
-            update={
-                "model": config.model or str(model),
-                "store": str(store),
-                "source": (source,),
-                "engine": "ray" if config.engine == "auto" else config.engine,
-            }
-        )
-        report = embed(run, item_bar, forced=force or ())
+        engine = "ray" if config.engine == "auto" else config.engine
+        own = {"model": config.model or str(model), "store": str(store), "source": (source,), "engine": engine}
+        report = embed(config.model_copy(update=own), item_bar, forced=force or ())
         index = _index_line(StoreFiles(store))
         opened = open_store(store)
         recalls = _measure(opened)

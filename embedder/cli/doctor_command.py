@@ -10,6 +10,7 @@ from embedder.quantities import plural
 
 if TYPE_CHECKING:
     from embedder.config import RunConfig
+    from embedder.placement.allocation import Allocation
 
 PACKAGES = (
     "ray",
@@ -36,17 +37,11 @@ def doctor(read: ReadConfig) -> Result:
 
     from embedder.placement import hardware
     from embedder.placement.fleet import Available
-    from embedder.placement.hardware import missing_features
     from embedder.placement.resources import allocate
 
     versions = {name: installed_version(name) or "missing" for name in PACKAGES}
     num_gpus, gpus = _gpus()
     allocation = allocate(config.compute, Available(hardware.num_cpus(), num_gpus))
-    stages = {
-        f"stage {index} would take": f"{stage.num_cpus:g} CPU, {stage.num_gpus:g} GPU, "
-        f"{plural(stage.num_threads, 'thread')}, to compute on {stage.device}"
-        for index, stage in enumerate(allocation.stages)
-    }
     data = {
         "installation": describe(),
         **({"model": _model(config.main_model)} if config.main_model is not None else {}),
@@ -57,18 +52,12 @@ def doctor(read: ReadConfig) -> Result:
         "memory_gib": round(hardware.memory_bytes() / 2**30, 1),
         "gpus": gpus,
         "dtype": _dtype(config),
-        **stages,
+        **_stages(allocation),
         "a decode task would take": f"{allocation.decode_cpus:g} CPU",
     }
     table = new_table("what", "found", rows=[(name, str(value)) for name, value in data.items()])
     unmet = [each.describe() for each in unmet_requirements()]
-    weaker = {
-        "problems": unmet,
-        "fallbacks": [
-            *_fallbacks(),
-            *(f"{name}: not on this system; {loss}" for name, loss in missing_features().items()),
-        ],
-    }
+    weaker = {"problems": unmet, "fallbacks": _fallbacks()}
     lines = [
         line for name, found in weaker.items() for line in ("", f"{name}:", *(f"  {each}" for each in found)) if found
     ]
@@ -76,13 +65,24 @@ def doctor(read: ReadConfig) -> Result:
     return Result(data | weaker, [table, *lines], failure)
 
 
+def _stages(allocation: "Allocation") -> dict[str, str]:
+    return {
+        f"stage {index} would take": f"{stage.num_cpus:g} CPU, {stage.num_gpus:g} GPU, "
+        f"{plural(stage.num_threads, 'thread')}, to compute on {stage.device}"
+        for index, stage in enumerate(allocation.stages)
+    }
+
+
 def _fallbacks() -> list[str]:
-    """Describe the library patches that are off; none if Ray and torch aren't installed."""
+    """Describe the library patches that are off (none if Ray and torch aren't installed), and what the system lacks."""
+    from embedder.placement.hardware import missing_features
+
+    lacking = [f"{name}: not on this system; {loss}" for name, loss in missing_features().items()]
     if missing("embed"):
-        return []
+        return lacking
     from embedder.compat import describe_fallbacks
 
-    return describe_fallbacks()
+    return [*describe_fallbacks(), *lacking]
 
 
 def _image_formats() -> str:

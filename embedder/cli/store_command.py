@@ -1,10 +1,12 @@
 """Commands that maintain a store: `history`, `rollback`, `vacuum`, `compact`, `migrate`, `export-query-towers`."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
+from rich.table import Table
 
 from embedder.cli.options import ReadConfig, SearchedModel, StoreUri, command
 from embedder.cli.results import Result, new_table
@@ -41,13 +43,6 @@ def history(
     current = read_current(files)
     hold = current.hold if current is not None and current.is_held else None
     runs = past_runs(files)
-    has_models = any(run.record is not None and run.record.models for run in runs)
-    columns = ("run", "published", "kind", "model", "items", "pictures", "vectors", "rejects", "index")
-    more = ("further models", "") if has_models else ("",)
-    table = new_table(*columns, *more)
-    for run in runs:
-        further = [_further_models(run)] if has_models else []
-        table.add_row(run.run_id, *_history_cells(run), *further, _state(run, hold))
     figures = dict(_figures_of(files, runs)) if metrics else {}
     data = [
         {
@@ -60,12 +55,23 @@ def history(
         }
         for run in runs
     ]
-    shown: list[RenderableType] = [table if runs else "nothing is published yet"]
+    shown: list[RenderableType] = [_history_table(runs, hold) if runs else "nothing is published yet"]
     for run_id, found in figures.items():
         shown += [f"run {run_id}:", *metric_lines(found)]
     if hold is not None:
         shown.append(describe_hold(files.address, hold))
     return Result({"publications": data, "hold": hold.model_dump() if hold else None}, shown)
+
+
+def _history_table(runs: "Sequence[PastRun]", hold: "Hold | None") -> Table:
+    has_models = any(run.record is not None and run.record.models for run in runs)
+    columns = ("run", "published", "kind", "model", "items", "pictures", "vectors", "rejects", "index")
+    more = ("further models", "") if has_models else ("",)
+    table = new_table(*columns, *more)
+    for run in runs:
+        further = [_further_models(run)] if has_models else []
+        table.add_row(run.run_id, *_history_cells(run), *further, _state(run, hold))
+    return table
 
 
 def _figures_of(files: StoreFiles, runs: "list[PastRun]") -> list[tuple[str, dict[str, Any]]]:

@@ -138,12 +138,7 @@ def load(
     file = read_file(Path(path)) if path is not None else None
     tree = follow_file(file.tree, file.path) if file else {}
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
-    for key in given.keys() & tree.keys():
-        if isinstance(given[key], str) and isinstance(tree[key], list):
-            raise ConfigError(
-                f"{path}: [[{key}]] stands there, and an option gives {key} = "
-                f"{values.format_value((key,), given[key])}, too; leave one of the two out"
-            )
+    _refuse_given_twice(path, tree, given)
     tree |= given
     parsed = tuple(map(parse_setting, settings))
     for setting in parsed:
@@ -157,6 +152,16 @@ def load(
         mistakes = mistakes_of(kind, tree, error)
     ordered = sorted(mistakes, key=lambda each: origins.line_of(each.path) or 0)
     raise ConfigMistakesError(list(map(origins.line, ordered)))
+
+
+def _refuse_given_twice(path: str | Path | None, tree: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise a `ConfigError` if an option gives one value where the file has a list of tables."""
+    for key in given.keys() & tree.keys():
+        if isinstance(given[key], str) and isinstance(tree[key], list):
+            raise ConfigError(
+                f"{path}: [[{key}]] stands there, and an option gives {key} = "
+                f"{values.format_value((key,), given[key])}, too; leave one of the two out"
+            )
 
 
 def _validate(kind: type[SomeConfig], tree: Any) -> SomeConfig:

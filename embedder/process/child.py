@@ -86,35 +86,14 @@ class ChildProcess:
             OSError: the interpreter can't be run.
         """
         self._title, self._output, self._is_closed = title, b"", False
-        self._channel, child_end = socket.socketpair()
-        start = {
-            "channel_fd": child_end.fileno(),
-            "entry": str(entry),
-            "sys_path": sys_path,
-            "memory_bytes": memory_bytes,
-            "ignored": ignored,
-        }
-        with child_end:
-            try:
-                self._process = subprocess.Popen(
-                    [*command, str(CHILD_SCRIPT), json.dumps(start)],
-                    stdin=subprocess.PIPE,  # the lifeline
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(child_end.fileno(), *pass_fds),
-                    env=env,
-                    start_new_session=True,  # so that it is ended with the processes that it started
-                )
-            except BaseException:
-                self._channel.close()
-                raise
-        self._channel.setblocking(False)
+        self._event, self._received = select.POLLIN, bytearray()
+        start = {"entry": str(entry), "sys_path": sys_path, "memory_bytes": memory_bytes, "ignored": ignored}
+        self._process, self._channel = _start_process(command, start, env, pass_fds)
         self._output_fd = cast(IO[bytes], self._process.stdout).fileno()
         os.set_blocking(self._output_fd, False)
         self._poll = select.poll()
         self._poll.register(self._output_fd, select.POLLIN)
         self._poll.register(self._channel, select.POLLIN)
-        self._event, self._received = select.POLLIN, bytearray()
         with contextlib.suppress(ChildDiedError):  # which the first `receive` tells
             self.send(START, json.dumps(dict(arguments)).encode(), START_S)
 
@@ -268,3 +247,26 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _start_process(
+    command: Sequence[str], start: Mapping[str, Any], env: Mapping[str, str] | None, pass_fds: Sequence[int]
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the child's script with `start`, and return it with our end of its channel, which doesn't block."""
+    channel, child_end = socket.socketpair()
+    with child_end:
+        try:
+            process = subprocess.Popen(
+                [*command, str(CHILD_SCRIPT), json.dumps({"channel_fd": child_end.fileno(), **start})],
+                stdin=subprocess.PIPE,  # the lifeline
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(child_end.fileno(), *pass_fds),
+                env=env,
+                start_new_session=True,  # so that it is ended with the processes that it started
+            )
+        except BaseException:
+            channel.close()
+            raise
+    channel.setblocking(False)
+    return process, channel

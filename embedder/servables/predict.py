@@ -90,9 +90,6 @@ class ServablePredictor:
             ConfigError: Ray is not running.
         """
         import ray
-        from ray.data import ActorPoolStrategy
-
-        from embedder.compat.ray_data import map_blocks
 
         if not ray.is_initialized():
             raise ConfigError("Ray is not running; call ray.init() before ServablePredictor.predict")
@@ -107,6 +104,16 @@ class ServablePredictor:
             web=self.web,
         )
         found = dataset.map_batches(decode, batch_format="pyarrow", batch_size=None, num_cpus=decode_cpus)
+        found = self._add_stages(found, cpus)
+        return found.map_batches(show_rows, batch_format="pyarrow", batch_size=None, num_cpus=decode_cpus)
+
+    def _add_stages(self, decoded: "Dataset", cpus: Sequence[float]) -> "Dataset":
+        """Run each group of servables in actors of its own, which have some `cpus` each."""
+        from ray.data import ActorPoolStrategy
+
+        from embedder.compat.ray_data import map_blocks
+
+        found = decoded
         for number, (group, num_cpus) in enumerate(zip(self.groups, cpus, strict=True)):
             found = map_blocks(
                 found,
@@ -118,7 +125,7 @@ class ServablePredictor:
                 num_cpus=num_cpus,
                 **worker_options(),
             )
-        return found.map_batches(show_rows, batch_format="pyarrow", batch_size=None, num_cpus=decode_cpus)
+        return found
 
 
 def item_inputs(servables: Sequence[Servable]) -> dict[str, InputColumn]:

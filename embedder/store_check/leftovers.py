@@ -48,15 +48,16 @@ def leftovers(
         (parts, "part file", "each part file is of a version, or of a run that goes on", vacuum),
         (building, "file of an index that was cut off", "an index is renamed once it is whole", built),
     )
-    findings = []
-    for paths, noun, rule, cure in kinds:
-        if paths:
-            number, size = len(paths), size_text(sum(listing[path] for path in paths))
-            text = f"{plural(number, noun, noun.replace('file', 'files', 1))} that nothing needs, {size}"
-            place = paths[0] if number == 1 else _common_folder(paths)
-            they = agree(number, "it", "them")
-            findings.append(Finding("note", place, f"{text}: {format_names(sorted(paths))}", rule, cure.format(they)))
-    return findings
+    return [_finding(listing, paths, noun, rule, cure) for paths, noun, rule, cure in kinds if paths]
+
+
+def _finding(listing: Listing, paths: Sequence[str], noun: str, rule: str, cure: str) -> Finding:
+    """Finding on files of one kind; `cure` has a placeholder for them."""
+    number, size = len(paths), size_text(sum(listing[path] for path in paths))
+    text = f"{plural(number, noun, noun.replace('file', 'files', 1))} that nothing needs, {size}"
+    place = paths[0] if number == 1 else _common_folder(paths)
+    they = agree(number, "it", "them")
+    return Finding("note", place, f"{text}: {format_names(sorted(paths))}", rule, cure.format(they))
 
 
 def run_of(name: str) -> str:

@@ -1,7 +1,7 @@
 """Checks the tables' logs: readable entries without gaps, and the newest version compared with the published one."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from embedder.store.files import StoreFiles
@@ -52,29 +52,11 @@ def check_log(model: CheckedModel, table: str) -> LogContent:
             added |= content
     place = model.place(folder)
     if missing := missing_entries(entries, checkpoints, published):
-        lost = any(number > max((each for each in checkpoints if each <= published), default=-1) for number in missing)
         is_readable = False
-        findings.append(
-            Finding(
-                "error" if lost else "warning",
-                place,
-                f"lacks {format_names(f'entry {number}' for number in missing)}",
-                "each version has its entry, and what is published has them all from its last checkpoint on",
-                RESTORE if lost else "versions before the checkpoint can't be read any more; restore them, or go on",
-            )
-        )
+        findings.append(_gap(place, missing, checkpoints, published))
     newest = max([*entries, *checkpoints], default=-1)
     if newest > published:
-        number = newest - published
-        findings.append(
-            Finding(
-                "note",
-                place,
-                f"version {newest} is newer than the published {published}",
-                f"the last {number:,} of them are of an operation that was cut off, or is at work",
-                "the next command that writes finishes it or reverts it",
-            )
-        )
+        findings.append(_unpublished_versions(place, newest, published))
     return LogContent(frozenset(added), tuple(findings), is_readable)
 
 
@@ -83,6 +65,30 @@ def missing_entries(entries: Iterable[int], checkpoints: Iterable[int], publishe
     there = set(entries)
     first = 0 if 0 in there or not (known := set(checkpoints)) else min(known) + 1
     return [number for number in range(first, max([published, *there], default=-1) + 1) if number not in there]
+
+
+def _gap(place: str, missing: Sequence[int], checkpoints: Iterable[int], published: int) -> Finding:
+    """Finding on missing entries: an error if they come after the checkpoint that the published version starts at."""
+    start = max((each for each in checkpoints if each <= published), default=-1)
+    lost = any(number > start for number in missing)
+    return Finding(
+        "error" if lost else "warning",
+        place,
+        f"lacks {format_names(f'entry {number}' for number in missing)}",
+        "each version has its entry, and what is published has them all from its last checkpoint on",
+        RESTORE if lost else "versions before the checkpoint can't be read any more; restore them, or go on",
+    )
+
+
+def _unpublished_versions(place: str, newest: int, published: int) -> Finding:
+    """Finding on versions after the published one."""
+    return Finding(
+        "note",
+        place,
+        f"version {newest} is newer than the published {published}",
+        f"the last {newest - published:,} of them are of an operation that was cut off, or is at work",
+        "the next command that writes finishes it or reverts it",
+    )
 
 
 def _list_added(files: StoreFiles, path: str) -> set[str]:

@@ -146,51 +146,77 @@ def _read(
     deep: bool,
 ) -> Iterator[pa.Table]:
     """Read part files, a few in parallel; yield the keys of their rows, and add up the rest."""
-    unreadable: list[tuple[PartFile, str]] = []
-    widths: dict[int, list[str]] = {}
-    not_finite: list[PartFile] = []
-    foreign: list[PartFile] = []
+    faults = _Faults(None if model.info is None else model.info.model_fingerprint)
     num_valid: dict[str, int | None] = dict.fromkeys(counted_columns, 0)
-    fingerprint = None if model.info is None else model.info.model_fingerprint
 
     def read(part: PartFile) -> PartContent | Unreadable:
         return attempt(lambda: read_part(model.files, part, counted_columns, deep=deep))
 
     for part, content in zip(parts, model.files.stream(read, parts, NUM_WHOLE if deep else NUM_KEYS), strict=True):
+        faults.add(part, content)
         if isinstance(content, Unreadable):
-            unreadable.append((part, content.reason))
             continue
-        if content.keys.num_rows != part.num_rows:
-            unreadable.append((part, f"it has {content.keys.num_rows:,} rows, not {part.num_rows:,} as the log tells"))
-        for width in set().union(*content.widths.values()):
-            widths.setdefault(width, []).append(part.path)
-        if content.num_not_finite:
-            not_finite.append(part)
-        if fingerprint is not None and content.models - {fingerprint}:
-            foreign.append(part)
         for name, number in num_valid.items():
             own = content.num_valid.get(name)
             num_valid[name] = None if own is None or number is None else number + own
         if part.table == "items":
             found.states.update(dict(zip(*_counts(content.keys["state"]), strict=True)))
         yield content.keys
-    found.is_whole = found.is_whole and not unreadable
+    found.is_whole = found.is_whole and not faults.unreadable
     found.num_valid = {name: number for name, number in num_valid.items() if number is not None}
-    if unreadable:
-        what = f"damaged ({unreadable[0][1]})"
-        rule = "each part file can be read, and has the rows that the log tells"
-        found.findings.append(_of_parts(model, [part for part, _ in unreadable], what, rule, way_back))
-    if len(widths) > 1:
-        told = ", ".join(f"{width} in {format_names(paths)}" for width, paths in sorted(widths.items()))
-        rule = "all vectors of a model are of one width"
-        cure = way_back.cure("embeddings", min(widths.values(), key=len))
-        found.findings.append(Finding("error", model.place("embeddings"), f"widths {told}", rule, cure))
-    if not_finite:
-        rule = "each value of a vector is a finite number"
-        found.findings.append(_of_parts(model, not_finite, "with vectors that have NaN or infinity", rule, way_back))
-    if foreign:
-        rule = "all rows are of the model that CURRENT.json names, as vectors of two can't be compared"
-        found.findings.append(_of_parts(model, foreign, "with rows of another model", rule, way_back))
+    found.findings += faults.findings(model, way_back)
+
+
+@dataclass
+class _Faults:
+    """Part files whose content breaks a rule.
+
+    Attributes:
+        fingerprint: of the model that rows must be of; None if it is unknown.
+        unreadable: files that can't be read or lack rows, each with the reason.
+        widths: paths of the files by the width of their vectors; more than one width breaks the rule.
+        not_finite: files with vectors that have NaN or infinity.
+        foreign: files with rows of another model.
+    """
+
+    fingerprint: str | None
+    unreadable: list[tuple[PartFile, str]] = field(default_factory=list)
+    widths: dict[int, list[str]] = field(default_factory=dict)
+    not_finite: list[PartFile] = field(default_factory=list)
+    foreign: list[PartFile] = field(default_factory=list)
+
+    def add(self, part: PartFile, content: PartContent | Unreadable) -> None:
+        """Judge one part file."""
+        if isinstance(content, Unreadable):
+            self.unreadable.append((part, content.reason))
+            return
+        num_rows = content.keys.num_rows
+        if num_rows != part.num_rows:
+            self.unreadable.append((part, f"it has {num_rows:,} rows, not {part.num_rows:,} as the log tells"))
+        for width in set().union(*content.widths.values()):
+            self.widths.setdefault(width, []).append(part.path)
+        if content.num_not_finite:
+            self.not_finite.append(part)
+        if self.fingerprint is not None and content.models - {self.fingerprint}:
+            self.foreign.append(part)
+
+    def findings(self, model: CheckedModel, way_back: WayBack) -> Iterator[Finding]:
+        """Yield a finding for each rule that is broken."""
+        if self.unreadable:
+            what = f"damaged ({self.unreadable[0][1]})"
+            rule = "each part file can be read, and has the rows that the log tells"
+            yield _of_parts(model, [part for part, _ in self.unreadable], what, rule, way_back)
+        if len(self.widths) > 1:
+            told = ", ".join(f"{width} in {format_names(paths)}" for width, paths in sorted(self.widths.items()))
+            rule = "all vectors of a model are of one width"
+            cure = way_back.cure("embeddings", min(self.widths.values(), key=len))
+            yield Finding("error", model.place("embeddings"), f"widths {told}", rule, cure)
+        if self.not_finite:
+            rule = "each value of a vector is a finite number"
+            yield _of_parts(model, self.not_finite, "with vectors that have NaN or infinity", rule, way_back)
+        if self.foreign:
+            rule = "all rows are of the model that CURRENT.json names, as vectors of two can't be compared"
+            yield _of_parts(model, self.foreign, "with rows of another model", rule, way_back)
 
 
 def _counts(column: pa.ChunkedArray) -> tuple[list[str], list[int]]:

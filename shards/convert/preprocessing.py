@@ -88,15 +88,7 @@ def import_processor(
         return PreprocessConfig(image_size=image_size, resize=usual, max_caption_tokens=max_caption_tokens)
     path, settings = _read_processor(folder)
     settings = _class_settings(path, settings) | settings
-    for key in ("do_resize", "do_rescale"):
-        _require(path, key, settings.get(key, True), True)
-    _require(path, "do_pad", settings.get("do_pad") or False, False)
-    factor = settings.get("rescale_factor", 1 / 255)
-    if not isinstance(factor, float) or abs(factor * 255 - 1) > 1e-6:
-        raise ModelError(f"{path}: rescale_factor = {factor!r}: pixels are scaled by 1/255 here; retrain or rescale")
-    resample = settings.get("resample", 2)
-    if resample not in _RESAMPLE:
-        raise ModelError(f"{path}: resample = {resample!r}: expected 1 (lanczos), 2 (bilinear) or 3 (bicubic)")
+    _check_steps(path, settings)
     normalise = settings.get("do_normalize", True)
     resize: Resize = "patches"
     resize_size = kept_size = image_size
@@ -106,13 +98,30 @@ def import_processor(
         image_size=kept_size,
         resize=resize,
         resize_size=None if resize_size == kept_size else resize_size,
-        interpolation=_RESAMPLE[resample],
+        interpolation=_interpolation(path, settings),
         resampler="torchvision",  # AutoImageProcessor uses that backend, whichever class the file names
         mean=_three(path, settings, "image_mean") if normalise else (0.0, 0.0, 0.0),
         std=_three(path, settings, "image_std") if normalise else (1.0, 1.0, 1.0),
         reduced_decode=False,  # so that pixels equal those of the training
         max_caption_tokens=max_caption_tokens,
     )
+
+
+def _check_steps(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise a ModelError if a step that ours always takes is off, scales otherwise, or one is on that ours lacks."""
+    for key in ("do_resize", "do_rescale"):
+        _require(path, key, settings.get(key, True), True)
+    _require(path, "do_pad", settings.get("do_pad") or False, False)
+    factor = settings.get("rescale_factor", 1 / 255)
+    if not isinstance(factor, float) or abs(factor * 255 - 1) > 1e-6:
+        raise ModelError(f"{path}: rescale_factor = {factor!r}: pixels are scaled by 1/255 here; retrain or rescale")
+
+
+def _interpolation(path: Path, settings: Mapping[str, Any]) -> Interpolation:
+    resample = settings.get("resample", 2)
+    if resample not in _RESAMPLE:
+        raise ModelError(f"{path}: resample = {resample!r}: expected 1 (lanczos), 2 (bilinear) or 3 (bicubic)")
+    return _RESAMPLE[resample]
 
 
 def export_processor(preprocess: PreprocessConfig) -> dict[str, Any]:

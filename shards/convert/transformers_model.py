@@ -58,28 +58,13 @@ def _import_config(
     """
     path = folder / CONFIG_FILE
     tree: dict[str, Any] = read_json(path, "give the folder of a model that transformers saved")
-    model_class = CLASSES.get(str(tree.get("model_type")))
-    if model_class is None:
-        raise ModelError(
-            f"{path}: model_type = {tree.get('model_type')!r}; this import takes {', '.join(map(repr, CLASSES))}"
-        )
+    model_class = _find_class(tree, path)
     sections = {side: _section(tree, f"{side}_config", path) for side in model_class.types}
-    types = {}
-    for side, section in sections.items():
-        found = str(section.get("model_type") or model_class.types[side])
-        # A section may name a whole two-tower model that it is one side of.
-        types[side] = CLASSES.get(found, ModelClass()).types[side] or found
-        if types[side] in IMPORTS and not IMPORTS[types[side]].has_pooled_output:
-            raise ModelError(
-                f"{path}: the {side} tower is {types[side]!r}: it has no pooler, which this class needs, so "
-                "transformers computes no features of it either; retrain with another tower"
-            )
+    types = {side: _find_type(side, section, model_class, path) for side, section in sections.items()}
     towers = {
         side: read_tower(types[side], side, section, below(names, side), path) for side, section in sections.items()
     }
-    vision, text = towers["vision"], towers["text"]
-    if not isinstance(vision, VisionTower) or not isinstance(text, TextTower):
-        raise ModelError(f"{path}: its towers are {types}; expected one for images and one for captions")
+    vision, text = _select_sides(towers, types, path)
     vision = import_budget(folder, vision)
     try:
         preprocess = import_processor(
@@ -103,6 +88,36 @@ def _import_config(
     except ValidationError as error:
         raise ModelError(f"{path}: {describe(error)}") from None
     return config, types, towers
+
+
+def _select_sides(towers: Mapping[str, Tower], types: Mapping[str, str], path: Path) -> tuple[VisionTower, TextTower]:
+    vision, text = towers["vision"], towers["text"]
+    if not isinstance(vision, VisionTower) or not isinstance(text, TextTower):
+        raise ModelError(f"{path}: its towers are {types}; expected one for images and one for captions")
+    return vision, text
+
+
+def _find_class(tree: Mapping[str, Any], path: Path) -> ModelClass:
+    """Find the class of two-tower models that a configuration is of, or raise a ModelError."""
+    model_class = CLASSES.get(str(tree.get("model_type")))
+    if model_class is None:
+        raise ModelError(
+            f"{path}: model_type = {tree.get('model_type')!r}; this import takes {', '.join(map(repr, CLASSES))}"
+        )
+    return model_class
+
+
+def _find_type(side: str, section: Mapping[str, Any], model_class: ModelClass, path: Path) -> str:
+    """Find the `model_type` of one side's tower; raises a ModelError if the tower has no features."""
+    named = str(section.get("model_type") or model_class.types[side])
+    # A section may name a whole two-tower model that it is one side of.
+    found = CLASSES.get(named, ModelClass()).types[side] or named
+    if found in IMPORTS and not IMPORTS[found].has_pooled_output:
+        raise ModelError(
+            f"{path}: the {side} tower is {found!r}: it has no pooler, which this class needs, so "
+            "transformers computes no features of it either; retrain with another tower"
+        )
+    return found
 
 
 def read_tower(model_type: str, side: str, section: Mapping[str, Any], names: frozenset[str], where: Path) -> Tower:

@@ -125,14 +125,7 @@ class EvaTower(TimmVisionTower):
             class_token=self.class_token,
             num_reg_tokens=self.num_reg_tokens,
             no_embed_class=self.no_embed_class,
-            use_abs_pos_emb=self.pos_embed == "learn",
-            use_rot_pos_emb=self.rope != "none",
-            rope_type=self.rope,
-            rope_grid_offset=self.rope_grid_offset,
-            rope_grid_indexing=self.rope_grid_indexing,
-            rope_temperature=self.rope_temperature,
-            rope_rotate_half=self.rope_rotate_half,
-            ref_feat_shape=self.rope_ref_side,
+            **self._position_options(),
             use_post_norm=self.post_norm,
             use_pre_transformer_norm=self.pre_norm,
             use_post_transformer_norm=self.final_norm and not self.fc_norm,
@@ -140,6 +133,18 @@ class EvaTower(TimmVisionTower):
             attn_pool_num_heads=self.attn_pool_num_heads,
             attn_pool_mlp_ratio=self.attn_pool_mlp_ratio,
         )
+
+    def _position_options(self) -> dict[str, Any]:
+        return {
+            "use_abs_pos_emb": self.pos_embed == "learn",
+            "use_rot_pos_emb": self.rope != "none",
+            "rope_type": self.rope,
+            "rope_grid_offset": self.rope_grid_offset,
+            "rope_grid_indexing": self.rope_grid_indexing,
+            "rope_temperature": self.rope_temperature,
+            "rope_rotate_half": self.rope_rotate_half,
+            "ref_feat_shape": self.rope_ref_side,
+        }
 
     def fill_buffers(self, module: Any, device: torch.device) -> None:
         """Fill the table of rotary positions, and the keys' bias, which is zero."""

@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Any
 
 from embedder.config import RunConfig
-from embedder.config_toml.deploy_section import GIB, NodeResources
+from embedder.config_toml.deploy_section import GIB, NodeResources, VolumeConfig
 from embedder.plugins.deploy import commands
 from embedder.plugins.deploy.manifest_text import quantity
 from embedder.plugins.deploy.shipped_config import ShippedConfig
@@ -114,13 +114,6 @@ def container(
         for variable, (secret, key) in (secret_env or {}).items()
     ]
     hook = {"preStop": {"exec": {"command": commands.drain_command(deployment.shipped.config)}}}
-    shared = [("home", HOME), ("tmp", "/tmp")]
-    shared += [("config", commands.CONFIG_FOLDER), ("shm", "/dev/shm"), ("spill", SPILL)] if computes else []
-    own = [{"name": each, "mountPath": folder} for each, folder in (*shared, *mounts)]
-    claims = [
-        {"name": f"volume-{number}", "mountPath": volume.path, "readOnly": volume.read_only}
-        for number, volume in enumerate(deploy.volume if computes else ())
-    ]
     secrets_of_data = deploy.secrets if computes else ()
     return {
         "name": name,
@@ -131,8 +124,21 @@ def container(
         "resources": needs,
         "securityContext": security(),
         **({"lifecycle": hook} if drains else {}),
-        "volumeMounts": [*own, *claims],
+        "volumeMounts": _mounts(deploy.volume if computes else (), mounts, computes=computes),
     }
+
+
+def _mounts(data: Sequence[VolumeConfig], further: Sequence[tuple[str, str]], *, computes: bool) -> list[Tree]:
+    """Mounts of a container: those of every one, those of one that `computes`, further ones, and volumes of data."""
+    shared = [("home", HOME), ("tmp", "/tmp")]
+    shared += [("config", commands.CONFIG_FOLDER), ("shm", "/dev/shm"), ("spill", SPILL)] if computes else []
+    return [
+        *({"name": name, "mountPath": folder} for name, folder in (*shared, *further)),
+        *(
+            {"name": f"volume-{number}", "mountPath": volume.path, "readOnly": volume.read_only}
+            for number, volume in enumerate(data)
+        ),
+    ]
 
 
 def template(
@@ -152,22 +158,6 @@ def template(
     config = deployment.shipped.config
     deploy = config.deploy
     pull_secrets = [{"name": each} for each in deploy.image_pull_secrets]
-    all_volumes: list[Tree] = [
-        {"name": "config", "configMap": {"name": deployment.config_map}},
-        {"name": "home", "emptyDir": {"sizeLimit": quantity(deploy.home_bytes)}},
-        {"name": "tmp", "emptyDir": {"sizeLimit": quantity(TMP_BYTES)}},
-        {
-            "# the object store of Ray, and pixels from the decoding children; counts as memory of the pod": None,
-            "name": "shm",
-            "emptyDir": {"medium": "Memory", "sizeLimit": quantity(node.shm_bytes)},
-        },
-        {"name": "spill", "emptyDir": {"sizeLimit": quantity(node.spill_bytes)}},
-        *volumes,
-        *(
-            {"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": each.claim}}
-            for number, each in enumerate(deploy.volume)
-        ),
-    ]
     mounted = {mount["name"] for each in containers for mount in each["volumeMounts"]}
     spec: Tree = {
         **({"serviceAccountName": deploy.service_account} if deploy.service_account else {}),
@@ -184,10 +174,31 @@ def template(
         **more,
         **(_time_to_drain(config) if any("lifecycle" in each for each in containers) else {}),
         "containers": list(containers),
-        "volumes": [each for each in all_volumes if each["name"] in mounted],
+        "volumes": [each for each in _volumes(deployment, node, volumes) if each["name"] in mounted],
     }
     annotations = {"embedder/config": deployment.digest}
     return {"metadata": {"labels": deployment.labels(component), "annotations": annotations}, "spec": spec}
+
+
+def _volumes(deployment: Deployment, node: NodeResources, further: Sequence[Tree]) -> list[Tree]:
+    """Volumes that pods may mount: those that `_mounts` names, and further ones."""
+    deploy = deployment.shipped.config.deploy
+    return [
+        {"name": "config", "configMap": {"name": deployment.config_map}},
+        {"name": "home", "emptyDir": {"sizeLimit": quantity(deploy.home_bytes)}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": quantity(TMP_BYTES)}},
+        {
+            "# the object store of Ray, and pixels from the decoding children; counts as memory of the pod": None,
+            "name": "shm",
+            "emptyDir": {"medium": "Memory", "sizeLimit": quantity(node.shm_bytes)},
+        },
+        {"name": "spill", "emptyDir": {"sizeLimit": quantity(node.spill_bytes)}},
+        *further,
+        *(
+            {"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": each.claim}}
+            for number, each in enumerate(deploy.volume)
+        ),
+    ]
 
 
 def _time_to_drain(config: RunConfig) -> Tree:

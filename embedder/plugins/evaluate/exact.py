@@ -64,21 +64,11 @@ def search_exactly(
     pairs whose scores are wanted, such as an index's hits; row -1 for none.
     """
     max_rows = max(1, MAX_SCORES // max(1, len(queries)))
-
-    def parts() -> Iterator[tuple[int, Floats]]:
-        """Blocks of at most `max_rows` rows, each with the number of its first row."""
-        start = 0
-        for block in blocks():
-            for first in range(0, len(block), max_rows):
-                part = block[first : first + max_rows]
-                yield start, part
-                start += len(part)
-
-    own, starts = _own_scores(queries, parts(), right)
+    own, starts = _own_scores(queries, _split_blocks(blocks(), max_rows), right)
     best = np.full((len(queries), 0), -np.inf, np.float32)
     ahead = _ItemsAhead(len(queries), items, starts)
     asked_scores = np.full(len(asked.rows), -np.inf, np.float32)
-    for start, vectors in parts():
+    for start, vectors in _split_blocks(blocks(), max_rows):
         stop = start + len(vectors)
         scores = queries @ vectors.T
         positions, numbers, rows = asked.within(start, stop)
@@ -99,6 +89,16 @@ def right_rows(queries: Ints, right_items: Ints, items: Ints) -> RelevantPairs:
     num_rows = np.searchsorted(items[order], right_items, "right") - first
     within = np.arange(num_rows.sum()) - np.repeat(np.cumsum(num_rows) - num_rows, num_rows)
     return RelevantPairs(np.repeat(queries, num_rows), order[np.repeat(first, num_rows) + within])
+
+
+def _split_blocks(blocks: Iterable[Floats], max_rows: int) -> Iterator[tuple[int, Floats]]:
+    """Yield blocks of at most `max_rows` rows, each with the number of its first row."""
+    start = 0
+    for block in blocks:
+        for first in range(0, len(block), max_rows):
+            part = block[first : first + max_rows]
+            yield start, part
+            start += len(part)
 
 
 def _own_scores(queries: Floats, parts: Iterator[tuple[int, Floats]], right: RelevantPairs) -> tuple[Floats, Ints]:

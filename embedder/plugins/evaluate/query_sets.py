@@ -6,7 +6,7 @@ what was shown, from which `embedder.plugins.evaluate.clicks` estimates the grad
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,25 +77,10 @@ def own_captions(store: Store, num_queries: int, group: str | None = None) -> Qu
     captions = (_complete(part)["caption"].to_pylist() for part in parts)
     positions = lowest_keys(captions, num_queries)
     if not positions:
-        if any(_has_captions_alone(part) for part in parts):
-            raise StoreError(ONE_TOWER.format(address=store.files.address, side="text"))
-        raise StoreError(
-            f"store {store.files.address}: no image in it has a caption to ask with; give --queries FILE with the "
-            "columns query and item_id"
-        )
+        raise _lack_of_captions(store, parts)
     numbers = {text: number for number, text in enumerate(positions)}
-    vectors: dict[int, Floats] = {}
-    answers: dict[tuple[int, str], Any] = {}  # value of the column to group by, for each query and right item
-    for position in sorted(set().union(*positions.values())):
-        rows = _complete(parts[position], "item_id", *([own_group] if own_group else []))
-        rows = rows.filter(pc.is_in(rows["caption"], value_set=pa.array(list(numbers), pa.string())))
-        texts, item_ids = rows["caption"].to_pylist(), rows["item_id"].to_pylist()
-        values = rows[own_group].to_pylist() if own_group else [None] * rows.num_rows
-        for text, item_id, value, vector in zip(
-            texts, item_ids, values, unpack_vectors(rows["text_embedding"]), strict=True
-        ):
-            vectors.setdefault(numbers[text], vector)
-            answers.setdefault((numbers[text], item_id), value)
+    chosen = [parts[position] for position in sorted(set().union(*positions.values()))]
+    vectors, answers = _read_answers(chosen, numbers, own_group)
     item_ids = [item_id for _, item_id in answers]
     groups = group_names(list(answers.values()))
     if group is not None and own_group is None:
@@ -108,6 +93,38 @@ def own_captions(store: Store, num_queries: int, group: str | None = None) -> Qu
         item_ids,
         None if group is None else groups,
     )
+
+
+def _lack_of_captions(store: Store, parts: Sequence[SampledPart]) -> StoreError:
+    """Say why no caption can be a query."""
+    if any(_has_captions_alone(part) for part in parts):
+        return StoreError(ONE_TOWER.format(address=store.files.address, side="text"))
+    return StoreError(
+        f"store {store.files.address}: no image in it has a caption to ask with; give --queries FILE with the "
+        "columns query and item_id"
+    )
+
+
+def _read_answers(
+    parts: Sequence[SampledPart], numbers: Mapping[str, int], group: str | None
+) -> tuple[dict[int, Floats], dict[tuple[int, str], Any]]:
+    """Read the vector of each query, float32 (E,), and the value to group by of each query with a right item.
+
+    `numbers` are the queries' by their texts; without a `group` column all values are None.
+    """
+    vectors: dict[int, Floats] = {}
+    answers: dict[tuple[int, str], Any] = {}
+    for part in parts:
+        rows = _complete(part, "item_id", *([group] if group else []))
+        rows = rows.filter(pc.is_in(rows["caption"], value_set=pa.array(list(numbers), pa.string())))
+        texts, item_ids = rows["caption"].to_pylist(), rows["item_id"].to_pylist()
+        values = rows[group].to_pylist() if group else [None] * rows.num_rows
+        for text, item_id, value, vector in zip(
+            texts, item_ids, values, unpack_vectors(rows["text_embedding"]), strict=True
+        ):
+            vectors.setdefault(numbers[text], vector)
+            answers.setdefault((numbers[text], item_id), value)
+    return vectors, answers
 
 
 def group_names(values: Sequence[Any]) -> list[str]:

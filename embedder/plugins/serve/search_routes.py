@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -22,13 +23,19 @@ from embedder.plugins.serve.api_schema import (
 )
 from embedder.plugins.serve.cursors import Cursor, check_cursor, query_digest, read_cursor
 from embedder.plugins.serve.openapi import body_of, errors_of
-from embedder.plugins.serve.query_parts import PartEncoder, Uploads, describe_query, image_content, read_content
+from embedder.plugins.serve.query_parts import (
+    PartEncoder,
+    QueryContent,
+    Uploads,
+    describe_query,
+    image_content,
+    read_content,
+)
 from embedder.plugins.serve.search_batch import Asked
 from embedder.plugins.serve.serve_errors import RequestError, invalid, mistake
 from embedder.plugins.serve.served_publication import ServedPublication
 from embedder.plugins.serve.service import Service
 from embedder.retrieval.queries import HYBRID_RULE, SearchOptions
-from index.vectors import Floats
 
 router = APIRouter(tags=["search"])
 
@@ -186,44 +193,45 @@ async def _page(
     uploads: Uploads,
 ) -> bytes:
     """JSON of the hits of one query (`schema.QueryAnswer`), from the cache or computed."""
-    if options.hybrid and query.text is None:
-        raise RequestError(
-            422,
-            f"{where}.{query.given[0]}",
-            "a query without a text",
-            *HYBRID_RULE,
-        )
+    _refuse_hybrid_without_text(query, where, options)
     content = read_content(query, where, uploads, service)
     model = publication.store.model
     digest = query_digest(content.identity, options, *([model] if model else []), *([sort] if sort else []))
     if cursor is not None:
         check_cursor(cursor, digest)
-    seen = cursor.seen if cursor is not None else b""
-
-    def with_vectors(vector: Floats | None, away: Floats | None) -> Asked:
-        return Asked(
-            publication,
-            options,
-            describe_query(query),
-            text=content.text,
-            vector=vector,
-            away=away,
-            not_texts=tuple(part.content for part in content.away if part.kind == "text"),
-            profile="text" if content.text is not None or query.vector is not None else "image",
-            seen=seen,
-            digest=digest,
-            max_depth=service.settings.max_depth,
-            show_uris=service.settings.show_uris,
-            sort=sort,
-        )
-
-    async def ask_by_vector() -> bytes:
-        page: bytes = await service.submit(with_vectors(*await encoder.vectors(content, options)))
-        return page
+    asked = Asked(
+        publication,
+        options,
+        describe_query(query),
+        text=content.text,
+        not_texts=tuple(part.content for part in content.away if part.kind == "text"),
+        profile="text" if content.text is not None or query.vector is not None else "image",
+        seen=cursor.seen if cursor is not None else b"",
+        digest=digest,
+        max_depth=service.settings.max_depth,
+        show_uris=service.settings.show_uris,
+        sort=sort,
+    )
 
     def ask() -> asyncio.Future[bytes]:
-        return service.submit(with_vectors(None, None)) if content.is_text else asyncio.ensure_future(ask_by_vector())
+        if content.is_text:
+            return service.submit(asked)
+        return asyncio.ensure_future(_ask_by_vector(service, encoder, content, options, asked))
 
     # The answer repeats the query: the same text with other spaces around it, or an upload of another name.
-    key = (publication.serial, digest, query_digest(seen), to_json(describe_query(query)))
+    key = (publication.serial, digest, query_digest(asked.seen), to_json(asked.shown))
     return await service.answers.get(key, ask)
+
+
+async def _ask_by_vector(
+    service: Service, encoder: PartEncoder, content: QueryContent, options: SearchOptions, asked: Asked
+) -> bytes:
+    """Encode the parts of a query, then search."""
+    vector, away = await encoder.vectors(content, options)
+    page: bytes = await service.submit(replace(asked, vector=vector, away=away))
+    return page
+
+
+def _refuse_hybrid_without_text(query: Query, where: str, options: SearchOptions) -> None:
+    if options.hybrid and query.text is None:
+        raise RequestError(422, f"{where}.{query.given[0]}", "a query without a text", *HYBRID_RULE)

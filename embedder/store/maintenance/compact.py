@@ -97,11 +97,7 @@ def compact(
     num_saved = sum(each.num_files_before - each.num_files_after for each in done)
     if num_saved < min_saved:
         return None, done
-    for run in unfinished_runs(files):
-        raise StoreError(
-            f"store {files.address}: run {run.run_id} is not finished, and compacting would give up what it embedded; "
-            "finish it first, by the command that began it"
-        )
+    _refuse_unfinished_runs(files)
     LOG.info(f"compacting: {plural(num_saved, 'part file')} fewer")
     operation = begin(files, "compaction", current)
     wanted = {
@@ -111,10 +107,22 @@ def compact(
         for model, (view, own) in versions_of(files, current).items()
     }
     published = publish_files(files, operation, current, wanted, choose_index or same_index)
+    _write_checkpoints(files, done)
+    return published, done
+
+
+def _refuse_unfinished_runs(files: StoreFiles) -> None:
+    for run in unfinished_runs(files):
+        raise StoreError(
+            f"store {files.address}: run {run.run_id} is not finished, and compacting would give up what it embedded; "
+            "finish it first, by the command that began it"
+        )
+
+
+def _write_checkpoints(files: StoreFiles, done: Iterable[Compaction]) -> None:
     for each in done:
         if each.num_files_before - each.num_files_after >= MIN_CHECKPOINTED:
             RecordTable(model_files(files, each.model), each.table).write_checkpoint()
-    return published, done
 
 
 def same_index(candidate: Current, model: str = "") -> int | None:

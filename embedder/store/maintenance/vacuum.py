@@ -1,7 +1,7 @@
 """Deletion of files that no reader or writer needs any more; what is published is never touched."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -75,14 +75,10 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
     models = model_folders(files)
     for model in models:
         doomed += _unneeded_of_model(files, model, history, versions, unfinished, now - grace)
-    asked, kept_models = {version.run_id for version in versions}, {name for each in versions for name in each.models}
-    whole_models = [each for each in history if kept_models.issuperset(each.models)]  # others lose all their files
-    left = asked | readable(files, whole_models, [info.path for info in doomed])
+    asked = {version.run_id for version in versions}
+    left = asked | _readable_after(files, history, versions, doomed)
     served = [each for each in (current, *history) if each.run_id in left | {current.run_id}]
-    bound = read_store_info(files)
-    doomed += unneeded_towers(files, [served_info(bound, each) for each in served])
-    for model in models:
-        doomed += _unneeded_model_towers(files, model, served)
+    doomed += _unneeded_query_towers(files, models, served)
     doomed += unnamed_lists(files, current)
     unfinished_files = [info for info in files.list("") if is_unfinished(info.path)]
     if not dry_run:
@@ -137,6 +133,24 @@ def _unneeded_of_model(
 def _parts_of(versions: Sequence[Current], model: str) -> list[Current]:
     own = [(each.models[model], each.run_id) for each in versions if model in each.models]
     return [each.model_copy(update={"run_id": run_id}) for each, run_id in own]
+
+
+def _readable_after(
+    files: StoreFiles, history: Sequence[Published], versions: Sequence[Current], doomed: Iterable[FileInfo]
+) -> set[str]:
+    """Return the run ids of publications that can be read without some files."""
+    kept_models = {name for each in versions for name in each.models}
+    whole_models = [each for each in history if kept_models.issuperset(each.models)]  # others lose all their files
+    return readable(files, whole_models, [info.path for info in doomed])
+
+
+def _unneeded_query_towers(files: StoreFiles, models: Iterable[str], served: Sequence[Current]) -> list[FileInfo]:
+    """List the query towers, of the main model and others, that match no vectors of a kept publication."""
+    bound = read_store_info(files)
+    found = unneeded_towers(files, [served_info(bound, each) for each in served])
+    for model in models:
+        found += _unneeded_model_towers(files, model, served)
+    return found
 
 
 def _unneeded_model_towers(files: StoreFiles, model: str, served: Sequence[Current]) -> list[FileInfo]:

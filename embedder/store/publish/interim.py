@@ -158,29 +158,11 @@ def choose_batch(
     published = {path for entry in entries if entry.name in state.names for path in _paths([entry])}
     new = pa.array([number for number, part in enumerate(finished.files) if part.path not in published], pa.int32())
     waiting, with_waiting = [NO_PLACES], set[int]()
-    ids = pa.schema([NO_PLACES.schema.field("item_id")])
-    rows = (
-        finished.records,
-        finished.vectors,
-        finished.whole,
-        hash_rows([state.waiting], NO_PLACES.schema),
-        hash_rows([pa.table({"item_id": in_work})], ids),
-    )
-    num_parts = common_parts(*rows)
 
     def choose() -> Iterator[pa.Table]:
-        for number in range(num_parts):
-            records, vectors, items, before, working = (each.part(number, num_parts) for each in rows)
-            seen = pa.concat_tables([each.select([*PLACE, "file"]) for each in (records, vectors)])
-            fresh = seen.filter(pc.is_in(seen["file"], value_set=new)).select(PLACE)
-            candidates = pa.concat_tables([fresh, before.select(PLACE)]).group_by(PLACE).aggregate([])
-            whole = items.select(WHOLE.names).join(candidates, PLACE, join_type="left semi")
-            is_working = pc.is_in(whole["item_id"], value_set=working["item_id"].combine_chunks())
-            whole = whole.filter(pc.invert(pc.and_(is_working, pc.less(whole["session"], session))))
-            rest = candidates.join(whole.select(PLACE), PLACE, join_type="left anti")
-            here = seen.join(rest.filter(pc.equal(rest["session"], session)), PLACE, join_type="left semi")
-            waiting.append(rest.select(PLACE))
-            with_waiting.update(here["file"].unique().to_pylist())
+        for whole, rest, begun in _divide_items(finished, new, state.waiting, session, in_work):
+            waiting.append(rest)
+            with_waiting.update(begun)
             yield whole
 
     whole = hash_rows(choose(), WHOLE)
@@ -192,6 +174,36 @@ def choose_batch(
         InterimState(state.names | {entry.name for entry in entries}, pa.concat_tables(waiting)),
         [entry for entry in entries if paths.intersection(_paths([entry]))],
     )
+
+
+def _divide_items(
+    finished: Finished, new: pa.Array, waiting: pa.Table, session: str, in_work: pa.ChunkedArray
+) -> Iterator[tuple[pa.Table, pa.Table, list[int]]]:
+    """Divide items with new rows, and those that waited, into whole ones and the rest, a part of them at a time.
+
+    `new` are the numbers of the files that no publication has. Yields the whole ones, the places of the rest, and the
+    numbers of the files with rows of those in the rest that are of this session.
+    """
+    ids = pa.schema([NO_PLACES.schema.field("item_id")])
+    rows = (
+        finished.records,
+        finished.vectors,
+        finished.whole,
+        hash_rows([waiting], NO_PLACES.schema),
+        hash_rows([pa.table({"item_id": in_work})], ids),
+    )
+    num_parts = common_parts(*rows)
+    for number in range(num_parts):
+        records, vectors, items, before, working = (each.part(number, num_parts) for each in rows)
+        seen = pa.concat_tables([each.select([*PLACE, "file"]) for each in (records, vectors)])
+        fresh = seen.filter(pc.is_in(seen["file"], value_set=new)).select(PLACE)
+        candidates = pa.concat_tables([fresh, before.select(PLACE)]).group_by(PLACE).aggregate([])
+        whole = items.select(WHOLE.names).join(candidates, PLACE, join_type="left semi")
+        is_working = pc.is_in(whole["item_id"], value_set=working["item_id"].combine_chunks())
+        whole = whole.filter(pc.invert(pc.and_(is_working, pc.less(whole["session"], session))))
+        rest = candidates.join(whole.select(PLACE), PLACE, join_type="left anti")
+        here = seen.join(rest.filter(pc.equal(rest["session"], session)), PLACE, join_type="left semi")
+        yield whole, rest.select(PLACE), here["file"].unique().to_pylist()
 
 
 def _paths(entries: Iterable[JournalEntry]) -> list[str]:

@@ -134,26 +134,17 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
     held = _held_rows(files, infos, ids)
     names = ItemNames(ids, frozenset().union(*(rows.uris for rows in held.values())))
     inputs = [info for info in infos if _INPUT.fullmatch(info.path)]  # pictures, left by a killed run
-    others = [info for info in infos if not (is_part(info) or _INPUT.fullmatch(info.path))]
-    found = files.each(lambda info: names_in(files, info, names), others)
-    named = {info: each for info, each in zip(others, found, strict=True) if each}
+    named = _find_names(files, infos, names)
     purged = purged_before(files, ids)
-    # A word in a text that equals an id may be something else: a misspelt id, a URI.
-    known = purged.union(
-        *(rows.num_rows for rows in held.values()), *(found for info, found in named.items() if not is_free_text(info))
-    )
-    texts = {each: [info.path for info, found in named.items() if each in found] for each in ids - known}
-    refuse_unknown(files, texts, len(ids))
+    refuse_unknown(files, _texts_with(ids - purged - _known_ids(held, named), named), len(ids))
     current = read_current(files)
     needs = _needs(files, current, held)
     needed = frozenset().union(*needs.values(), _newest_unpublished(files, current, held))
     published = needs[current.run_id] if current is not None else frozenset()
     indexes = _indexes(files, infos, names, held, named)
     publishes = current is not None and _is_behind(files, current, published, held, indexes)
-    in_indexes = [info for info in infos if info.path.rpartition("/")[0] in indexes]
     deleted = [
-        # The manifest goes first; without it the rest is no version.
-        *sorted(in_indexes, key=lambda info: not info.path.endswith("/manifest.json")),
+        *_index_files(infos, indexes),
         *(unneeded_words(files, ()) if held or named else ()),  # their rows move, and they hold what captions say
         *_entries(files, infos, held, named),
         *(info for info in named if _RUN.fullmatch(info.path) and info.path.endswith(".parquet")),
@@ -190,6 +181,28 @@ def _held_rows(files: StoreFiles, infos: Sequence[FileInfo], ids: Collection[str
 
     found = files.each(read, parts)
     return {rows.info.path: rows for rows in found if rows.num_rows}
+
+
+def _find_names(files: StoreFiles, infos: Sequence[FileInfo], names: ItemNames) -> Named:
+    """Search the files that are neither part files nor inputs of a run."""
+    others = [info for info in infos if not (is_part(info) or _INPUT.fullmatch(info.path))]
+    found = files.each(lambda info: names_in(files, info, names), others)
+    return {info: each for info, each in zip(others, found, strict=True) if each}
+
+
+def _known_ids(held: Mapping[str, _HeldRows], named: Named) -> frozenset[str]:
+    """Return the ids that a table, log or index has.
+
+    A word in a text that equals an id may be something else: a misspelt id, a URI.
+    """
+    return frozenset().union(
+        *(rows.num_rows for rows in held.values()), *(found for info, found in named.items() if not is_free_text(info))
+    )
+
+
+def _texts_with(ids: Collection[str], named: Named) -> dict[str, list[str]]:
+    """Return the paths of the files that have each id."""
+    return {each: [info.path for info, found in named.items() if each in found] for each in ids}
 
 
 def _needs(files: StoreFiles, current: Current | None, held: Collection[str]) -> dict[str, frozenset[str]]:
@@ -277,6 +290,12 @@ def _indexes(
             if any(vector in content for vector in vectors):
                 found.append(info)
     return frozenset(info.path.rpartition("/")[0] for info in found)
+
+
+def _index_files(infos: Sequence[FileInfo], indexes: Collection[str]) -> list[FileInfo]:
+    """Return the files of index versions, the manifest first: without it the rest is no version."""
+    found = [info for info in infos if info.path.rpartition("/")[0] in indexes]
+    return sorted(found, key=lambda info: not info.path.endswith("/manifest.json"))
 
 
 def _is_index_file(info: FileInfo, name: str) -> bool:
