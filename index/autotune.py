@@ -60,27 +60,29 @@ class Meter:
     depth: float = 1.0
     limit_ms: float = math.inf
 
-    def tune(self, ground_truth: GroundTruth, target: float) -> tuple[list[Point], Point]:
-        """Measure search parameters, cheapest first; for each re-ranking factor up to the target recall.
+    def tune(self, ground_truth: GroundTruth, target: float, margin: float = 0.0) -> tuple[list[Point], Point]:
+        """Measure search parameters, cheapest first; for each re-ranking factor up to the target recall and a margin.
 
         The largest factor comes first: if it misses the target, smaller ones do too, so they begin where it reached it.
         Where it is too slow, smaller ones may not be. Returns all measurements, and the fastest that reaches the
-        target, or the one with the highest recall.
+        target with the margin, or if none does the target, or the one with the highest recall.
         """
         points: list[Point] = []
+        levels = (target + margin, target)
         num_skipped = _NUM_SKIPPED_WITHOUT_TEXTS if ground_truth.queries.kind == SAMPLED else 0
         for search_params in reversed([*self.design.search_params()]):
             num_skipped = min(num_skipped, len(search_params) - 1)
-            measured = self._up_to(ground_truth, search_params[num_skipped:], target)
+            measured = self._up_to(ground_truth, search_params[num_skipped:], levels[0])
             points += measured
-            if measured[-1].recall_at_10 >= target:
-                num_skipped += len(measured) - 1
+            reached = (n for level in levels for n, point in enumerate(measured) if point.recall_at_10 >= level)
+            if (first := next(reached, None)) is not None:
+                num_skipped += first
             elif measured[-1].latency_ms <= self.limit_ms:
                 break
-        enough = [point for point in points if point.recall_at_10 >= target]
-        if enough:
-            # While measuring, what is read stays in memory; later it may not.
-            return points, min(enough, key=lambda point: point.latency_ms + self.design.reads_ms(point.parameters))
+        for level in levels:
+            if enough := [point for point in points if point.recall_at_10 >= level]:
+                # While measuring, what is read stays in memory; later it may not.
+                return points, min(enough, key=lambda point: point.latency_ms + self.design.reads_ms(point.parameters))
         return points, max(points, key=lambda point: (point.recall_at_10, -point.latency_ms))
 
     def tune_from(
@@ -102,17 +104,19 @@ class Meter:
         The margin is what recall is off by chance, with 500 queries: others are asked than measured. Efforts double, so
         up to twice the time would be lost. Without texts nothing in between is measured, like the cheapest settings.
         """
-        points, best = self.tune(ground_truth, min(1.0, target + CHANCE))
+        margin = min(CHANCE, (1 - target) / 2)
+        points, best = self.tune(ground_truth, target, margin)
         name = next(iter(best.parameters), None)
         if name is None or best.recall_at_10 < target or ground_truth.queries.kind == SAMPLED:
             return points, best
+        level = target + margin if best.recall_at_10 >= target + margin else target
         low, high = best.parameters[name] // 2, best.parameters[name]
         for _ in range(_NUM_HALVED):
             tried = (low + high) // 2
             if tried in (low, high):
                 break
             points.append(self.point(ground_truth, best.parameters | {name: tried}))
-            if points[-1].recall_at_10 >= min(1.0, target + CHANCE):
+            if points[-1].recall_at_10 >= level:
                 high, best = tried, min(best, points[-1], key=lambda point: point.latency_ms)
             else:
                 low = tried

@@ -1,9 +1,10 @@
 """Files of one version: written with their hashes, and read only after each hash matches the manifest's."""
 
 import io
+import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -164,7 +165,8 @@ def _make_manifest(
 
 def _tune_for_images(measured: TunedIndex, parameters_before: Parameters | None, target_recall: float) -> Point | None:
     """Choose parameters for searches by image; None if they don't reach the target."""
-    _, point = measured.meter.tune_from(measured.ground_truths.images, parameters_before, target_recall)
+    unlimited = replace(measured.meter, limit_ms=math.inf)
+    _, point = unlimited.tune_from(measured.ground_truths.images, parameters_before, target_recall)
     is_kept = point.parameters == parameters_before
     is_enough = point.recall_at_10 >= target_recall - (CHANCE if is_kept else 0)
     return point if is_enough else None

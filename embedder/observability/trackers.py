@@ -1,6 +1,6 @@
 """Experiment trackers: parameters, figures of a running run, files at its end; the extras `mlflow` and `wandb`.
 
-    with tracked(config.tracker, "embed") as tracker:
+    with track_run(config.tracker, "embed") as tracker:
         tracker.begin("run-1", {"model": "models/mine"}, {"store": "runs/archive"})
         tracker.log({"items": 512}, step=512)
         tracker.attach(lambda: {"sheet.png": drawn()})

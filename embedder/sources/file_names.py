@@ -95,7 +95,7 @@ _TRASH = ".trash"  # .Trash, .Trashes, .Trash-1000, .trashed-...
 _COPY_NUMBER = re.compile(r"\(\d+\)$")
 # Google Takeout: `a.jpg.json`, `a.jpg.supplemental-metadata.json`; the middle part is cut if the name gets too long.
 _TAKEOUT = "supplemental-metadata"
-_SHARD_STATISTICS = re.compile(r"\d{4,}_stats\.json")  # img2dataset: of each shard, next to its tar or folder
+_SHARD_STATISTICS = re.compile(r"\d{5,}_stats\.json")
 _PLAIN_SUFFIX = re.compile(r"\.[a-z0-9_+-]{1,12}")
 
 
@@ -123,9 +123,14 @@ def sort_of(name: str) -> Sort:
     if base.startswith(_JUNK_STARTS) or base.lower() in _JUNK_NAMES:
         return "junk"
     suffix = suffix_of(base)
-    if suffix == ".json" and (_is_takeout(base) or _SHARD_STATISTICS.fullmatch(base)):
+    if suffix == ".json" and (_is_takeout(base) or is_shard_statistics(base)):
         return "sidecar"
     return _SORTS.get(suffix, "unknown")
+
+
+def is_shard_statistics(name: str) -> bool:
+    """Return whether a file has img2dataset's statistics of a shard, next to its tar, table or folder."""
+    return _SHARD_STATISTICS.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def is_hidden(name: str) -> bool:

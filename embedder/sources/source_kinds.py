@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from embedder.config import SourceConfig, SourceKind
 from embedder.errors import SourceError
-from embedder.sources.file_names import is_hidden, sort_of
+from embedder.sources.file_names import is_hidden, is_shard_statistics
 from embedder.sources.folder_items import list_files
 from embedder.sources.globbing import is_pattern
 from embedder.sources.listing_schema import Listing
@@ -96,7 +96,7 @@ def _kind_of_names(names: Iterable[str]) -> SourceKind:
     """Return the kind, stopping at the first name that fits none: a folder of photographs needs only one name."""
     stems: dict[Format, set[str]] = {}
     for name in names:
-        if is_hidden(name) or is_card(name) or sort_of(name) == "sidecar":
+        if is_hidden(name) or is_card(name) or is_shard_statistics(name):
             continue
         found = _format_of(name)
         if found is None:

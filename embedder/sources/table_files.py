@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from embedder.errors import SourceError
-from embedder.sources.file_names import is_hidden
+from embedder.sources.file_names import is_hidden, is_shard_statistics
 from embedder.sources.listing_schema import time_text
 from embedder.sources.local_listing import Entry
 from embedder.sources.selection import Selection, find_selected, take_all
@@ -97,7 +97,7 @@ def find_table(path: str, selection: Selection | None = None) -> Table:
     found, selection = find_selected(path, selection or take_all(path))
     entries = [entry for entry in selection.without_junk(found) if not (found.is_folder and is_hidden(entry.name))]
     if found.is_folder:
-        cards = [entry for entry in entries if is_card(entry.name)]
+        cards = [entry for entry in entries if is_card(entry.name) or is_shard_statistics(entry.name)]
         for entry in cards:
             selection.left_out.count("other", entry.name)
         entries = [entry for entry in entries if entry not in cards]

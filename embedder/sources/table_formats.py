@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -185,7 +185,7 @@ def _open_csv(uri: str, delimiter: str | None = None) -> tuple[list[str], Rows]:
 def _csv_rows(lines: Iterator[tuple[int, list[str]]], header: list[str], uri: str) -> Rows:
     num_headers = 0
     for line, row in lines:
-        if row == header:  # of the next file, where several were written one after another
+        if _is_header(row, header):
             num_headers += 1
             continue
         if row and len(row) != len(header):
@@ -196,7 +196,17 @@ def _csv_rows(lines: Iterator[tuple[int, list[str]]], header: list[str], uri: st
         if row:  # a blank line is no row
             yield line, dict(zip(header, row, strict=True))
     if num_headers:
-        LOG.info(f"{readable(uri)}: {plural(num_headers, 'line')} with the header again left out")
+        _log_headers(uri, num_headers)
+
+
+def _is_header(row: list[str], header: list[str]) -> bool:
+    """Whether a row is the header of the next of several files that were written one after another."""
+    return len(header) > 1 and len(row) == len(header) and [row[0].removeprefix("\ufeff"), *row[1:]] == header
+
+
+@lru_cache(maxsize=1)  # a small table is read twice: for its types, then its rows
+def _log_headers(uri: str, number: int) -> None:
+    LOG.info(f"{readable(uri)}: {plural(number, 'line')} with the header again left out")
 
 
 def _csv_lines(uri: str, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:

@@ -112,7 +112,7 @@ class _NamedTable:
     def _without_header(self) -> str:
         """Say so if the names of a text table's columns look like values of a row."""
         is_text = self.path.lower().endswith((".csv", ".tsv"))
-        if not is_text or not any(suffix_of(name) in MEDIA_SUFFIXES or name.isdigit() for name in self.schema.names):
+        if not is_text or not any(suffix_of(name) in MEDIA_SUFFIXES for name in self.schema.names):
             return ""
         return "; its first line looks like a row: put a header before it, a line that names the columns"
 

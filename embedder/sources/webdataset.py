@@ -176,7 +176,7 @@ def _rows_of_entry(entry: Entry, found: GlobMatches, wanted: tuple[str, ...]) ->
     elif not is_text(uri):
         yield tar.reject(name, "NameNotUtf8", "the tar's name is not valid UTF-8; rename it"), {}
     elif not lower.endswith(".tar"):
-        yield tar.reject(name, "NotATar", "an image or video among tars; a webdataset source reads only .tar files"), {}
+        yield tar.reject(name, "NotATar", "no .tar file; a webdataset source reads only such"), {}
     else:
         yield from _rows_of_tar(tar, wanted)
 

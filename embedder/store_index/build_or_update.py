@@ -127,15 +127,15 @@ def make_index(job: IndexJob, *, may_update: bool = True) -> int | None:
 
     That is the published version's number if no vector changed, and None if there is no vector. An exact index is the
     last way, unless `on_missed` is `fail`. `may_update` allows building on the published version; a purge may not, as
-    masked vectors stay in the file. Raises RunFailedError if not even an exact index may be published or memory is too
-    small for any, and StoreError if the disk is full.
+    masked vectors stay in the file, and takes the exact index in any case. Raises RunFailedError if not even an exact
+    index may be published or memory is too small for any, and StoreError if the disk is full.
     """
     if job.rows.ids.num_rows == 0:
         LOG.info(f"no index: no {SEARCHED_NAMES[job.info.searched]} is among what is published")
         return None
     reasons: list[str] = []
     attempts: list[Callable[[IndexJob], tuple[int, str]]] = [_rebuilt]
-    if job.config.on_missed != "fail":
+    if job.config.on_missed != "fail" or not may_update:  # a purge is carried out
         attempts.append(_exact)
     if may_update and job.previous is not None:
         attempts.insert(0, _update)

@@ -4,12 +4,12 @@ The problem. Cut both towers into n stages and put each stage on a pool of devic
 is the pair (vision layers, text layers) before it, and a stage leads from one cut to a later one, so a placement is a
 path of n steps from (0, 0) to the two depths, each step with a pool. At a throughput r a stage uses devices of its pool
 (whole ones, or a power-of-two share of one), core-seconds and memory of the host; uses add up along the path, resource
-by resource (`resources`). A throughput is feasible if some path keeps every sum within its capacity: a shortest path
+by resource (`capacities`). A throughput is feasible if some path keeps every sum within its capacity: a shortest path
 problem with resource constraints.
 
-Why bisection is exact. Each use grows with r, so what is feasible at r is feasible below it. `search` raises a feasible
-rate and lowers an infeasible one until they meet (to 1e-9); the exact rate of the path found is then computed
-(`Resources.best_rate`).
+Why bisection is exact. Each use grows with r, so what is feasible at r is feasible below it. `throughput_search` raises
+a feasible rate and lowers an infeasible one until they meet (to 1e-9); the exact rate of the path found is then
+computed (`Resources.best_rate`).
 
 The bound. Let p be prices >= 0 of the resources, which sum to 1 for all capacities together. A path within every
 capacity costs at most 1; so if the cheapest path costs more than 1, no path is feasible (Lagrangian relaxation, weak
@@ -38,9 +38,9 @@ Proof by test. `tests/shards/test_planning_search.py` compares 550 random proble
 of devices, cores of several speeds) with brute force over every cut, placement and throughput at which a use changes;
 and 140 more for the tie break. The brute force follows the definitions and shares no code with the solver.
 
-Modules: `resources` uses and capacities; `grid` all stages as arrays; `bounds` cheapest paths over a grid;
-`label_setting` paths over lists of steps; `feasibility` the prices, and one rate; `search` all rates, and the preferred
-path.
+Modules: `capacities` uses and capacities; `grid` all stages as arrays; `bounds` cheapest paths over a grid;
+`label_setting` paths over lists of steps; `feasibility` the prices, and one rate; `throughput_search` all rates, and
+the preferred path.
 
 Source: Handler and Zang 1980 (Lagrangian bounds for resource-constrained shortest paths); Desrochers and Soumis 1988
 (label setting).

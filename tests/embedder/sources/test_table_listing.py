@@ -291,11 +291,13 @@ def test_a_table_of_another_encoding_says_so_by_its_mark(tmp_path, list_items, e
 
 
 def test_the_header_of_the_next_file_is_no_row(tmp_path, list_items, caplog):
-    (tmp_path / "t.csv").write_text("id,cap\na,x\nid,cap\nb,y\n\nid,cap\n")
+    (tmp_path / "t.csv").write_text("id,cap\na,x\nid,cap\nb,y\n\n\ufeffid,cap\n")
     with caplog.at_level("INFO"):
         rows = list_items(tmp_path / "t.csv", columns={"id": "id", "caption": "cap"})
     assert list(rows) == ["a", "b"]
-    assert "t.csv: 2 lines with the header again left out" in caplog.text
+    assert caplog.text.count("t.csv: 2 lines with the header again left out") == 1
+    (tmp_path / "one.csv").write_text("cap\nx\ncap\n")
+    assert len(list_items(tmp_path / "one.csv", columns={"id": "cap", "caption": "cap"})) == 2, "a value of one column"
 
 
 JSON_BEFORE = b'{"id": "a", "cap": "x"}\n\n'
