@@ -18,7 +18,7 @@ from index.design_trials import Projections
 from index.designs import Design, parse_design
 from index.disk_files import remove_files
 from index.disk_index import DiskIndex
-from index.held_out_queries import CAPTIONS, sampled_queries, split_queries
+from index.held_out_queries import CAPTIONS, SplitQueries, sampled_queries, split_queries
 from index.ids import check_ids
 from index.index_errors import ConstraintsMissedError
 from index.manifest import DesignTrial, Manifest
@@ -69,7 +69,8 @@ def build_index(
         embeddings_version: version of the table of the vectors.
         kind: `flat`, `hnsw`, `ivf`, a design as `index.designs` writes it, or `auto` to choose by measuring.
         constraints: limits that the choice must keep; by default a recall@10 of 0.95.
-        queries: (Q, E), embeddings of captions, half of them held out to measure recall; else vectors of the table.
+        queries: (Q, E), embeddings of captions: half to learn from, a quarter to tune with, and a quarter to measure
+            the recall that is reported; else vectors of the table.
         query_kind: name of the queries in the manifest.
         measure_all: whether to measure all candidates even if exact search will do.
         num_threads: threads of FAISS; None for all cores; 1 gives the same file every time.
@@ -86,16 +87,15 @@ def build_index(
         with timer.step("collect"):
             table = collect_vectors(vectors, spool)
         ids = check_ids(ids, table.num_vectors)
-        measured, learned = split_queries(table, queries, query_kind)
-        projections = Projections(learned)
-        search = DesignSearch(table, measured, projections, kind, constraints, measure_all)
+        split = split_queries(table, queries, query_kind)
+        projections = Projections(split.learned)
+        search = DesignSearch(table, split.tuned, projections, kind, constraints, measure_all)
         with timer.step("exact answers"):
-            images = sampled_queries(table, _NUM_IMAGE_QUERIES)
-            ground_truths = GroundTruths(find_ground_truth(table, measured), find_ground_truth(table, images))
+            ground_truths = _find_ground_truths(table, split)
 
         def make(design: Design) -> faiss.Index | DiskIndex:
             if design.in_parts:
-                return disk_build.build(design, table, learned, folder, build_bytes)
+                return disk_build.build(design, table, split.learned, folder, build_bytes)
             return (fill or faiss_build.build)(design, table, projections.of(design))
 
         built, missed, trials = _build_best(search, ground_truths, make, folder, timer, on_missed)
@@ -112,6 +112,12 @@ def build_index(
         manifest = write_version(folder, built, contents, origin, table.mean(), timer)
         spool.unlink(missing_ok=True)
     return manifest
+
+
+def _find_ground_truths(table: VectorTable, split: SplitQueries) -> GroundTruths:
+    tuned = find_ground_truth(table, split.tuned)
+    judged = tuned if split.judged is split.tuned else find_ground_truth(table, split.judged)
+    return GroundTruths(tuned, judged, find_ground_truth(table, sampled_queries(table, _NUM_IMAGE_QUERIES)))
 
 
 def _build_best(
@@ -138,6 +144,8 @@ def _build_best(
         meter = Meter(index, design, search.table.take, limit_ms=limit_ms)
         with timer.step("tune"):
             curve, best = meter.tune_finely(ground_truths.asked, constraints.recall)
+            if ground_truths.judged is not ground_truths.asked:
+                best = meter.judge(best, ground_truths.judged, constraints.recall)
         return TunedIndex(meter, tuple(curve), best, ground_truths)
 
     designs = search.designs()

@@ -11,6 +11,7 @@ import numpy as np
 from index.vectors import Floats, Rows, VectorTable, check_vectors
 
 MAX_MEASURED = 500
+_LEAST_APART = 400  # given queries; of fewer, those that search parameters are chosen by judge them, too
 MAX_LEARNED = 4000
 SAMPLING_SEED = 1
 CAPTIONS = "text"
@@ -30,17 +31,31 @@ class RecallQueries:
     own_rows: Rows | None = None
 
 
-def split_queries(table: VectorTable, given: Floats | None, kind: str) -> tuple[RecallQueries, Floats]:
-    """Split the given queries in halves: to measure recall, and (L, E) to learn projections from, possibly empty.
+@dataclass(frozen=True)
+class SplitQueries:
+    """Queries by use: to choose designs and search parameters, to judge those, and (L, E) to learn projections from."""
 
-    Without given queries (None or empty), vectors of the table are used for measuring. Raises a RetrievalError if the
-    given queries have another width, or are not finite or not of unit norm.
+    tuned: RecallQueries
+    judged: RecallQueries
+    learned: Floats
+
+
+def split_queries(table: VectorTable, given: Floats | None, kind: str) -> SplitQueries:
+    """Split the given queries: a half to learn from (possibly none), a quarter to tune with, a quarter to judge.
+
+    Of fewer than 400, the same half tunes and judges. Without given queries (None or empty), vectors of the table do
+    both. Raises a RetrievalError if the given queries have another width, or are not finite or not of unit norm.
     """
     if given is None or len(given) == 0:
-        return sampled_queries(table), np.empty((0, table.dim), np.float32)
+        sampled = sampled_queries(table)
+        return SplitQueries(sampled, sampled, np.empty((0, table.dim), np.float32))
     check_vectors(given, "queries", dim=table.dim)
-    measured = _evenly(given[::2], MAX_MEASURED)
-    return RecallQueries(measured, kind), _evenly(given[1::2], MAX_LEARNED)
+    learned = _evenly(given[1::2], MAX_LEARNED)
+    if len(given) < _LEAST_APART:
+        measured = RecallQueries(_evenly(given[::2], MAX_MEASURED), kind)
+        return SplitQueries(measured, measured, learned)
+    tuned, judged = (RecallQueries(_evenly(given[first::4], MAX_MEASURED), kind) for first in (0, 2))
+    return SplitQueries(tuned, judged, learned)
 
 
 def sampled_queries(table: VectorTable, num_queries: int = MAX_MEASURED) -> RecallQueries:

@@ -96,8 +96,8 @@ class Index:
             search_params = parameters if among is None else widen_search_params(parameters, share)
             with faiss_build.threads(num_threads or self._num_threads(len(queries_QE) / share)):
                 scores, rows = faiss_search.search(self._index, queries_QE, k, search_params, selector)
-            is_short = (rows < 0).any(axis=1)
-            if is_short.any():  # return k results whenever k exist
+            if rows.min(initial=0) < 0:  # return k results whenever k exist
+                is_short = (rows < 0).any(axis=1)
                 scores[is_short], rows[is_short] = faiss_search.search_exactly(
                     self._index, queries_QE[is_short], k, selector
                 )
@@ -167,8 +167,8 @@ def widen_search_params(parameters: dict[str, int], share: float) -> dict[str, i
 
 
 def _order(scores: Floats, rows: Rows) -> Neighbours:
-    order = np.lexsort((rows, -scores), axis=1)
-    return Neighbours(np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1))
+    order = np.arange(len(rows))[:, None], np.lexsort((rows, -scores), axis=1)
+    return Neighbours(scores[order], rows[order])
 
 
 def open_index(folder: str | Path, *, model_fingerprint: str | None = None) -> Index:

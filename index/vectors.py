@@ -155,15 +155,12 @@ def check_vectors(vectors: Any, where: str, *, dim: int | None = None, first_row
         )
     with np.errstate(over="ignore", invalid="ignore"):
         norms = np.sqrt(np.einsum("ne,ne->n", vectors, vectors))
-    _refuse_rows(
-        ~np.isfinite(norms), norms, where, first_row, "every value must be finite; repair or leave out that vector"
-    )
-    _refuse_rows(
-        np.abs(norms - 1) > NORM_TOLERANCE, norms, where, first_row, "it must be 1; divide vectors by their L2 norm"
-    )
-
-
-def _refuse_rows(is_bad: Mask, norms: Floats, where: str, first_row: int, cure: str) -> None:
-    if is_bad.any():
-        row = int(np.argmax(is_bad))
-        raise RetrievalError(f"{where}: row {first_row + row:,} has L2 norm {norms[row]:.6g}; {cure}")
+    is_unit = np.abs(norms - 1) <= NORM_TOLERANCE
+    if is_unit.all():
+        return
+    is_finite = np.isfinite(norms)
+    row = int(np.argmin(is_unit if is_finite.all() else is_finite))
+    cure = "it must be 1; divide vectors by their L2 norm"
+    if not is_finite.all():
+        cure = "every value must be finite; repair or leave out that vector"
+    raise RetrievalError(f"{where}: row {first_row + row:,} has L2 norm {norms[row]:.6g}; {cure}")

@@ -134,7 +134,7 @@ def _make_manifest(
 
     `of_images` is the search by image; None if it doesn't reach the target. `hashes` are those of the files, by name.
     """
-    meter, queries = measured.meter, measured.ground_truths.asked.queries
+    meter, queries = measured.meter, measured.ground_truths.judged.queries
     parts = meter.index.parts if isinstance(meter.index, DiskIndex) else None
     return Manifest(
         format_version=2 if parts is None else 3,
@@ -201,7 +201,10 @@ def bind_version(previous: Path, folder: Path, before: Manifest, embeddings_vers
 
 def _write_queries(path: Path, ground_truths: GroundTruths, centre: Floats) -> None:
     arrays: dict[str, NDArray[Any]] = {"centre": centre}
-    for name, ground_truth in (("asked", ground_truths.asked), ("pictures", ground_truths.images)):
+    named = {"asked": ground_truths.asked, "pictures": ground_truths.images}
+    if ground_truths.judged is not ground_truths.asked:
+        named["judged"] = ground_truths.judged
+    for name, ground_truth in named.items():
         queries = ground_truth.queries
         arrays[f"{name}_queries"] = queries.vectors
         arrays[f"{name}_kind"] = np.array(queries.kind)
@@ -220,7 +223,9 @@ def read_queries(folder: Path, manifest: Manifest) -> tuple[GroundTruths, Floats
             queries = RecallQueries(arrays[f"{name}_queries"], str(arrays[f"{name}_kind"]), own_rows)
             return GroundTruth(queries, arrays[f"{name}_scores"], arrays[f"{name}_rows"])
 
-        return GroundTruths(ground_truth("asked"), ground_truth("pictures")), arrays["centre"]
+        asked = ground_truth("asked")
+        judged = ground_truth("judged") if "judged_queries" in arrays else asked
+        return GroundTruths(asked, judged, ground_truth("pictures")), arrays["centre"]
 
 
 def read_contents(folder: Path, manifest: Manifest) -> VersionContents:

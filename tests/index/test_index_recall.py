@@ -64,16 +64,25 @@ def test_no_given_queries_are_none(build: Build) -> None:
 
 
 def test_queries_of_a_kind_are_named_so_and_their_number_is_bounded(build: Build) -> None:
-    _, manifest = build(queries=make_vectors(3 * MAX_MEASURED, seed=5), query_kind="image")
+    _, manifest = build(queries=make_vectors(4 * MAX_MEASURED, seed=5), query_kind="image")
     assert (manifest.num_recall_queries, manifest.recall_query_kind) == (MAX_MEASURED, "image")
 
 
 def test_what_is_learned_from_is_never_measured_on() -> None:
     table, given = make_table(make_vectors(50)), make_vectors(301, seed=6)
-    asked, learned_from = split_queries(table, given, "text")
-    measured, learned = ({row.tobytes() for row in part} for part in (asked.vectors, learned_from))
+    split = split_queries(table, given, "text")
+    measured, learned = ({row.tobytes() for row in part} for part in (split.tuned.vectors, split.learned))
+    assert split.judged is split.tuned, "few captions do both"
     assert not measured & learned
     assert measured | learned == {row.tobytes() for row in given}
+
+
+def test_search_parameters_are_judged_by_queries_that_did_not_choose_them() -> None:
+    given = make_vectors(801, seed=6)
+    split = split_queries(make_table(make_vectors(50)), given, "text")
+    parts = [{row.tobytes() for row in part} for part in (split.tuned.vectors, split.judged.vectors, split.learned)]
+    assert [len(part) for part in parts] == [201, 200, 400]
+    assert set().union(*parts) == {row.tobytes() for row in given}
 
 
 def test_a_sampled_query_does_not_count_itself_as_found() -> None:
