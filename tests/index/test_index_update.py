@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from index_samples import Build, exact_rows, make_ids, make_images_and_captions, make_vectors, share_found
+from index_samples import Build, exact_rows, ids_of, make_ids, make_images_and_captions, make_vectors, share_found
 
 from index.autotune import Meter
 from index.constraints import Constraints
@@ -19,16 +19,6 @@ from index.update import update_index
 
 KINDS = ("flat", "hnsw", "ivf", "LeanVec16,HNSW32,Flat", "IVF64,PQ16x4fs")
 NUM_BEFORE, NUM_ADDED = 5000, 1000
-
-
-def ids_of(numbers: np.ndarray, run_id: str = "run-1") -> pa.Table:
-    return pa.table(
-        {
-            "item_id": [f"{number:05d}" for number in numbers],
-            "segment": np.zeros(len(numbers), np.int32),
-            "run_id": [run_id] * len(numbers),
-        }
-    )
 
 
 def updated(build: Build, tmp_path: Path, kind: str, removed: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:

@@ -35,6 +35,16 @@ def make_images_and_captions(num_images: int, num_captions: int, dim: int = 64) 
     return unit(meaning @ meaning_map + look @ look_map), unit(unit(meaning[owners] @ meaning_map) + offset)
 
 
+def ids_of(numbers: np.ndarray, run_id: str = "run-1") -> pa.Table:
+    return pa.table(
+        {
+            "item_id": [f"{number:05d}" for number in numbers],
+            "segment": np.zeros(len(numbers), np.int32),
+            "run_id": [run_id] * len(numbers),
+        }
+    )
+
+
 def make_ids(num_vectors: int, run_id: str = "run-1") -> pa.Table:
     """Rows 2n and 2n+1 are segments 0 and 1 of clip n: neither column alone names a row."""
     return pa.table(
