@@ -26,6 +26,7 @@ from embedder.placement.device_settings import (
     settings_of,
 )
 from embedder.placement.fleet import Available
+from embedder.placement.fleet_plan import plan_for_fleet
 from embedder.placement.resources import (
     OBJECT_STORE_BYTES,
     allocate,
@@ -121,9 +122,10 @@ def plan_job(
 ) -> Job:
     """Decide the run, for what is `available` on the machine or cluster; `runs` has that of the main model first.
 
-    Raises `ConfigError` if the requested resources do not exist; `StepError` or `ServableError` if a step of the user's
-    can't be run.
+    For the GPUs of a fleet, the model is cut anew where `plan` need not be kept. Raises `ConfigError` if the requested
+    resources do not exist; `StepError` or `ServableError` if a step of the user's can't be run.
     """
+    plan = plan_for_fleet(compute, model, plan, available)
     main, models = runs[0], further_models(each.model for each in runs)
     _check_rows(rows, main, may_load=compute.ray_address is None)
     groups = group_models(models, shared_columns(models, model))

@@ -21,7 +21,6 @@ from embedder.ingest.run_times import measured_times
 from embedder.placement import hardware
 from embedder.placement.device_settings import settings_of
 from embedder.placement.fleet import Available
-from embedder.placement.fleet_plan import plan_for_fleet
 from embedder.placement.resources import describe_devices, describe_limits
 from embedder.store.journal.runs import Run
 from embedder.store.layout import run_file
@@ -71,9 +70,12 @@ def execute(
     choice = _choose(inputs, to_embed.num_rows)
     with _make_executor(choice.engine, inputs, run, to_embed, before_exit) as executor:
         operators, fleet = OperatorHistory(), FleetWatch(on_cluster=executor.on_cluster)
-        job = executor.place(_plan(inputs, executor.available, models, to_embed))
+        rows, available = inputs.config.rows, executor.available
+        job = executor.place(
+            plan_job(inputs.config.compute, rows, inputs.model, inputs.plan, available, models, to_embed.num_rows)
+        )
         stop = StopRequest(run.request_stop, job.compute.stop_timeout_s)
-        _log_job(job, executor.available)
+        _log_job(job, available)
         with (
             stop_on_signals(stop.note_signal, stop.notice, spread=stop.forward, can_break=lambda: stop.can_break),
             stop_at(stop.request_stop, stop_at_s) as time_up,
@@ -86,7 +88,7 @@ def execute(
             if stop.is_overdue:
                 LOG.info(f"stop_timeout_s = {stop.timeout_s:g} is over: what still was inside the stages is left")
     return EngineOutcome(
-        job, executor.available, choice, monitor, operators, fleet, out_of_time=time_up.is_set(), stopped=stop.by_signal
+        job, available, choice, monitor, operators, fleet, out_of_time=time_up.is_set(), stopped=stop.by_signal
     )
 
 
@@ -107,20 +109,6 @@ def _choose(inputs: Inputs, num_items: int) -> EngineChoice:
     choice = choice if num_items else EngineChoice("local", "nothing to embed")
     LOG.info(f"engine {choice.engine}: {choice.reason}")
     return choice
-
-
-def _plan(inputs: Inputs, available: Available, models: Sequence[ModelRun], to_embed: pa.Table) -> Job:
-    """Plan the job for what there is."""
-    compute, rows, model = inputs.config.compute, inputs.config.rows, inputs.model
-    return plan_job(
-        compute,
-        rows,
-        model,
-        plan_for_fleet(compute, model, inputs.plan, available),
-        available,
-        models,
-        to_embed.num_rows,
-    )
 
 
 def _log_job(job: Job, available: Available) -> None:
