@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from index.constraints import LARGER, Constraints, judge, keeps, rank
 from index.design_trials import DesignTrials, Projections
-from index.designs import KINDS, Design, candidate_designs, default_design, designs_in_parts, parse_design
+from index.designs import KINDS, Design, default_design, designs_in_parts, parse_design
 from index.held_out_queries import RecallQueries
 from index.manifest import DesignTrial
 from index.vectors import VectorTable
@@ -57,8 +57,7 @@ class DesignSearch:
         if self.kind != "auto":
             yield default_design(self.kind, self.table.num_vectors) if self.kind in KINDS else parse_design(self.kind)
             return
-        widths = self.projections.useful_widths()
-        exact, *waiting = _candidates(self.table, widths, self.constraints, measure_all=self.measure_all)
+        exact, *waiting = _candidates(self.table, self.projections, self.constraints, measure_all=self.measure_all)
         num_tried = min(NUM_TRIED, max(MIN_TRIED, self.table.num_vectors // 8))
         large = self._trials(num_tried)
         self.trials.append(large.measure(exact))
@@ -134,11 +133,11 @@ def may_stop(
 
 
 def _candidates(
-    table: VectorTable, widths: tuple[int, ...], constraints: Constraints, *, measure_all: bool
+    table: VectorTable, projections: Projections, constraints: Constraints, *, measure_all: bool
 ) -> list[Design]:
     """List the designs to measure, exact search first; only those that can fit, on disk only if memory is short."""
     size, limit = (table.num_vectors, table.dim), constraints.memory_bytes
-    designs = [*candidate_designs(*size, widths)]
+    designs = [*projections.candidates(*size)]
     if limit is None:
         return designs
     if not measure_all:  # exact search is measured anyway, for comparison

@@ -24,7 +24,7 @@ import numpy as np
 
 from index import disk_build, faiss_build
 from index.autotune import Meter
-from index.designs import Design, Kind, count_lists, count_part_lists
+from index.designs import Design, Kind, candidate_designs, count_lists, count_part_lists
 from index.disk_index import DiskIndex
 from index.held_out_queries import RecallQueries, sampled_queries
 from index.index_errors import RetrievalError
@@ -71,36 +71,47 @@ class QueryDirections:
 
     def useful_widths(self) -> tuple[int, ...]:
         """Return the widths worth trying, ascending; none if there are too few queries, or all directions matter."""
-        kept: Any = np.cumsum(self._strengths) / self._strengths.sum()
-        dim = len(kept)
-        widths = sorted(
-            {-(-(int(np.searchsorted(kept, share)) + 1) // _WIDTH_STEP) * _WIDTH_STEP for share in _KEPT_SHARES}
-        )
-        return tuple(
-            width
-            for width in widths
-            if width <= _MAX_WIDTH_SHARE * dim and width * _QUERIES_PER_DIRECTION <= self._num_queries
-        )
+        widths = _useful_widths(self._strengths)
+        return tuple(width for width in widths if width * _QUERIES_PER_DIRECTION <= self._num_queries)
+
+
+def _useful_widths(strengths: Any) -> tuple[int, ...]:
+    """Return widths that keep most of the second moment, ascending; `strengths` (E,) are its shares by direction."""
+    kept = np.cumsum(strengths) / strengths.sum()
+    steps = {-(-(int(np.searchsorted(kept, share)) + 1) // _WIDTH_STEP) for share in _KEPT_SHARES}
+    return tuple(_WIDTH_STEP * step for step in sorted(steps) if _WIDTH_STEP * step <= _MAX_WIDTH_SHARE * len(kept))
 
 
 class Projections:
-    """Projections of designs onto what queries ask for, learned from queries (L, E), which may be empty."""
+    """Projections of designs onto what queries ask for, learned from queries (L, E), which may be empty.
 
-    def __init__(self, learned: Floats) -> None:
-        self.learned = learned
+    Without enough of them, vectors of the table (N, E) tell whether their first numbers carry the most (Matryoshka).
+    """
+
+    def __init__(self, learned: Floats, vectors: Floats) -> None:
+        self.learned, self._vectors = learned, vectors
 
     @cached_property
     def _directions(self) -> QueryDirections | None:
         return QueryDirections(self.learned) if len(self.learned) else None
 
-    def useful_widths(self) -> tuple[int, ...]:
-        """Return the widths worth trying, ascending."""
-        return self._directions.useful_widths() if self._directions else ()
+    def candidates(self, num_vectors: int, dim: int) -> tuple[Design, ...]:
+        """List the designs to measure for a table, exact search first."""
+        widths = self._directions.useful_widths() if self._directions else ()
+        if widths or not len(self._vectors):
+            return candidate_designs(num_vectors, dim, widths)
+        first = _useful_widths(np.square(self._vectors, dtype=np.float64).sum(axis=0))
+        return candidate_designs(num_vectors, dim, first, first=True)
 
     def of(self, design: Design) -> Floats | None:
         """Compute a design's projection, (width, E), if any; raises a RetrievalError without learning queries."""
         if design.projection is None:
             return None
+        dim = self._vectors.shape[1]
+        if design.projection > dim:
+            raise RetrievalError(f"index design {design}: vectors have {dim} dimensions; project onto fewer")
+        if design.first:
+            return np.eye(design.projection, dim, dtype=np.float32)
         if self._directions is None:
             raise RetrievalError(
                 f"index design {design}: it projects onto what text queries ask for, and there are no captions to "

@@ -1,7 +1,8 @@
 """Designs of an index, in the notation of FAISS's factory strings, and their search parameters.
 
 A design is a factory string for FAISS's `index_factory`, with one optional prefix of ours: `LeanVec48` projects vectors
-and queries onto the 48 directions that matter to text queries (`index.choose`).
+and queries onto the 48 directions that matter to text queries (`index.design_trials`), `First64` onto their first 64
+numbers, which carry the most where a model was trained so (Matryoshka).
 
 Flat                                       exact search
 HNSW32,Flat                                a graph over whole vectors
@@ -42,7 +43,7 @@ _SMALL_CODES_FACTORS = (4, 16, 64)  # the same for codes of a few bits per dimen
 # Milliseconds per vector read, when some hundred are requested at once: 200 took 1.8 ms, 600 took 8.6 ms.
 _DISK_READ_MS = 0.015
 
-_PROJECTED = re.compile(r"LeanVec(\d+),")
+_PROJECTED = re.compile(r"(LeanVec|First)(\d+),")
 _LISTS = re.compile(r"IVF(\d+)")
 _SMALL_CODES = re.compile(r"PQ|RaBitQ")
 _PARTS_FACTORY = re.compile(r"IVF\d+,PQ(\d+)x4fs")
@@ -57,9 +58,9 @@ _NO_COSINES = re.compile(r"PQ|RaBitQ|PCA")  # scores of projections and small co
 class Design:
     """One design; `str()` gives its notation.
 
-    `factory` lacks the re-ranking; `projection` is a width, None for none; `rerank` is a code such as `SQfp16` or
-    `Flat`, None for no re-ranking. `in_parts` (weighted vectors, always true on disk) means that the index consists of
-    parts.
+    `factory` lacks the re-ranking; `projection` is a width, None for none, and `first` says that it takes the first
+    numbers; `rerank` is a code such as `SQfp16` or `Flat`, None for no re-ranking. `in_parts` (weighted vectors, always
+    true on disk) means that the index consists of parts.
     """
 
     factory: str
@@ -67,9 +68,10 @@ class Design:
     rerank: str | None = None
     on_disk: bool = False
     in_parts: bool = False
+    first: bool = False
 
     def __str__(self) -> str:
-        projected = f"LeanVec{self.projection}," if self.projection else ""
+        projected = f"{'First' if self.first else 'LeanVec'}{self.projection}," if self.projection else ""
         projected += "Weighted," if self.in_parts and not self.on_disk else ""
         reranked = "Disk" if self.on_disk else "Refine"
         return projected + self.factory + (f",{reranked}({self.rerank})" if self.rerank else "")
@@ -157,25 +159,25 @@ class Design:
 
 def parse_design(text: str) -> Design:
     """Parse a design's notation; raises a RetrievalError for an unknown structure (FAISS finds other errors)."""
-    rest, projection, rerank = text.strip(), None, None
+    rest, projection, rerank, first = text.strip(), None, None, False
     if rest.lower() in KINDS and rest not in KINDS and rest != "Flat":
         raise RetrievalError(f"index kind {text!r} is unknown; kinds are written in lower case: {rest.lower()!r}")
     if found := _PROJECTED.match(rest):
-        projection, rest = int(found.group(1)), rest[found.end() :]
+        first, projection, rest = found.group(1) == "First", int(found.group(2)), rest[found.end() :]
     if found := re.search(r",Disk\((\w+)\)$", rest):
         return _design_in_parts(text, rest[: found.start()], found.group(1), projection, on_disk=True)
     if found := re.match(r"Weighted,(.*),Refine\((\w+)\)$", rest):
         return _design_in_parts(text, found.group(1), found.group(2), projection, on_disk=False)
     if found := re.search(r",(?:Refine\((\w+)\)|RFlat)$", rest):
         rerank, rest = found.group(1) or "Flat", rest[: found.start()]
-    if not re.search(r"Flat|HNSW|IVF|SQ|PQ|RaBitQ", rest) or "LeanVec" in rest or projection == 0:
+    if not re.search(r"Flat|HNSW|IVF|SQ|PQ|RaBitQ", rest) or re.search("LeanVec|First", rest) or projection == 0:
         raise RetrievalError(
             f"index kind {text!r} is unknown; write auto, flat, hnsw or ivf, or a design as FAISS's index_factory "
             "reads it, such as LeanVec64,HNSW32,Flat,Refine(SQfp16)"
         )
     if rerank is None and (projection or _NO_COSINES.search(rest)):
         rerank = "SQfp16"
-    return Design(rest, projection, rerank)
+    return Design(rest, projection, rerank, first=first)
 
 
 def _design_in_parts(text: str, factory: str, rerank: str, projection: int | None, *, on_disk: bool) -> Design:
@@ -192,8 +194,10 @@ def _design_in_parts(text: str, factory: str, rerank: str, projection: int | Non
     return Design(factory, None, rerank, on_disk=on_disk, in_parts=True)
 
 
-def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) -> tuple[Design, ...]:
-    """List the designs to measure, exact search first; `projections` are `QueryDirections.useful_widths`."""
+def candidate_designs(
+    num_vectors: int, dim: int, projections: tuple[int, ...], *, first: bool = False
+) -> tuple[Design, ...]:
+    """List the designs to measure, exact search first; `projections` are widths, `first` says of what kind."""
     lists = count_lists(num_vectors)
     designs = [
         Design("Flat"),
@@ -205,15 +209,18 @@ def candidate_designs(num_vectors: int, dim: int, projections: tuple[int, ...]) 
         Design(f"IVF{lists},SQ8", rerank="SQfp16"),
     ]
     designs += designs_in_parts(num_vectors, dim, on_disk=False)
-    for width in projections:
-        designs += [
-            Design("Flat", width, "SQfp16"),
-            Design("HNSW32,Flat", width, "SQfp16"),
-            Design("HNSW32,Flat", width, "SQ8"),
-            Design(f"IVF{lists},Flat", width, "SQfp16"),
-            Design(f"IVF{lists},SQ8", width, "SQfp16"),
-            Design(f"IVF{lists},SQ8", width, "SQ8"),
-        ]
+    designs += [
+        Design(factory, width, rerank, first=first)
+        for width in projections
+        for factory, rerank in (
+            ("Flat", "SQfp16"),
+            ("HNSW32,Flat", "SQfp16"),
+            ("HNSW32,Flat", "SQ8"),
+            (f"IVF{lists},Flat", "SQfp16"),
+            (f"IVF{lists},SQ8", "SQfp16"),
+            (f"IVF{lists},SQ8", "SQ8"),
+        )
+    ]
     return tuple(designs)
 
 

@@ -95,6 +95,7 @@ def test_a_limit_that_means_nothing_is_refused(changes: dict[str, float]) -> Non
         "HNSW32,Flat",
         "SQ8,Refine(SQfp16)",
         "LeanVec48,HNSW32,Flat,Refine(SQ8)",
+        "First64,IVF1024,SQ8,Refine(SQfp16)",
         "OPQ64,IVF4096,PQ64x4fs,Refine(SQfp16)",
         "Weighted,IVF256,PQ96x4fs,Refine(SQ8)",
         "IVF256,PQ96x4fs,Disk(SQ8)",
@@ -116,10 +117,17 @@ def test_scores_that_are_no_cosines_are_scored_again(text: str, design: Design) 
     assert parse_design(text) == design
 
 
-@pytest.mark.parametrize("text", ["annoy", "", "LeanVec0,Flat", "LeanVec,HNSW"])
+@pytest.mark.parametrize("text", ["annoy", "", "LeanVec0,Flat", "LeanVec,HNSW", "First,Flat"])
 def test_an_unknown_design_is_refused(text: str) -> None:
     with pytest.raises(RetrievalError, match="is unknown; write auto, flat, hnsw or ivf"):
         parse_design(text)
+
+
+@pytest.mark.parametrize("kind", ["First32,Flat", "LeanVec32,Flat"])
+def test_a_projection_onto_more_than_there_is_is_refused(build: Build, kind: str) -> None:
+    images, captions = make_images_and_captions(200, 100, dim=16)
+    with pytest.raises(RetrievalError, match="vectors have 16 dimensions; project onto fewer"):
+        build(images, queries=captions, kind=kind)
 
 
 def test_a_design_that_faiss_can_not_make_is_one_line(build: Build) -> None:

@@ -10,7 +10,6 @@ from vector_shapes import SHAPES, make_shape
 
 from index.constraints import Constraints
 from index.design_trials import Projections
-from index.designs import candidate_designs
 from index.held_out_queries import split_queries
 from index.index_errors import RebuildNeededError
 from index.manifest import Manifest
@@ -83,6 +82,25 @@ def test_an_update_of_a_hundredth_keeps_the_recall_or_asks_for_a_build(
     update_and_check(build, tmp_path, name, 6000, 32, Constraints(memory_bytes=int(0.8 * 6000 * 32 * 4)))
 
 
+def test_without_captions_the_first_numbers_are_searched_where_they_carry_the_most(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a model trained for it has them (Matryoshka); all numbers order what was found."""
+    monkeypatch.setattr("index.constraints.DEFAULT_LATENCY_MS", 1e-6)
+    images, captions = make_shape("matryoshka", 8000, 400, 96, seed=3)
+    out, manifest = build(images)
+    measured = {trial.design.split(",")[0] for trial in manifest.trials}
+    assert {"First32", "First48"} & measured
+    _, even = build(make_shape("nearly isotropic", 8000, 1, 96, seed=3)[0], out=out.with_name("even"))
+    assert not any(trial.design.startswith("First") for trial in even.trials)
+    out, manifest = build(images, kind="First32,HNSW32,Flat", out=out.with_name("first"))
+    assert manifest.recall_at_10 >= 0.95
+    exact = open_index(build(images, kind="flat", out=out.with_name("flat"))[0]).search(captions, 10)
+    found = open_index(out).search(captions, 10, parameters={"ef_search": 256, "k_factor": 16})
+    assert np.mean(found.rows[:, 0] == exact.rows[:, 0]) >= 0.95
+    assert found.scores[:, 0] == pytest.approx(exact.scores[:, 0], abs=0.01), "cosines of whole vectors"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SHAPES)
@@ -126,7 +144,7 @@ def test_no_candidate_that_is_built_whole_is_much_faster_than_the_chosen_one(
     monkeypatch.setattr("index.choose.MIN_TRIED", 4000)
     images, captions = make_shape(name, 12_000, 2200, 48, seed=5)
     split = split_queries(VectorTable(len(images), 48, images), captions[:2000], "text")
-    designs = candidate_designs(len(images), 48, Projections(split.learned).useful_widths())
+    designs = Projections(split.learned, images).candidates(len(images), 48)
     kinds = ["auto", *(str(design) for design in designs)]
     built = [build(images, queries=captions[:2000], kind=kind, out=tmp_path / kind.replace("/", "_")) for kind in kinds]
     chosen = built[0][1].design
