@@ -70,6 +70,7 @@ class Hit:
         vector_rank: in hybrid search, the rank by vectors, from 1; None if found only by its words.
         probability: that the image fits the text, for text queries of a model that defines one, as SigLIP does; else
             None.
+        rerank_score: score of the re-ranker, which orders the hits that it scored; None without one.
     """
 
     score: float
@@ -87,6 +88,7 @@ class Hit:
     words_rank: int | None = None
     probability: float | None = None
     vector_rank: int | None = None
+    rerank_score: float | None = None
 
     files: ClassVar["EmbeddedFiles | None"] = None
     """Files of the snapshot that answered, if known, to tell whether a file has changed; not a field of a hit."""

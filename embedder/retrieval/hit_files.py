@@ -46,6 +46,7 @@ HIT = pa.schema(
         "rank_score": pa.float64(),
         "words_rank": pa.int64(),
         "vector_rank": pa.int64(),
+        "rerank_score": pa.float64(),
         "segments": SEGMENTS,
         "duplicates": DUPLICATES,
     }

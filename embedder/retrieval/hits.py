@@ -4,6 +4,7 @@ import base64
 import html
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -13,6 +14,7 @@ from embedder.media.media_errors import DecodeError
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.retrieval.hit import THUMBNAIL, Hit, Pixels, decode_hits, describe
 from embedder.retrieval.queries import DEFAULT_OPTIONS, QueryBatch, QueryParts, SearchOptions, read_search
+from embedder.retrieval.rerank import check_reranker, rerank_hits
 from embedder.storage.output_file import check_output_file
 from embedder.storage.printable import printable
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from embedder.retrieval.hit_files import CopiedFiles
     from embedder.retrieval.queries import Images, Query
+    from embedder.steps.stage_contract import Stage
 
 MAX_TEXT_CHARACTERS = 500  # in a line under an image
 
@@ -214,6 +217,8 @@ class Searchable(ABC, Generic[H]):
         image: "Images | None" = None,
         not_text: str | Sequence[str] | None = None,
         not_image: "Images | None" = None,
+        rerank: int = 0,
+        reranker: "Stage | None" = None,
         **keywords: Any,
     ) -> Any: ...
     def search(
@@ -224,6 +229,8 @@ class Searchable(ABC, Generic[H]):
         image: "Images | None" = None,
         not_text: str | Sequence[str] | None = None,
         not_image: "Images | None" = None,
+        rerank: int = 0,
+        reranker: "Stage | None" = None,
         **keywords: Any,
     ) -> H | Answers:
         """Find the images and videos nearest to a text, an image, a vector, or a text and an image together.
@@ -239,6 +246,10 @@ class Searchable(ABC, Generic[H]):
                 with as many texts. Here a `str` is a path, too.
             not_text: a text to avoid, or a list of several.
             not_image: an image to avoid, or a list of several.
+            rerank: number of first hits that `reranker` scores again, such as 50.
+            reranker: a `Stage` that is set up; it gets some of the columns `query`, `caption`, `image` (on a white
+                square, as `Hit.image` gives it), `item_id`, `segment` and `cosine`, and returns `score`, by which those
+                hits are ordered (`Hit.rerank_score`).
             keywords: fields of `SearchOptions` that override `options`: `k=5, where="price < 10"`.
 
         Returns:
@@ -255,9 +266,12 @@ class Searchable(ABC, Generic[H]):
             StoreError: the service can't be reached, or does not have what was asked for.
         """
         queries, options = read_search(query, image, options, keywords, not_text=not_text, not_image=not_image)
-        answers = self._answer(queries, options)
+        check_reranker(reranker, rerank)
+        answers = self._answer(queries, replace(options, k=max(options.k, rerank)))
         for parts, hits in zip(queries.parts, answers, strict=True):
             hits.parts, hits.query = parts, parts.name
+            if reranker is not None:
+                rerank_hits(hits, reranker, rerank, options.k)
         return answers[0] if queries.is_single else Answers(answers)
 
     @abstractmethod
