@@ -18,7 +18,7 @@ from shards.model_summary import DELTA_FILE, fresh_towers
 from shards.saving import staged_model
 from shards.tensor_shapes import LOGIT_SCALE
 from shards.towers.registry import CLASSES, IMPORTS
-from shards.weights import find_weights, read_entries
+from shards.weights import describe_foreign, find_weights, read_entries
 
 MAX_LISTED = 5
 JOINED_TYPE = "vision-text-dual-encoder"
@@ -93,6 +93,8 @@ def find_checkpoint(path: str | Path) -> Path:
     file = Path(path).expanduser()
     if file.is_file() and file.name.lower().endswith(WEIGHT_SUFFIXES):
         raise ModelError(f"{path}: {weights_hint(file)}")
+    if file.is_file() and (foreign := describe_foreign(file)) is not None:
+        raise ModelError(f"{path}: {foreign}")
     return find_model_folder(path)
 
 
@@ -143,8 +145,8 @@ def _describe_found(folder: Path, tree: dict[str, Any]) -> str:
         return f"{CONFIG_FILE} has neither model_type nor architecture"
     if (weights := find_weight_file(folder)) is not None:
         return f"found {weights.name} and no {CONFIG_FILE}: {weights_hint(weights)}"
-    names = sorted(each.name for each in folder.iterdir())[:MAX_LISTED]
-    return f"found no {CONFIG_FILE} and no {OPEN_CLIP_FILE}, but {', '.join(names) or 'nothing'}"
+    names = ", ".join(sorted(each.name for each in folder.iterdir())[:MAX_LISTED])
+    return f"found no {CONFIG_FILE} and no {OPEN_CLIP_FILE}, but {describe_foreign(folder) or names or 'nothing'}"
 
 
 def _describe_taken() -> str:

@@ -49,11 +49,6 @@ _FEATURES = {
     "get_image_features": "pooler_output",
 }
 
-_ROUTE_CURE = (
-    "a model folder holds one way for texts; save the one of your captions with SentenceTransformer(modules="
-    "[*model[0].sub_modules['document']]).save(DIR) and give DIR, the other one the same way"
-)
-_CURES = {"Router": _ROUTE_CURE, "Asym": _ROUTE_CURE}
 _NO_CURE = "no model folder can hold it; give a model of Transformer, Pooling, Dense and Normalize, in this order"
 
 
@@ -142,11 +137,11 @@ def _modules(root: Path) -> list[tuple[str, str]]:
 def _read_model(root: Path) -> SentenceModel:
     (first, inner), *others = _modules(root)
     if _kind(first) not in ("Transformer", "CLIPModel"):
-        _refuse(root, f"the module {first}", _CURES.get(_kind(first), _NO_CURE))
+        _refuse(root, f"the module {first}", _cure(first, 0))
     found = _read_settings(SentenceModel(root, root / inner, uses=((MODULES_FILE, "the modules below"),)))
     found, method = _read_transformer(found, inner, is_clip=_kind(first) == "CLIPModel")
     done = ["Transformer"]
-    for name, path in others:
+    for number, (name, path) in enumerate(others, 1):
         kind = _kind(name)
         if kind == "Pooling" and done == ["Transformer"] and method == "forward":
             found = _read_pooling(found, path)
@@ -155,8 +150,7 @@ def _read_model(root: Path) -> SentenceModel:
         elif kind == "Normalize" and (found.pools or method != "forward"):
             _check_names(root, path)
         elif kind != "Dropout":
-            after = " after " + ", ".join(done)
-            _refuse(root, f"the module {name}{after}", _CURES.get(kind, _NO_CURE))
+            _refuse(root, f"the module {name} after {', '.join(done)}", _cure(name, number))
         done.append(kind)
     if method == "forward" and not found.pools:
         _refuse(root, "a Transformer without Pooling", "add the Pooling that it was trained with, and save it again")
@@ -166,6 +160,15 @@ def _read_model(root: Path) -> SentenceModel:
 def _kind(name: str) -> str:
     """Return the name of one of the library's classes; code of others keeps its whole name."""
     return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else name
+
+
+def _cure(name: str, number: int) -> str:
+    if _kind(name) not in ("Router", "Asym"):
+        return _NO_CURE
+    return (
+        "a model folder holds one route; save one, such as 'document', with SentenceTransformer(modules="
+        f"[*list(model)[:{number}], *model[{number}].sub_modules['document']]).save(DIR), and give DIR"
+    )
 
 
 def _refuse(root: Path, what: str, cure: str) -> NoReturn:
