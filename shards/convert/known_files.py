@@ -19,6 +19,7 @@ from shards.model_summary import IMPORT_FILE
 from shards.weights import WEIGHTS_FILE, stored_names
 
 ADAPTER_FILE = "adapter_config.json"
+VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "*.model")
 
 Library = Literal["transformers", "open_clip", "timm"]
 
@@ -48,10 +49,7 @@ KNOWN_FILES = (
         KnownFile(name, "tokeniser", _BOTH, "text")
         for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "added_tokens.json")
     ),
-    *(
-        KnownFile(name, f"tokeniser; {TOKENIZER_FILE} wins where it is there", _BOTH, "text")
-        for name in ("vocab.txt", "vocab.json", "merges.txt", "*.model")
-    ),
+    *(KnownFile(name, "tokeniser", _BOTH, "text") for name in VOCABULARIES),
     *(KnownFile(name, f"sentence-transformers' settings, but no {MODULES_FILE}") for name in LIMIT_FILES),
     KnownFile(SETTINGS_FILE, f"sentence-transformers' settings, but no {MODULES_FILE}"),
     KnownFile("generation_config.json", "how text is generated"),
@@ -128,6 +126,8 @@ def _winner(path: Path) -> str | None:
     """Return the file that is read in the place of another one that holds the same."""
     if path.name == COMBINED_PROCESSOR_FILE and path.with_name(PROCESSOR_FILE).is_file():
         return PROCESSOR_FILE
+    if any(fnmatch(path.name, each) for each in VOCABULARIES) and path.with_name(TOKENIZER_FILE).is_file():
+        return TOKENIZER_FILE
     if fnmatch(path.name, "*pytorch_model*.bin*"):
         safe = path.name.partition("pytorch_model")[0] + WEIGHTS_FILE
         return next((each for each in (safe, f"{safe}.index.json") if path.with_name(each).is_file()), None)
@@ -141,7 +141,7 @@ def _decisions(folder: Path, library: Library, config: ModelConfig, sentence: Se
     if library == "transformers" and "AutoModel" in (tree.get("auto_map") or {}):
         code = tree["auto_map"]["AutoModel"]
         yield f"{CONFIG_FILE} names code of its own ({code}), which isn't run: transformers' class wins"
-    if config.text is not None:
+    if config.text is not None and library != "timm":
         yield from _caption_decisions(folder, config, sentence)
     if config.vision is not None and library == "transformers":
         section = tree.get("vision_config", tree)
@@ -162,7 +162,8 @@ def _caption_decisions(folder: Path, config: ModelConfig, sentence: SentenceMode
     used = config.preprocess.max_caption_tokens
     others = [f"{size} of {name}" for name, size in stated if size != used]
     if others:
-        winner = next((name for name, size in reversed(stated) if size == used), "the tower's positions")
+        rule = "the tower's positions" if used == config.required_text.max_tokens else "--text's limit"
+        winner = next((name for name, size in reversed(stated) if size == used), rule)
         yield f"captions up to {used} tokens: {winner} wins over {' and '.join(others)}"
     if sentence is not None and sentence.lowers_case:
         yield "lower case: do_lower_case of sentence-transformers' settings wins over the tokeniser"

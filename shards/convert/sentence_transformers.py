@@ -138,7 +138,8 @@ def _read_model(root: Path) -> SentenceModel:
     (first, inner), *others = _modules(root)
     if _kind(first) not in ("Transformer", "CLIPModel"):
         _refuse(root, f"the module {first}", _cure(first, 0))
-    found = _read_settings(SentenceModel(root, root / inner, uses=((MODULES_FILE, "the modules below"),)))
+    kinds = " + ".join(_kind(name) for name in (first, *(name for name, _ in others)))
+    found = _read_settings(SentenceModel(root, root / inner, uses=((MODULES_FILE, kinds),)))
     found, method = _read_transformer(found, inner, is_clip=_kind(first) == "CLIPModel")
     done = ["Transformer"]
     for number, (name, path) in enumerate(others, 1):

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from shards.convert.checkpoint import find_checkpoint, find_modules
 from shards.convert.checkpoint_hints import check_joined
+from shards.convert.known_files import describe_import, write_record
 from shards.convert.pickled_weights import checkpoint_weights
 from shards.convert.preprocessing import import_tokenizer, max_caption_tokens
 from shards.convert.sentence_transformers import MODULES_FILE, find_sentence_model
@@ -56,21 +57,25 @@ def import_timm_and_text(
         vision = read_timm_tower(module, vision_folder)
         max_tokens = min(MAX_CAPTION_TOKENS, max_caption_tokens(text_folder, text))
         try:
+            images = read_timm_preprocess(module, vision.side_px, max_tokens, vision_folder, patch_px=vision.patch_px)
             config = ModelConfig(
                 name=Path(out).name,
                 trained=False,
                 embedding_dim=embedding_dim,
                 vision=vision,
                 text=text,
-                preprocess=read_timm_preprocess(
-                    module, vision.side_px, max_tokens, vision_folder, patch_px=vision.patch_px
-                ),
+                preprocess=images if sentence is None else sentence.prompt(images),
             )
         except ValidationError as error:
             raise ModelError(f"{vision_folder} and {text_folder}: {describe(error)}") from None
         tokenizer = import_tokenizer(text_folder, text)
         with staged_model(Path(out), config, tokenizer) as stage:
             write_weights(stage, _joined_tensors(config, module, files, names, seed))
+    records = [
+        describe_import(vision_folder, "timm", config, None),
+        describe_import(text_folder, "transformers", config, sentence),
+    ]
+    write_record(Path(out), {key: [each for record in records for each in record[key]] for key in records[0]})
     return config
 
 

@@ -117,7 +117,8 @@ def test_a_cached_checkpoint_is_imported_by_its_id(pickled, hub_cache, tmp_path)
     result = CliRunner().invoke(app, ["model", "import", "hf:org/clip@v2", "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert load_model_config(out).name == "clip"
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    names = ["config.json", "import.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(path.name for path in out.iterdir()) == names
 
 
 @pytest.mark.parametrize("uri", ["hf:org/other", "org/other", "hf:org/name@v3", f"hf:org/name@{'c' * 40}", "hf:bert"])
