@@ -216,13 +216,13 @@ def _pool(kind: TokenPooling, x_RTD: torch.Tensor, layout: Any) -> torch.Tensor:
         return x_RTD[:, 0]
     if kind == "last":
         return x_RTD[torch.arange(len(x_RTD), device=x_RTD.device), layout.num_tokens - 1]
-    is_token = layout.is_token[:, :, None]
+    is_token: torch.Tensor = layout.is_token[:, :, None]
     if kind == "max":
         return x_RTD.masked_fill(~is_token, -torch.inf).amax(1)
     if kind == "weighted_mean":
         weights = is_token * torch.arange(1, x_RTD.shape[1] + 1, device=x_RTD.device)[:, None]
         return (x_RTD * weights).sum(1) / weights.sum(1)
-    counts_R1 = layout.num_tokens[:, None]
+    counts_R1: torch.Tensor = layout.num_tokens[:, None]
     return (x_RTD * is_token).sum(1) / (counts_R1 if kind == "mean" else counts_R1.sqrt())
 
 
