@@ -141,6 +141,9 @@ def _decisions(folder: Path, library: Library, config: ModelConfig, sentence: Se
     if library == "transformers" and "AutoModel" in (tree.get("auto_map") or {}):
         code = tree["auto_map"]["AutoModel"]
         yield f"{CONFIG_FILE} names code of its own ({code}), which isn't run: transformers' class wins"
+    lost = [name for name in (*LIMIT_FILES, SETTINGS_FILE, "1_Pooling") if (folder / name).exists()]
+    if sentence is None and lost:
+        yield f"found {lost[0]} and no {MODULES_FILE}: the vectors are those of {library} alone; fetch it for others"
     if config.text is not None and library != "timm":
         yield from _caption_decisions(folder, config, sentence)
     if config.vision is not None and library == "transformers":
@@ -167,8 +170,6 @@ def _caption_decisions(folder: Path, config: ModelConfig, sentence: SentenceMode
         yield f"captions up to {used} tokens: {winner} wins over {' and '.join(others)}"
     if sentence is not None and sentence.lowers_case:
         yield "lower case: do_lower_case of sentence-transformers' settings wins over the tokeniser"
-    if sentence is not None and config.required_text.has_fixed_length:
-        yield f"captions are padded to {used} tokens, as in training; sentence-transformers pads to the longest"
 
 
 def _has_pooler(folder: Path) -> bool:

@@ -15,6 +15,7 @@ from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
 from shards.towers.base import Tower
 from shards.towers.text_encoder import TextEncoderTower, TokenPooling
+from shards.towers.tower_kinds import TextTower
 
 MODULES_FILE = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
@@ -40,6 +41,7 @@ _OLD_POOLINGS: dict[str, TokenPooling] = {
     "pooling_mode_lasttoken": "last",
 }
 _ACTIVATIONS: dict[str, Projection] = {"Identity": "linear", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu"}
+_ROUTERS = ("Router", "Asym")
 # Settings of Transformer that change how it is computed, not what.
 _HARMLESS = {"attn_implementation", "dtype", "torch_dtype", "trust_remote_code", "use_safetensors", "unpad_inputs"}
 _CAPTION_PROMPTS = ("document", "passage", "corpus")
@@ -92,6 +94,9 @@ class SentenceModel:
         """Raise a ModelError unless the vectors of a model of two towers are the checkpoint's own."""
         if self.pools:
             _refuse(self.root, f"Pooling over {' + '.join(each.label for each in towers)}", _NO_CURE)
+        if any(isinstance(each, TextTower) and each.has_fixed_length for each in towers):
+            cure = f"delete {MODULES_FILE} to import what transformers computes, with the padding of its training"
+            _refuse(self.root, "a tower that attends to padding, and pads to the longest caption", cure)
 
     def prompt(self, preprocess: PreprocessConfig) -> PreprocessConfig:
         """Give a model's preprocessing the prompts."""
@@ -106,9 +111,11 @@ def find_sentence_model(folder: Path) -> SentenceModel | None:
     if (folder / MODULES_FILE).is_file():
         return _read_model(folder)
     parent = folder.resolve().parent
-    if (parent / MODULES_FILE).is_file() and folder.resolve().name in [path for _, path in _modules(parent)[:1]]:
-        return _read_model(parent)
-    return None
+    if not (parent / MODULES_FILE).is_file():
+        return None
+    name, inner = _modules(parent)[0]
+    is_around = inner == folder.resolve().name or _kind(name) in _ROUTERS
+    return _read_model(parent) if is_around else None
 
 
 def module_folders(root: Path) -> list[str]:
@@ -121,7 +128,9 @@ def _modules(root: Path) -> list[tuple[str, str]]:
     path = root / MODULES_FILE
     try:
         tree = parse_json(path.read_text(encoding="utf-8"))
-        modules = [(str(each["type"]), str(each["path"]), each.get("kwargs")) for each in tree]
+        modules = [
+            (str(each["type"]), str(each["path"]).replace("\\", "/").rstrip("/"), each.get("kwargs")) for each in tree
+        ]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelError(f"{path}: this is no list of modules ({error}); fetch it again") from None
     for name, folder, arguments in modules:
@@ -164,7 +173,7 @@ def _kind(name: str) -> str:
 
 
 def _cure(name: str, number: int) -> str:
-    if _kind(name) not in ("Router", "Asym"):
+    if _kind(name) not in _ROUTERS:
         return _NO_CURE
     return (
         "a model folder holds one route; save one, such as 'document', with SentenceTransformer(modules="
@@ -190,7 +199,7 @@ def _check_names(root: Path, path: str) -> None:
 
 def _read_pooling(found: SentenceModel, path: str) -> SentenceModel:
     tree = _config(found.root, path)
-    modes = tree.get("pooling_mode") or [key for key in tree if key.startswith("pooling_mode_") and tree[key] is True]
+    modes = tree.get("pooling_mode") or [key for key in tree if key.startswith("pooling_mode_") and tree[key]]
     names = [modes] if isinstance(modes, str) else list(modes) or ["mean"]
     known = _POOLINGS | _OLD_POOLINGS
     unknown = [name for name in names if name not in known]
@@ -198,7 +207,7 @@ def _read_pooling(found: SentenceModel, path: str) -> SentenceModel:
         _refuse(found.root, f"{path}/{CONFIG_FILE} with the pooling {unknown[0]}", f"these can: {', '.join(_POOLINGS)}")
     if all(name in _OLD_POOLINGS for name in names):
         names = [name for name in _OLD_POOLINGS if name in names]
-    if tree.get("include_prompt", True) is not True and (found.query_prompt or found.caption_prompt):
+    if not tree.get("include_prompt", True) and (found.query_prompt or found.caption_prompt):
         _refuse(
             found.root,
             f"{path}/{CONFIG_FILE} with include_prompt = false and prompts in {SETTINGS_FILE}",
@@ -222,7 +231,7 @@ def _read_dense(found: SentenceModel, path: str) -> SentenceModel:
     size = tree.get("out_features")
     if not isinstance(size, int) or size < 1:
         raise ModelError(f"{root / path / CONFIG_FILE}: out_features = {size!r}: expected a size; fetch it again")
-    dense = Dense(root / path, size, tree.get("bias", True) is True, _ACTIVATIONS[kind])
+    dense = Dense(root / path, size, bool(tree.get("bias", True)), _ACTIVATIONS[kind])
     said = f"Dense: {size} values, {kind}"
     return replace(found, dense=dense, uses=(*found.uses, (f"{path}/{CONFIG_FILE}", said)))
 
@@ -252,7 +261,7 @@ def _read_transformer(found: SentenceModel, inner: str, *, is_clip: bool) -> tup
             _refuse(found.root, f"{name} with {key} = {tree[key]}", f"delete {key} there if you embed without it")
     limit = tree.get("max_seq_length")
     given = (name, limit) if isinstance(limit, int) else None
-    lowers_case = tree.get("do_lower_case") is True
+    lowers_case = bool(tree.get("do_lower_case"))
     said = ", ".join([f"up to {limit} tokens"] * bool(given) + ["lower case"] * lowers_case) or "features of texts"
     uses = (*found.uses, (f"{inner}/{name}".removeprefix("/"), said))
     return replace(found, limit=given, lowers_case=lowers_case, uses=uses), features.get("text", {}).get("method", "")

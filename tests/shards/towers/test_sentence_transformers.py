@@ -350,6 +350,40 @@ def test_pooling_over_the_tokens_of_a_clip_is_refused(tmp_path):
         import_checkpoint(tmp_path / "own", tmp_path / "model")
 
 
+def test_a_siglip_that_would_pad_otherwise_is_refused_and_taken_without_the_modules(tmp_path):
+    own = tmp_path / "own"
+    checkpoints.siglip2(own)
+    write_json(own / "modules.json", [{"path": "", "type": "sentence_transformers.models.CLIPModel"}])
+    with pytest.raises(ModelError, match=r"attends to padding, .*delete modules\.json to import what transformers"):
+        import_checkpoint(own, tmp_path / "model")
+    (own / "modules.json").unlink()
+    import_checkpoint(own, tmp_path / "model")
+
+
+@pytest.mark.parametrize("route", ["own", "own/document_0_Transformer"])
+def test_a_route_is_refused_from_its_own_folder_too(route, tmp_path):
+    write_json(
+        tmp_path / "own/modules.json", [{"path": "", "type": "sentence_transformers.base.modules.router.Router"}]
+    )
+    checkpoints.bert(tmp_path / "own/document_0_Transformer")
+    with pytest.raises(ModelError, match=r"Router, which .*\*model\[0\]\.sub_modules\['document'\]"):
+        import_checkpoint(tmp_path / route, tmp_path / "model")
+
+
+def test_odd_spellings_of_the_librarys_files_are_read_as_it_reads_them(tmp_path):
+    save_sentence_model(tmp_path / "own", "mean", version=3)
+    rows = json.loads((tmp_path / "own/modules.json").read_text())
+    write_json(tmp_path / "own/modules.json", [row | {"path": row["path"] and row["path"] + "/"} for row in rows])
+    edit_json(tmp_path / "own/1_Pooling/config.json", pooling_mode_mean_tokens=0, pooling_mode_cls_token=1)
+    check_equal(tmp_path / "own", tmp_path / "model", expected_vectors(tmp_path / "own", CAPTIONS, "cls"))
+    edit_json(tmp_path / "own/1_Pooling/config.json", pooling_mode_cls_token=0)  # none is the mean
+    check_equal(tmp_path / "own", tmp_path / "mean", expected_vectors(tmp_path / "own", CAPTIONS, "mean"))
+    (tmp_path / "own/modules.json").unlink()
+    import_checkpoint(tmp_path / "own", tmp_path / "lost")
+    (line,) = read_import_record(tmp_path / "lost")["decisions"]
+    assert line.startswith("found sentence_bert_config.json and no modules.json")
+
+
 def test_the_library_itself_gives_the_same_vectors(tmp_path):
     library = pytest.importorskip("sentence_transformers")
     for number, version in enumerate((3, 6)):
