@@ -144,6 +144,15 @@ def _modules(root: Path) -> list[tuple[str, str]]:
 
 
 def _read_model(root: Path) -> SentenceModel:
+    try:
+        return _read_modules(root)
+    except (TypeError, KeyError, AttributeError) as error:  # untrusted JSON of another shape
+        raise ModelError(
+            f"{root}: a setting of its modules isn't as the library writes it ({error}); fetch it"
+        ) from None
+
+
+def _read_modules(root: Path) -> SentenceModel:
     (first, inner), *others = _modules(root)
     if _kind(first) not in ("Transformer", "CLIPModel"):
         _refuse(root, f"the module {first}", _cure(first, 0))
@@ -260,7 +269,9 @@ def _read_transformer(found: SentenceModel, inner: str, *, is_clip: bool) -> tup
         if tree.get(key):
             _refuse(found.root, f"{name} with {key} = {tree[key]}", f"delete {key} there if you embed without it")
     limit = tree.get("max_seq_length")
-    given = (name, limit) if isinstance(limit, int) else None
+    if limit is not None and not (isinstance(limit, int) and limit >= 2):
+        _refuse(found.root, f"{name} with max_seq_length = {limit!r}", "a number of tokens, from 2 up, or null can")
+    given = (name, limit) if limit is not None else None
     lowers_case = bool(tree.get("do_lower_case"))
     said = ", ".join([f"up to {limit} tokens"] * bool(given) + ["lower case"] * lowers_case) or "features of texts"
     uses = (*found.uses, (f"{inner}/{name}".removeprefix("/"), said))

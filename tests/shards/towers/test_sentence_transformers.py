@@ -289,6 +289,13 @@ REFUSED = {
         "modality 'text' by .*hidden_states",
         None,
     ),
+    "limit": (
+        set_keys(LIMITS, max_seq_length=1),
+        "max_seq_length = 1, which can't be imported; a number of tokens, from 2 up",
+        set_keys(LIMITS, max_seq_length=2),
+    ),
+    "shapeless features": (set_keys(LIMITS, modality_config={"text": []}), "isn't as the library writes it", None),
+    "shapeless prompts": (set_keys(SETTINGS, prompts=["query"]), "isn't as the library writes it", None),
     "query length": (
         set_keys(LIMITS, query_length=32),
         "query_length = 32.*delete query_length there",
